@@ -1,0 +1,125 @@
+"""How long tasks take: measured, analytic, or given. A cost model knows a graph's tasks by name, kind and size.
+
+It is never fitted to the schedule that it is then said to predict.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .graph import COMMUNICATION, Floats, Kind, TaskGraph
+
+
+class CostError(ValueError):
+    """A cost that is missing, negative or no number; the message names it."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """Between two ranks: latency in time units, bandwidth in bytes per time unit (None: unlimited)."""
+
+    latency: float = 0.0
+    bandwidth: float | None = None
+
+    def time(self, nbytes: Any) -> Any:
+        """How long a message of `nbytes` takes."""
+        return self.latency + (np.asarray(nbytes) / self.bandwidth if self.bandwidth else 0.0)
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """Durations of tasks.
+
+    `tasks`: by task name. `kinds`: by kind's name, one number or one per unit, for tasks not named. Communication
+    costs the link's time where neither is given. `launch`: added to every task. `sync`: added where a task waits for
+    another lane. `source` says where the numbers are from: given, measured or analytic.
+    """
+
+    tasks: Mapping[str, float] = field(default_factory=dict)
+    kinds: Mapping[str, float | Sequence[float]] = field(default_factory=dict)
+    link: Link = Link()
+    launch: float = 0.0
+    sync: float = 0.0
+    source: str = "given"
+    unit: str = "us"
+    device: str = ""
+
+    def __post_init__(self) -> None:
+        named = {**self.tasks, **self.kinds, "launch": self.launch, "sync": self.sync, "latency": self.link.latency}
+        for name, value in named.items():
+            numbers = np.asarray(value, np.float64)
+            if not np.isfinite(numbers).all() or (numbers < 0).any():
+                raise CostError(f"the cost of {name} is {value}; it must be a finite number >= 0")
+        if self.link.bandwidth is not None and not (self.link.bandwidth > 0 and np.isfinite(self.link.bandwidth)):
+            raise CostError(f"the bandwidth is {self.link.bandwidth}; it must be a finite number > 0")
+
+    @classmethod
+    def given(cls, forward: float | Sequence[float], output_grad: float | Sequence[float],
+              weight_grad: float | Sequence[float], latency: float = 0.0, bandwidth: float | None = None,
+              update: float | Sequence[float] = 0.0) -> CostModel:
+        """Times per kind, one for all units or one per unit; a fused backward costs O + W."""
+        backward = np.add(output_grad, weight_grad)
+        return cls(kinds={"F": forward, "O": output_grad, "W": weight_grad, "B": backward.tolist(), "U": update},
+                   link=Link(latency, bandwidth), unit="")
+
+    @classmethod
+    def analytic(cls, flops_per_us: float = 2e4, bytes_per_us: float = 1e4, launch: float = 1.0) -> CostModel:
+        """The larger of arithmetic and memory time (roofline), plus a launch. Defaults: one modest CPU core."""
+        return cls(kinds={"flops_per_us": flops_per_us, "bytes_per_us": bytes_per_us}, launch=launch, source="analytic")
+
+    def durations(self, graph: TaskGraph) -> Floats:
+        """One duration per task, without launch and sync. Raises CostError where a task's cost is not known."""
+        time = np.full(len(graph), np.nan)
+        if self.source == "analytic":
+            time[:] = np.maximum(graph.flops / float(self.kinds["flops_per_us"]),  # type: ignore[arg-type]
+                                 graph.bytes / float(self.kinds["bytes_per_us"]))  # type: ignore[arg-type]
+        for kind in Kind:
+            mine = graph.kind == kind
+            if kind.name in self.kinds and mine.any():
+                value = np.asarray(self.kinds[kind.name], np.float64)
+                if value.ndim and graph.unit[mine].max() >= len(value):
+                    raise CostError(f"{len(value)} costs are given for {kind.name}, but the graph has a unit "
+                                    f"{graph.unit[mine].max()}")
+                time[mine] = value[graph.unit[mine]] if value.ndim else value
+            elif kind in COMMUNICATION and self.source != "analytic":
+                time[mine] = self.link.time(graph.bytes[mine])
+        if self.tasks:
+            from .graph import parse_task
+
+            keys = np.array([parse_task(name) for name in self.tasks], np.int64)
+            order = np.argsort(keys)
+            values = np.fromiter(self.tasks.values(), np.float64)[order]
+            keys = keys[order]
+            # every iteration of an unrolled graph costs the same
+            bare = graph.keys & ((1 << 48) - 1)
+            at = np.minimum(np.searchsorted(keys, bare), len(keys) - 1)
+            hit = keys[at] == bare
+            time[hit] = values[at[hit]]
+        unknown = np.flatnonzero(np.isnan(time))
+        if unknown.size:
+            raise CostError(f"the {self.source} costs say nothing of task {graph.name(int(unknown[0]))} "
+                            f"({unknown.size} of {len(graph)} tasks); measure them for this graph")
+        return time
+
+    def save(self, path: str | Path) -> None:
+        """Writes JSON, whole or not at all."""
+        from .files import write_atomic
+
+        record = asdict(self)
+        record["kinds"] = {k: np.asarray(v).tolist() for k, v in self.kinds.items()}
+        write_atomic(path, json.dumps(record, indent=1) + "\n")
+
+    @classmethod
+    def load(cls, path: str | Path) -> CostModel:
+        """Raises CostError for a file that is no cost model."""
+        try:
+            record = json.loads(Path(path).read_text())
+            return cls(**{**record, "link": Link(**record["link"])})
+        except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+            raise CostError(f"{path} is no cost model: {error}") from None

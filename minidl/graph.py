@@ -1,0 +1,465 @@
+"""Tasks, buffers, and the graph that their reads and writes imply.
+
+The graph knows what must happen before what, and nothing else: no device, stream, rank or time. It is kept in columns
+(integer arrays); a `Task` or `Buffer` is a view on a row, so that a million tasks cost megabytes. Edges are never
+written by hand: `derive_edges` reads them off what tasks read and write.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from enum import IntEnum, StrEnum
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.integer[Any]]
+Floats = NDArray[np.floating[Any]]
+
+
+class GraphError(ValueError):
+    """A graph, a task name or a buffer that makes no sense; the message names it."""
+
+
+class Kind(IntEnum):
+    """What a task is. The names are what is printed and parsed."""
+
+    F = 0  #: forward
+    O = 1  #: output gradient (dgrad, dX)  # noqa: E741
+    W = 2  #: weight gradient (wgrad, dW)
+    B = 3  #: fused backward, O and W in one task
+    U = 4  #: update
+    A = 5  #: all-reduce
+    AS = 6  #: reduce-scatter
+    AG = 7  #: all-gather
+    SF = 8  #: send activation
+    RF = 9  #: receive activation
+    SO = 10  #: send gradient
+    RO = 11  #: receive gradient
+
+
+COMMUNICATION = frozenset({Kind.A, Kind.AS, Kind.AG, Kind.SF, Kind.RF, Kind.SO, Kind.RO})
+
+
+class Role(StrEnum):
+    """What a buffer is for. The persistent ones outlive a step."""
+
+    INPUT = "input"
+    PARAMETER = "parameter"
+    STATE = "state"
+    SCALAR = "scalar"
+    ACTIVATION = "activation"
+    GRADIENT = "gradient"
+    WORKSPACE = "workspace"
+
+    @property
+    def persistent(self) -> bool:
+        return self in (Role.PARAMETER, Role.STATE, Role.SCALAR)
+
+
+# ---------------------------------------------------------------------------------------------------------- task names
+# One 64-bit key is one task's identity: iteration (15 bits), micro-batch (20), unit (24), kind (4).
+_KIND_BITS, _UNIT_BITS, _MICRO_BITS, _ITERATION_BITS = 4, 24, 20, 15
+_NAME = re.compile(r"(\d+)(AS|AG|SF|RF|SO|RO|[FOWBUA])(\d+)(?:@(\d+))?")
+_KIND_NAMES = [kind.name for kind in Kind]
+
+
+def pack(unit: Any, kind: Any, micro_batch: Any = 0, iteration: Any = 0) -> Any:
+    """The key(s) of tasks: integers or integer arrays in, int64 out."""
+    key = np.asarray(iteration, np.int64)
+    key = (key << _MICRO_BITS) | np.asarray(micro_batch, np.int64)
+    key = (key << _UNIT_BITS) | np.asarray(unit, np.int64)
+    return (key << _KIND_BITS) | np.asarray(kind, np.int64)
+
+
+def unpack(key: Any) -> tuple[Any, Any, Any, Any]:
+    """(unit, kind, micro-batch, iteration) of key(s); the inverse of `pack`."""
+    kind = key & ((1 << _KIND_BITS) - 1)
+    key = key >> _KIND_BITS
+    unit = key & ((1 << _UNIT_BITS) - 1)
+    key = key >> _UNIT_BITS
+    return unit, kind, key & ((1 << _MICRO_BITS) - 1), key >> _MICRO_BITS
+
+
+def task_name(key: int) -> str:
+    """`4W0`: unit, kind, micro-batch; `4W0@2` in iteration 2 of an unrolled graph."""
+    unit, kind, micro_batch, iteration = unpack(int(key))
+    return f"{unit}{_KIND_NAMES[kind]}{micro_batch}" + (f"@{iteration}" if iteration else "")
+
+
+def parse_task(name: str) -> int:
+    """The key of a task's name. Raises GraphError when it is no task name or out of range."""
+    match = _NAME.fullmatch(name.strip())
+    if match is None:
+        raise GraphError(f"{name!r} is not a task name; expected unit, kind, micro-batch, as in 4W0")
+    unit, kind, micro_batch, iteration = match.groups(default="0")
+    for what, value, bits in (("unit", unit, _UNIT_BITS), ("micro-batch", micro_batch, _MICRO_BITS),
+                              ("iteration", iteration, _ITERATION_BITS)):
+        if int(value) >= 1 << bits:
+            raise GraphError(f"task {name!r}: {what} {value} is too large (at most {(1 << bits) - 1})")
+    return int(pack(int(unit), Kind[kind], int(micro_batch), int(iteration)))
+
+
+# --------------------------------------------------------------------------------------------------------------- views
+@dataclass(frozen=True, slots=True)
+class View:
+    """A strided window on a storage: offset and strides in elements."""
+
+    storage: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One kernel call of a task: the kernel's name, the views it reads, writes and scribbles on, and its constants."""
+
+    kernel: str
+    reads: tuple[View, ...]
+    writes: tuple[View, ...]
+    work: tuple[View, ...] = ()
+    constants: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def views(self) -> tuple[View, ...]:
+        return self.reads + self.writes + self.work
+
+    def moved(self, storage: dict[int, int]) -> Launch:
+        """The same launch on other storages."""
+
+        def move(views: tuple[View, ...]) -> tuple[View, ...]:
+            return tuple(replace(v, storage=storage.get(v.storage, v.storage)) for v in views)
+
+        return replace(self, reads=move(self.reads), writes=move(self.writes), work=move(self.work))
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Compressed rows: row i is `ids[ptr[i]:ptr[i + 1]]`."""
+
+    ptr: Ints
+    ids: Ints
+
+    @classmethod
+    def of(cls, rows: Iterable[Sequence[int]]) -> Rows:
+        rows = list(rows)
+        ptr = np.zeros(len(rows) + 1, np.int64)
+        np.cumsum([len(r) for r in rows], out=ptr[1:])
+        return cls(ptr, np.fromiter((i for r in rows for i in r), np.int32, int(ptr[-1])))
+
+    @classmethod
+    def from_pairs(cls, rows: Ints, ids: Ints, count: int) -> Rows:
+        """From (row, id) pairs, in the order of the pairs within a row."""
+        ptr = np.zeros(count + 1, np.int64)
+        np.cumsum(np.bincount(rows, minlength=count), out=ptr[1:])
+        return cls(ptr, ids[np.argsort(rows, kind="stable")].astype(np.int32))
+
+    def __len__(self) -> int:
+        return len(self.ptr) - 1
+
+    def __getitem__(self, i: int) -> Ints:
+        return self.ids[self.ptr[i] : self.ptr[i + 1]]
+
+    def row_of_each(self) -> Ints:
+        """For every id the row that it stands in."""
+        return np.repeat(np.arange(len(self), dtype=np.int32), np.diff(self.ptr))
+
+    def transposed(self, count: int) -> Rows:
+        return Rows.from_pairs(self.ids, self.row_of_each(), count)
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A view on one buffer of a graph: the unit of dependencies. Several buffers may share a storage (a slab)."""
+
+    graph: TaskGraph
+    index: int
+
+    @property
+    def name(self) -> str:
+        return self.graph.buffer_names[self.index] if self.graph.buffer_names else f"b{self.index}"
+
+    @property
+    def bytes(self) -> int:
+        return int(self.graph.buffer_bytes[self.index])
+
+    @property
+    def role(self) -> Role:
+        return ROLES[self.graph.buffer_role[self.index]]
+
+    @property
+    def storage(self) -> int:
+        return int(self.graph.buffer_storage[self.index])
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.graph.storages[self.storage].shape
+
+    @property
+    def dtype(self) -> str:
+        return self.graph.storages[self.storage].dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A view on one row of a graph."""
+
+    graph: TaskGraph
+    index: int
+
+    @property
+    def unit(self) -> int:
+        return int(self.graph.unit[self.index])
+
+    @property
+    def kind(self) -> Kind:
+        return Kind(int(self.graph.kind[self.index]))
+
+    @property
+    def micro_batch(self) -> int:
+        return int(self.graph.micro_batch[self.index])
+
+    @property
+    def iteration(self) -> int:
+        return int(self.graph.iteration[self.index])
+
+    @property
+    def name(self) -> str:
+        return self.graph.name(self.index)
+
+    @property
+    def reads(self) -> tuple[Buffer, ...]:
+        return tuple(Buffer(self.graph, int(b)) for b in self.graph.reads[self.index])
+
+    @property
+    def writes(self) -> tuple[Buffer, ...]:
+        return tuple(Buffer(self.graph, int(b)) for b in self.graph.writes[self.index])
+
+    @property
+    def flops(self) -> float:
+        return float(self.graph.flops[self.index])
+
+    @property
+    def bytes(self) -> int:
+        return int(self.graph.bytes[self.index])
+
+    @property
+    def launches(self) -> tuple[Launch, ...]:
+        return self.graph.launches[self.index] if self.graph.launches else ()
+
+    @property
+    def label(self) -> str:
+        """What a person calls it: `4W0 (layers.2)`."""
+        where = self.graph.unit_names[self.unit] if self.unit < len(self.graph.unit_names) else ""
+        return f"{self.name} ({where})" if where else self.name
+
+    def __str__(self) -> str:
+        return self.name
+
+
+ROLES = tuple(Role)
+
+
+@dataclass(frozen=True, slots=True)
+class StorageSpec:
+    """One piece of memory: shape, dtype, bytes, role; `live` is the holder of the data where it outlives a step."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    bytes: int
+    role: Role
+    live: Any = None
+
+
+# --------------------------------------------------------------------------------------------------------------- edges
+def derive_edges(reads: Rows, writes: Rows, buffers: int) -> Rows:
+    """Predecessors of each task: read after write, write after write, write after read, in order of emission.
+
+    A write after write edge is left out where readers stand between the two: it follows from theirs.
+    """
+    tasks = len(reads)
+    buffer = np.concatenate([reads.ids, writes.ids]).astype(np.int64)
+    task = np.concatenate([reads.row_of_each(), writes.row_of_each()]).astype(np.int64)
+    is_write = np.concatenate([np.zeros(len(reads.ids), bool), np.ones(len(writes.ids), bool)])
+    if buffer.size == 0:
+        return Rows(np.zeros(tasks + 1, np.int64), np.empty(0, np.int32))
+    order = np.argsort((buffer * tasks + task) * 2 + is_write, kind="stable")
+    buffer, task, is_write = buffer[order], task[order], is_write[order]
+    del order
+    place = np.arange(len(buffer))
+    first = np.concatenate([[True], buffer[1:] != buffer[:-1]])
+    start = np.maximum.accumulate(np.where(first, place, 0))  # where this buffer's accesses begin
+    before = np.maximum.accumulate(np.where(is_write, place, -1))
+    before = np.concatenate([[-1], before[:-1]])  # the last write before each access
+    has_before = before >= start
+    after = np.minimum.accumulate(np.where(is_write, place, len(place))[::-1])[::-1]  # the next write, for reads
+    end = np.append(np.flatnonzero(first), len(place))
+    after = np.where(after < end[np.cumsum(first)], after, -1)
+    raw = ~is_write & has_before
+    war = ~is_write & (after >= 0)
+    waw = is_write & has_before & (before == place - 1)
+    source = np.concatenate([task[before[raw]], task[war], task[before[waw]]])
+    target = np.concatenate([task[raw], task[after[war]], task[waw]])
+    pairs = np.unique((target * tasks + source)[source != target])
+    target = pairs // tasks
+    return Rows.from_pairs(target, pairs - target * tasks, tasks)
+
+
+def _no_rows() -> Rows:
+    return Rows(np.zeros(1, np.int64), np.empty(0, np.int32))
+
+
+# --------------------------------------------------------------------------------------------------------------- graph
+@dataclass(frozen=True)
+class TaskGraph:
+    """Tasks in the order of emission, which is the sequential order, and the edges between them.
+
+    Columns of length `len(graph)`: unit, kind, micro_batch, iteration, flops, bytes. `reads` and `writes` give buffer
+    ids; `preds` and `succs` are derived. `inputs` and `outputs` are views for graphs that can run; `outputs` nests as
+    the recorded step's return value did.
+    """
+
+    unit: Ints
+    kind: Ints
+    micro_batch: Ints
+    iteration: Ints
+    flops: Floats
+    bytes: Ints
+    reads: Rows
+    writes: Rows
+    buffer_bytes: Ints
+    buffer_role: Ints
+    buffer_storage: Ints
+    buffer_names: tuple[str, ...] = ()
+    unit_names: tuple[str, ...] = ()
+    storages: tuple[StorageSpec, ...] = ()
+    launches: tuple[tuple[Launch, ...], ...] = ()
+    inputs: tuple[View, ...] = ()
+    outputs: tuple[View, ...] = ()
+    name_of_graph: str = field(default="graph", compare=False)
+
+    def __len__(self) -> int:
+        return len(self.unit)
+
+    def __getitem__(self, task: int | str) -> Task:
+        return Task(self, self.index(task) if isinstance(task, str) else range(len(self))[task])
+
+    def __iter__(self) -> Iterator[Task]:
+        return (Task(self, i) for i in range(len(self)))
+
+    @cached_property
+    def keys(self) -> Ints:
+        keys: Ints = pack(self.unit, self.kind, self.micro_batch, self.iteration)
+        return keys
+
+    @cached_property
+    def _sorted_keys(self) -> tuple[Ints, Ints]:
+        order = np.argsort(self.keys, kind="stable")
+        keys = self.keys[order]
+        twice = np.flatnonzero(keys[1:] == keys[:-1])
+        if twice.size:
+            raise GraphError(f"task {task_name(keys[twice[0]])} stands twice in the graph")
+        return keys, order
+
+    def find(self, keys: Ints) -> Ints:
+        """The task id of each key, -1 where the graph has no such task."""
+        known, order = self._sorted_keys
+        if not len(known):
+            return np.full(len(keys), -1, np.int64)
+        at = np.minimum(np.searchsorted(known, keys), len(known) - 1)
+        return np.where(known[at] == keys, order[at], -1)
+
+    def index(self, name: str) -> int:
+        """The id of a task by its name. Raises GraphError with the nearest known names."""
+        found = int(self.find(np.array([parse_task(name)]))[0])
+        if found < 0:
+            import difflib
+
+            near = difflib.get_close_matches(name, [self.name(i) for i in range(min(len(self), 20000))], 3, 0)
+            raise GraphError(f"no task {name} in this graph; near it: {', '.join(near) or 'none'}")
+        return found
+
+    def name(self, task: int) -> str:
+        return task_name(self.keys[task])
+
+    @cached_property
+    def preds(self) -> Rows:
+        return derive_edges(self.reads, self.writes, len(self.buffer_bytes))
+
+    @cached_property
+    def succs(self) -> Rows:
+        return self.preds.transposed(len(self))
+
+    @property
+    def edges(self) -> int:
+        return len(self.preds.ids)
+
+    @cached_property
+    def storage_users(self) -> Rows:
+        """For every storage the tasks that touch it, ascending."""
+        storage = self.buffer_storage[np.concatenate([self.reads.ids, self.writes.ids])]
+        task = np.concatenate([self.reads.row_of_each(), self.writes.row_of_each()])
+        pairs = np.unique(storage.astype(np.int64) * max(len(self), 1) + task)
+        return Rows.from_pairs(pairs // max(len(self), 1), pairs % max(len(self), 1), len(self.storages))
+
+    def buffer(self, index: int) -> Buffer:
+        return Buffer(self, index)
+
+
+class GraphBuilder:
+    """Collects buffers and tasks in order of emission; `build` freezes them into a `TaskGraph`."""
+
+    def __init__(self) -> None:
+        self._tasks: list[tuple[int, int, int, int, float, int]] = []
+        self._reads: list[tuple[int, ...]] = []
+        self._writes: list[tuple[int, ...]] = []
+        self._launches: list[tuple[Launch, ...]] = []
+        self._buffers: list[tuple[str, int, Role, int]] = []
+        self._storages: list[StorageSpec] = []
+        self.unit_names: dict[int, str] = {}
+
+    def storage(self, spec: StorageSpec) -> int:
+        self._storages.append(spec)
+        return len(self._storages) - 1
+
+    def buffer(self, name: str, nbytes: int, role: Role = Role.ACTIVATION, storage: int | None = None) -> int:
+        """A new buffer's id. Without a storage it gets one of its own, as planned graphs do."""
+        if storage is None:
+            storage = self.storage(StorageSpec(name, (nbytes,), "uint8", nbytes, role))
+        self._buffers.append((name, nbytes, role, storage))
+        return len(self._buffers) - 1
+
+    def task(self, unit: int, kind: Kind, micro_batch: int = 0, iteration: int = 0, *, reads: Iterable[int] = (),
+             writes: Iterable[int] = (), launches: tuple[Launch, ...] = (), flops: float = 0.0,
+             nbytes: int = 0) -> int:
+        """A new task's id. Reads and writes are buffer ids, in any order."""
+        self._tasks.append((unit, int(kind), micro_batch, iteration, flops, nbytes))
+        self._reads.append(tuple(sorted(set(reads))))
+        self._writes.append(tuple(sorted(set(writes))))
+        self._launches.append(launches)
+        return len(self._tasks) - 1
+
+    def build(self, inputs: tuple[View, ...] = (), outputs: tuple[View, ...] = (), name: str = "graph") -> TaskGraph:
+        columns = list(zip(*self._tasks, strict=True)) or [()] * 6
+        units = max(columns[0], default=-1) + 1
+        graph = TaskGraph(
+            unit=np.array(columns[0], np.int32), kind=np.array(columns[1], np.int8),
+            micro_batch=np.array(columns[2], np.int32), iteration=np.array(columns[3], np.int32),
+            flops=np.array(columns[4], np.float64), bytes=np.array(columns[5], np.int64),
+            reads=Rows.of(self._reads), writes=Rows.of(self._writes),
+            buffer_bytes=np.array([b[1] for b in self._buffers], np.int64),
+            buffer_role=np.array([ROLES.index(b[2]) for b in self._buffers], np.int8),
+            buffer_storage=np.array([b[3] for b in self._buffers], np.int32),
+            buffer_names=tuple(b[0] for b in self._buffers),
+            unit_names=tuple(self.unit_names.get(u, "") for u in range(units)),
+            storages=tuple(self._storages), launches=tuple(self._launches) if any(self._launches) else (),
+            inputs=inputs, outputs=outputs, name_of_graph=name)
+        graph._sorted_keys  # noqa: B018  (a task named twice is an error here, not later)
+        return graph

@@ -1,0 +1,36 @@
+"""One loop, two ways to run it: as Python over lists while it is short, compiled by numba over arrays when it is long.
+
+So small graphs never pay for compilation, and graphs of ten million tasks never pay for Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+LONG = 50_000  #: from this many steps on a loop is worth compiling
+
+
+@cache
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    import numba
+
+    compiled: Callable[..., Any] = numba.njit(cache=True, nogil=True)(function)
+    return compiled
+
+
+def run_loop(function: Callable[..., Any], steps: int, *arguments: Any) -> tuple[Any, ...]:
+    """Calls `function(*arguments)`, which works in place on its arrays, and returns (its result, *its arrays).
+
+    `function` may use nothing but loops, numbers and indexing. Below `LONG` steps it gets lists in place of arrays.
+    """
+    if steps >= LONG:
+        return (_compiled(function)(*arguments), *arguments)
+    lists = [a.tolist() if isinstance(a, np.ndarray) else a for a in arguments]
+    result = function(*lists)
+    back = [np.array(new, old.dtype) if isinstance(old, np.ndarray) else new
+            for new, old in zip(lists, arguments, strict=True)]
+    return (result, *back)

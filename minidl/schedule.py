@@ -1,0 +1,423 @@
+"""A schedule: for every rank and lane the order of its tasks. Pure data; it can be proved, drawn, compared and saved.
+
+It names tasks by key and holds no graph, so a schedule can be read from a file before anyone knows what it is for;
+`validate` is where the two meet. It knows no durations and no devices.
+"""
+
+from __future__ import annotations
+
+import csv
+import difflib
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .graph import GraphError, Ints, Rows, TaskGraph, parse_task, task_name
+from .loops import run_loop
+
+HEADER = ["rank", "lane", "task"]
+
+
+class ScheduleError(ValueError):
+    """A schedule that does not fit its graph. `tasks` are the culprits' names, `grid` the grid with them marked."""
+
+    def __init__(self, message: str, tasks: Sequence[str] = (), grid: str = "") -> None:
+        super().__init__(message + ("\n" + grid if grid else ""))
+        self.message, self.tasks, self.grid = message, tuple(tasks), grid
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Lane:
+    """One in-order queue of a rank: a stream on a device. What is on `main` goes first, then all other lanes."""
+
+    rank: int
+    name: str = "main"
+
+    @property
+    def priority(self) -> int:
+        """As CUDA counts: lower goes first."""
+        return 0 if self.name == "main" else 1
+
+    def __str__(self) -> str:
+        return f"{self.rank}/{self.name}"
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Lanes and, lane by lane, the keys of their tasks in order.
+
+    `keys[ptr[i]:ptr[i + 1]]` run on `lanes[i]`. Where `joined` is given and true, an entry runs as one action with
+    the entry before it. `slots` is filled by `validate`: the unit time at which each entry can run.
+    """
+
+    lanes: tuple[Lane, ...]
+    ptr: Ints
+    keys: Ints
+    joined: Any = None
+    slots: Any = None
+
+    # ------------------------------------------------------------------------------------------------------ building
+    @classmethod
+    def of(cls, graph: TaskGraph, lanes: Mapping[Lane, Iterable[int]]) -> Schedule:
+        """From task ids (of `graph`) in order, per lane."""
+        orders = [np.fromiter(ids, np.int64) for ids in lanes.values()]
+        ids = np.concatenate(orders) if orders else np.empty(0, np.int64)
+        return cls(tuple(lanes), _pointers(orders), graph.keys[ids])
+
+    @classmethod
+    def from_names(cls, lanes: Mapping[Lane, Iterable[str]]) -> Schedule:
+        """From task names in order, per lane; `(2F3;5B1)` is a pair that runs as one action."""
+        keys: list[int] = []
+        joined: list[bool] = []
+        ptr = [0]
+        for names in lanes.values():
+            for name in names:
+                pair = name.strip()
+                parts = pair[1:-1].split(";") if pair.startswith("(") and pair.endswith(")") else [pair]
+                keys += [parse_task(part) for part in parts]
+                joined += [False] + [True] * (len(parts) - 1)
+            ptr.append(len(keys))
+        return cls(tuple(lanes), np.array(ptr, np.int64), np.array(keys, np.int64),
+                   np.array(joined) if any(joined) else None)
+
+    # ------------------------------------------------------------------------------------------------------- reading
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    @property
+    def ranks(self) -> int:
+        return max((lane.rank for lane in self.lanes), default=-1) + 1
+
+    def lane_of_each(self) -> Ints:
+        """For every entry the index of its lane."""
+        return np.repeat(np.arange(len(self.lanes), dtype=np.int32), np.diff(self.ptr))
+
+    def order(self, lane: int) -> Ints:
+        """The keys on one lane, in order."""
+        return self.keys[self.ptr[lane] : self.ptr[lane + 1]]
+
+    def names(self, lane: int) -> list[str]:
+        """The actions on one lane as text; a pair is one action."""
+        names: list[str] = []
+        for entry in range(int(self.ptr[lane]), int(self.ptr[lane + 1])):
+            name = task_name(self.keys[entry])
+            if self.joined is not None and self.joined[entry]:
+                names[-1] = f"({names[-1].strip('()')};{name})"
+            else:
+                names.append(name)
+        return names
+
+    def ids(self, graph: TaskGraph) -> Ints:
+        """The task id of every entry. Raises ScheduleError for a task that the graph does not have."""
+        ids = graph.find(self.keys)
+        missing = np.flatnonzero(ids < 0)
+        if missing.size:
+            name = task_name(self.keys[missing[0]])
+            lane = self.lanes[int(self.lane_of_each()[missing[0]])]
+            raise self.error(f"unknown task {name} on lane {lane}: the graph ({len(graph)} tasks) has no such task",
+                             [int(self.keys[missing[0]])])
+        return ids
+
+    def error(self, message: str, keys: Iterable[int] = ()) -> ScheduleError:
+        keys = list(keys)
+        return ScheduleError(message, [task_name(k) for k in keys], self.grid(mark=keys, near=True))
+
+    # ------------------------------------------------------------------------------------------------------- proving
+    def validate(self, graph: TaskGraph, waits: Ints | None = None) -> Schedule:
+        """Proves that this schedule runs `graph` correctly; returns it with its slots.
+
+        Checked, in this order: every task of the graph exactly once, no unknown task; no dependency against the order
+        of its lane; no deadlock; no race, that is: lane order and `waits` together order every edge of the graph.
+        `waits` are pairs (waiting task, awaited task) of task ids; by default those of `self.waits`, which always
+        suffice, so races can only come with waits from elsewhere. Raises ScheduleError that names the task.
+        """
+        ids = self.ids(graph)
+        count = np.bincount(ids, minlength=len(graph))
+        for what, bad in (("stands twice", count > 1), ("is missing", count < 1)):
+            if bad.any():
+                key = int(graph.keys[int(np.argmax(bad))])
+                on = np.flatnonzero(self.keys == key)
+                where = ", ".join(str(self.lanes[i]) for i in self.lane_of_each()[on]) or "any lane"
+                raise self.error(f"task {task_name(key)} {what} on {where}; every task must stand exactly once", [key])
+        place = np.empty(len(graph), np.int64)  # entry of each task
+        place[ids] = np.arange(len(ids))
+        lane = self.lane_of_each()
+        target = graph.preds.row_of_each()
+        source = graph.preds.ids
+        against = (lane[place[source]] == lane[place[target]]) & (place[source] > place[target])
+        if against.any():
+            bad = int(np.argmax(against))
+            before, after = int(graph.keys[source[bad]]), int(graph.keys[target[bad]])
+            raise self.error(f"{task_name(after)} stands before {task_name(before)} on lane "
+                             f"{self.lanes[lane[place[target[bad]]]]} but needs it{_shared(graph, source[bad], target[bad])}",
+                             [before, after])
+        if waits is None:
+            done, slots, _ = self._run(graph, ids, graph.preds)
+        else:
+            waits = np.asarray(waits, np.int64).reshape(-1, 2)
+            given = Rows.from_pairs(waits[:, 0], waits[:, 1], len(graph))
+            done, slots, _ = self._run(graph, ids, given)
+        if done < len(ids):
+            raise self._deadlock(graph, ids, slots, given if waits is not None else graph.preds)
+        if waits is not None:
+            self._find_race(graph, waits)
+        return replace(self, slots=slots[ids])
+
+    def _run(self, graph: TaskGraph, ids: Ints, preds: Rows) -> tuple[int, Ints, Ints]:
+        """Runs lanes and edges in unit time: tasks done, slot of each task (-1: never ran), an order in which they ran."""
+        n = len(graph)
+        lane_next = np.full(n, -1, np.int64)
+        inner = np.ones(len(ids), bool)
+        inner[self.ptr[:-1][np.diff(self.ptr) > 0]] = False  # not the first of its lane
+        lane_next[ids[np.flatnonzero(inner) - 1]] = ids[inner]
+        missing = np.diff(preds.ptr).astype(np.int64)
+        missing[ids[inner]] += 1
+        succs = graph.succs if preds is graph.preds else preds.transposed(n)
+        slots, queue = np.zeros(n, np.int64), np.zeros(n, np.int64)
+        done, _, _, _, missing, slots, queue = run_loop(
+            _kahn, n, succs.ptr, succs.ids, lane_next, missing, slots, queue)
+        slots[missing > 0] = -1
+        return done, slots, queue
+
+    def _deadlock(self, graph: TaskGraph, ids: Ints, slots: Ints, preds: Rows) -> ScheduleError:
+        """Follows from a task that never ran to one that it waits for, until the way closes."""
+        before = np.full(len(graph), -1, np.int64)
+        for lane in range(len(self.lanes)):
+            order = ids[self.ptr[lane] : self.ptr[lane + 1]]
+            before[order[1:]] = order[:-1]
+        at, way = int(np.argmax(slots < 0)), []
+        while at not in way:
+            way.append(at)
+            waiting = [int(p) for p in (*preds[at], *([before[at]] if before[at] >= 0 else [])) if slots[p] < 0]
+            at = waiting[0]
+        cycle = way[way.index(at) :]
+        names = [graph.name(t) for t in cycle]
+        return self.error(f"deadlock: {' waits for '.join([*names, names[0]])}", [int(graph.keys[t]) for t in cycle])
+
+    def _find_race(self, graph: TaskGraph, waits: Ints) -> None:
+        clocks = self.clocks(graph, waits)
+        source, target = graph.preds.ids, graph.preds.row_of_each()
+        bad = np.flatnonzero(~clocks.ordered(source, target))
+        if bad.size:
+            p, t = int(source[bad[0]]), int(target[bad[0]])
+            raise self.error(f"race: nothing orders {graph.name(t)} after {graph.name(p)}{_shared(graph, p, t)}; "
+                             f"add a wait", [int(graph.keys[p]), int(graph.keys[t])])
+
+    def clocks(self, graph: TaskGraph, waits: Ints | None = None) -> Clocks:
+        """What has surely ended when each task starts, given lane order and waits (default: every edge of the graph)."""
+        ids = self.ids(graph)
+        if waits is None:
+            preds = graph.preds
+        else:
+            waits = np.asarray(waits, np.int64).reshape(-1, 2)
+            preds = Rows.from_pairs(waits[:, 0], waits[:, 1], len(graph))
+        rank = np.array([lane.rank for lane in self.lanes], np.int32)
+        local = np.array([sum(o.rank == lane.rank for o in self.lanes[:i]) for i, lane in enumerate(self.lanes)], np.int32)
+        lane_of, place = np.empty(len(graph), np.int32), np.empty(len(graph), np.int64)
+        lane = self.lane_of_each()
+        lane_of[ids], place[ids] = lane, np.arange(len(ids)) - self.ptr[lane]
+        done, _, order = self._run(graph, ids, preds)
+        if done < len(ids):
+            raise self.error("deadlock: the lanes and waits cannot all run")
+        clock = np.zeros((len(graph), int(local.max(initial=0)) + 1), np.int64)
+        last: list[int] = [-1] * len(self.lanes)
+        column = local[lane_of]
+        for task in order.tolist():
+            here = clock[task]
+            before = last[lane_of[task]]
+            if before >= 0:
+                np.maximum(here, clock[before], out=here)
+                here[column[task]] = place[task]
+            for p in preds[task].tolist():
+                if rank[lane_of[p]] == rank[lane_of[task]]:
+                    np.maximum(here, clock[p], out=here)
+                    here[column[p]] = max(here[column[p]], place[p] + 1)
+            last[lane_of[task]] = task
+        return Clocks(clock, column, place, rank[lane_of])
+
+    def waits(self, graph: TaskGraph) -> Ints:
+        """The fewest event waits that keep every edge, as pairs (waiting task, awaited task), in order of the waiter.
+
+        A wait is left out where lane order and other waits already imply it (vector clocks within a rank). Edges
+        between ranks are communication and not waited for here.
+        """
+        ids = self.ids(graph)
+        clocks = self.clocks(graph)
+        lane_of = np.empty(len(graph), np.int32)
+        lane_of[ids] = self.lane_of_each()
+        lanes, ranks, column = lane_of.tolist(), clocks.rank.tolist(), clocks.column.tolist()
+        place, clock, preds = clocks.place.tolist(), clocks.clock, graph.preds
+        known: dict[int, Any] = {}  # per lane: what its last task knew, its own waits included
+        found: list[tuple[int, int]] = []
+        for task in ids[np.argsort(place_in_time(clocks, ids), kind="stable")].tolist():
+            lane = lanes[task]
+            have = known.get(lane)
+            if have is None:
+                have = known[lane] = np.zeros(clock.shape[1], np.int64)
+            latest: dict[int, int] = {}
+            for p in preds[task].tolist():
+                if lanes[p] != lane and ranks[p] == ranks[task] and have[column[p]] <= place[p]:
+                    latest[lanes[p]] = max(latest.get(lanes[p], p), p, key=place.__getitem__)
+            for p in latest.values():
+                if all(q == p or clock[q][column[p]] <= place[p] for q in latest.values()):
+                    found.append((task, p))
+            np.maximum(have, clock[task], out=have)
+            have[column[task]] = place[task] + 1
+        return np.array(found, np.int64).reshape(-1, 2)
+
+    # ------------------------------------------------------------------------------------------------ text and files
+    def grid(self, width: int = 110, mark: Iterable[int] = (), near: bool = False) -> str:
+        """Lanes as rows, time as columns: unit times with gaps after `validate`, plain order before.
+
+        `mark`: keys shown in [brackets]. `near`: only the part around the first of them. Wrapped at `width` columns.
+        """
+        marked = set(mark)
+        title = max((len(str(lane)) for lane in self.lanes), default=0) + 2
+        rows: list[dict[int, str]] = []
+        focus: int | None = None
+        for lane in range(len(self.lanes)):
+            row: dict[int, str] = {}
+            for entry in range(int(self.ptr[lane]), int(self.ptr[lane + 1])):
+                slot = int(self.slots[entry]) if self.slots is not None else entry - int(self.ptr[lane])
+                name, key = task_name(self.keys[entry]), int(self.keys[entry])
+                if key in marked:
+                    name, focus = f"[{name}]", slot if focus is None else focus
+                if self.joined is not None and self.joined[entry]:
+                    slot = max(row)
+                    name = f"{row[slot]}&{name}"
+                row[slot] = name
+            rows.append(row)
+        cell = max((len(name) for row in rows for name in row.values()), default=1) + 1
+        columns = max(1, (width - title) // cell)
+        end = max((max(row) + 1 for row in rows if row), default=0)
+        starts = list(range(0, end, columns))
+        if near and focus is not None and end > columns:
+            starts = [max(0, min(focus - columns // 2, end - columns))]
+        blocks = []
+        for start in starts:
+            lines = [str(lane).ljust(title) + "".join(row.get(s, "·" if self.slots is not None else "").ljust(cell)
+                                                     for s in range(start, min(start + columns, end)))
+                     for lane, row in zip(self.lanes, rows, strict=True)]
+            blocks.append("\n".join(line.rstrip() for line in lines))
+        return "\n\n".join(blocks)
+
+    def to_csv(self) -> str:
+        """`rank,lane,task`, rows in lane order."""
+        out = io.StringIO()
+        writer = csv.writer(out, lineterminator="\n")
+        writer.writerow(HEADER)
+        for i, lane in enumerate(self.lanes):
+            writer.writerows([lane.rank, lane.name, name] for name in self.names(i))
+        return out.getvalue()
+
+    @classmethod
+    def from_csv(cls, text: str, where: str = "the plan") -> Schedule:
+        """The inverse of `to_csv`. Raises ScheduleError that names the line."""
+        rows = list(csv.reader(io.StringIO(text)))
+        if not rows or [cell.strip() for cell in rows[0]] != HEADER:
+            raise ScheduleError(f"{where}, line 1: expected the header {','.join(HEADER)}")
+        lanes: dict[Lane, list[str]] = {}
+        for number, row in enumerate(rows[1:], 2):
+            if not row:
+                continue
+            try:
+                rank, lane, name = (cell.strip() for cell in row)
+                if not rank.isdecimal() or not lane:
+                    raise ValueError(f"rank {rank!r} and lane {lane!r} must be a number and a name")
+                for part in name.strip("()").split(";"):
+                    parse_task(part)
+            except ValueError as error:
+                what = error if isinstance(error, GraphError) or "rank" in str(error) else f"expected 3 cells, found {len(row)}"
+                raise ScheduleError(f"{where}, line {number}: {what}") from None
+            lanes.setdefault(Lane(int(rank), lane), []).append(name)
+        return cls.from_names(lanes)
+
+    def save(self, path: str | Path) -> None:
+        """Writes the CSV whole or not at all."""
+        from .files import write_atomic
+
+        write_atomic(path, self.to_csv())
+
+    @classmethod
+    def load(cls, path: str | Path) -> Schedule:
+        return cls.from_csv(Path(path).read_text(), str(path))
+
+    def diff(self, other: Schedule) -> str:
+        """What changes from this schedule to the other, as a unified diff of their rows; empty when they are equal."""
+        return "".join(difflib.unified_diff(self.to_csv().splitlines(True), other.to_csv().splitlines(True),
+                                            "this", "other", n=1))
+
+
+@dataclass(frozen=True)
+class Clocks:
+    """Vector clocks: `clock[t, c]` tasks of the c-th lane of t's rank have surely ended when t starts.
+
+    `column[t]` is t's own lane within its rank, `place[t]` its position there, `rank[t]` its rank.
+    """
+
+    clock: Ints
+    column: Ints
+    place: Ints
+    rank: Ints
+
+    def ordered(self, before: Any, after: Any) -> Any:
+        """Whether task(s) `before` have surely ended when task(s) `after` start; true for edges between ranks."""
+        known = self.clock[after, self.column[before]] > self.place[before]
+        return known | (self.rank[before] != self.rank[after])
+
+
+def place_in_time(clocks: Clocks, ids: Ints) -> Ints:
+    """A number for each entry that grows along every lane and every edge within a rank."""
+    return clocks.clock[ids].sum(axis=1)
+
+
+def _pointers(orders: Sequence[Ints]) -> Ints:
+    ptr = np.zeros(len(orders) + 1, np.int64)
+    np.cumsum([len(o) for o in orders], out=ptr[1:])
+    return ptr
+
+
+def _shared(graph: TaskGraph, source: int, target: int) -> str:
+    """Names a buffer over which two tasks are ordered."""
+    wrote = set(graph.writes[source].tolist())
+    for buffers, verb in ((graph.reads[target], "reads"), (graph.writes[target], "writes")):
+        for b in buffers.tolist():
+            if b in wrote:
+                return f": it {verb} {graph.buffer(b).name}"
+    for b in graph.writes[target].tolist():
+        if b in set(graph.reads[source].tolist()):
+            return f": it overwrites {graph.buffer(b).name}, which {graph.name(source)} reads"
+    return ""
+
+
+def _kahn(succ_ptr, succ_ids, lane_next, missing, slots, queue):  # type: ignore[no-untyped-def]
+    """Longest path in unit time over edges and lane order; returns how many tasks could run."""
+    tail = 0
+    for t in range(len(missing)):
+        if missing[t] == 0:
+            queue[tail] = t
+            tail += 1
+    head = 0
+    while head < tail:
+        t = queue[head]
+        head += 1
+        after = slots[t] + 1
+        for i in range(succ_ptr[t], succ_ptr[t + 1]):
+            s = succ_ids[i]
+            slots[s] = max(slots[s], after)
+            missing[s] -= 1
+            if missing[s] == 0:
+                queue[tail] = s
+                tail += 1
+        s = lane_next[t]
+        if s >= 0:
+            slots[s] = max(slots[s], after)
+            missing[s] -= 1
+            if missing[s] == 0:
+                queue[tail] = s
+                tail += 1
+    return tail
