@@ -1,0 +1,95 @@
+"""Which rank holds which stage. A placement says nothing of order, and any order may be asked of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ...graph import Ints
+
+
+class PipelineError(ValueError):
+    """A pipeline that cannot be planned as asked; the message says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """`table[d, s]` is the rank that holds stage s for micro-batches of direction d.
+
+    With one direction every micro-batch has direction 0. With two, the first half of the micro-batches goes down
+    (direction 0) and the second half up; each rank then holds two copies of weights.
+    """
+
+    name: str
+    ranks: int
+    table: Ints
+
+    @property
+    def stages(self) -> int:
+        return int(self.table.shape[1])
+
+    @property
+    def directions(self) -> int:
+        return int(self.table.shape[0])
+
+    @property
+    def chunks(self) -> int:
+        """Stages per rank, counted over both directions."""
+        return self.stages * self.directions // self.ranks
+
+    @property
+    def share(self) -> float:
+        """What one stage's activation counts in units of a rank's whole model part (a full stage)."""
+        return self.ranks / self.stages
+
+    def direction(self, micro_batch: Any, micro_batches: int) -> Any:
+        """0 or 1 for micro-batch number(s)."""
+        micro_batch = np.asarray(micro_batch)
+        return (micro_batch * self.directions >= micro_batches) * (self.directions - 1)
+
+    def rank(self, stage: Any, micro_batch: Any, micro_batches: int) -> Any:
+        """The rank(s) on which tasks of the stage(s) for the micro-batch(es) run."""
+        return self.table[self.direction(micro_batch, micro_batches), stage]
+
+    def held(self, rank: int, direction: int = 0) -> Ints:
+        """The stages on a rank, ascending."""
+        return np.flatnonzero(self.table[direction] == rank)
+
+
+def contiguous(ranks: int, chunks: int = 1) -> Placement:
+    """Stages side by side: rank r holds r*chunks .. r*chunks + chunks - 1."""
+    return Placement("contiguous", ranks, np.arange(ranks * chunks)[None] // chunks)
+
+
+def modulo(ranks: int, chunks: int = 1, group: int = 1) -> Placement:
+    """Stage i on rank (i // group) mod ranks: round after round. Raises PipelineError where rounds do not come out."""
+    if group < 1 or chunks % group:
+        raise PipelineError(f"modulo placement: {chunks} chunks per rank is no multiple of the group size {group}")
+    return Placement("modulo", ranks, (np.arange(ranks * chunks)[None] // group) % ranks)
+
+
+def looped(ranks: int, chunks: int = 1) -> Placement:
+    """Stage i on rank i mod ranks: the modulo placement with group size 1."""
+    return Placement("looped", ranks, np.arange(ranks * chunks)[None] % ranks)
+
+
+def wave(ranks: int, chunks: int = 2) -> Placement:
+    """Down and up again, round after round: 0 1 .. p-1 p-1 .. 1 0; with two chunks it is the V."""
+    stage = np.arange(ranks * chunks)
+    place = stage % ranks
+    return Placement("v" if chunks == 2 else "wave", ranks, np.where(stage // ranks % 2, ranks - 1 - place, place)[None])
+
+
+def bidirectional(ranks: int, chunks: int = 2) -> Placement:
+    """Stage s on rank s for one half of the micro-batches and on rank p-1-s for the other: two copies of weights."""
+    if chunks != 2:
+        raise PipelineError(f"a bidirectional pipeline holds exactly 2 stages per rank, not {chunks}")
+    stage = np.arange(ranks)
+    return Placement("bidirectional", ranks, np.stack([stage, ranks - 1 - stage]))
+
+
+PLACEMENTS: dict[str, Callable[..., Placement]] = {
+    "contiguous": contiguous, "modulo": modulo, "looped": looped, "wave": wave, "bidirectional": bidirectional}

@@ -1,0 +1,95 @@
+"""What a plan costs: three step times, spans, peak activations, bubble rate. The timing model is the simulator's."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ...cost import CostModel
+from ...graph import Floats, Ints, Kind, pack, unpack
+from ...passes import unroll
+from ...schedule import Schedule
+from ...simulate import times
+from .plan import Plan
+
+ITERATIONS = 6
+
+
+@dataclass(frozen=True)
+class Price:
+    """`makespan`: barrier to barrier. `spans`: last end minus first start per rank. `period`: time per iteration when
+    iterations are chained without a barrier. `peak_activations`: live full-stage activations per rank. `bubble_rate`:
+    the idle share of the largest span."""
+
+    makespan: float
+    max_span: float
+    period: float
+    spans: tuple[float, ...]
+    peak_activations: tuple[float, ...]
+    bubble_rate: float
+
+    def as_json(self) -> dict[str, Any]:
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
+
+
+def price(plan: Plan, cost: CostModel) -> Price:
+    """Raises ScheduleError where the plan would deadlock, CostError where a cost is unknown."""
+    graph, schedule = plan.graph, plan.schedule
+    start, end, _ = times(graph, schedule, cost)
+    ids = schedule.ids(graph)
+    rank = np.array([lane.rank for lane in schedule.lanes])[schedule.lane_of_each()]
+    ranks = plan.placement.ranks
+    first, last = np.full(ranks, np.inf), np.zeros(ranks)
+    np.minimum.at(first, rank, start[ids])
+    np.maximum.at(last, rank, end[ids])
+    busy = np.bincount(rank, cost.durations(graph)[ids] + cost.launch, ranks)
+    spans = np.where(np.isfinite(first), last - first, 0.0)
+    period = plan.steady if plan.steady is not None else _period(plan, cost)
+    # a stale plan never drains: its bubble is what its steady state leaves idle
+    whole = spans.max() if plan.versions is None else period * (plan.micro_batches // plan.versions.every)
+    rate = 1 - busy.max() / whole
+    return Price(float(end.max() - start.min()), float(spans.max()), period, tuple(spans.tolist()),
+                 tuple(peak_activations(plan).tolist()), float(rate))
+
+
+def peak_activations(plan: Plan) -> Floats:
+    """The largest number of live full-stage activations per rank: live from the start of F to the end of W or B."""
+    schedule = plan.schedule
+    kind = unpack(schedule.keys)[1]
+    action = np.arange(len(schedule)) if schedule.joined is None else np.cumsum(~np.asarray(schedule.joined)) - 1
+    born = np.cumsum(kind == Kind.F)
+    gone = np.cumsum((kind == Kind.W) | (kind == Kind.B))
+    # within one action everything is born at its start and dies at its end
+    size = int(action[-1]) + 1
+    born_by, gone_before = np.zeros(size, np.int64), np.zeros(size, np.int64)
+    np.maximum.at(born_by, action, born)
+    np.maximum.at(gone_before, action, gone)
+    gone_before = np.concatenate([[0], gone_before[:-1]])
+    live = (born_by - gone_before)[action]
+    begin = schedule.ptr[:-1]
+    offset = np.concatenate([[0], born - gone])[begin]
+    peak = np.zeros(plan.placement.ranks)
+    for i, owner in enumerate(schedule.lanes):
+        here = live[schedule.ptr[i] : schedule.ptr[i + 1]]
+        if here.size:
+            peak[owner.rank] += max(0, here.max() - offset[i])
+    return peak * plan.placement.share
+
+
+def chained(schedule: Schedule, iterations: int) -> Schedule:
+    """The schedule of an unrolled graph: every lane runs its tasks of one iteration after those of the one before."""
+    keys: list[Ints] = [schedule.order(i) + pack(0, 0, 0, t) for i in range(len(schedule.lanes)) for t in range(iterations)]
+    return replace(schedule, ptr=schedule.ptr * iterations, keys=np.concatenate(keys),
+                   joined=None if schedule.joined is None else np.concatenate(
+                       [np.tile(schedule.joined[schedule.ptr[i] : schedule.ptr[i + 1]], iterations)
+                        for i in range(len(schedule.lanes))]), slots=None)
+
+
+def _period(plan: Plan, cost: CostModel) -> float:
+    """End of iteration 6 minus end of iteration 5."""
+    graph = unroll(plan.graph, ITERATIONS)
+    _, end, _ = times(graph, chained(plan.schedule, ITERATIONS), cost)
+    ends = [end[graph.iteration == t].max() for t in (ITERATIONS - 2, ITERATIONS - 1)]
+    return float(ends[1] - ends[0])

@@ -1,0 +1,84 @@
+"""What a pipeline policy is given: ranks, micro-batches, where stages live, and what their tasks cost.
+
+It knows no order: that is the policy's answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...cost import CostModel
+from ...graph import Floats, Kind, pack
+from ...schedule import Lane, Schedule
+from .placement import PipelineError, Placement
+from .stages import stage_graph
+
+
+@dataclass(frozen=True)
+class Problem:
+    """`forward`, `output_grad`, `weight_grad`: one time per stage. `cap`: live full-stage activations allowed per rank."""
+
+    placement: Placement
+    micro_batches: int
+    forward: Floats
+    output_grad: Floats
+    weight_grad: Floats
+    latency: float = 0.0
+    cap: float | None = None
+
+    @classmethod
+    def of(cls, placement: Placement, micro_batches: int, cost: CostModel, cap: float | None = None) -> Problem:
+        """Raises PipelineError for fewer than one micro-batch or a time that is not positive."""
+        if micro_batches < 1:
+            raise PipelineError(f"{micro_batches} micro-batches; at least 1 is needed")
+        if cap is not None and not cap > 0:
+            raise PipelineError(f"the activation cap is {cap}; it must be positive")
+        one = stage_graph(placement.stages, 1)
+        time = cost.durations(one) + cost.launch
+        forward, output_grad, weight_grad = (time[one.find(pack(np.arange(placement.stages), kind))]
+                                             for kind in (Kind.F, Kind.O, Kind.W))
+        for what, times in (("forward", forward), ("output_grad", output_grad), ("weight_grad", weight_grad)):
+            if not (times > 0).all():
+                stage = int(np.argmin(times))
+                raise PipelineError(f"the {what} time of stage {stage} is {times[stage]:g}; it must be positive")
+        return cls(placement, micro_batches, forward, output_grad, weight_grad, float(cost.link.latency), cap)
+
+    @property
+    def ranks(self) -> int:
+        return self.placement.ranks
+
+    @property
+    def chunks(self) -> int:
+        """Stages per rank."""
+        return self.placement.chunks
+
+    @property
+    def stages(self) -> int:
+        return self.placement.stages
+
+
+@dataclass(frozen=True)
+class Order:
+    """The tasks of one rank in order: columns kind, stage, micro-batch; `joined`: one action with the entry before."""
+
+    kind: Sequence[int] | np.ndarray
+    stage: Sequence[int] | np.ndarray
+    micro_batch: Sequence[int] | np.ndarray
+    joined: Sequence[bool] | np.ndarray | None = None
+
+
+def schedule_of(orders: Sequence[Order]) -> Schedule:
+    """One `main` lane per rank, rank after rank."""
+    ptr = np.zeros(len(orders) + 1, np.int64)
+    np.cumsum([len(o.kind) for o in orders], out=ptr[1:])
+    keys = np.empty(ptr[-1], np.int64)
+    joined = np.zeros(ptr[-1], bool) if any(o.joined is not None for o in orders) else None
+    for rank, order in enumerate(orders):
+        keys[ptr[rank] : ptr[rank + 1]] = pack(order.stage, order.kind, order.micro_batch)
+        if joined is not None and order.joined is not None:
+            joined[ptr[rank] : ptr[rank + 1]] = order.joined
+    return Schedule(tuple(Lane(rank) for rank in range(len(orders))), ptr, keys,
+                    joined if joined is not None and joined.any() else None)
