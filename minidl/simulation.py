@@ -13,36 +13,25 @@ from .cost import CostModel
 from .graph import COMMUNICATION, Floats, Ints, TaskGraph
 from .loops import run_loop
 from .schedule import Schedule
-from .timeline import Timeline, What
+from .timeline import Timeline
 
 
 def simulate(graph: TaskGraph, schedule: Schedule, cost: CostModel) -> Timeline:
     """The predicted timeline of a valid schedule. Raises ScheduleError where it would deadlock."""
-    start, end, ready = times(graph, schedule, cost)
+    start, end, _ = times(graph, schedule, cost)
     ids = schedule.ids(graph)
-    lane = schedule.lane_of_each()
-    start, end, ready = start[ids], end[ids], ready[ids]
-    free = np.zeros(len(ids))
-    inner = np.ones(len(ids), bool)
-    inner[schedule.ptr[:-1][np.diff(schedule.ptr) > 0]] = False
-    free[inner] = end[np.flatnonzero(inner) - 1]
-    waited = (ready > free + 1e-12) & inner
-    what = np.concatenate([np.full(len(ids), What.TASK), np.full(int(waited.sum()), What.WAIT)])
-
-    def both(of_tasks: Ints | Floats, of_waits: Ints | Floats) -> Ints | Floats:
-        return np.concatenate([of_tasks, of_waits])
-
-    keys = schedule.keys
-    entry = np.empty(len(graph), np.int64)
-    entry[ids] = np.arange(len(ids))
-    source, target = entry[graph.preds.ids], entry[graph.preds.row_of_each()]
+    lane = np.empty(len(graph), np.int32)
+    lane[ids] = schedule.lane_of_each()
+    source, target = graph.preds.ids, graph.preds.row_of_each()
     across = lane[source] != lane[target]
-    return Timeline(
-        lanes=schedule.lanes, what=what, key=both(keys, keys[waited]), lane=both(lane, lane[waited]),
-        issued=both(start, free[waited]), start=both(start, free[waited]), end=both(end, start[waited]),
-        bytes=both(graph.bytes[ids], np.zeros(int(waited.sum()), np.int64)),
-        edges=np.stack([source[across], target[across]], axis=1), labels=graph.unit_names, predicted=True,
-        unit=cost.unit)
+    source, target = source[across], target[across]
+    place = np.empty(len(graph), np.int64)
+    place[ids] = np.arange(len(ids))
+    return Timeline.of_tasks(
+        schedule.lanes, schedule.keys, lane[ids], start[ids], end[ids], bytes=graph.bytes[ids],
+        edges=np.stack([place[source], place[target]], axis=1),
+        arrived=end[source] + _delays(graph, schedule, lane, cost, source, target), labels=graph.unit_names,
+        predicted=True, unit=cost.unit)
 
 
 def times(graph: TaskGraph, schedule: Schedule, cost: CostModel) -> tuple[Floats, Floats, Floats]:
@@ -51,7 +40,6 @@ def times(graph: TaskGraph, schedule: Schedule, cost: CostModel) -> tuple[Floats
     n = len(graph)
     lane = np.empty(n, np.int32)
     lane[ids] = schedule.lane_of_each()
-    rank = np.array([x.rank for x in schedule.lanes], np.int32)[lane]
     first = np.ones(len(ids), bool) if schedule.joined is None else ~np.asarray(schedule.joined, bool)
     action_ptr = np.append(np.flatnonzero(first), len(ids))
     action = np.empty(n, np.int64)
@@ -66,13 +54,7 @@ def times(graph: TaskGraph, schedule: Schedule, cost: CostModel) -> tuple[Floats
     missing = np.bincount(action[target[~inside]], minlength=actions)
     missing[action_next[action_next >= 0]] += 1
     succs = graph.succs
-    delay = np.zeros(len(succs.ids))
-    producer = succs.row_of_each()
-    between = rank[producer] != rank[succs.ids]
-    talks = np.isin(graph.kind, [int(k) for k in COMMUNICATION])
-    free = between & ~(talks[producer] & talks[succs.ids])
-    delay[free] = cost.link.time(_message_bytes(graph, producer, free) if cost.link.bandwidth else 0)
-    delay[~between & (lane[producer] != lane[succs.ids])] = cost.sync
+    delay = _delays(graph, schedule, lane, cost, succs.row_of_each(), succs.ids)
     begin, finish, ready, queue = np.zeros(actions), np.zeros(actions), np.zeros(actions), np.zeros(actions, np.int64)
     floor = np.zeros(actions)
     done, *rest = run_loop(_earliest, n, succs.ptr, succs.ids, delay, duration, ids, action_ptr, action,
@@ -84,14 +66,22 @@ def times(graph: TaskGraph, schedule: Schedule, cost: CostModel) -> tuple[Floats
     return begin[action], finish[action], ready[action]
 
 
-def _message_bytes(graph: TaskGraph, producer: Ints, wanted: Ints) -> Ints:
+def _delays(graph: TaskGraph, schedule: Schedule, lane: Ints, cost: CostModel, source: Ints, target: Ints) -> Floats:
+    """For each edge the time from the producer's end until the consumer may start. `lane`: of each task."""
+    rank = np.array([x.rank for x in schedule.lanes], np.int32)[lane]
+    talks = np.isin(graph.kind, [int(k) for k in COMMUNICATION])
+    between = rank[source] != rank[target]
+    moves = between & ~(talks[source] & talks[target])
+    delay = np.zeros(len(source))
+    delay[moves] = cost.link.time(_message_bytes(graph, source[moves], target[moves]) if cost.link.bandwidth else 0)
+    delay[~between & (lane[source] != lane[target])] = cost.sync
+    return delay
+
+
+def _message_bytes(graph: TaskGraph, source: Ints, target: Ints) -> Ints:
     """What goes over the link for each edge: the bytes that both tasks share."""
-    consumer = graph.succs.ids
-    out = np.zeros(int(wanted.sum()), np.int64)
-    for i, e in enumerate(np.flatnonzero(wanted)):
-        shared = np.intersect1d(graph.writes[producer[e]], graph.reads[consumer[e]])
-        out[i] = graph.buffer_bytes[shared].sum()
-    return out
+    return np.array([graph.buffer_bytes[np.intersect1d(graph.writes[p], graph.reads[c])].sum()
+                     for p, c in zip(source.tolist(), target.tolist(), strict=True)], np.int64)
 
 
 def _earliest(succ_ptr, succ_ids, delay, duration, ids, action_ptr, action, action_next, missing,  # type: ignore[no-untyped-def]

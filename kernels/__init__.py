@@ -1,0 +1,16 @@
+"""What runs on a device, one file per family: the reference of each kernel over any array module, and its CPU form.
+
+A kernel is looked up by name, so that every executor picks the same one for the same launch. Kernels know arrays and
+nothing else of the engine.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from .registry import KERNELS, Kernel, Thunk, kernel
+
+for _family in ("elementwise", "linear", "reduce", "loss", "dropout", "optimizer"):
+    import_module(f"{__name__}.{_family}")
+
+__all__ = ["KERNELS", "Kernel", "Thunk", "kernel"]

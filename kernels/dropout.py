@@ -1,0 +1,80 @@
+"""Dropout whose bits are counted, not drawn: a pure function of (seed, draw, step, sample, element).
+
+So every executor, device and layout of ranks drops the same elements, and the backward pass makes the bits again
+instead of keeping a mask. The generator is Philox4x32-10 (Salmon et al., SC 2011).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .registry import kernel, loop
+
+
+def philox(xp: Any, c0: Any, c1: Any, c2: Any, c3: Any, k0: int, k1: int) -> tuple[Any, Any, Any, Any]:
+    """Four words of 32 random bits for each counter (uint64 arrays that hold 32-bit words)."""
+    low = xp.uint64(0xFFFFFFFF)
+    for _ in range(10):
+        p0, p1 = c0 * xp.uint64(0xD2511F53), c2 * xp.uint64(0xCD9E8D57)
+        c0, c1, c2, c3 = ((p1 >> xp.uint64(32)) ^ c1 ^ xp.uint64(k0), p1 & low,
+                          (p0 >> xp.uint64(32)) ^ c3 ^ xp.uint64(k1), p0 & low)
+        k0, k1 = (k0 + 0x9E3779B9) & 0xFFFFFFFF, (k1 + 0xBB67AE85) & 0xFFFFFFFF
+    return c0, c1, c2, c3
+
+
+@kernel("dropout", flops=lambda reads, writes: 10.0 * writes[0].size)
+def dropout(xp: Any, x: Any, step: Any, *, rate: float, seed: int, draw: int, sample: int) -> Any:
+    """x (n, ...): each element is zero with probability `rate`, else x / (1 - rate). Applied to dy it is the gradient.
+
+    `step` (1,) uint64 is read from a buffer; `sample` is the global index of the first sample; `draw` tells the
+    dropouts of one step apart.
+    """
+    n, each = x.shape[0], max(x.size // max(x.shape[0], 1), 1)
+    blocks = (each + 3) // 4
+    c0 = xp.broadcast_to(xp.arange(blocks, dtype=xp.uint64)[None, :], (n, blocks))
+    c1 = xp.broadcast_to(xp.arange(sample, sample + n, dtype=xp.uint64)[:, None], (n, blocks))
+    words = philox(xp, c0, c1, xp.full_like(c0, 0) + (step[0] & xp.uint64(0xFFFFFFFF)), xp.full_like(c0, draw),
+                   seed & 0xFFFFFFFF, seed >> 32)
+    bits = xp.stack(words, axis=-1).reshape(n, blocks * 4)[:, :each].reshape(x.shape)
+    keep = bits >= xp.uint64(int(rate * 2**32))
+    return xp.where(keep, x * x.dtype.type(1 / (1 - rate)), x.dtype.type(0))
+
+
+@dropout.cpu
+def _(x: Any, step: Any, y: Any, *, rate: float, seed: int, draw: int, sample: int) -> Any:
+    rows = (x.shape[0], -1)
+    return [loop(_dropout, x.reshape(rows), step, y.reshape(rows), np.uint64(int(rate * 2**32)), x.dtype.type(1 / (1 - rate)),
+                 np.uint64(seed & 0xFFFFFFFF), np.uint64(seed >> 32), np.uint64(draw), np.uint64(sample))]
+
+
+def _dropout(x, step, y, threshold, factor, seed0, seed1, draw, sample):  # type: ignore[no-untyped-def]
+    low, half = np.uint64(0xFFFFFFFF), np.uint64(32)
+    for n in range(x.shape[0]):
+        for block in range((x.shape[1] + 3) // 4):
+            c0, c1, c2, c3 = np.uint64(block), np.uint64(n) + sample, step[0] & low, draw
+            k0, k1 = seed0, seed1
+            for _ in range(10):
+                p0, p1 = c0 * np.uint64(0xD2511F53), c2 * np.uint64(0xCD9E8D57)
+                c0, c1, c2, c3 = (p1 >> half) ^ c1 ^ k0, p1 & low, (p0 >> half) ^ c3 ^ k1, p0 & low
+                k0, k1 = (k0 + np.uint64(0x9E3779B9)) & low, (k1 + np.uint64(0xBB67AE85)) & low
+            words = (c0, c1, c2, c3)
+            for i in range(min(4, x.shape[1] - 4 * block)):
+                j = 4 * block + i
+                y[n, j] = x[n, j] * factor if words[i] >= threshold else x.dtype.type(0)
+
+
+@kernel("tick")
+def tick(xp: Any, step: Any) -> Any:
+    """The next step's number (1,) uint64."""
+    return step + xp.uint64(1)
+
+
+@tick.cpu
+def _(step: Any, after: Any) -> Any:
+    return [loop(_tick, step, after)]
+
+
+def _tick(step, after):  # type: ignore[no-untyped-def]
+    after[0] = step[0] + np.uint64(1)

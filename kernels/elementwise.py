@@ -1,0 +1,214 @@
+"""Element by element: arithmetic with broadcasting, activations, and their gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .registry import flat, kernel, like, loop, ufunc
+
+
+def _one_each(reads: Any, writes: Any) -> float:
+    return float(writes[0].size)
+
+
+def _ufunc_kernel(name: str, function: Any) -> None:
+    """Inputs broadcast to the output's shape."""
+    definition = kernel(name, flops=_one_each)(lambda xp, *inputs: getattr(xp, function.__name__)(*inputs))
+    definition.cpu(lambda *arrays: [ufunc(function, *arrays)])
+
+
+for _name, _function in {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "neg": np.negative,
+                         "exp": np.exp, "log": np.log, "sqrt": np.sqrt, "tanh": np.tanh, "abs": np.abs,
+                         "maximum": np.maximum, "minimum": np.minimum}.items():
+    _ufunc_kernel(_name, _function)
+
+
+@kernel("copy")
+def copy(xp: Any, x: Any) -> Any:
+    return xp.array(x)
+
+
+@copy.cpu
+def _(x: Any, y: Any) -> Any:
+    return [ufunc(np.positive, np.broadcast_to(x, y.shape), y)]
+
+
+@kernel("fill")
+def fill(xp: Any, x: Any, *, value: float) -> Any:
+    """An array like x, full of one value; x itself is not looked at."""
+    return xp.full_like(x, value)
+
+
+@fill.cpu
+def _(x: Any, y: Any, *, value: float) -> Any:
+    from functools import partial
+
+    return [partial(y.fill, value)]
+
+
+@kernel("scale", flops=_one_each)
+def scale(xp: Any, x: Any, *, factor: float) -> Any:
+    return x * x.dtype.type(factor)
+
+
+@scale.cpu
+def _(x: Any, y: Any, *, factor: float) -> Any:
+    return [ufunc(np.multiply, x, like(x, factor), y)]
+
+
+@kernel("shift", flops=_one_each)
+def shift(xp: Any, x: Any, *, term: float) -> Any:
+    return x + x.dtype.type(term)
+
+
+@shift.cpu
+def _(x: Any, y: Any, *, term: float) -> Any:
+    return [ufunc(np.add, x, like(x, term), y)]
+
+
+@kernel("power", flops=_one_each)
+def power(xp: Any, x: Any, *, exponent: float) -> Any:
+    return x ** x.dtype.type(exponent)
+
+
+@power.cpu
+def _(x: Any, y: Any, *, exponent: float) -> Any:
+    return [ufunc(np.power, x, like(x, exponent), y)]
+
+
+@kernel("power_grad", flops=_one_each)
+def power_grad(xp: Any, x: Any, dy: Any, *, exponent: float) -> Any:
+    """dx = dy * e * x^(e-1)."""
+    return dy * (x ** x.dtype.type(exponent - 1)) * x.dtype.type(exponent)
+
+
+@power_grad.cpu
+def _(x: Any, dy: Any, dx: Any, *, exponent: float) -> Any:
+    return [ufunc(np.power, x, like(x, exponent - 1), dx), ufunc(np.multiply, dx, dy, dx),
+            ufunc(np.multiply, dx, like(x, exponent), dx)]
+
+
+@kernel("relu", flops=_one_each)
+def relu(xp: Any, x: Any) -> Any:
+    return xp.maximum(x, x.dtype.type(0))
+
+
+@relu.cpu
+def _(x: Any, y: Any) -> Any:
+    return [loop(_relu, flat(x), flat(y))]
+
+
+def _relu(x, y):  # type: ignore[no-untyped-def]
+    for i in range(x.size):
+        y[i] = x[i] if not x[i] <= 0 else x.dtype.type(0)  # NaN passes through
+
+
+@kernel("relu_grad", flops=_one_each)
+def relu_grad(xp: Any, y: Any, dy: Any) -> Any:
+    """dx = dy where y > 0; y is the output."""
+    return xp.where(y > 0, dy, dy.dtype.type(0))
+
+
+@relu_grad.cpu
+def _(y: Any, dy: Any, dx: Any) -> Any:
+    return [loop(_relu_grad, flat(y), flat(dy), flat(dx))]
+
+
+def _relu_grad(y, dy, dx):  # type: ignore[no-untyped-def]
+    for i in range(y.size):
+        dx[i] = dy[i] if y[i] > 0 else dy.dtype.type(0)
+
+
+@kernel("sigmoid", flops=_one_each)
+def sigmoid(xp: Any, x: Any) -> Any:
+    """1 / (1 + exp(-x)), by way of tanh, which never overflows."""
+    half = x.dtype.type(0.5)
+    return xp.tanh(x * half) * half + half
+
+
+@sigmoid.cpu
+def _(x: Any, y: Any) -> Any:
+    half = like(x, 0.5)
+    return [ufunc(np.multiply, x, half, y), ufunc(np.tanh, y, y), ufunc(np.multiply, y, half, y), ufunc(np.add, y, half, y)]
+
+
+@kernel("sigmoid_grad", flops=_one_each)
+def sigmoid_grad(xp: Any, y: Any, dy: Any) -> Any:
+    """dx = dy * y * (1 - y)."""
+    return dy * (y * (1 - y))
+
+
+@sigmoid_grad.cpu
+def _(y: Any, dy: Any, dx: Any) -> Any:
+    return [loop(_sigmoid_grad, flat(y), flat(dy), flat(dx))]
+
+
+def _sigmoid_grad(y, dy, dx):  # type: ignore[no-untyped-def]
+    one = y.dtype.type(1)
+    for i in range(y.size):
+        dx[i] = dy[i] * (y[i] * (one - y[i]))
+
+
+@kernel("tanh_grad", flops=_one_each)
+def tanh_grad(xp: Any, y: Any, dy: Any) -> Any:
+    """dx = dy * (1 - y^2)."""
+    return dy * (1 - y * y)
+
+
+@tanh_grad.cpu
+def _(y: Any, dy: Any, dx: Any) -> Any:
+    return [loop(_tanh_grad, flat(y), flat(dy), flat(dx))]
+
+
+def _tanh_grad(y, dy, dx):  # type: ignore[no-untyped-def]
+    one = y.dtype.type(1)
+    for i in range(y.size):
+        dx[i] = dy[i] * (one - y[i] * y[i])
+
+
+@kernel("sqrt_grad", flops=_one_each)
+def sqrt_grad(xp: Any, y: Any, dy: Any) -> Any:
+    """dx = dy / (2 y)."""
+    return dy / (y + y)
+
+
+@sqrt_grad.cpu
+def _(y: Any, dy: Any, dx: Any) -> Any:
+    return [ufunc(np.add, y, y, dx), ufunc(np.divide, dy, dx, dx)]
+
+
+@kernel("abs_grad", flops=_one_each)
+def abs_grad(xp: Any, x: Any, dy: Any) -> Any:
+    return xp.sign(x) * dy
+
+
+@abs_grad.cpu
+def _(x: Any, dy: Any, dx: Any) -> Any:
+    return [ufunc(np.sign, x, dx), ufunc(np.multiply, dx, dy, dx)]
+
+
+@kernel("div_grad", flops=_one_each)
+def div_grad(xp: Any, y: Any, b: Any, dy: Any) -> Any:
+    """db of y = a / b, before any broadcast is summed away: -dy * y / b."""
+    return -(dy * y) / b
+
+
+@div_grad.cpu
+def _(y: Any, b: Any, dy: Any, db: Any) -> Any:
+    return [ufunc(np.multiply, dy, y, db), ufunc(np.divide, db, b, db), ufunc(np.negative, db, db)]
+
+
+def _pick(name: str, wins: Any) -> None:
+    """Gradient of maximum or minimum to one side: where x wins dy, half where the two are equal."""
+    definition = kernel(name, flops=_one_each, work=lambda reads, writes: [(writes[0].shape, "bool"), (writes[0].shape, writes[0].dtype)])(
+        lambda xp, x, other, dy: xp.where(x == other, dy * dy.dtype.type(0.5), xp.where(wins(x, other), dy, dy.dtype.type(0))))
+    compare = {"maximum_grad": np.greater, "minimum_grad": np.less}[name]
+    definition.cpu(lambda x, other, dy, dx, mask, half: [
+        ufunc(compare, x, other, mask), ufunc(np.multiply, dy, mask, dx), ufunc(np.equal, x, other, mask),
+        ufunc(np.multiply, dy, mask, half), ufunc(np.multiply, half, like(dy, 0.5), half), ufunc(np.add, dx, half, dx)])
+
+
+_pick("maximum_grad", lambda x, other: x > other)
+_pick("minimum_grad", lambda x, other: x < other)

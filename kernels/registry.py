@@ -1,0 +1,92 @@
+"""The table of kernels and the one way to define them. Knows no kernel itself.
+
+    @kernel("relu", flops=lambda reads, writes: writes[0].size)
+    def relu(xp, x):                    # the reference: array module and read arrays in, new arrays out
+        return xp.maximum(x, 0)
+
+    @relu.cpu
+    def _(x, y):                        # read, written and work arrays in; calls without arguments out
+        return [ufunc(np.maximum, x, zero(x), y)]
+
+The CPU form is bound once to fixed arrays and then only called: it may allocate while binding, never in its calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+
+Thunk = Callable[[], Any]
+KERNELS: dict[str, Kernel] = {}
+
+
+@dataclass
+class Kernel:
+    """`reference(xp, *reads, **constants)`; `cpu` binder; `work` arrays as (shape, dtype); flops of one launch."""
+
+    name: str
+    reference: Callable[..., Any]
+    work: Callable[..., Sequence[tuple[tuple[int, ...], Any]]] | None = None
+    flops: Callable[..., float] | None = None
+    _cpu: Callable[..., list[Thunk]] | None = field(default=None, repr=False)
+
+    def cpu(self, binder: Callable[..., list[Thunk]]) -> Kernel:
+        """Registers the CPU form (a decorator)."""
+        self._cpu = binder
+        return self
+
+    def bind(self, reads: Sequence[Any], writes: Sequence[Any], work: Sequence[Any], constants: dict[str, Any]) -> list[Thunk]:
+        """Prebuilt calls on these NumPy arrays."""
+        assert self._cpu is not None, f"kernel {self.name} has no CPU form"
+        return self._cpu(*reads, *writes, *work, **constants)
+
+
+def kernel(name: str, *, work: Callable[..., Any] | None = None, flops: Callable[..., float] | None = None
+           ) -> Callable[[Callable[..., Any]], Kernel]:
+    """Defines a kernel by its reference. `work(reads, writes, **constants)` gives the scratch arrays it needs;
+    `flops(reads, writes)` its arithmetic, where reads and writes have shape and size."""
+
+    def define(reference: Callable[..., Any]) -> Kernel:
+        assert name not in KERNELS, f"kernel {name} is defined twice"
+        KERNELS[name] = Kernel(name, reference, work, flops)
+        return KERNELS[name]
+
+    return define
+
+
+def ufunc(function: np.ufunc, *arrays: Any) -> Thunk:
+    """A NumPy ufunc on its inputs, written to the last array."""
+    *inputs, out = arrays
+    return partial(function, *inputs, out=out)
+
+
+@cache
+def _jitted(function: Callable[..., Any]) -> Any:
+    import numba
+
+    return numba.njit(nogil=True, cache=True, error_model="numpy")(function)
+
+
+def loop(function: Callable[..., Any], *arguments: Any) -> Thunk:
+    """A numba loop on fixed arguments, compiled now."""
+    import numba
+
+    jitted = _jitted(function)
+    jitted.compile(tuple(numba.typeof(a) for a in arguments))
+    return partial(jitted, *arguments)
+
+
+def flat(array: Any) -> Any:
+    """A contiguous array as one dimension, never a copy. Raises ValueError for a strided one."""
+    if not array.flags.c_contiguous:
+        raise ValueError(f"a contiguous array is needed here, not strides {array.strides} of shape {array.shape}")
+    return array.reshape(-1)
+
+
+def like(array: Any, value: float) -> Any:
+    """A scalar of the array's type."""
+    return array.dtype.type(value)

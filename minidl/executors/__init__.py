@@ -1,0 +1,7 @@
+"""Everything that runs a graph under a schedule: the oracle, streams, and the executor that looks for races."""
+
+from .checking import CheckingExecutor, VersionError, random_order
+from .sequential import SequentialExecutor
+from .stream import StreamExecutor, TaskError
+
+__all__ = ["CheckingExecutor", "SequentialExecutor", "StreamExecutor", "TaskError", "VersionError", "random_order"]

@@ -1,0 +1,23 @@
+"""The oracle: tasks in the order of emission, each storage in memory of its own. No schedule, no plan, no streams."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..graph import TaskGraph
+from .bound import Bound
+
+
+class SequentialExecutor:
+    """What every schedule must equal bit for bit. Call it with a step's inputs; it returns the step's outputs."""
+
+    def __init__(self, graph: TaskGraph, device: Any = None) -> None:
+        self.graph = graph
+        self._bound = Bound(graph, None, device)
+        self._program = [thunk for task in range(len(graph)) for thunk in self._bound.thunks(task)]
+
+    def __call__(self, *inputs: Any) -> Any:
+        self._bound.load(inputs)
+        for launch in self._program:
+            launch()
+        return self._bound.results()

@@ -1,0 +1,58 @@
+"""The layers."""
+
+from __future__ import annotations
+
+import math
+
+from .. import ops, random
+from ..tensor import Parameter, Tensor
+from .module import Module
+
+
+class Linear(Module):
+    """x (..., inputs) -> (..., outputs); weight (outputs, inputs), uniform in +-1/sqrt(inputs) as in torch."""
+
+    def __init__(self, inputs: int, outputs: int, bias: bool = True, dtype: str = "float32") -> None:
+        if inputs < 1 or outputs < 1:
+            raise ValueError(f"Linear({inputs}, {outputs}): both sizes must be at least 1")
+        bound = 1 / math.sqrt(inputs)
+        self.weight = Parameter(random.next_weights().uniform(-bound, bound, (outputs, inputs)).astype(dtype))
+        if bias:
+            self.bias = Parameter(random.next_weights().uniform(-bound, bound, outputs).astype(dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.linear(x, self.weight, getattr(self, "bias", None))
+
+
+class Dropout(Module):
+    """Drops elements with probability `rate` while training."""
+
+    def __init__(self, rate: float = 0.5) -> None:
+        if not 0 <= rate < 1:
+            raise ValueError(f"the dropout rate is {rate}; it must be at least 0 and below 1")
+        self.rate = rate
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.dropout(x, self.rate) if self.training else x
+
+
+class Flatten(Module):
+    """(n, ...) -> (n, all the rest)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.flatten(x)
+
+
+class ReLU(Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.relu(x)
+
+
+class Sigmoid(Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.sigmoid(x)
+
+
+class Tanh(Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.tanh(x)

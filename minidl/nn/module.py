@@ -1,0 +1,127 @@
+"""Module: a layer or a network; parameters and states by name, train or eval mode."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from .. import tape as tapes
+from ..device import strides_of
+from ..graph import Role
+from ..tensor import FLOATS, Parameter, ShapeError, Tensor, array, host_storage
+
+
+class Module:
+    """Parameters, states (tensors that a step changes but no gradient) and other modules are attributes."""
+
+    training = True
+    _name = ""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if isinstance(value, Module) and not value._name:
+            object.__setattr__(value, "_name", name)
+        if isinstance(value, Parameter) and not value.name:
+            value.name = value.storage.name = name
+        object.__setattr__(self, name, value)
+
+    def forward(self, *inputs: Any) -> Any:
+        raise NotImplementedError(f"{type(self).__name__} has no forward")
+
+    def __call__(self, *inputs: Any) -> Any:
+        with tapes.label(self._name or type(self).__name__.lower()):
+            return self.forward(*(array(v) if isinstance(v, np.ndarray) else v for v in inputs))
+
+    # ----------------------------------------------------------------------------------------------------- inventory
+    def children(self) -> Iterator[tuple[str, Module]]:
+        for name, value in vars(self).items():
+            if isinstance(value, Module):
+                yield name, value
+
+    def modules(self) -> Iterator[Module]:
+        """This module and all below it."""
+        yield self
+        for _, child in self.children():
+            yield from child.modules()
+
+    def named_tensors(self, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+        """Parameters and states by dotted name, in the order in which they were set."""
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor):
+                yield prefix + name, value
+            elif isinstance(value, Module):
+                yield from value.named_tensors(f"{prefix}{name}.")
+
+    def named_parameters(self) -> Iterator[tuple[str, Parameter]]:
+        """Each parameter once, under its first name."""
+        seen: set[int] = set()
+        for name, value in self.named_tensors():
+            if isinstance(value, Parameter) and id(value) not in seen:
+                seen.add(id(value))
+                yield name, value
+
+    def parameters(self) -> list[Parameter]:
+        return [p for _, p in self.named_parameters()]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Copies of parameters and states as NumPy arrays; a shared parameter stands under each of its names."""
+        return {name: t.numpy().copy() for name, t in self.named_tensors()}
+
+    def load_state_dict(self, values: Mapping[str, Any]) -> None:
+        """Raises ShapeError, before anything is changed, where names, shapes or types do not fit."""
+        mine = dict(self.named_tensors())
+        missing, extra = sorted(mine.keys() - values.keys()), sorted(values.keys() - mine.keys())
+        if missing or extra:
+            raise ShapeError(f"the state does not fit this model: missing {missing[:3] or 'none'}, unknown {extra[:3] or 'none'}")
+        for name, t in mine.items():
+            value = np.asarray(values[name])
+            if value.shape != t.shape or str(value.dtype) != t.dtype:
+                raise ShapeError(f"{name} is {value.dtype} {value.shape} in the state, {t.dtype} {t.shape} in the model")
+        for name, t in mine.items():
+            t.numpy()[...] = values[name]
+
+    # ---------------------------------------------------------------------------------------------------------- modes
+    def train(self, mode: bool = True) -> Module:
+        for module in self.modules():
+            object.__setattr__(module, "training", mode)
+        return self
+
+    def eval(self) -> Module:
+        return self.train(False)
+
+    def astype(self, dtype: str) -> Module:
+        """Converts parameters and float states in place. Raises ValueError for an unknown type."""
+        if dtype not in FLOATS:
+            raise ValueError(f"unknown type {dtype!r}; known: {', '.join(FLOATS)}")
+        for _, t in self.named_tensors():
+            if t.dtype in FLOATS and t.dtype != dtype:
+                value = t.numpy().astype(dtype)
+                name, role = t.storage.name, t.storage.role
+                t.storage = host_storage(value, role, name)
+                t.parts, t.strides, t.offset = (t.storage.whole,), strides_of(t.shape), 0
+        return self
+
+
+class Sequential(Module):
+    """Modules one after the other."""
+
+    def __init__(self, *layers: Module) -> None:
+        for i, layer in enumerate(layers):
+            setattr(self, str(i), layer)
+
+    def __iter__(self) -> Iterator[Module]:
+        return (child for _, child in self.children())
+
+    def forward(self, x: Any) -> Any:
+        for layer in self:
+            x = layer(x)
+        return x
+
+
+def state(value: Any, name: str) -> Tensor:
+    """A tensor that a step changes but that has no gradient."""
+    return Tensor(host_storage(np.asarray(value), Role.STATE, name))
+
+
+__all__ = ["Module", "Sequential", "state"]

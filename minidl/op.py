@@ -1,0 +1,89 @@
+"""Op: one differentiable operation. A subclass says which kernels its forward and its gradients call.
+
+`input_grad(i, dy)` makes the gradient toward one input. By default the weight gradient task is that for every
+parameter among the inputs, and the output gradient task for all others, so an op gets both tasks apart for free;
+ops that make several gradients in one kernel override `weight_grad` or `output_grad`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from . import tape as tapes
+from .graph import Kind, Role
+from .tensor import FLOATS, Node, ShapeError, Tensor, array, new
+
+
+class Op:
+    """One use of an operation; what the backward pass needs is kept on `self` by `forward`."""
+
+    name = "op"
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """Calls kernels and returns the output, or returns a view of an input without any call."""
+        raise NotImplementedError
+
+    def input_grad(self, i: int, dy: Tensor) -> Tensor:
+        """The gradient toward input i, with its shape."""
+        raise NotImplementedError(f"{self.name} has no gradient toward input {i}")
+
+    def output_grad(self, dy: Tensor, wanted: Sequence[int]) -> dict[int, Tensor]:
+        """Gradients toward inputs that are no parameters: one O task."""
+        return {i: self.input_grad(i, dy) for i in wanted}
+
+    def weight_grad(self, dy: Tensor, wanted: Sequence[int]) -> dict[int, Tensor]:
+        """Gradients toward parameters: one W task."""
+        return {i: self.input_grad(i, dy) for i in wanted}
+
+    def __call__(self, *operands: Any) -> Tensor:
+        """Emits the forward task and remembers this use for the backward pass; arrays are taken as tensors."""
+        tape = tapes.current()
+        inputs = [t if isinstance(t, Tensor) else array(t) for t in operands]
+        unit = tape.new_unit(self.name)
+        with tape.task(unit, Kind.F):
+            out = self.forward(*inputs)
+        tracked = tape.gradients and any(t.requires_grad for t in inputs) and out.dtype in FLOATS
+        if any(out is t for t in inputs):
+            out = out.detach()
+        out.requires_grad = tracked
+        out.weight = tracked and all(t.weight for t in inputs)
+        if tracked:
+            out.node = Node(self, unit, inputs, out, tape.place.micro_batch)
+        return out
+
+    # ----------------------------------------------------------------------------------------------- for subclasses
+    def call(self, kernel: str, reads: Sequence[Tensor], writes: Sequence[Tensor], **constants: Any) -> None:
+        """One kernel call of the task being emitted."""
+        tapes.current().call(kernel, reads, writes, **constants)
+
+    def out(self, shape: Sequence[int], dtype: str) -> Tensor:
+        """A new activation."""
+        return new(self.name, shape, dtype)
+
+    def grad(self, t: Tensor) -> Tensor:
+        """A new gradient of t's shape."""
+        return new(f"grad {t.storage.name}", t.shape, t.dtype, Role.GRADIENT)
+
+    def dense(self, t: Tensor) -> Tensor:
+        """t itself, or a contiguous copy made within this task."""
+        if t.contiguous:
+            return t
+        copy = new(f"{t.storage.name} copy", t.shape, t.dtype)
+        self.call("copy", [t], [copy])
+        return copy
+
+    def error(self, message: str) -> ShapeError:
+        where = "/".join(tapes.current().place.labels)
+        return ShapeError(f"{self.name}{f' in {where}' if where else ''}: {message}")
+
+
+def same_dtype(op: Op, *tensors: Tensor) -> str:
+    """The one float type of these tensors. Raises ShapeError."""
+    types = {t.dtype for t in tensors}
+    if len(types) > 1:
+        raise op.error(f"types differ: {', '.join(t.dtype for t in tensors)}; convert one with astype")
+    (dtype,) = types
+    if dtype not in FLOATS:
+        raise op.error(f"needs float32 or float64, not {dtype}")
+    return dtype

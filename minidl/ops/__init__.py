@@ -1,0 +1,54 @@
+"""The operations, one small class each, and the operators and methods that they give a Tensor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..tensor import Tensor, array
+from .dropout import dropout
+from .elementwise import (
+    absolute,
+    add,
+    div,
+    exp,
+    log,
+    maximum,
+    minimum,
+    mul,
+    neg,
+    power,
+    relu,
+    sigmoid,
+    sqrt,
+    sub,
+    tanh,
+)
+from .linear import linear, matmul
+from .loss import cross_entropy, softmax
+from .reduce import amax, mean, total
+from .shape import broadcast_to, flatten, reshape, transpose
+
+__all__ = ["absolute", "add", "amax", "broadcast_to", "cross_entropy", "div", "dropout", "exp", "flatten", "linear", "log",
+           "matmul", "maximum", "mean", "minimum", "mul", "neg", "power", "relu", "reshape", "sigmoid", "softmax", "sqrt",
+           "sub", "tanh", "total", "transpose"]
+
+
+def _other(t: Tensor, value: Any) -> Any:
+    """A Tensor or a number stays; an array becomes a tensor of t's type."""
+    return value if isinstance(value, Tensor | int | float) else array(value, t.dtype)
+
+
+_METHODS: dict[str, Any] = {
+    "__add__": lambda a, b: add(a, _other(a, b)), "__radd__": lambda a, b: add(a, _other(a, b)),
+    "__sub__": lambda a, b: sub(a, _other(a, b)), "__rsub__": lambda a, b: add(neg(a), _other(a, b)),
+    "__mul__": lambda a, b: mul(a, _other(a, b)), "__rmul__": lambda a, b: mul(a, _other(a, b)),
+    "__truediv__": lambda a, b: div(a, _other(a, b)), "__rtruediv__": lambda a, b: mul(power(a, -1.0), _other(a, b)),
+    "__neg__": neg, "__pow__": power, "__matmul__": lambda a, b: matmul(a, _other(a, b)), "__abs__": absolute,
+    "exp": exp, "log": log, "sqrt": sqrt, "tanh": tanh, "relu": relu, "sigmoid": sigmoid,
+    "sum": total, "mean": mean, "max": amax, "softmax": softmax,
+    "reshape": lambda t, *shape: reshape(t, shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape),
+    "flatten": flatten, "transpose": lambda t, *axes: transpose(t, axes[0] if len(axes) == 1 and not isinstance(axes[0], int) else axes),
+    "T": property(transpose),
+}
+for _name, _method in _METHODS.items():
+    setattr(Tensor, _name, _method)

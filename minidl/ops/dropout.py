@@ -1,0 +1,42 @@
+"""Dropout."""
+
+from __future__ import annotations
+
+from .. import random
+from .. import tape as tapes
+from ..op import Op, same_dtype
+from ..tensor import Tensor
+
+
+class Dropout(Op):
+    """Zero with probability `rate`, else scaled up; the bits are made again for the gradient."""
+
+    name = "dropout"
+
+    def __init__(self, rate: float) -> None:
+        self.rate = rate
+
+    def forward(self, x: Tensor) -> Tensor:
+        dtype = same_dtype(self, x)
+        if not x.ndim:
+            raise self.error("a scalar has no samples")
+        self.x = self.dense(x)
+        self.step = Tensor(random.step_storage())
+        tape = tapes.current()
+        self.constants = {"rate": self.rate, "seed": random.current_seed() & (2**64 - 1), "draw": tape.next_draw(),
+                          "sample": tape.place.sample}
+        y = self.out(x.shape, dtype)
+        self.call("dropout", [self.x, self.step], [y], **self.constants)
+        return y
+
+    def input_grad(self, i: int, dy: Tensor) -> Tensor:
+        dx = self.grad(self.x)
+        self.call("dropout", [self.dense(dy), self.step], [dx], **self.constants)
+        return dx
+
+
+def dropout(x: Tensor, rate: float = 0.5) -> Tensor:
+    """x (n, ...): elements dropped with probability `rate` in [0, 1), the rest times 1 / (1 - rate)."""
+    if not 0 <= rate < 1:
+        raise ValueError(f"the dropout rate is {rate}; it must be at least 0 and below 1")
+    return Dropout(rate)(x) if rate else x

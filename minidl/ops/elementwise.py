@@ -1,0 +1,255 @@
+"""Arithmetic with NumPy's broadcasting, and activations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..graph import Role
+from ..op import Op, same_dtype
+from ..tensor import Tensor, new
+from .reduce import sum_to
+
+
+class _Binary(Op):
+    """Two tensors, broadcast to one shape."""
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        dtype = same_dtype(self, a, b)
+        try:
+            shape = np.broadcast_shapes(a.shape, b.shape)
+        except ValueError:
+            raise self.error(f"shapes {a.shape} and {b.shape} do not broadcast") from None
+        self.a, self.b = a, b
+        self.y = self.out(shape, dtype)
+        self.call(self.name, [a, b], [self.y])
+        return self.y
+
+    def full(self, i: int, dy: Tensor) -> Tensor:
+        """The gradient toward input i in the output's shape."""
+        raise NotImplementedError
+
+    def input_grad(self, i: int, dy: Tensor) -> Tensor:
+        return sum_to(self.full(i, dy), (self.a, self.b)[i])
+
+    def temporary(self, dy: Tensor) -> Tensor:
+        return new(f"grad {self.name}", dy.shape, dy.dtype, Role.GRADIENT)
+
+
+class Add(_Binary):
+    name = "add"
+
+    def full(self, i: int, dy: Tensor) -> Tensor:
+        return dy
+
+
+class Sub(_Binary):
+    name = "sub"
+
+    def full(self, i: int, dy: Tensor) -> Tensor:
+        if i == 0:
+            return dy
+        out = self.temporary(dy)
+        self.call("neg", [dy], [out])
+        return out
+
+
+class Mul(_Binary):
+    name = "mul"
+
+    def full(self, i: int, dy: Tensor) -> Tensor:
+        out = self.temporary(dy)
+        self.call("mul", [dy, (self.b, self.a)[i]], [out])
+        return out
+
+
+class Div(_Binary):
+    name = "div"
+
+    def full(self, i: int, dy: Tensor) -> Tensor:
+        out = self.temporary(dy)
+        if i == 0:
+            self.call("div", [dy, self.b], [out])
+        else:
+            self.call("div_grad", [self.y, self.b, dy], [out])
+        return out
+
+
+class _Pick(_Binary):
+    def full(self, i: int, dy: Tensor) -> Tensor:
+        mine, other = (self.a, self.b) if i == 0 else (self.b, self.a)
+        out = self.temporary(dy)
+        self.call(f"{self.name}_grad", [mine, other, dy], [out])
+        return out
+
+
+class Maximum(_Pick):
+    name = "maximum"
+
+
+class Minimum(_Pick):
+    name = "minimum"
+
+
+class _Unary(Op):
+    """One tensor in, one of the same shape out; `constants` go to the kernel."""
+
+    def __init__(self, **constants: Any) -> None:
+        self.constants = constants
+
+    def forward(self, x: Tensor) -> Tensor:
+        same_dtype(self, x)
+        self.x = self.dense(x)
+        self.y = self.out(x.shape, x.dtype)
+        self.call(self.name, [self.x], [self.y], **self.constants)
+        return self.y
+
+    def saved(self) -> list[Tensor]:
+        """What the gradient kernel reads before dy."""
+        return [self.y]
+
+    def input_grad(self, i: int, dy: Tensor) -> Tensor:
+        dx = self.grad(self.x)
+        self.call(f"{self.name}_grad", [*self.saved(), self.dense(dy)], [dx], **self.constants)
+        return dx
+
+
+class Relu(_Unary):
+    name = "relu"
+
+
+class Sigmoid(_Unary):
+    name = "sigmoid"
+
+
+class Tanh(_Unary):
+    name = "tanh"
+
+
+class Sqrt(_Unary):
+    name = "sqrt"
+
+
+class Absolute(_Unary):
+    name = "abs"
+
+    def saved(self) -> list[Tensor]:
+        return [self.x]
+
+
+class Power(_Unary):
+    name = "power"
+
+    def saved(self) -> list[Tensor]:
+        return [self.x]
+
+
+class Exp(_Unary):
+    name = "exp"
+
+    def input_grad(self, i: int, dy: Tensor) -> Tensor:
+        dx = self.grad(self.x)
+        self.call("mul", [dy, self.y], [dx])
+        return dx
+
+
+class Log(_Unary):
+    name = "log"
+
+    def input_grad(self, i: int, dy: Tensor) -> Tensor:
+        dx = self.grad(self.x)
+        self.call("div", [dy, self.x], [dx])
+        return dx
+
+
+class Neg(_Unary):
+    name = "neg"
+
+    def input_grad(self, i: int, dy: Tensor) -> Tensor:
+        dx = self.grad(self.x)
+        self.call("neg", [dy], [dx])
+        return dx
+
+
+class Scale(_Unary):
+    name = "scale"
+
+    def input_grad(self, i: int, dy: Tensor) -> Tensor:
+        dx = self.grad(self.x)
+        self.call("scale", [dy], [dx], **self.constants)
+        return dx
+
+
+class Shift(_Unary):
+    name = "shift"
+
+    def input_grad(self, i: int, dy: Tensor) -> Tensor:
+        return dy
+
+
+def add(a: Tensor, b: Tensor | float) -> Tensor:
+    """a + b."""
+    return Add()(a, b) if isinstance(b, Tensor) else Shift(term=float(b))(a)
+
+
+def sub(a: Tensor, b: Tensor | float) -> Tensor:
+    """a - b."""
+    return Sub()(a, b) if isinstance(b, Tensor) else Shift(term=-float(b))(a)
+
+
+def mul(a: Tensor, b: Tensor | float) -> Tensor:
+    """a * b."""
+    return Mul()(a, b) if isinstance(b, Tensor) else Scale(factor=float(b))(a)
+
+
+def div(a: Tensor, b: Tensor | float) -> Tensor:
+    """a / b. Raises ZeroDivisionError for the number 0."""
+    return Div()(a, b) if isinstance(b, Tensor) else Scale(factor=1.0 / float(b))(a)
+
+
+def power(x: Tensor, exponent: float) -> Tensor:
+    """x ** exponent, a number."""
+    return Power(exponent=float(exponent))(x)
+
+
+def maximum(a: Tensor, b: Tensor) -> Tensor:
+    """The larger of the two; where they are equal each gets half the gradient."""
+    return Maximum()(a, b)
+
+
+def minimum(a: Tensor, b: Tensor) -> Tensor:
+    """The smaller of the two; where they are equal each gets half the gradient."""
+    return Minimum()(a, b)
+
+
+def neg(x: Tensor) -> Tensor:
+    return Neg()(x)
+
+
+def exp(x: Tensor) -> Tensor:
+    return Exp()(x)
+
+
+def log(x: Tensor) -> Tensor:
+    return Log()(x)
+
+
+def sqrt(x: Tensor) -> Tensor:
+    return Sqrt()(x)
+
+
+def tanh(x: Tensor) -> Tensor:
+    return Tanh()(x)
+
+
+def relu(x: Tensor) -> Tensor:
+    return Relu()(x)
+
+
+def sigmoid(x: Tensor) -> Tensor:
+    return Sigmoid()(x)
+
+
+def absolute(x: Tensor) -> Tensor:
+    return Absolute()(x)

@@ -1,0 +1,93 @@
+"""The affine layer and the plain matrix product."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..graph import Role
+from ..op import Op, same_dtype
+from ..tensor import Tensor, new
+from .reduce import sum_to
+
+
+class Linear(Op):
+    """x (n, i), w (o, i), b (o,) -> (n, o)."""
+
+    name = "linear"
+
+    def forward(self, x: Tensor, w: Tensor, *bias: Tensor) -> Tensor:
+        dtype = same_dtype(self, x, w, *bias)
+        if x.ndim != 2 or w.ndim != 2 or x.shape[1] != w.shape[1]:
+            raise self.error(f"input {x.shape} does not fit weight {w.shape}; expected (n, {w.shape[-1] if w.shape else '?'})")
+        if any(b.shape != w.shape[:1] for b in bias):
+            raise self.error(f"bias {bias[0].shape} does not fit weight {w.shape}")
+        self.x, self.w, self.bias = self.dense(x), w, bias
+        y = self.out([x.shape[0], w.shape[0]], dtype)
+        self.call("linear", [self.x, w, *bias], [y])
+        return y
+
+    def output_grad(self, dy: Tensor, wanted: Sequence[int]) -> dict[int, Tensor]:
+        if 0 not in wanted:  # a weight that is computed from other tensors
+            return self.weight_grad(dy, wanted)
+        dx = self.grad(self.x)
+        self.call("matmul", [self.dense(dy), self.w], [dx])
+        rest = [i for i in wanted if i]
+        return {0: dx, **(self.weight_grad(dy, rest) if rest else {})}
+
+    def weight_grad(self, dy: Tensor, wanted: Sequence[int]) -> dict[int, Tensor]:
+        if list(wanted) == [0]:
+            return self.output_grad(dy, wanted)
+        dw, db = self.grad(self.w), [self.grad(b) for b in self.bias] if 2 in wanted else []
+        self.call("linear_weight_grad", [self.x, self.dense(dy)], [dw, *db], bias=bool(db))
+        result = {1: dw, **({2: db[0]} if db else {})}
+        return result if 0 not in wanted else {**result, **self.output_grad(dy, [0])}
+
+
+class MatMul(Op):
+    """(..., m, k) @ (..., k, n), leading axes broadcast."""
+
+    name = "matmul"
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        dtype = same_dtype(self, a, b)
+        if a.ndim < 2 or b.ndim < 2 or a.shape[-1] != b.shape[-2]:
+            raise self.error(f"shapes {a.shape} and {b.shape} do not fit")
+        try:
+            lead = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+        except ValueError:
+            raise self.error(f"leading axes of {a.shape} and {b.shape} do not broadcast") from None
+        self.a, self.b = a, b
+        y = self.out([*lead, a.shape[-2], b.shape[-1]], dtype)
+        self.call("matmul", [a, b], [y])
+        return y
+
+    def input_grad(self, i: int, dy: Tensor) -> Tensor:
+        t = (self.a, self.b)[i]
+        left, right = (dy, _swapped(self.b)) if i == 0 else (_swapped(self.a), dy)
+        lead = np.broadcast_shapes(left.shape[:-2], right.shape[:-2])
+        g = new(f"grad {t.storage.name}", [*lead, left.shape[-2], right.shape[-1]], dy.dtype, Role.GRADIENT)
+        self.call("matmul", [left, right], [g])
+        return sum_to(g, t)
+
+
+def _swapped(t: Tensor) -> Tensor:
+    """The last two axes the other way round, a view."""
+    return Tensor(t.storage, [*t.shape[:-2], t.shape[-1], t.shape[-2]], [*t.strides[:-2], t.strides[-1], t.strides[-2]], t.offset,
+                  parts=t.parts)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x (..., i), weight (o, i), bias (o,) -> x weight^T + bias (..., o)."""
+    if x.ndim > 2:
+        from .shape import reshape
+
+        flat = linear(reshape(x, [-1, x.shape[-1]]), weight, bias)
+        return reshape(flat, [*x.shape[:-1], weight.shape[0]])
+    return Linear()(x, weight, *(() if bias is None else (bias,)))
+
+
+def matmul(a: Tensor, b: Tensor) -> Tensor:
+    """The matrix product, batched over leading axes."""
+    return MatMul()(a, b)

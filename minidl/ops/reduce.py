@@ -1,0 +1,101 @@
+"""Sum, mean and maximum over axes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from .. import tape as tapes
+from ..graph import Role
+from ..op import Op, same_dtype
+from ..tensor import ShapeError, Tensor, new
+from .shape import reshape
+
+
+def _axes(x: Tensor, axis: int | Sequence[int] | None, name: str) -> tuple[int, ...]:
+    """Axes as sorted numbers from 0. Raises ShapeError."""
+    given = range(x.ndim) if axis is None else [axis] if isinstance(axis, int) else axis
+    axes = tuple(sorted(a + x.ndim if a < 0 else a for a in given))
+    if len(set(axes)) < len(axes) or any(not 0 <= a < x.ndim for a in axes):
+        raise ShapeError(f"{name}: axis {axis} does not fit shape {x.shape}")
+    return axes
+
+
+class Sum(Op):
+    """Over axes that stay with length 1; `average` divides by their size."""
+
+    name = "sum"
+
+    def __init__(self, axes: tuple[int, ...], average: bool) -> None:
+        self.axes, self.average = axes, average
+
+    def forward(self, x: Tensor) -> Tensor:
+        dtype = same_dtype(self, x)
+        self.x = x
+        count = math.prod(x.shape[a] for a in self.axes)
+        if self.average and not count:
+            raise self.error(f"the mean of no elements, shape {x.shape}")
+        self.factor = 1.0 / count if self.average else 1.0
+        y = self.out([1 if a in self.axes else n for a, n in enumerate(x.shape)], dtype)
+        self.call("sum", [x], [y], axes=self.axes, factor=self.factor)
+        return y
+
+    def input_grad(self, i: int, dy: Tensor) -> Tensor:
+        dx = self.grad(self.x)
+        self.call("spread", [dy, self.x], [dx], factor=self.factor)
+        return dx
+
+
+class Max(Op):
+    """Over axes that stay with length 1; equal maxima share the gradient evenly."""
+
+    name = "max"
+
+    def __init__(self, axes: tuple[int, ...]) -> None:
+        self.axes = axes
+
+    def forward(self, x: Tensor) -> Tensor:
+        dtype = same_dtype(self, x)
+        if any(x.shape[a] == 0 for a in self.axes):
+            raise self.error(f"the maximum of no elements, shape {x.shape}")
+        self.x, self.y = x, self.out([1 if a in self.axes else n for a, n in enumerate(x.shape)], dtype)
+        self.call("max", [x], [self.y], axes=self.axes)
+        return self.y
+
+    def input_grad(self, i: int, dy: Tensor) -> Tensor:
+        dx = self.grad(self.x)
+        self.call("max_grad", [self.x, self.y, dy], [dx], axes=self.axes)
+        return dx
+
+
+def _finish(y: Tensor, axes: tuple[int, ...], keepdims: bool) -> Tensor:
+    return y if keepdims else reshape(y, [n for a, n in enumerate(y.shape) if a not in axes])
+
+
+def total(x: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
+    """The sum over `axis` (default: all)."""
+    axes = _axes(x, axis, "sum")
+    return _finish(Sum(axes, False)(x), axes, keepdims)
+
+
+def mean(x: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
+    """The mean over `axis` (default: all)."""
+    axes = _axes(x, axis, "mean")
+    return _finish(Sum(axes, True)(x), axes, keepdims)
+
+
+def amax(x: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
+    """The maximum over `axis` (default: all)."""
+    axes = _axes(x, axis, "max")
+    return _finish(Max(axes)(x), axes, keepdims)
+
+
+def sum_to(g: Tensor, t: Tensor) -> Tensor:
+    """Within a task: g summed over what broadcasting had added to t's shape."""
+    if g.shape == t.shape:
+        return g
+    extra = g.ndim - t.ndim
+    axes = tuple(a for a in range(g.ndim) if a < extra or (t.shape[a - extra] == 1 and g.shape[a] != 1))
+    y = new(f"grad {t.storage.name}", [1 if a in axes else n for a, n in enumerate(g.shape)], g.dtype, Role.GRADIENT)
+    tapes.current().call("sum", [g], [y], axes=axes)
+    return Tensor(y.storage, t.shape)

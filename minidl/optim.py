@@ -1,0 +1,145 @@
+"""Optimizers: one update task for each layer, so that a layer's update can run as soon as its gradient is there.
+
+What varies from step to step is read from buffers: `lr`, Adam's step and powers. `step` spends the gradients: the
+next backward starts new ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from . import random
+from . import tape as tapes
+from .graph import Kind, Role
+from .tensor import Parameter, Tensor, host_storage
+
+
+class Optimizer:
+    """Holds parameters, their learning rate in a buffer, and named states per parameter."""
+
+    def __init__(self, parameters: Iterable[Parameter], lr: float) -> None:
+        self.parameters = list(parameters)
+        if not self.parameters:
+            raise ValueError("the optimizer got no parameters")
+        types = {p.dtype for p in self.parameters}
+        if len(types) > 1:
+            raise ValueError(f"the parameters have several types: {', '.join(sorted(types))}")
+        self._lr = _buffer(np.zeros(1, self.parameters[0].dtype), Role.SCALAR, "lr")
+        self.lr = lr
+        self.states: dict[str, list[Tensor]] = {}
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the next step; may be set at any time, recorded steps read it too."""
+        return self._lr.item() if self._lr.shape == () else float(self._lr.numpy()[0])
+
+    @lr.setter
+    def lr(self, value: float) -> None:
+        if not (np.isfinite(value) and value >= 0):
+            raise ValueError(f"the learning rate is {value}; it must be a finite number >= 0")
+        self._lr.numpy()[0] = value
+
+    def add_state(self, name: str) -> None:
+        self.states[name] = [_buffer(np.zeros(p.shape, p.dtype), Role.STATE, f"{name} {p.name}") for p in self.parameters]
+
+    def groups(self) -> Iterator[tuple[tuple[int, int], list[int]]]:
+        """Parameters by the unit whose gradients they got, in the order of the parameters."""
+        groups: dict[tuple[int, int], list[int]] = {}
+        for i, p in enumerate(self.parameters):
+            if p.grad is not None and not p.used and p.grad_unit is not None:
+                groups.setdefault(p.grad_unit, []).append(i)
+        if not groups:
+            raise RuntimeError("no parameter has a gradient to spend; call backward first")
+        yield from groups.items()
+
+    def step(self) -> None:
+        """Updates every parameter that has a gradient."""
+        tape = tapes.current()
+        groups = list(self.groups())
+        self.before_updates()
+        for (unit, _), members in groups:
+            with tape.task(unit, Kind.U):
+                for i in members:
+                    self.update(i)
+        for _, members in groups:
+            for i in members:
+                self.parameters[i].used = True
+        if tape.place.draws:
+            step = Tensor(random.step_storage())
+            with tape.task(tape.new_unit("step"), Kind.U):
+                tape.call("tick", [step], [step])
+        tape.end_step()
+
+    def before_updates(self) -> None:
+        """A task that all updates of a step depend on, where there is one."""
+
+    def update(self, i: int) -> None:
+        """Calls the kernels that update parameter i."""
+        raise NotImplementedError
+
+    def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """What a checkpoint must keep: the learning rate and all states, by name."""
+        yield "lr", self._lr
+        for name, states in self.states.items():
+            for i, state in enumerate(states):
+                yield f"{name}.{i}", state
+
+
+class SGD(Optimizer):
+    """v = momentum v + g + weight_decay p; p -= lr v (with `nesterov`: p -= lr (g + momentum v)), as in torch."""
+
+    def __init__(self, parameters: Iterable[Parameter], lr: float, momentum: float = 0.0, weight_decay: float = 0.0,
+                 nesterov: bool = False) -> None:
+        super().__init__(parameters, lr)
+        if not 0 <= momentum < 1:
+            raise ValueError(f"momentum is {momentum}; it must be at least 0 and below 1")
+        if nesterov and not momentum:
+            raise ValueError("nesterov needs momentum")
+        self.momentum, self.constants = momentum, {"momentum": momentum, "weight_decay": weight_decay, "nesterov": nesterov}
+        if momentum:
+            self.add_state("momentum")
+
+    def update(self, i: int) -> None:
+        p, g = self.parameters[i], self.parameters[i].grad
+        assert g is not None
+        states = [self.states["momentum"][i]] if self.momentum else []
+        tapes.current().call("sgd", [p, g, self._lr, *states], [p, *states], **self.constants)
+
+
+class Adam(Optimizer):
+    """Adam (Kingma, Ba 2015) as in torch; weight decay is added to the gradient."""
+
+    decoupled = False
+
+    def __init__(self, parameters: Iterable[Parameter], lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999),
+                 eps: float = 1e-8, weight_decay: float = 0.0) -> None:
+        super().__init__(parameters, lr)
+        if not all(0 <= b < 1 for b in betas):
+            raise ValueError(f"betas are {betas}; each must be at least 0 and below 1")
+        self.betas = betas
+        self.constants: dict[str, Any] = {"beta1": betas[0], "beta2": betas[1], "eps": eps, "weight_decay": weight_decay,
+                                          "decoupled": self.decoupled}
+        self.powers = _buffer(np.array([0.0, 1.0, 1.0]), Role.SCALAR, "adam powers")
+        self.add_state("mean")
+        self.add_state("square")
+
+    def before_updates(self) -> None:
+        tape = tapes.current()
+        with tape.task(tape.new_unit("adam"), Kind.U):
+            tape.call("adam_tick", [self.powers], [self.powers], beta1=self.betas[0], beta2=self.betas[1])
+
+    def update(self, i: int) -> None:
+        p, g, m, v = self.parameters[i], self.parameters[i].grad, self.states["mean"][i], self.states["square"][i]
+        assert g is not None
+        tapes.current().call("adam", [p, g, m, v, self._lr, self.powers], [p, m, v], **self.constants)
+
+    def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        yield from super().named_tensors()
+        yield "powers", self.powers
+
+
+def _buffer(value: Any, role: Role, name: str) -> Tensor:
+    return Tensor(host_storage(value, role, name))

@@ -1,0 +1,53 @@
+"""Numbers that look random and are pure functions of what they are for.
+
+Everything drawn is keyed by (seed, purpose, index): weights on the host, by the order in which parameters are made;
+dropout by (draw, step, global sample). So every device and every layout of ranks sees the same numbers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .graph import Role
+from .tape import Storage
+
+PURPOSES = ("weights", "order", "augment", "dropout", "synthetic")
+
+
+class _State:
+    def __init__(self) -> None:
+        self.seed = 0
+        self.made = 0
+        self.step = Storage("step", (1,), "uint64", Role.SCALAR, np.zeros(1, np.uint64).view(np.uint8))
+
+
+_state = _State()
+
+
+def seed(value: int) -> None:
+    """Starts over: weights made from now on, and dropout, follow from `value` alone."""
+    _state.seed, _state.made = int(value), 0
+    _state.step = Storage("step", (1,), "uint64", Role.SCALAR, np.zeros(1, np.uint64).view(np.uint8))
+
+
+def current_seed() -> int:
+    return _state.seed
+
+
+def step_storage() -> Storage:
+    """The step's number, (1,) uint64: what dropout reads and an optimizer's step moves on."""
+    return _state.step
+
+
+def generator(purpose: str, *index: int, seed: int | None = None) -> np.random.Generator:
+    """A generator for one purpose and place, the same wherever it is asked for."""
+    entropy = [_state.seed if seed is None else seed, PURPOSES.index(purpose), *index]
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence(entropy)))
+
+
+def next_weights() -> Any:
+    """The generator of the next parameter to be made."""
+    _state.made += 1
+    return generator("weights", _state.made - 1)

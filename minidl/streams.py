@@ -1,0 +1,99 @@
+"""Streams and events of the CPU: a stream is a worker thread that runs programs, an event orders two streams.
+
+A program is a flat list of calls without arguments: kernel calls, and the waits and records of events. Nothing else
+happens between two kernels, which is what keeps a task cheap.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+Program = list[Callable[[], Any]]
+
+
+class Event:
+    """Recorded once and waited for once in each run, in either order; then it is ready for the next run."""
+
+    __slots__ = ("_lock", "record", "wait")
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lock.acquire()
+        self.record: Callable[[], Any] = self._lock.release
+        self.wait: Callable[[], Any] = self._lock.acquire
+
+    def open(self) -> None:
+        """Lets a waiter through although nothing was recorded; for giving up."""
+        with contextlib.suppress(RuntimeError):
+            self._lock.release()
+
+
+class Stop:
+    """How a program ended: `error` and the index of the call that raised it, or neither."""
+
+    __slots__ = ("error", "index")
+
+    def __init__(self, error: BaseException | None = None, index: int = -1) -> None:
+        self.error, self.index = error, index
+
+
+def run_program(program: Program) -> Stop:
+    """Calls everything in order; an exception stops it and is returned with its place.
+
+    Clearing the list from outside ends the run after the call in progress.
+    """
+    calls = iter(program)
+    total = len(program)
+    try:
+        for call in calls:
+            call()
+    except BaseException as error:
+        return Stop(error, total - calls.__length_hint__() - 1)
+    return Stop()
+
+
+class Stream:
+    """A worker thread. `priority` as in CUDA, lower first: on the CPU the thread's niceness."""
+
+    def __init__(self, name: str, priority: int = 0) -> None:
+        self.name, self.priority = name, priority
+        self._start, self._done = Event(), Event()
+        self._program: Program | None = None
+        self._on_error: Callable[[], None] = lambda: None
+        self._stop = Stop()
+        self._thread = threading.Thread(target=self._work, name=f"minidl {name}", daemon=True)
+        self._thread.start()
+
+    def _work(self) -> None:
+        if self.priority > 0:
+            with contextlib.suppress(OSError, AttributeError):  # not every system lets a thread be nicer
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), min(19, self.priority))
+        while True:
+            self._start.wait()
+            if self._program is None:
+                return
+            self._stop = run_program(self._program)
+            if self._stop.error is not None:
+                self._on_error()
+            self._done.record()
+
+    def start(self, program: Program, on_error: Callable[[], None]) -> None:
+        """Hands over a program; `on_error` is called on the worker if it fails."""
+        self._program, self._on_error = program, on_error
+        self._start.record()
+
+    def join(self) -> Stop:
+        """Waits for the program handed over last."""
+        self._done.wait()
+        return self._stop
+
+    def close(self) -> None:
+        """Ends the thread."""
+        if self._thread.is_alive():
+            self._program = None
+            self._start.record()
+            self._thread.join()

@@ -1,0 +1,311 @@
+"""Where tasks go when ops emit them: run at once (eager), or kept as a graph (record).
+
+An op never knows which. The tape hands out storages and unit numbers and knows the micro-batch; it does not know
+what a gradient is.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from . import device as devices
+from .graph import GraphBuilder, Kind, Launch, Role, StorageSpec, TaskGraph, View
+from .kernels import KERNELS
+
+if TYPE_CHECKING:
+    from .tensor import Tensor
+
+
+class Storage:
+    """One piece of memory. `data` is the device's bytes, or None while it is only recorded."""
+
+    __slots__ = ("data", "dtype", "name", "role", "shape", "whole")
+
+    def __init__(self, name: str, shape: tuple[int, ...], dtype: str, role: Role, data: Any = None) -> None:
+        self.name, self.shape, self.dtype, self.role, self.data = name, shape, dtype, role, data
+        self.whole = Part(self, self.bytes)
+
+    @property
+    def bytes(self) -> int:
+        return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
+
+
+class Part:
+    """What dependencies are about: a whole storage, or a region of one that no other part overlaps."""
+
+    __slots__ = ("_name", "bytes", "storage")
+
+    def __init__(self, storage: Storage, nbytes: int, name: str = "") -> None:
+        self.storage, self.bytes, self._name = storage, nbytes, name
+
+    @property
+    def name(self) -> str:
+        return self._name or self.storage.name
+
+
+@dataclass
+class Call:
+    """A kernel call on tensors, before it has a tape to go to."""
+
+    kernel: str
+    reads: Sequence[Tensor]
+    writes: Sequence[Tensor]
+    constants: dict[str, Any]
+
+
+@dataclass
+class _Place:
+    """Where the next task stands: micro-batch, unit, and what tells the dropouts of a step apart."""
+
+    micro_batch: int = 0
+    unit: int = 0
+    units: int = 0
+    draws: int = 0
+    sample: int = 0
+    labels: list[str] = field(default_factory=list)
+    calls: list[Call] | None = None
+
+
+class Tape:
+    """The eager tape: a task runs when it is emitted."""
+
+    recording = False
+
+    def __init__(self, device: Any = None) -> None:
+        self._device = device
+        self.place = _Place()
+        self.gradients = True
+
+    @property
+    def device(self) -> Any:
+        if self._device is None:
+            self._device = devices.cpu()
+        return self._device
+
+    # -------------------------------------------------------------------------------------------------------- places
+    def new_unit(self, label: str = "") -> int:
+        """A number for one use of one layer."""
+        self.place.unit = self.place.units
+        self.place.units += 1
+        self.name_unit(self.place.unit, "/".join([*self.place.labels, label]) if label else "/".join(self.place.labels))
+        return self.place.unit
+
+    def name_unit(self, unit: int, name: str) -> None:
+        """Eager tasks need no names."""
+
+    def next_draw(self) -> int:
+        """The number of a dropout among those of its step."""
+        self.place.draws += 1
+        return self.place.draws - 1
+
+    def end_step(self) -> None:
+        """Units and draws count from 0 again."""
+        self.place.unit = self.place.units = self.place.draws = 0
+
+    def remember(self, parameter: Tensor) -> None:
+        """Called before a parameter's gradient changes."""
+
+    # --------------------------------------------------------------------------------------------------------- tasks
+    def storage(self, name: str, shape: tuple[int, ...], dtype: str, role: Role) -> Storage:
+        storage = Storage(name, shape, dtype, role)
+        storage.data = self.device.allocate(max(storage.bytes, 1))
+        return storage
+
+    @contextmanager
+    def task(self, unit: int, kind: Kind) -> Iterator[None]:
+        """Kernel calls made inside are one task; without any there is no task."""
+        assert self.place.calls is None, "a task within a task"
+        self.place.calls = calls = []
+        try:
+            yield
+        finally:
+            self.place.calls = None
+        if calls:
+            self.emit(unit, kind, calls)
+
+    def call(self, kernel: str, reads: Sequence[Tensor], writes: Sequence[Tensor], **constants: Any) -> None:
+        """One kernel call of the task that is open."""
+        assert self.place.calls is not None, f"kernel {kernel} is called outside a task"
+        self.place.calls.append(Call(kernel, reads, writes, constants))
+
+    def emit(self, unit: int, kind: Kind, calls: list[Call]) -> None:
+        for call in calls:
+            work = [self.storage("work", tuple(shape), str(np.dtype(dtype)), Role.WORKSPACE) for shape, dtype in _work(call)]
+            tensors = [*call.reads, *call.writes]
+            numbers = {id(s): i for i, s in enumerate({id(t.storage): t.storage for t in tensors}.values())}
+            held = [t.storage for t in tensors]
+            memory = {numbers[id(s)]: s.data for s in held}
+            memory |= {-1 - i: s.data for i, s in enumerate(work)}
+            launch = Launch(call.kernel, tuple(t.view(numbers[id(t.storage)]) for t in call.reads),
+                            tuple(t.view(numbers[id(t.storage)]) for t in call.writes),
+                            tuple(_whole(-1 - i, s) for i, s in enumerate(work)), tuple(call.constants.items()))
+            for thunk in self.device.bind(launch, lambda v, memory=memory: self.device.array(memory[v.storage], v)):
+                thunk()
+
+
+class Recorder(Tape):
+    """Keeps tasks as a graph. Storages that were there before are found again when the graph runs."""
+
+    recording = True
+
+    def __init__(self, device: Any = None) -> None:
+        super().__init__(device)
+        self._builder = GraphBuilder()
+        self._storages: dict[int, int] = {}
+        self._parts: dict[int, int] = {}
+        self._held: list[Any] = []  # keeps ids unique while recording
+        self._before: dict[int, tuple[Tensor, Any, bool, Any]] = {}
+
+    def remember(self, parameter: Tensor) -> None:
+        if id(parameter) not in self._before:
+            self._before[id(parameter)] = (parameter, parameter.grad, parameter.used, parameter.grad_unit)
+            parameter.grad = None
+
+    def restore(self) -> None:
+        """Puts back what the recorded step changed on parameters."""
+        for parameter, grad, used, unit in self._before.values():
+            parameter.grad, parameter.used, parameter.grad_unit = grad, used, unit
+
+    def name_unit(self, unit: int, name: str) -> None:
+        self._builder.unit_names.setdefault(unit, name)
+
+    def storage(self, name: str, shape: tuple[int, ...], dtype: str, role: Role) -> Storage:
+        return Storage(name, shape, dtype, role)
+
+    def number(self, storage: Storage) -> int:
+        """The storage's id in the graph; one with data is kept alive as it is."""
+        found = self._storages.get(id(storage))
+        if found is None:
+            live = storage if storage.data is not None else None
+            role = storage.role
+            if live is not None and not role.persistent:
+                role = Role.STATE  # made before the recording: a constant of the graph
+            if role == Role.PARAMETER:
+                storage.name = ".".join(["/".join(self.place.labels), storage.name.rpartition(".")[2]])
+            found = self._builder.storage(StorageSpec(storage.name, storage.shape, storage.dtype, storage.bytes, role, live))
+            self._storages[id(storage)] = found
+            self._held.append(storage)
+        return found
+
+    def _buffer(self, part: Part) -> int:
+        found = self._parts.get(id(part))
+        if found is None:
+            storage = self.number(part.storage)
+            found = self._builder.buffer(part.name, part.bytes, self._builder._storages[storage].role, storage)
+            self._parts[id(part)] = found
+            self._held.append(part)
+        return found
+
+    def emit(self, unit: int, kind: Kind, calls: list[Call]) -> None:
+        reads: list[int] = []
+        writes: list[int] = []
+        launches, flops, nbytes = [], 0.0, 0
+        made: set[int] = set()  # written by an earlier launch of this very task: no read of the task
+        for call in calls:
+            work = [self.storage(f"work{unit}", tuple(shape), str(np.dtype(dtype)), Role.WORKSPACE) for shape, dtype in _work(call)]
+            launch = Launch(call.kernel, tuple(t.view(self.number(t.storage)) for t in call.reads),
+                            tuple(t.view(self.number(t.storage)) for t in call.writes),
+                            tuple(_whole(self.number(s), s) for s in work), tuple(call.constants.items()))
+            launches.append(launch)
+            reads += [b for t in call.reads for b in map(self._buffer, t.parts) if b not in made]
+            wrote = [b for t in call.writes for b in map(self._buffer, t.parts)] + [self._buffer(s.whole) for s in work]
+            writes += wrote
+            made.update(wrote)
+            flops += _flops(call)
+            nbytes += sum(t.bytes for t in (*call.reads, *call.writes))
+        self._builder.task(unit, kind, self.place.micro_batch, reads=reads, writes=writes, launches=tuple(launches),
+                           flops=flops, nbytes=nbytes)
+
+    def build(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor], name: str) -> TaskGraph:
+        def views(tensors: Sequence[Tensor]) -> tuple[View, ...]:
+            for tensor in tensors:
+                for part in tensor.parts:
+                    self._buffer(part)
+            return tuple(t.view(self.number(t.storage)) for t in tensors)
+
+        return self._builder.build(views(inputs), views(outputs), name)
+
+
+def _work(call: Call) -> Sequence[tuple[tuple[int, ...], Any]]:
+    work = KERNELS[call.kernel].work
+    return work(call.reads, call.writes, **call.constants) if work else ()
+
+
+def _flops(call: Call) -> float:
+    flops = KERNELS[call.kernel].flops
+    return float(flops(call.reads, call.writes)) if flops else 0.0
+
+
+def _whole(number: int, storage: Storage) -> View:
+    return View(number, storage.shape, devices.strides_of(storage.shape), 0, storage.dtype)
+
+
+# -------------------------------------------------------------------------------------------------- the tape in force
+class _Current(threading.local):
+    def __init__(self) -> None:
+        self.tape = Tape()
+
+
+_current = _Current()
+
+
+def current() -> Tape:
+    """This thread's tape."""
+    return _current.tape
+
+
+@contextmanager
+def use(tape: Tape) -> Iterator[Tape]:
+    """Makes `tape` this thread's tape for a while."""
+    before, _current.tape = _current.tape, tape
+    try:
+        yield tape
+    finally:
+        _current.tape = before
+
+
+@contextmanager
+def micro_batch(number: int, first_sample: int = 0) -> Iterator[None]:
+    """Tasks emitted inside belong to this micro-batch: `4W0` becomes `4W1`. Gradients add up until the next update.
+
+    `first_sample`: the place of its first sample in the whole batch, so that dropout is that of the whole batch.
+    """
+    tape = current()
+    before = tape.place
+    if before.micro_batch:
+        raise ValueError("a micro-batch within a micro-batch")
+    tape.place = _Place(number, sample=before.sample + first_sample, labels=before.labels)
+    try:
+        yield
+    finally:
+        before.units = max(before.units, tape.place.units)
+        before.draws = max(before.draws, tape.place.draws)
+        tape.place = before
+
+
+@contextmanager
+def no_grad() -> Iterator[None]:
+    """Ops inside keep nothing for a backward pass."""
+    tape = current()
+    before, tape.gradients = tape.gradients, False
+    try:
+        yield
+    finally:
+        tape.gradients = before
+
+
+@contextmanager
+def label(name: str) -> Iterator[None]:
+    """Units emitted inside carry this name in front of their own."""
+    labels = current().place.labels
+    labels.append(name)
+    try:
+        yield
+    finally:
+        labels.pop()
