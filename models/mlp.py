@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
-from minidl import nn
+from .. import nn
+
+from .registry import model
 
 
 class MLP(nn.Module):
@@ -14,7 +17,9 @@ class MLP(nn.Module):
         if len(sizes) < 2:
             raise ValueError(f"mlp{sizes}: at least an input and an output size are needed")
         self.depth = len(sizes) - 1
-        for i, (inputs, outputs) in enumerate(zip(sizes[:-1], sizes[1:], strict=True)):
+        self.input_shape: tuple[int, ...] = (sizes[0],)
+        self.classes = sizes[-1]
+        for i, (inputs, outputs) in enumerate(pairwise(sizes)):
             setattr(self, f"layer{i}", nn.Linear(inputs, outputs))
 
     def forward(self, x: Any) -> Any:
@@ -29,3 +34,11 @@ class MLP(nn.Module):
 def mlp(*sizes: int) -> MLP:
     """x (n, sizes[0]) or images of that many values -> logits (n, sizes[-1])."""
     return MLP(*sizes)
+
+
+@model("mlp", tiny={"layers": 2, "hidden": 16})
+def _mlp(classes: int = 10, image_size: int = 8, layers: int = 3, hidden: int = 256) -> MLP:
+    """`layers` linear layers on grey images of image_size x image_size."""
+    network = MLP(image_size**2, *[hidden] * (layers - 1), classes)
+    network.input_shape = (image_size, image_size, 1)
+    return network

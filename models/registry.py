@@ -1,0 +1,83 @@
+"""Networks by name: what the command line and the benchmarks ask for.
+
+A network is registered as one function whose parameters, all with defaults, are its arguments:
+
+    @model(tiny={"width": 4})
+    def lenet(classes=10, width=6): ...
+
+A preset is a set of arguments with a name; arguments that are given win over it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Any
+
+from minidl import nn
+
+
+@dataclass(frozen=True)
+class _Entry:
+    build: Callable[..., nn.Module]
+    presets: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+_MODELS: dict[str, _Entry] = {}
+
+
+def model(name: str = "", **presets: dict[str, Any]) -> Callable[[Callable[..., nn.Module]], Callable[..., nn.Module]]:
+    """Registers a function that builds a network, under `name` or its own name, with its presets."""
+
+    def register(build: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
+        key = name or build.__name__
+        assert key not in _MODELS, f"model {key} is defined twice"
+        _MODELS[key] = _Entry(build, presets)
+        return build
+
+    return register
+
+
+def names() -> list[str]:
+    """All networks, in the order in which they were defined."""
+    return list(_MODELS)
+
+
+def arguments(name: str) -> dict[str, Any]:
+    """The arguments that a network takes, with their defaults. Raises ValueError for an unknown name."""
+    return {key: p.default for key, p in inspect.signature(_entry(name).build).parameters.items()}
+
+
+def presets(name: str) -> list[str]:
+    """The presets of a network. Raises ValueError for an unknown name."""
+    return list(_entry(name).presets)
+
+
+def create(name: str, *, preset: str | None = None, **given: Any) -> nn.Module:
+    """Builds the network `name`; the result has `input_shape` (without the batch) and `classes`.
+
+    Raises ValueError for an unknown name, preset or argument, and for a value of the wrong type.
+    """
+    entry = _entry(name)
+    if preset is not None and preset not in entry.presets:
+        raise ValueError(f"model {name} has no preset {preset!r}; known: {', '.join(entry.presets) or 'none'}")
+    known = arguments(name)
+    for key, value in given.items():
+        if key not in known:
+            raise ValueError(f"model {name} takes no argument {key!r}; it takes {', '.join([*known, 'preset'])}")
+        wanted = type(known[key])
+        if type(value) is not wanted or (wanted is int and value < 1):
+            raise ValueError(f"model {name}: {key} must be {_KINDS.get(wanted, f'of type {wanted.__name__}')}, not {value!r}")
+    return entry.build(**{**(entry.presets[preset] if preset else {}), **given})
+
+
+_KINDS = {int: "an integer of at least 1", bool: "True or False", float: "a number"}
+
+
+def _entry(name: str) -> _Entry:
+    if name not in _MODELS:
+        near = get_close_matches(name, _MODELS, n=3, cutoff=0.4)
+        raise ValueError(f"unknown model {name!r}; {'nearest: ' + ', '.join(near) if near else 'known: ' + ', '.join(_MODELS)}")
+    return _MODELS[name]

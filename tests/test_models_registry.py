@@ -1,0 +1,39 @@
+"""Networks by name: what `create` accepts, and what it says about what it does not."""
+
+from __future__ import annotations
+
+import pytest
+
+from minidl import models
+
+
+def test_mlp_by_name() -> None:
+    network = models.create("mlp", layers=4, hidden=32, classes=7, image_size=5)
+    assert [p.shape for p in network.parameters()] == [(32, 25), (32,), (32, 32), (32,), (32, 32), (32,), (7, 32), (7,)]
+    assert (network.input_shape, network.classes) == ((5, 5, 1), 7)
+
+
+def test_arguments_win_over_a_preset() -> None:
+    tiny = models.create("mlp", preset="tiny")
+    assert [p.shape for p in models.create("mlp", preset="tiny", hidden=3).parameters()][0] == (3, 64)
+    assert sum(p.size for p in tiny.parameters()) < 2000
+
+
+@pytest.mark.parametrize("name", models.names())
+def test_every_model_says_what_it_takes(name: str) -> None:
+    assert "tiny" in models.presets(name)
+    network = models.create(name, preset="tiny")
+    assert network.input_shape and all(n > 0 for n in network.input_shape)
+    assert network.classes > 0
+
+
+@pytest.mark.parametrize(("name", "arguments", "message"), [
+    ("mpl", {}, "unknown model 'mpl'; nearest: mlp"),
+    ("mlp", {"depth": 3}, "takes no argument 'depth'; it takes classes, image_size, layers, hidden, preset"),
+    ("mlp", {"classes": "ten"}, "classes must be an integer of at least 1, not 'ten'"),
+    ("mlp", {"hidden": 0}, "hidden must be an integer of at least 1, not 0"),
+    ("mlp", {"preset": "huge"}, "no preset 'huge'; known: tiny"),
+])
+def test_one_clear_line(name: str, arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        models.create(name, **arguments)
