@@ -6,7 +6,6 @@ from itertools import pairwise
 from typing import Any
 
 from .. import nn
-
 from .registry import model
 
 

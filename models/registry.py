@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
 
-from minidl import nn
+from .. import nn
 
 
 @dataclass(frozen=True)

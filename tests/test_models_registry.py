@@ -15,7 +15,7 @@ def test_mlp_by_name() -> None:
 
 def test_arguments_win_over_a_preset() -> None:
     tiny = models.create("mlp", preset="tiny")
-    assert [p.shape for p in models.create("mlp", preset="tiny", hidden=3).parameters()][0] == (3, 64)
+    assert next(p.shape for p in models.create("mlp", preset="tiny", hidden=3).parameters()) == (3, 64)
     assert sum(p.size for p in tiny.parameters()) < 2000
 
 
@@ -23,7 +23,7 @@ def test_arguments_win_over_a_preset() -> None:
 def test_every_model_says_what_it_takes(name: str) -> None:
     assert "tiny" in models.presets(name)
     network = models.create(name, preset="tiny")
-    assert network.input_shape and all(n > 0 for n in network.input_shape)
+    assert all(n > 0 for n in network.input_shape)
     assert network.classes > 0
 
 
