@@ -13,7 +13,7 @@ import numpy as np
 from .graph import Role
 from .tape import Storage
 
-PURPOSES = ("weights", "order", "augment", "dropout", "synthetic")
+PURPOSES = ("weights", "order", "augment", "dropout", "synthetic", "split")
 
 
 class _State:
@@ -42,9 +42,10 @@ def step_storage() -> Storage:
 
 
 def generator(purpose: str, *index: int, seed: int | None = None) -> np.random.Generator:
-    """A generator for one purpose and place, the same wherever it is asked for."""
-    entropy = [_state.seed if seed is None else seed, PURPOSES.index(purpose), *index]
-    return np.random.Generator(np.random.Philox(np.random.SeedSequence(entropy)))
+    """A generator for one purpose and place, the same wherever it is asked for; no two places share theirs."""
+    # a spawn key, since SeedSequence([1, 2]) and SeedSequence([1, 2, 0]) are the same
+    place = np.random.SeedSequence(_state.seed if seed is None else seed, spawn_key=(PURPOSES.index(purpose), *index))
+    return np.random.Generator(np.random.Philox(place))
 
 
 def next_weights() -> Any:
