@@ -1,0 +1,93 @@
+"""Data that need no file of the user's: the embedded digits, generated images and tokens, and Python's own manual.
+
+All are deterministic; the manual's text is that of the running Python, so its bytes differ between Python versions.
+"""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import importlib
+from importlib.resources import files
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..random import generator
+from .dataset import Array, DataError, Dataset, Images, adapt, check_labels, statistics
+from .formats import fifth
+
+MEANS, NOISE, DRAW, FOLLOWERS, TOKENS = range(5)  #: what is drawn for synthetic data, each also keyed by its split
+SAMPLES = {"train": 4096, "test": 1024}  #: of synthetic data
+NOISES = 251  #: different noise images, which samples draw from: no image set is ever held as a whole
+
+
+@functools.cache
+def _digits() -> tuple[Array, Array]:
+    lines = gzip.decompress(files(__package__).joinpath("optdigits.csv.gz").read_bytes()).decode().splitlines()
+    table = np.loadtxt(lines, np.int64, delimiter=",")
+    return table[:, :-1].astype(np.uint8).reshape(-1, 8, 8, 1), table[:, -1].copy()
+
+
+def digits(split: str, classes: int | None) -> Images:
+    """1,797 handwritten digits, 8x8x1, pixels 0..16; `fifth` says which 359 are the test part. Origin: README.md here."""
+    x, y = _digits()
+    check_labels(y, classes or 10, "digits")
+    rows = fifth(len(x), split)
+    return Images("digits", x[rows], y[rows], classes or 10, *statistics(x[fifth(len(x), "train")]))
+
+
+def images(split: str, image_size: int, channels: int, classes: int, seed: int, dtype: str) -> Dataset:
+    """Learnable images: sample i is of class i mod `classes`, the smooth random mean image of its class plus one of
+    `NOISES` images of unit noise. Train and test share the means and have noise of their own."""
+    part = list(SAMPLES).index(split)
+    coarse = generator("synthetic", MEANS, 0, seed=seed).standard_normal((classes, 4, 4, channels), np.float32)
+    means = adapt(coarse, image_size, None)
+    shape = (image_size, image_size, channels)
+    noises = generator("synthetic", NOISE, part, seed=seed).standard_normal((NOISES, *shape), np.float32)
+    drawn = generator("synthetic", DRAW, part, seed=seed).integers(0, NOISES, SAMPLES[split])
+
+    def rows(indices: NDArray[np.int64]) -> tuple[Array, Array]:
+        labels = indices % classes
+        x = np.take(means, labels, axis=0)
+        x += np.take(noises, np.take(drawn, indices), axis=0)
+        return x.astype(dtype, copy=False), labels
+
+    return Dataset("synthetic", SAMPLES[split], shape, classes, rows)
+
+
+def tokens(split: str, length: int, vocabulary: int, seed: int) -> Dataset:
+    """Learnable tokens: nine times in ten the next token is the one that a random permutation gives, else any."""
+    follower = generator("synthetic", FOLLOWERS, 0, seed=seed).permutation(vocabulary)
+    count = SAMPLES[split] * 16 + length
+    drawn = generator("synthetic", TOKENS, list(SAMPLES).index(split), seed=seed)
+    any_token, surprise = drawn.integers(0, vocabulary, count), drawn.random(count) < 0.1
+    text = [int(any_token[0])]
+    for i in range(1, count):
+        text.append(int(any_token[i]) if surprise[i] else int(follower[text[-1]]))
+    return windows("synthetic", np.array(text, np.int64), length, vocabulary)
+
+
+def pydoc(split: str, length: int, classes: int | None) -> Dataset:
+    """The topics of Python's manual as UTF-8 bytes, in the order of their names; test is the last fifth."""
+    try:
+        topics = importlib.import_module("pydoc_data.topics").topics
+    except ImportError as error:
+        raise DataError("pydoc: this Python comes without pydoc_data.topics; use synthetic or a path") from error
+    text = np.frombuffer("\n".join(topics[name] for name in sorted(topics)).encode(), np.uint8)
+    check_labels(text, classes or 256, "pydoc")
+    cut = len(text) - len(text) // 5
+    return windows("pydoc", text[cut:] if split == "test" else text[:cut], length, classes or 256)
+
+
+def windows(name: str, text: Array, length: int, vocabulary: int) -> Dataset:
+    """Sample i: x is tokens i*length to (i+1)*length, y the same shifted by one; both (B, length) int64."""
+    if len(text) <= length:
+        raise DataError(f"{name}: {len(text)} tokens hold no window of {length} and the token after it")
+    steps = np.arange(length + 1)
+
+    def rows(indices: NDArray[np.int64]) -> tuple[Array, Array]:
+        window = np.take(text, indices[:, None] * length + steps).astype(np.int64, copy=False)
+        return window[:, :-1].copy(), window[:, 1:].copy()
+
+    return Dataset(name, (len(text) - 1) // length, (length,), vocabulary, rows)

@@ -1,0 +1,128 @@
+"""What a data set is to a loader: a number of samples, and a function from sample indices to a batch.
+
+It knows nothing of order, batch sizes or files. Every step from a stored image to a batch is element-wise, so that a
+sample's bits never depend on the samples beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+Rows = Callable[[NDArray[np.int64]], tuple[Array, Array]]
+Note = Callable[[str], None]
+
+PREPARED_BYTES = 256 << 20  #: an image set that stays within it is standardised and resized once, not per batch
+
+
+class DataError(ValueError):
+    """Data that are missing, damaged, hostile or do not fit; one line that names the file or set and what is wrong."""
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """`samples` samples; `rows(indices)` makes fresh arrays (x, y) of the samples at int64 `indices` of shape (B,).
+
+    Images: x (B, H, W, C) of a float dtype, y (B,) int64 in 0..classes-1. Tokens: x and y (B, T) int64, `classes` is
+    the size of the vocabulary. `shape` is the shape of one sample of x.
+    """
+
+    name: str
+    samples: int
+    shape: tuple[int, ...]
+    classes: int
+    rows: Rows
+
+
+@dataclass(frozen=True)
+class Images:
+    """Stored images: x (N, H, W, C) numbers as stored, y (N,) int64, and what the training part measures per channel:
+    `mean` and `std`, (C,), in stored units."""
+
+    name: str
+    x: Array
+    y: Array
+    classes: int
+    mean: Array
+    std: Array
+
+    def dataset(self, image_size: int | None, channels: int | None, dtype: str, note: Note) -> Dataset:
+        """The same images with mean 0 and variance 1 per channel over the training part, then resized and repeated.
+
+        They are computed in float32 whatever `dtype` is, so that runs of another precision see the same numbers.
+        """
+        stored = self.x.shape[1:]
+        shape = (image_size or stored[0], image_size or stored[1], channels or stored[2])
+        if shape != stored:
+            note(f"{self.name}: images of {_by(stored)} are resized and repeated to {_by(shape)}")
+        mean, scale = self.mean.astype(np.float32), (1.0 / self.std).astype(np.float32)
+
+        def prepare(x: Array) -> Array:
+            x = np.subtract(x, mean, dtype=np.float32)
+            x *= scale
+            return adapt(x, image_size, channels).astype(dtype, copy=False)
+
+        images, finish = self.x, prepare
+        if len(images) * np.prod(shape) * np.dtype(dtype).itemsize <= PREPARED_BYTES:
+            images, finish = prepare(images), _as_is
+
+        def rows(indices: NDArray[np.int64]) -> tuple[Array, Array]:
+            return finish(np.take(images, indices, axis=0)), np.take(self.y, indices)
+
+        return Dataset(self.name, len(images), shape, self.classes, rows)
+
+
+def _as_is(x: Array) -> Array:
+    return x
+
+
+def _by(shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, shape))
+
+
+def statistics(x: Array) -> tuple[Array, Array]:
+    """(mean, standard deviation) per channel of images x (N, H, W, C), each float64 (C,); a constant channel has 1."""
+    mean, std = x.mean(axis=(0, 1, 2), dtype=np.float64), x.std(axis=(0, 1, 2), dtype=np.float64)
+    return mean, np.where(std > 0, std, 1.0)
+
+
+def adapt(x: Array, image_size: int | None, channels: int | None) -> Array:
+    """Images x (B, H, W, C) as (B, image_size, image_size, channels), of x's dtype if that is a float, else float32.
+
+    Resizing is bilinear between pixel centres (no smoothing when shrinking). Channels are repeated in turn; one channel
+    is the mean of all. None keeps what is there. Where nothing changes, x itself comes back.
+    """
+    if not np.issubdtype(x.dtype, np.floating):
+        x = x.astype(np.float32)
+    if image_size is not None:
+        x = _resize(_resize(x, 1, image_size), 2, image_size)
+    if channels is None or channels == x.shape[3]:
+        return x
+    if channels == 1:
+        return np.asarray(x.mean(axis=3, keepdims=True))
+    return np.asarray(np.take(x, np.arange(channels) % x.shape[3], axis=3))
+
+
+def _resize(x: Array, axis: int, size: int) -> Array:
+    """x with `axis` resized to `size`: gathers and two products, not a matmul, whose bits may depend on the batch."""
+    old = x.shape[axis]
+    if old == size:
+        return x
+    at = np.clip((np.arange(size) + 0.5) * (old / size) - 0.5, 0, old - 1)
+    low = at.astype(np.int64)
+    share = (at - low).astype(x.dtype).reshape([-1 if d == axis else 1 for d in range(x.ndim)])
+    return np.asarray(np.take(x, low, axis) * (1 - share) + np.take(x, np.minimum(low + 1, old - 1), axis) * share)
+
+
+def check_labels(y: Array, classes: int, where: object) -> None:
+    """Raises DataError naming the first sample whose label is not in 0..classes-1. y: (N,) or (N, T) integers."""
+    bad = (y < 0) | (y >= classes)
+    if bad.any():
+        first = tuple(int(i) for i in np.argwhere(bad)[0])
+        raise DataError(f"{where}: sample {first[0]} has label {y[first]}; with {classes} classes it must be "
+                        f"0 to {classes - 1}")
