@@ -73,6 +73,13 @@ class CostModel:
         """The larger of arithmetic and memory time (roofline), plus a launch. Defaults: one modest CPU core."""
         return cls(kinds={"flops_per_us": flops_per_us, "bytes_per_us": bytes_per_us}, launch=launch, source="analytic")
 
+    @classmethod
+    def measure(cls, graph: TaskGraph, **options: Any) -> CostModel:
+        """Measured on the device, task by task; see `minidl.measure.measure` for the options."""
+        from .measure import measure
+
+        return measure(graph, **options)
+
     def durations(self, graph: TaskGraph) -> Floats:
         """One duration per task, without launch and sync. Raises CostError where a task's cost is not known."""
         time = np.full(len(graph), np.nan)

@@ -409,6 +409,28 @@ def test_npz_members_that_lie(tmp_path, monkeypatch, member, culprit):
     assert not (tmp_path / "executed").exists()
 
 
+@pytest.mark.parametrize(("compression", "packed", "culprit"), [
+    (zipfile.ZIP_STORED, 2**30, "its index declares more"), (zipfile.ZIP_DEFLATED, None, "declares (1073741824,)"),
+])  # fmt: skip
+def test_npz_whose_index_lies_as_its_header_does(tmp_path, compression, packed, culprit):
+    path, member = tmp_path / "x.npz", npy("(1073741824,)")
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        archive.writestr("x.npy", member)
+        archive.writestr("y.npy", npy("(4,)", bytes(4)))
+    content = bytearray(path.read_bytes())
+    entry = content.index(b"PK\x01\x02")  # of x.npy: its packed size at 20, its size at 24
+    struct.pack_into("<I", content, entry + 24, 2**30 + len(member) - 16)
+    if packed is not None:
+        struct.pack_into("<I", content, entry + 20, packed)
+    path.write_bytes(content)
+    tracemalloc.start()
+    try:
+        refused("x.npz", culprit, act=lambda: data.load(path, batch_size=2))
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
+
+
 def test_npz_that_is_none(tmp_path):
     for name, content in (("a.npz", b"no zip"), ("b.npz", b""), ("c.npz", pickle.dumps(Payload(os.system, "exit 1")))):
         (tmp_path / name).write_bytes(content)

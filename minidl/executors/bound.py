@@ -18,9 +18,12 @@ from ..tensor import ShapeError, Tensor
 
 
 class Bound:
-    """With a plan, storages lie in one arena as planned; without one, each has memory of its own."""
+    """With a plan, storages lie in one arena as planned; without one, each has memory of its own.
 
-    def __init__(self, graph: TaskGraph, plan: MemoryPlan | None, device: Any = None) -> None:
+    `private`: works on copies of parameters and states, so that a run changes nothing outside.
+    """
+
+    def __init__(self, graph: TaskGraph, plan: MemoryPlan | None, device: Any = None, *, private: bool = False) -> None:
         if len(graph) and not graph.launches:
             raise GraphError(f"graph {graph.name_of_graph!r} is a plan without kernels; only recorded graphs can run")
         self.graph, self.plan = graph, plan
@@ -32,10 +35,21 @@ class Bound:
             own = [0 if i in self._live else int(rounded(np.array([s.bytes]))[0]) for i, s in enumerate(graph.storages)]
             self._own = np.cumsum([0, *own])
             self.arena = self.device.allocate(max(int(self._own[-1]), 1))
-        self._bound_to = {i: s.data for i, s in self._live.items()}
+        self._bound_to = {i: self._copy(s.data) if private else s.data for i, s in self._live.items()}
         self._inputs = [self.array(v) for v in graph.inputs]
         self._outputs = [(graph.storages[v.storage].name, self.array(v)) for v in graph.outputs]
         self._labels = self._label_limits()
+
+    def _copy(self, memory: Any) -> Any:
+        copy = self.device.allocate(len(memory))
+        copy[...] = memory
+        return copy
+
+    def load_random(self, random: np.random.Generator) -> None:
+        """Fills the inputs with values that a step can work on: normal numbers, labels in range."""
+        classes = dict(self._labels)
+        self.load(tuple(random.integers(0, classes.get(i, 2), a.shape) if a.dtype.kind == "i"
+                        else random.standard_normal(a.shape).astype(a.dtype) for i, a in enumerate(self._inputs)))
 
     def place(self, storage: int) -> tuple[Any, int]:
         """The memory that holds a storage, and the byte at which it begins there."""

@@ -107,11 +107,11 @@ class StreamExecutor:
 
     def __call__(self, *inputs: Any) -> Any:
         self._bound.load(inputs)
-        self.run()
+        self._run()
         return self._bound.results()
 
-    def run(self) -> None:
-        """One step on the inputs that were loaded last."""
+    def _run(self) -> None:
+        """One step on the inputs that were just loaded."""
         for stamps in self._stamps:
             stamps.clear()
         if not self._streams:

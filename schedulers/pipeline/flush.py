@@ -31,7 +31,7 @@ def interleaved(problem: Problem, round_size: int | None = None) -> Schedule:
     A rank takes `round_size` (default p) micro-batches through its first chunk, then through its second, and so on.
     """
     p, m, v = problem.ranks, problem.micro_batches, problem.chunks
-    size = round_count(problem, round_size)
+    size = checked_round(problem, round_size)
     orders = []
     for rank in range(p):
         forward, backward = rounds(rank, p, m, v, size)
@@ -40,7 +40,7 @@ def interleaved(problem: Problem, round_size: int | None = None) -> Schedule:
     return schedule_of(orders)
 
 
-def round_count(problem: Problem, round_size: int | None) -> int:
+def checked_round(problem: Problem, round_size: int | None) -> int:
     """The checked round size of an interleaved schedule."""
     p, m = problem.ranks, problem.micro_batches
     size = p if round_size is None else round_size

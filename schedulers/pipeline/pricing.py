@@ -11,7 +11,7 @@ from ...cost import CostModel
 from ...graph import Floats, Ints, Kind, pack, unpack
 from ...passes import unroll
 from ...schedule import Schedule
-from ...simulate import times
+from ...simulation import times
 from .plan import Plan
 
 ITERATIONS = 6

@@ -1,0 +1,101 @@
+"""Scaled dot-product attention, its probabilities kept for the gradient."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .registry import kernel, loop, ufunc
+
+
+def _swap(a: Any) -> Any:
+    return a.swapaxes(-1, -2)
+
+
+def _flops(reads: Any, writes: Any) -> float:
+    q, k = reads[0], reads[1]
+    return 4.0 * q.size * k.shape[2]
+
+
+@kernel("attention", flops=_flops)
+def attention(xp: Any, q: Any, k: Any, v: Any, mask: Any = None, *, scale: float, causal: bool) -> Any:
+    """q (n, h, t, d), k (n, h, s, d), v (n, h, s, e), mask (n, s), 0 where a key is padding -> (y (n, h, t, e),
+    probabilities (n, h, t, s)). `causal`: query i sees keys 0..i. A query that sees no key gives zeros."""
+    score = xp.matmul(q * q.dtype.type(scale), _swap(k))
+    seen = xp.ones((q.shape[2], k.shape[2]), bool)
+    seen = (xp.tril(seen) if causal else seen)[None, None]
+    seen = seen if mask is None else seen & (mask != 0)[:, None, None, :]
+    top = xp.where(seen, score, -xp.inf).max(axis=-1, keepdims=True)
+    e = xp.where(seen, xp.exp(xp.where(seen, score - top, 0)), 0).astype(q.dtype)
+    total = e.sum(axis=-1, keepdims=True)
+    p = e / xp.where(total > 0, total, 1)
+    return xp.matmul(p, v), p
+
+
+@attention.cpu
+def _(q: Any, k: Any, v: Any, *rest: Any, scale: float, causal: bool) -> Any:
+    *mask, y, p = rest
+    keep = mask[0] if mask else np.ones((q.shape[0], k.shape[2]), np.int64)
+    return [ufunc(np.matmul, q, _swap(k), p), loop(_shift, p, keep, p.dtype.type(scale), causal), ufunc(np.exp, p, p),
+            loop(_divide, p), ufunc(np.matmul, p, v, y)]
+
+
+def _shift(p, keep, scale, causal):  # type: ignore[no-untyped-def]
+    low = p.dtype.type(-np.inf)
+    for n in range(p.shape[0]):
+        for h in range(p.shape[1]):
+            for i in range(p.shape[2]):
+                end = min(i + 1, p.shape[3]) if causal else p.shape[3]
+                top = low
+                for j in range(end):
+                    p[n, h, i, j] = p[n, h, i, j] * scale if keep[n, j] != 0 else low
+                    top = max(top, p[n, h, i, j])
+                if top == low:  # no key to see
+                    top = p.dtype.type(0)
+                for j in range(end):
+                    p[n, h, i, j] -= top
+                for j in range(end, p.shape[3]):
+                    p[n, h, i, j] = low
+
+
+def _divide(p):  # type: ignore[no-untyped-def]
+    one = p.dtype.type(1)
+    for n in range(p.shape[0]):
+        for h in range(p.shape[1]):
+            for i in range(p.shape[2]):
+                total = p.dtype.type(0)
+                for j in range(p.shape[3]):
+                    total += p[n, h, i, j]
+                factor = one / total if total > 0 else one
+                for j in range(p.shape[3]):
+                    p[n, h, i, j] *= factor
+
+
+def _score_work(reads: Any, writes: Any, scale: float) -> Any:
+    return [(reads[3].shape, reads[3].dtype)]
+
+
+@kernel("attention_grad", flops=lambda reads, writes: 2.0 * _flops(reads, writes), work=_score_work)
+def attention_grad(xp: Any, q: Any, k: Any, v: Any, p: Any, dy: Any, *, scale: float) -> Any:
+    """(dq, dk, dv) from the kept probabilities."""
+    dp = xp.matmul(dy, _swap(v))
+    ds = p * (dp - (p * dp).sum(axis=-1, keepdims=True)) * p.dtype.type(scale)
+    return xp.matmul(ds, k), xp.matmul(_swap(ds), q), xp.matmul(_swap(p), dy)
+
+
+@attention_grad.cpu
+def _(q: Any, k: Any, v: Any, p: Any, dy: Any, dq: Any, dk: Any, dv: Any, ds: Any, *, scale: float) -> Any:
+    return [ufunc(np.matmul, dy, _swap(v), ds), loop(_score_grad, p, ds, p.dtype.type(scale)), ufunc(np.matmul, ds, k, dq),
+            ufunc(np.matmul, _swap(ds), q, dk), ufunc(np.matmul, _swap(p), dy, dv)]
+
+
+def _score_grad(p, ds, scale):  # type: ignore[no-untyped-def]
+    for n in range(p.shape[0]):
+        for h in range(p.shape[1]):
+            for i in range(p.shape[2]):
+                total = p.dtype.type(0)
+                for j in range(p.shape[3]):
+                    total += p[n, h, i, j] * ds[n, h, i, j]
+                for j in range(p.shape[3]):
+                    ds[n, h, i, j] = p[n, h, i, j] * (ds[n, h, i, j] - total) * scale

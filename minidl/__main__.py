@@ -1,0 +1,7 @@
+"""`python -m minidl`."""
+
+import sys
+
+from .cli import main
+
+sys.exit(main())

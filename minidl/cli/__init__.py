@@ -1,0 +1,38 @@
+"""The command line: one verb a function. Exit 0; 1 a check failed; 2 bad arguments or input, in one clear line."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; returns the exit code."""
+    from .flags import UsageError, parse
+
+    debug = int(os.environ.get("MINIDL_DEBUG") or 0) if (os.environ.get("MINIDL_DEBUG") or "0").isdecimal() else 0
+    try:
+        arguments = parse(sys.argv[1:] if argv is None else argv)
+        return int(arguments.verb(arguments) or 0)
+    except UsageError as error:
+        message = str(error)
+    except KeyboardInterrupt:
+        print("minidl: stopped", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        if debug:
+            raise
+        message = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+    except (ValueError, RuntimeError, TypeError, ArithmeticError, ImportError, MemoryError) as error:
+        if debug:
+            raise
+        message = str(error) or type(error).__name__
+    first, *rest = message.splitlines()
+    print(f"minidl: {first}", file=sys.stderr)
+    if rest:
+        print("\n".join(rest), file=sys.stderr)
+    return 2

@@ -1,0 +1,86 @@
+"""`info` and `models`: what is there."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+from typing import Any
+
+from . import show
+
+PACKAGES = ("numpy", "numba", "mpi4py", "threadpoolctl", "safetensors", "rich", "cupy-cuda13x", "cupy-cuda12x",
+            "nvidia-cudnn-frontend", "nvmath-python", "torch")
+
+
+def versions() -> dict[str, str]:
+    """Of minidl, Python, and every installed package that matters to a run."""
+    from .. import __version__
+
+    found = {"minidl": __version__, "python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def info(arguments: Any) -> None:
+    """Without a model: devices, versions, MPI. With one: parameters, flops, layers."""
+    if arguments.model:
+        record = model_info(arguments.model, dict(arguments.model_arg))
+        rows = [(layer["name"], layer["op"], layer["parameters"]) for layer in record["layers"]]
+        show.emit(arguments, record, f"{record['model']}: {record['parameters']:,} parameters, {record['flops_per_sample']:,} flops a sample "
+                                     f"(forward)\n" + show.table(("layer", "op", "parameters"), rows))
+        return
+    record = {"devices": [{"name": "cpu", "cores": len(os.sched_getaffinity(0)), "processor": platform.processor() or platform.machine()}],
+              "mpi": _mpi(), "versions": versions()}
+    show.emit(arguments, record, show.table(("what", "is"), [
+        *((f"device {d['name']}", f"{d['cores']} cores, {d['processor']}") for d in record["devices"]),
+        ("MPI", record["mpi"] or "none found"), *record["versions"].items()]))
+
+
+def _mpi() -> str | None:
+    """The MPI library's first line, asked of a process of its own: a broken MPI may abort whoever loads it."""
+    import subprocess
+    import sys
+
+    code = "from mpi4py import MPI; print(MPI.Get_library_version().splitlines()[0])"
+    try:
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None if done.returncode == 0 else None
+
+
+def model_info(name: str, model_args: dict[str, Any]) -> dict[str, Any]:
+    """`flops_per_sample` counts the forward pass; `layers` are its units in order."""
+    import numpy as np
+
+    from .. import models as networks
+    from .. import random
+    from ..graph import Kind
+    from ..recording import record
+    from ..tape import no_grad
+
+    random.seed(0)
+    model = networks.create(name, **model_args).eval()
+    x = np.zeros((1, *model.input_shape), getattr(model, "input_dtype", "float32"))
+    with no_grad():
+        graph = record(model, x, name=name)
+    layers = []
+    for task in graph:
+        if task.kind == Kind.F:
+            own = sum(b.bytes // np.dtype(b.dtype).itemsize for b in task.reads if b.role == "parameter")
+            layers.append({"name": graph.unit_names[task.unit], "op": task.launches[0].kernel, "parameters": own, "flops": task.flops})
+    return {"model": name, "parameters": sum(p.size for p in model.parameters()), "flops_per_sample": int(graph.flops.sum()), "layers": layers}
+
+
+def models(arguments: Any) -> None:
+    """Every network with its arguments, presets and parameters."""
+    from .. import models as networks
+
+    found = [{"model": name, "arguments": networks.arguments(name), "presets": networks.presets(name)} for name in networks.names()]
+    show.emit(arguments, {"models": found}, lambda: show.table(("model", "arguments", "presets"), [
+        (m["model"], " ".join(f"{k}={v}" for k, v in m["arguments"].items()), " ".join(m["presets"]) or "-") for m in found]))

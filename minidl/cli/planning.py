@@ -1,0 +1,96 @@
+"""`plan`, `check`, `explain` and `simulate`: schedules without running them."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from ..cost import CostModel
+from ..explain import explain as explain_task
+from ..memory import plan_memory
+from ..schedule import Schedule, ScheduleError
+from ..simulation import simulate as price
+from ..timeline import Timeline
+from ..training import Recorded, predict
+from . import show
+from .flags import UsageError, job, numbers, whole
+from .training import check_scheduler, costs
+
+
+def pipeline_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("pipelines, on given times")
+    group.add_argument("--ranks", type=whole(1), metavar="P")
+    group.add_argument("--chunks", type=whole(1), metavar="V", help="stages per rank")
+    group.add_argument("--forward", type=numbers, metavar="F", help="time of a stage's forward; one number, or one per stage")
+    group.add_argument("--output-grad", type=numbers, metavar="O")
+    group.add_argument("--weight-grad", type=numbers, metavar="W")
+    group.add_argument("--latency", type=float, default=0.0, metavar="C", help="of one hop between ranks")
+    group.add_argument("--activation-cap", type=float, metavar="K", help="most live activations on a rank")
+
+
+def plan(arguments: Any) -> int:
+    """Schedules a model's step and says what it costs."""
+    recorded, cost = _recorded(arguments)
+    p = predict(recorded, cost)
+    timeline = price(p.graph, p.schedule, cost)
+    if arguments.save:
+        p.schedule.save(arguments.save)
+    _draw(arguments, timeline)
+    record = {"tasks": len(p.graph), "edges": p.graph.edges, "waits": p.waits, "predicted_step_ms": round(p.predicted_step_ms, 4),
+              "peak_bytes": p.peak_bytes}
+    show.emit(arguments, record, lambda: p.schedule.grid() + "\n\n" + show.table(("what", "value"), list(record.items())))
+    return 0
+
+
+def check(arguments: Any) -> int:
+    """Exit 0 for a valid plan; 1 for one that is not, with the culprit marked in its grid."""
+    recorded = Recorded(job(arguments))
+    try:
+        schedule = Schedule.load(arguments.plan).validate(recorded.graph)
+        if schedule.ranks > 1:
+            raise ScheduleError(f"the plan has {schedule.ranks} ranks; a step of {arguments.model} on one device has one")
+        peak = plan_memory(recorded.graph, schedule, arguments.memory_limit).peak_bytes
+    except UnicodeDecodeError:
+        raise UsageError(f"{arguments.plan} is not text") from None
+    except ScheduleError as error:
+        record = {"valid": False, "error": error.message, "tasks": list(error.tasks)}
+        show.emit(arguments, record, f"not valid: {error.message}\n{error.grid}".rstrip())
+        return 1
+    record = {"valid": True, "tasks": len(schedule), "waits": len(schedule.waits(recorded.graph)), "peak_bytes": peak}
+    show.emit(arguments, record, lambda: f"{schedule.grid()}\n\nvalid: {len(schedule)} tasks, {record['waits']} waits, {peak:,} bytes at the peak")
+    return 0
+
+
+def explain(arguments: Any) -> int:
+    recorded, cost = _recorded(arguments)
+    p = predict(recorded, cost)
+    found = explain_task(p.graph, p.schedule, cost, arguments.task)
+    show.emit(arguments, found.as_json(), str(found))
+    return 0
+
+
+def simulate(arguments: Any) -> int:
+    """A model's plan on measured or given costs."""
+    recorded, cost = _recorded(arguments)
+    p = predict(recorded, cost)
+    timeline = price(p.graph, p.schedule, cost)
+    _draw(arguments, timeline)
+    if arguments.trace:
+        timeline.save(arguments.trace)
+    record = {"predicted_step_ms": round(p.predicted_step_ms, 4), "peak_bytes": p.peak_bytes, **timeline.summary()}
+    show.emit(arguments, record, timeline.report)
+    return 0
+
+
+def _recorded(arguments: Any) -> tuple[Recorded, CostModel]:
+    check_scheduler(arguments.scheduler)
+    recorded = Recorded(job(arguments))
+    return recorded, costs(arguments, recorded)
+
+
+def _draw(arguments: Any, timeline: Timeline) -> None:
+    if arguments.svg:
+        from ..draw import timeline_svg
+        from ..files import write_atomic
+
+        write_atomic(arguments.svg, timeline_svg(timeline))

@@ -1,0 +1,46 @@
+"""Output: one JSON object or text for people on standard output; progress and notes on standard error."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+
+def emit(arguments: Any, record: dict[str, Any], text: str | Callable[[], str]) -> None:
+    """The record with --json, else the text."""
+    if arguments.json:
+        print(json.dumps(record, allow_nan=False))
+    else:
+        print(text if isinstance(text, str) else text())
+
+
+def note(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
+@contextmanager
+def progress(title: str, total: float) -> Iterator[Callable[[float], None]]:
+    """A bar on standard error where a person looks at it; yields a function that takes how much is done."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    with Progress(TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"), TimeRemainingColumn(),
+                  console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task(title, total=total)
+        yield lambda done: bar.update(task, completed=done)
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """Columns aligned, numbers to the right."""
+    cells = [[f"{c:,.3f}" if isinstance(c, float) else f"{c:,}" if isinstance(c, int) and not isinstance(c, bool) else str(c) for c in row]
+             for row in rows]
+    width = [max(len(h), *(len(row[i]) for row in cells), 0) if cells else len(h) for i, h in enumerate(head)]
+    right = [all(isinstance(row[i], int | float) for row in rows) for i in range(len(head))]
+
+    def line(row: Sequence[str]) -> str:
+        return "  ".join(c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, width, right, strict=True)).rstrip()
+
+    return "\n".join([line(head), *(line(row) for row in cells)])

@@ -1,0 +1,154 @@
+"""`train` and `compare`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ..cost import CostModel
+from ..schedulers import SINGLE
+from ..training import Job, Recorded, Trainer, interleaved, predict
+from . import show
+from .flags import UsageError, job, nearest
+from .info import versions
+
+SMALL = {"model": "mlp", "epochs": 12, "lr": 0.05}  #: what `train` does when it is told nothing
+
+
+def costs(arguments: Any, recorded: Recorded) -> CostModel:
+    """As --costs says: measured now, analytic, or from a file."""
+    if arguments.costs == "analytic":
+        return CostModel.analytic()
+    if arguments.costs != "measured":
+        return CostModel.load(arguments.costs)
+    with show.progress("measuring costs", 1.0) as done:
+        return recorded.measure(done)
+
+
+def steps_of(arguments: Any, recorded: Recorded) -> int:
+    if arguments.steps:
+        return int(arguments.steps)
+    return (arguments.epochs or 1) * recorded.train_data.steps_per_epoch
+
+
+def check_scheduler(name: str) -> None:
+    """Raises UsageError for a scheduler that does not run on one device."""
+    if name not in SINGLE:
+        raise UsageError(f"unknown scheduler {name!r} for one device; {nearest(name, list(SINGLE))}")
+
+
+def train(arguments: Any) -> int:
+    """Trains one job; told nothing at all it compares two schedules."""
+    if not arguments.given - {"--json"}:
+        for key, value in SMALL.items():
+            setattr(arguments, key, value)
+        arguments.schedulers = "in_order,multi_stream"
+        return compare(arguments)
+    check_scheduler(arguments.scheduler)
+    if arguments.parallel != "none":
+        raise UsageError(f"--parallel {arguments.parallel} cannot be trained yet; `minidl plan --parallel pipeline` and "
+                         f"`minidl simulate` plan and price it")
+    if arguments.resume and not arguments.checkpoint:
+        raise UsageError("--resume needs --checkpoint DIR, the place to resume from")
+    if arguments.dry_run and (arguments.trace or arguments.checkpoint):
+        raise UsageError("--dry-run runs nothing, so it goes with neither --trace nor --checkpoint")
+    _writable(arguments.trace)
+    task = job(arguments)
+    recorded = Recorded(task)
+    cost = costs(arguments, recorded)
+    if arguments.dry_run:
+        return _dry_run(arguments, recorded, cost)
+    trainer = Trainer(recorded, cost, trace=bool(arguments.trace))
+    with show.progress(f"training {task.model}", steps_of(arguments, recorded)) as done:
+        interleaved([trainer], steps_of(arguments, recorded), done)
+    record = run_record(task, trainer)
+    if arguments.trace:
+        assert trainer.run.timeline is not None
+        trainer.run.timeline.save(arguments.trace)
+    show.emit(arguments, record, lambda: _summary(record))
+    return 0
+
+
+def _writable(path: str | None) -> None:
+    """Finds out before a long run that a file cannot be written after it. Raises OSError."""
+    if path:
+        folder = Path(path).parent
+        if not folder.is_dir():
+            raise UsageError(f"{path}: the folder {folder} does not exist")
+        import os
+
+        if not os.access(folder, os.W_OK):
+            raise UsageError(f"{path}: the folder {folder} cannot be written to")
+
+
+def _dry_run(arguments: Any, recorded: Recorded, cost: CostModel) -> int:
+    p = predict(recorded, cost)
+    record = {"model": recorded.job.model, "parameters": parameters(recorded), "scheduler": recorded.job.scheduler, "tasks": len(p.graph),
+              "edges": p.graph.edges, "waits": p.waits, "predicted_step_ms": p.predicted_step_ms, "peak_bytes": p.peak_bytes}
+    show.emit(arguments, record, lambda: p.schedule.grid() + "\n" + show.table(("what", "value"), list(record.items())))
+    return 0
+
+
+def parameters(recorded: Recorded) -> int:
+    return sum(p.size for p in recorded.model.parameters())
+
+
+def run_record(task: Job, trainer: Trainer) -> dict[str, Any]:
+    """What one run has to say, with the keys of `train --json`."""
+    return {"model": task.model, "parameters": parameters(trainer.recorded), "data": trainer.recorded.train_data.name,
+            "device": trainer.recorded.device.name, "ranks": 1, "scheduler": task.scheduler, "steps": len(trainer.losses),
+            "loss_first": trainer.losses[0], "loss_last": trainer.losses[-1], "accuracy": trainer.accuracy(),
+            "step_ms": trainer.step_ms(), "predicted_step_ms": round(trainer.prediction.predicted_step_ms, 4),
+            "peak_bytes": trainer.prediction.peak_bytes, "params_sha256": trainer.params_sha256(), "versions": versions()}
+
+
+def _summary(record: dict[str, Any]) -> str:
+    accuracy = "" if record["accuracy"] is None else f", test accuracy {record['accuracy']:.1%}"
+    step = record["step_ms"]
+    return (f"{record['model']} ({record['parameters']:,} parameters) on {record['data']}, {record['scheduler']} on {record['device']}: "
+            f"{record['steps']} steps\n"
+            f"  loss {record['loss_first']:.4f} -> {record['loss_last']:.4f}{accuracy}\n"
+            f"  step {step['median']:.3f} ms (p10 {step['p10']:.3f}, p90 {step['p90']:.3f}), predicted {record['predicted_step_ms']:.3f} ms\n"
+            f"  peak memory {record['peak_bytes']:,} bytes\n"
+            f"  parameters sha256 {record['params_sha256'][:16]}")
+
+
+def compare(arguments: Any) -> int:
+    """The same training under several schedules, one seed, steps interleaved; exit 1 if the bits differ."""
+    names = [name.strip() for name in arguments.schedulers.split(",")]
+    for name in names:
+        check_scheduler(name)
+    if len(names) < 2 or len(set(names)) < len(names):
+        raise UsageError(f"--schedulers {arguments.schedulers}: give at least two different ones, with commas")
+    one = job(arguments, names[0])
+    trainers: list[Trainer] = []
+    for name in names:
+        single_stream = name == "in_order"
+        recorded = Recorded(replace(one, scheduler=name, streams=None if single_stream else one.streams,
+                                    scheduler_args={} if single_stream else one.scheduler_args))
+        # all arms have the same tasks, so they share the costs measured for the first
+        trainers.append(Trainer(recorded, trainers[0].cost if trainers else costs(arguments, recorded)))
+    steps = steps_of(arguments, trainers[0].recorded)
+    with show.progress(f"training {one.model} under {len(names)} schedules", steps) as done:
+        interleaved(trainers, steps, done)
+    records = [run_record(t.job, t) for t in trainers]
+    identical = len({r["params_sha256"] for r in records}) == 1
+    keys = ("scheduler", "step_ms", "predicted_step_ms", "peak_bytes", "params_sha256", "loss_first", "loss_last", "accuracy")
+    result = {"model": one.model, "data": records[0]["data"], "steps": steps, "arms": [{k: r[k] for k in keys} for r in records],
+              "bit_identical": identical}
+    show.emit(arguments, result, lambda: _comparison(records, steps, identical, trainers))
+    return 0 if identical else 1
+
+
+def _comparison(records: list[dict[str, Any]], steps: int, identical: bool, trainers: list[Trainer]) -> str:
+    first = records[0]
+    base = first["step_ms"]["median"]
+    rows = [(r["scheduler"], r["step_ms"]["median"], r["step_ms"]["p10"], r["step_ms"]["p90"], base / r["step_ms"]["median"],
+             r["predicted_step_ms"], r["peak_bytes"], r["loss_last"], "-" if r["accuracy"] is None else f"{r['accuracy']:.2%}",
+             r["params_sha256"][:12]) for r in records]
+    head = ("scheduler", "step ms", "p10", "p90", "speed-up", "predicted ms", "peak bytes", "last loss", "accuracy", "parameters")
+    grids = "\n".join(f"{t.job.scheduler}\n{t.run.schedule.grid()}" for t in trainers if len(t.run.graph) <= 40)
+    verdict = "the parameters are equal bit for bit" if identical else "THE PARAMETERS DIFFER: this should never happen"
+    return (f"{first['model']} ({first['parameters']:,} parameters) on {first['data']}, {steps} steps each, interleaved\n"
+            + (f"\n{grids}\n\n" if grids else "") + show.table(head, rows) + f"\n\n{verdict}")

@@ -1,0 +1,77 @@
+"""Costs measured on the device, one task at a time, in random legal orders: never in the order to be predicted."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from time import perf_counter, perf_counter_ns
+from typing import Any
+
+import numpy as np
+
+from .cost import CostModel
+from .executors.bound import Bound
+from .executors.checking import random_schedule
+from .graph import TaskGraph
+from .streams import Event, Stream
+
+
+def measure(graph: TaskGraph, *, device: Any = None, seconds: float = 1.0, seed: int = 0,
+            progress: Callable[[float], None] | None = None) -> CostModel:
+    """Median time of each task in microseconds; works on copies, so no parameter changes.
+
+    Runs for about `seconds`, but at least 5 and at most 100 times, in random legal orders, so that caches are as full
+    of other things as in a real step. `progress(share done)` is called after every run.
+    """
+    bound = Bound(graph, None, device, private=True)
+    random = np.random.Generator(np.random.Philox(seed))
+    bound.load_random(random)
+    programs = [bound.thunks(t) for t in range(len(graph))]
+    tick = _timer_overhead()
+    samples: list[list[int]] = [[] for _ in programs]
+    started = perf_counter()
+    for n in range(102):
+        done = (perf_counter() - started) / seconds
+        if n >= 7 and done >= 1:
+            break
+        if n % 8 == 0:
+            order = [int(t) for t in random_schedule(graph, 1, random).ids(graph)]
+        for task in order:
+            calls = programs[task]
+            begin = perf_counter_ns()
+            for call in calls:
+                call()
+            samples[task].append(perf_counter_ns() - begin)
+        if progress:
+            progress(min(1.0, done))
+    times = {graph.name(t): max(statistics.median(s[2:]) - tick, 0.0) / 1000 for t, s in enumerate(samples) if graph[t].iteration == 0}
+    return CostModel(tasks=times, sync=measure_sync(), source="measured", device=bound.device.name)
+
+
+def _timer_overhead() -> float:
+    """Nanoseconds that an empty measurement shows."""
+    found = []
+    for _ in range(1000):
+        begin = perf_counter_ns()
+        for _call in ():
+            pass
+        found.append(perf_counter_ns() - begin)
+    return statistics.median(found)
+
+
+def measure_sync(rounds: int = 400) -> float:
+    """Microseconds from the record of an event on one stream to the end of the wait on another that sleeps."""
+    stream = Stream("sync probe")
+    to, back = Event(), Event()
+    try:
+        stream.start([to.wait, back.record] * rounds, lambda: None)
+        samples = []
+        for _ in range(rounds):
+            begin = perf_counter_ns()
+            to.record()
+            back.wait()
+            samples.append((perf_counter_ns() - begin) / 2000)
+        stream.join()
+    finally:
+        stream.close()
+    return statistics.median(samples)

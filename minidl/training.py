@@ -1,0 +1,202 @@
+"""A training run from names and numbers: model, data, optimizer, graph, schedule, executor. Prints nothing."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from . import data, models, nn, ops, optim, random, schedulers
+from . import device as devices
+from .cost import CostModel
+from .executors import SequentialExecutor, StreamExecutor
+from .graph import TaskGraph
+from .memory import plan_memory
+from .recording import record
+from .schedule import Schedule
+from .simulation import simulate
+from .tape import micro_batch, no_grad
+
+OPTIMIZERS: dict[str, Callable[..., optim.Optimizer]] = {
+    "sgd": lambda parameters, lr: optim.SGD(parameters, lr, momentum=0.9),
+    "adam": lambda parameters, lr: optim.Adam(parameters, lr),
+}
+
+
+class TrainingError(RuntimeError):
+    """A run that cannot go on; the message names the step."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to train, on what, how. Sizes in samples and bytes; arguments by name."""
+
+    model: str = "mlp"
+    model_args: Mapping[str, Any] = field(default_factory=dict)
+    data: str = "digits"
+    root: str | None = None
+    strict: bool = False
+    device: str = "cpu"
+    dtype: str = "float32"
+    batch_size: int = 64
+    micro_batches: int = 1
+    optimizer: str = "sgd"
+    lr: float = 0.1
+    seed: int = 0
+    scheduler: str = "in_order"
+    scheduler_args: Mapping[str, Any] = field(default_factory=dict)
+    streams: int | None = None
+    memory_limit: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1 or self.micro_batches < 1:
+            raise ValueError(f"batch size {self.batch_size} and micro-batches {self.micro_batches} must be at least 1")
+        if self.batch_size % self.micro_batches:
+            raise ValueError(f"a batch of {self.batch_size} does not divide into {self.micro_batches} micro-batches")
+        if self.optimizer not in OPTIMIZERS:
+            raise ValueError(f"unknown optimizer {self.optimizer!r}; known: {', '.join(OPTIMIZERS)}")
+
+
+class Recorded:
+    """A job's model and optimizer, and its step as a graph. Nothing has run."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.device = devices.get(job.device)
+        random.seed(job.seed)
+        self.model = models.create(job.model, **job.model_args).astype(job.dtype)
+        self.optimizer = OPTIMIZERS[job.optimizer](self.model.parameters(), job.lr)
+        self.train_data = self._load("train")
+        self.graph = record(self._step, *self._split(*self._example()), name=job.model)
+
+    def _load(self, split: str) -> data.Loader:
+        job, shape = self.job, self.model.input_shape
+        return data.load(job.data, batch_size=job.batch_size, root=job.root, split=split, seed=job.seed, strict=job.strict,
+                         image_size=shape[0], channels=shape[2], classes=self.model.classes, dtype=job.dtype)
+
+    def _example(self) -> tuple[Any, Any]:
+        x, y = next(self.train_data)
+        self.train_data.restore({"epoch": 0, "batch": 0})
+        return x, y
+
+    def _split(self, x: Any, y: Any) -> list[Any]:
+        """x and y of each micro-batch in turn."""
+        n = self.job.micro_batches
+        return [part for pair in zip(np.split(x, n), np.split(y, n), strict=True) for part in pair]
+
+    def _step(self, *parts: Any) -> Any:
+        n, total = self.job.micro_batches, None
+        for i in range(n):
+            with micro_batch(i, i * self.job.batch_size // n):
+                loss = nn.cross_entropy(self.model(parts[2 * i]), parts[2 * i + 1])
+                if n > 1:
+                    loss = loss * (1 / n)
+                loss.backward()
+                total = loss.detach() if total is None else ops.add(total, loss.detach())
+        self.optimizer.step()
+        return total
+
+    def schedule(self, cost: CostModel | None = None) -> Schedule:
+        """The job's scheduler on the graph. Raises ValueError for a scheduler or argument that does not exist."""
+        arguments = dict(self.job.scheduler_args)
+        if self.job.streams is not None:
+            if self.job.scheduler == "in_order" and self.job.streams != 1:
+                raise ValueError(f"--streams {self.job.streams} contradicts --scheduler in_order, which uses one stream")
+            if self.job.scheduler != "in_order":
+                arguments["streams"] = self.job.streams
+        if cost is not None and "cost" in schedulers.arguments(self.job.scheduler):
+            arguments["cost"] = cost
+        return schedulers.single(self.job.scheduler, self.graph, **arguments)
+
+    def measure(self, progress: Callable[[float], None] | None = None) -> CostModel:
+        return CostModel.measure(self.graph, device=self.device, progress=progress)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A job planned but not run. Times in milliseconds."""
+
+    graph: TaskGraph
+    schedule: Schedule
+    waits: int
+    predicted_step_ms: float
+    peak_bytes: int
+
+
+def predict(recorded: Recorded, cost: CostModel) -> Prediction:
+    """Schedules, proves, plans the memory and simulates; runs nothing."""
+    schedule = recorded.schedule(cost).validate(recorded.graph)
+    plan = plan_memory(recorded.graph, schedule, recorded.job.memory_limit)
+    timeline = simulate(recorded.graph, schedule, cost)
+    return Prediction(recorded.graph, schedule, len(schedule.waits(recorded.graph)), timeline.makespan / 1000, plan.peak_bytes)
+
+
+class Trainer:
+    """Runs a job step by step. `losses` and `seconds` grow by one entry a step."""
+
+    def __init__(self, recorded: Recorded, cost: CostModel, *, trace: bool = False) -> None:
+        self.recorded, self.job, self.cost = recorded, recorded.job, cost
+        self.prediction = predict(recorded, cost)
+        self.run = StreamExecutor(recorded.graph, self.prediction.schedule, device=recorded.device, trace=trace,
+                                  memory_limit=recorded.job.memory_limit)
+        self.losses: list[float] = []
+        self.seconds: list[float] = []
+
+    def step(self) -> float:
+        """One step on the next batch; returns the loss. Raises TrainingError when it is not finite."""
+        from time import perf_counter
+
+        parts = self.recorded._split(*next(self.recorded.train_data))
+        begin = perf_counter()
+        loss = float(self.run(*parts))
+        self.seconds.append(perf_counter() - begin)
+        self.losses.append(loss)
+        if not np.isfinite(loss):
+            raise TrainingError(f"the loss is {loss} at step {len(self.losses)} of {self.job.model} with lr {self.job.lr}; "
+                                f"try a smaller lr (MINIDL_DEBUG=1 names the layer)")
+        return loss
+
+    def accuracy(self) -> float | None:
+        """Share of the test samples whose largest logit is their label."""
+        model = self.recorded.model.eval()
+        runs: dict[int, SequentialExecutor] = {}
+        right = total = 0
+        try:
+            for x, y in self.recorded._load("test"):
+                if len(x) not in runs:
+                    with no_grad():
+                        runs[len(x)] = SequentialExecutor(record(model, x, name="eval"), self.recorded.device)
+                right += int((runs[len(x)](x).numpy().argmax(axis=-1) == y).sum())
+                total += y.size
+        finally:
+            model.train()
+        return right / total if total else None
+
+    def step_ms(self) -> dict[str, float]:
+        """Median, 10th and 90th percentile of the steps after the first, in milliseconds."""
+        times = np.array(self.seconds[1:] or self.seconds) * 1000
+        return {name: round(float(np.percentile(times, q)), 4) for name, q in (("median", 50), ("p10", 10), ("p90", 90))}
+
+    def params_sha256(self) -> str:
+        return params_sha256(self.recorded.model)
+
+
+def params_sha256(model: nn.Module) -> str:
+    """Of every parameter once, in state-dict order, little-endian."""
+    digest = hashlib.sha256()
+    for _, p in model.named_parameters():
+        array = np.ascontiguousarray(p.numpy())
+        digest.update(array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes())
+    return digest.hexdigest()
+
+
+def interleaved(trainers: Sequence[Trainer], steps: int, progress: Callable[[int], None] | None = None) -> None:
+    """Steps all runs in turn, so that a busy machine disturbs each of them alike."""
+    for n in range(steps):
+        for trainer in trainers:
+            trainer.step()
+        if progress:
+            progress(n + 1)

@@ -1,0 +1,36 @@
+"""Schedulers: pure functions of a graph and costs to a schedule. No device, no MPI, no clock.
+
+Here the ones for a single device, by name; pipelines are in `schedulers.pipeline`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from ..graph import TaskGraph
+from ..schedule import Schedule
+from .single import in_order, multi_stream
+
+SINGLE: dict[str, Callable[..., Schedule]] = {"in_order": in_order, "multi_stream": multi_stream}
+
+__all__ = ["SINGLE", "arguments", "in_order", "multi_stream", "single"]
+
+
+def arguments(name: str) -> list[str]:
+    """What a single-device scheduler can be told. Raises ValueError for an unknown name."""
+    if name not in SINGLE:
+        near = difflib.get_close_matches(name, SINGLE, 3, 0.3) or SINGLE
+        raise ValueError(f"unknown scheduler {name!r}; near it: {', '.join(near)}")
+    return [p for p in inspect.signature(SINGLE[name]).parameters if p != "graph"]
+
+
+def single(name: str, graph: TaskGraph, **given: Any) -> Schedule:
+    """The named single-device scheduler's schedule. Raises ValueError for an unknown name or argument."""
+    known = arguments(name)
+    for argument in given:
+        if argument not in known:
+            raise ValueError(f"scheduler {name} takes no argument {argument!r}; it takes: {', '.join(known) or 'none'}")
+    return SINGLE[name](graph, **given)

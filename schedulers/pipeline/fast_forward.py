@@ -1,0 +1,52 @@
+"""Gradient fast-forwarding (out-of-order backprop, 2022): output gradients go ahead, weight gradients follow.
+
+`fast_forward`: the released dependency set; `fast_forward_push` admits a new micro-batch per retired one.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...graph import Kind
+from ...schedule import Schedule
+from .listing import work_conserving
+from .problem import Order, Problem, schedule_of
+from .zero_bubble import lagging
+
+
+def fast_forward_strict(problem: Problem) -> Schedule:
+    """All F, all O, all W on every rank: makespan (m+p-1)(F+O) + mW + 2(p-1)c, peak m."""
+    m = problem.micro_batches
+    kind, micro_batch = np.repeat([Kind.F, Kind.O, Kind.W], m), np.tile(np.arange(m), 3)
+    return schedule_of([Order(kind, np.full(3 * m, rank), micro_batch) for rank in range(problem.ranks)])
+
+
+def fast_forward(problem: Problem) -> Schedule:
+    """Ranks before the last: all F, then O and W in turn; the last rank: F and O in turn, then all W."""
+    p, m = problem.ranks, problem.micro_batches
+    micro_batch = np.arange(m)
+    twice = np.repeat(micro_batch, 2)
+    orders = [Order(np.concatenate([np.full(m, Kind.F), np.tile([Kind.O, Kind.W], m)]), np.full(3 * m, rank),
+                    np.concatenate([micro_batch, twice])) for rank in range(p - 1)]
+    orders.append(Order(np.concatenate([np.tile([Kind.F, Kind.O], m), np.full(m, Kind.W)]), np.full(3 * m, p - 1),
+                        np.concatenate([twice, micro_batch])))
+    return schedule_of(orders)
+
+
+def fast_forward_greedy(problem: Problem) -> Schedule:
+    """Work-conserving: a free rank takes what is ready, O before F before W, the oldest micro-batch first."""
+    return work_conserving(problem, (Kind.O, Kind.F, Kind.W))
+
+
+def fast_forward_push(problem: Problem) -> Schedule:
+    """W(i) of a rank admits F(i + p - s): at most p - s micro-batches in flight on rank s, O and W in turn.
+
+    Needs m > p: otherwise nothing is pushed and `fast_forward` is meant.
+    """
+    p, m = problem.ranks, problem.micro_batches
+    micro_batch = np.arange(m)
+    orders = []
+    for rank in range(p):
+        tasks = np.full(m, rank), micro_batch
+        orders.append(lagging(tasks, tasks, min(p - rank, m), 0))
+    return schedule_of(orders)

@@ -1,0 +1,218 @@
+"""ZB-auto: zero-bubble orders found by search, for any costs per stage, latency and activation cap.
+
+A list scheduler builds one order per `Candidate` of a grid: how many forwards each rank may be ahead, and how long it
+may idle before it fills a gap with a weight gradient. The best candidate's ranks are then changed one by one, and the
+best orders polished. Every order is priced exactly, by the timing model. Deterministic.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ...graph import Floats, Ints, Kind
+from ...loops import run_loop
+from ...schedule import Schedule
+from .placement import PipelineError
+from .polish import polish
+from .problem import Order, Problem, schedule_of
+
+#: forwards ahead per rank to the end, the most telling first: ZB-H1, ZB-H2, and what lies around them
+SLOPES = (1.0, 2.0, 1.4, 2.4, 2.1, 1.2, 1.6, 1.8, 2.2, 3.0, 2.6, 0.75, 0.5, 0.0)
+IDLE = (np.inf, 0.0, 0.5, 1.0, 2.0, 4.0, 10.0, 30.0)  #: time a rank may idle before gaps are filled, in weight gradients
+EFFORT = 3e9  #: steps of all candidates together, about; large problems get fewer candidates
+ROUNDS = 12  #: of changing the best candidate rank by rank
+POLISHED = 6  #: so many of the best orders are polished
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """`ahead[s]`: forwards of rank s without their output gradient, at most. `idle`: time that a rank may stand idle
+    until the forwards are over, `tail`: and after that. `eager`: what is there first runs first, where it is false a
+    forward and an output gradient alternate."""
+
+    ahead: tuple[int, ...]
+    idle: float
+    tail: float
+    eager: bool
+
+
+def zb_auto(problem: Problem, kept: float = 1.0) -> Schedule:
+    """The order of the smallest max_span, then makespan, that the search finds under `problem.cap` (ZB-1p, ZB-2p).
+
+    `kept`: the share of an activation that a weight gradient still needs after its output gradient. 1 counts as
+    everywhere else here; the published ZB-2p rates need less: with 1 a cap of 2p rules them out (`lower_bound`).
+    Reconstructed from the paper's description of its heuristic; the search is our own. Raises PipelineError for a cap
+    below 1, a `kept` outside 0..1, or several stages per rank.
+    """
+    if problem.chunks != 1:
+        raise PipelineError(f"zb_auto plans one stage per rank, not {problem.chunks}")
+    if not 0 < kept <= 1:
+        raise PipelineError(f"kept is {kept}; it is a share of an activation, above 0 and at most 1")
+    cap = cap_of(problem)
+    grid = candidates(problem, cap, kept)
+    found = dict(zip(grid, _spans(problem, cap, kept, grid), strict=True))
+    for _ in range(ROUNDS):
+        best = min(found, key=found.__getitem__)
+        near = [c for c in neighbours(best, int(cap)) if c not in found]
+        if not near or len(near) > limit(problem):
+            break
+        found.update(zip(near, _spans(problem, cap, kept, near), strict=True))
+        if min(found, key=found.__getitem__) == best:
+            break
+    best_of_line = {c.ahead: c for c in sorted(found, key=found.__getitem__, reverse=True)}
+    chosen = sorted(best_of_line.values(), key=found.__getitem__)[:POLISHED]
+    orders = list_schedule(problem, cap, kept, chosen, keep=True)[2]
+    return order_of(min((polish(problem, cap, kept, order) for order in orders), key=lambda priced: priced[0])[1])
+
+
+def cap_of(problem: Problem) -> float:
+    """Live activations allowed per rank. Raises PipelineError below one."""
+    cap = problem.micro_batches if problem.cap is None else problem.cap
+    if cap < 1:
+        raise PipelineError(f"no order fits an activation cap of {cap:g}; the smallest feasible cap is 1")
+    return float(min(cap, problem.micro_batches))
+
+
+def lower_bound(problem: Problem, cap: float, kept: float = 1.0) -> float:
+    """No max_span is smaller under the cap (one stage per rank, first in first out).
+
+    Either a rank's work, or this: when rank r ends its last output gradient at most `(cap - 1) / kept` weight
+    gradients of its own are open besides the last one, and the gradient must still reach rank s and its last W.
+    """
+    f, o, w, c, m = problem.forward, problem.output_grad, problem.weight_grad, problem.latency, problem.micro_batches
+    first = np.concatenate([[0.0], np.cumsum(f + c)[:-1]])
+    above = np.concatenate([[0.0], np.cumsum(o + c)])  # from rank s to rank r: above[r] - above[s]
+    open_ = min(m - 1, int((cap - 1) / kept + 1e-9))
+    bound = float((m * (f + o + w)).max())
+    for r in range(problem.ranks):
+        done = first[r] + m * (f[r] + o[r]) + (m - 1 - open_) * w[r]
+        bound = max(bound, float((done + above[r] - above[:r] + w[:r] - first[:r]).max(initial=0.0)))
+    return bound
+
+
+def limit(problem: Problem) -> int:
+    """How many candidates are affordable: each costs about tasks x ranks steps."""
+    return max(16, int(EFFORT / (3 * problem.micro_batches * problem.ranks**2)))
+
+
+def candidates(problem: Problem, cap: float, kept: float) -> list[Candidate]:
+    """The grid: straight lines of forwards ahead, times idle times, times both ways to choose the next task."""
+    to_end = np.arange(problem.ranks)[::-1]
+    work = float((problem.forward + problem.output_grad + problem.weight_grad).max()) * problem.micro_batches
+    slack = lower_bound(problem, cap, kept) - work
+    idles = dict.fromkeys((slack, *(x * float(problem.weight_grad.max()) for x in IDLE)))
+    lines = dict.fromkeys(tuple(np.minimum(int(cap), 1 + np.floor(slope * to_end + start)).astype(int).tolist())
+                          for start in (0.0, 0.5, cap - 1) for slope in SLOPES)
+    grid = [Candidate(line, idle, tail, eager) for idle in idles for line in lines
+            for tail in dict.fromkeys((idle, max(idle, slack))) for eager in (False, True)]
+    return grid[: limit(problem)]
+
+
+def neighbours(candidate: Candidate, cap: int) -> list[Candidate]:
+    """One forward more or less ahead, on one rank or on all ranks up to it."""
+    ahead = np.array(candidate.ahead)
+    rank = np.arange(len(ahead))
+    shifts = [step * where for s in rank for where in (rank == s, rank <= s) for step in (1, -1)]
+    lines = dict.fromkeys(tuple(np.clip(ahead + shift, 1, cap).tolist()) for shift in shifts)
+    return [replace(candidate, ahead=line) for line in lines]
+
+
+def _spans(problem: Problem, cap: float, kept: float, batch: list[Candidate]) -> list[tuple[float, float]]:
+    """(max_span, makespan) of each candidate's schedule."""
+    spans, makespans, _ = list_schedule(problem, cap, kept, batch)
+    return list(zip(spans.tolist(), makespans.tolist(), strict=True))
+
+
+def list_schedule(problem: Problem, cap: float, kept: float, batch: list[Candidate],
+                  keep: bool = False) -> tuple[Floats, Floats, Ints]:
+    """(max_span, makespan, order) of each candidate's schedule, infinite where it gets stuck.
+
+    An order is the kinds of each rank's tasks; without `keep` only the last candidate's is there.
+    """
+    p, m, n = problem.ranks, problem.micro_batches, len(batch)
+    work = m * (problem.forward + problem.output_grad + problem.weight_grad)
+    allowed = np.array([[c.idle, c.tail] for c in batch])[:, :, None] + (work.max() - work)
+    result = run_loop(
+        _list_schedule, 3 * p * m * n, n, p, m, cap, kept, problem.forward, problem.output_grad, problem.weight_grad,
+        problem.latency, np.array([c.ahead for c in batch], np.int64).ravel(), allowed.ravel(),
+        np.array([c.eager for c in batch], np.int64), 3 * p * m * keep, np.zeros(p), np.zeros(p), np.zeros(p),
+        np.zeros(3 * p, np.int64), np.zeros(p * m), np.zeros(p * m), np.zeros(p, np.int64), np.zeros(p),
+        np.full(n, np.inf), np.full(n, np.inf), np.zeros((n if keep else 1) * 3 * p * m, np.int8))
+    return result[-3], result[-2], result[-1].reshape(-1, p, 3 * m)
+
+
+def order_of(kinds: Ints) -> Schedule:
+    """The schedule of kinds in order per rank, each kind first in first out."""
+    orders = []
+    for rank, kind in enumerate(kinds):
+        micro = np.empty(len(kind), np.int64)
+        for k in (Kind.F, Kind.O, Kind.W):
+            micro[kind == k] = np.arange(len(kind) // 3)
+        orders.append(Order(kind, np.full(len(kind), rank), micro))
+    return schedule_of(orders)
+
+
+def _list_schedule(n, p, m, cap, kept, f, o, w, c, ahead, allowed, eager, stride,  # type: ignore[no-untyped-def]
+                   free, first, idle, count, f_end, o_end, action, at, spans, makespans, orders):
+    """In order of time: each rank that is free takes what is there, a gradient before a forward before a gap's W."""
+    never = 1e308
+    for i in range(n):
+        for s in range(p):
+            free[s], first[s], idle[s] = 0.0, -1.0, 0.0
+        for s in range(3 * p):
+            count[s] = 0
+        for s in range(p * m):
+            f_end[s] = o_end[s] = never
+        low, high, stuck = 0, p, False
+        for _ in range(3 * p * m):
+            for s in range(low, high):  # what each rank would do next, and when
+                now = free[s]
+                nf, no, nw = count[3 * s], count[3 * s + 1], count[3 * s + 2]
+                f_at = o_at = never
+                turn = nf < m and nf - no < ahead[i * p + s]
+                if turn:
+                    f_at = 0.0 if s == 0 else f_end[(s - 1) * m + nf] + c
+                if no < nf and (eager[i] == 1 or not turn):
+                    o_at = f_end[s * m + no] if s == p - 1 else o_end[(s + 1) * m + no] + c
+                full = nf - no + kept * (no - nw) + 1 > cap + 1e-9
+                k, start = 1, o_at
+                if not full and f_at < o_at and o_at > now:
+                    k, start = 0, f_at
+                start = max(start, now)
+                if nw < no and start > now:
+                    budget = allowed[(2 * i + (nf == m)) * p + s]
+                    gap = start - now
+                    if (full and f_at < o_at) or gap >= w[s] * (1 - 1e-12) or idle[s] + gap > budget * (1 + 1e-12):
+                        k, start = 2, now
+                action[s], at[s] = k, start
+            s = 0
+            for r in range(1, p):
+                if at[r] < at[s]:
+                    s = r
+            if at[s] >= never:
+                stuck = True
+                break
+            k, start = action[s], at[s]
+            done = 3 * s + k
+            orders[i * stride + 3 * m * s + count[3 * s] + count[3 * s + 1] + count[3 * s + 2]] = k
+            if first[s] < 0:
+                first[s] = start
+            else:
+                idle[s] += start - free[s]
+            if k == 0:
+                free[s] = start + f[s]
+                f_end[s * m + count[done]] = free[s]
+            elif k == 1:
+                free[s] = start + o[s]
+                o_end[s * m + count[done]] = free[s]
+            else:
+                free[s] = start + w[s]
+            count[done] += 1
+            low, high = max(0, s - 1), min(p, s + 2)
+        if not stuck:
+            spans[i] = makespans[i] = 0.0
+            for s in range(p):
+                spans[i] = max(spans[i], free[s] - first[s])
+                makespans[i] = max(makespans[i], free[s])

@@ -1,0 +1,44 @@
+"""The packages are listed by hand: `kernels/`, `schedulers/` and `models/` lie at the top level and are linked into
+`minidl/`, so a search would install them twice, once under names that collide with other people's."""
+
+from pathlib import Path
+
+from setuptools import setup
+
+CUDA = ["nvidia-cudnn-frontend>=1.18,<1.27", "nvmath-python>=1.0,<1.1", "numba-cuda"]
+TEST = ["pytest>=8", "hypothesis>=6.100"]
+
+setup(
+    name="minidl",
+    version="0.1.0",
+    description="A mini deep-learning engine in which the order of the backward pass is a value",
+    long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.11,<3.14",
+    packages=["minidl", "minidl.cli", "minidl.data", "minidl.executors", "minidl.nn", "minidl.ops", "minidl.kernels",
+              "minidl.models", "minidl.schedulers", "minidl.schedulers.pipeline"],
+    package_data={"minidl": ["py.typed"], "minidl.data": ["*.csv.gz", "*.md"], "minidl.kernels": ["*.cu"]},
+    install_requires=[
+        "numpy>=2.0",
+        "numba>=0.60",
+        "mpi4py>=4.0",
+        "threadpoolctl>=3.5",  # one BLAS thread per stream
+        "safetensors>=0.4.5",  # checkpoints that execute nothing when they are read
+        "rich>=13",  # progress bars
+    ],
+    extras_require={
+        "mpich": ["mpich>=5"],
+        "cuda13": ["cupy-cuda13x[ctk]", "nvidia-cudnn-cu13", *CUDA],
+        "cuda12": ["cupy-cuda12x[ctk]", "nvidia-cudnn-cu12", *CUDA],
+        "plot": ["matplotlib"],
+        "optimal": ["ortools"],
+        "data": ["tokenizers", "pillow"],
+        "tensorboard": ["tensorboard"],
+        "parity": ["torch==2.13.0"],
+        "cuda-check": ["cupy-cuda13x", "nvidia-cuda-nvrtc==13.0.88", "nvidia-cuda-runtime==13.0.96"],
+        "test": TEST,
+        "dev": [*TEST, "ruff==0.17.5", "mypy==2.4.1", "pre-commit"],
+    },
+    entry_points={"console_scripts": ["minidl=minidl.cli:main"]},
+)

@@ -1,0 +1,347 @@
+"""What tests of the engine share: finite differences, networks and graphs drawn at random, deadlines, closures."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import signal
+import tracemalloc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+import minidl as ml
+from minidl import nn, ops, optim
+from minidl.executors.checking import random_schedule
+from minidl.graph import GraphBuilder, Kind, TaskGraph
+from minidl.schedule import Lane, Schedule
+
+
+def torch_or_skip() -> Any:
+    """torch, or the test is skipped and says why."""
+    return pytest.importorskip("torch", reason="torch is not installed, so nothing to compare with; install minidl[parity]")
+
+
+def random_array(shape: Sequence[int], seed: int = 0, dtype: str = "float64", low: float = -2.0, high: float = 2.0) -> Any:
+    """Numbers that are no closer than 0.02 to one another's like or to zero, so that no kink is near a difference."""
+    rng = np.random.default_rng(seed)
+    count = int(np.prod(shape, dtype=np.int64))
+    grid = (np.arange(count) + 0.5) / max(count, 1) * (high - low) + low
+    grid = np.where(np.abs(grid) < 0.01, 0.02, grid)
+    return rng.permutation(grid).reshape(tuple(shape)).astype(dtype)
+
+
+def bits(*arrays: Any) -> bytes:
+    """What must be equal when two runs are equal bit for bit."""
+    return b"|".join(np.ascontiguousarray(a.numpy() if isinstance(a, ml.Tensor) else a).tobytes() for a in arrays)
+
+
+@contextmanager
+def deadline(seconds: float = 30.0) -> Iterator[None]:
+    """Fails instead of hanging; for the main thread."""
+
+    def late(*_: Any) -> None:
+        raise AssertionError(f"still running after {seconds} s: a hang")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def bytes_allocated(call: Callable[[], Any]) -> int:
+    """How far the memory that Python and NumPy know of grew at most during the call, in bytes."""
+    call()  # whatever is made once is made
+    gc.collect()
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        tracemalloc.reset_peak()
+        call()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    return peak - before
+
+
+def arrays_left(call: Callable[[], Any]) -> int:
+    """Bytes of array data (NumPy's own domain of tracemalloc) that the call leaves behind."""
+    domain = np.lib.tracemalloc_domain
+    call()
+    gc.collect()
+    tracemalloc.start()
+    try:
+        kept = call()
+        snapshot = tracemalloc.take_snapshot().filter_traces([tracemalloc.DomainFilter(True, domain)])
+    finally:
+        tracemalloc.stop()
+    del kept
+    return sum(trace.size for trace in snapshot.traces)
+
+
+# ---------------------------------------------------------------------------------------------------- finite differences
+def _strided(t: Any) -> Any:
+    """The same values as a transposed view of transposed memory."""
+    return ops.transpose(t) if t.ndim > 1 else t
+
+
+def _loss(out: Any, weights: Any, strided: bool) -> Any:
+    if strided and out.ndim > 1:
+        return (ops.transpose(out) * ml.array(weights.T)).sum()
+    return (out * ml.array(weights)).sum()
+
+
+def gradients(f: Callable[..., Any], arrays: Sequence[Any], weights: Any, *, leaf: bool, strided: bool) -> list[Any]:
+    """Gradients of sum(weights * f(arrays)) by the tape. `leaf`: toward parameters, so that weight gradient tasks make
+    them; else the operands depend on data too, so that output gradient tasks do. `strided`: operands and the incoming
+    gradient are transposed views."""
+    parameters = [ml.Parameter(a.T if strided else a) for a in arrays]
+    operands: list[Any] = list(parameters)
+    if not leaf:
+        operands = [p + ml.array(np.zeros(p.shape, p.dtype)) for p in parameters]
+    if strided:
+        operands = [_strided(t) for t in operands]
+    out = f(*operands)
+    assert out.shape == weights.shape
+    _loss(out, weights, strided).backward()
+    for p in parameters:
+        assert p.grad is not None
+        assert p.grad.shape == p.shape
+        assert p.grad.contiguous
+    return [p.grad.numpy().T if strided else p.grad.numpy() for p in parameters]
+
+
+def finite_difference_check(f: Callable[..., Any], *arrays: Any, seed: int = 1, eps: float = 1e-6, rtol: float = 1e-6,
+                            atol: float = 2e-8) -> None:
+    """Compares the gradients of `f` toward each float64 array with central differences, as leaves and as inner
+    tensors, contiguous and strided. `f` takes tensors and returns one of any shape."""
+    with ml.no_grad():
+        shape = f(*(ml.array(a) for a in arrays)).shape
+    weights = random_array(shape, seed)
+
+    def value(*values: Any) -> float:
+        with ml.no_grad():
+            return float((f(*(ml.array(v) for v in values)).numpy() * weights).sum())
+
+    wanted = []
+    for which, a in enumerate(arrays):
+        assert a.dtype == np.float64, "finite differences need float64"
+        g = np.zeros_like(a)
+        for at in np.ndindex(*a.shape):
+            moved = [x.copy() for x in arrays]
+            moved[which][at] = a[at] + eps
+            up = value(*moved)
+            moved[which][at] = a[at] - eps
+            g[at] = (up - value(*moved)) / (2 * eps)
+        wanted.append(g)
+    for leaf, strided in itertools.product((True, False), repeat=2):
+        found = gradients(f, arrays, weights, leaf=leaf, strided=strided)
+        for i, (g, w) in enumerate(zip(found, wanted, strict=True)):
+            np.testing.assert_allclose(g, w, rtol=rtol, atol=atol,
+                                       err_msg=f"gradient toward operand {i}, leaf={leaf}, strided={strided}")
+
+
+# ------------------------------------------------------------------------------------------------------ graphs at random
+def closure(count: int, pairs: Any) -> Any:
+    """Boolean matrix: reach[i, j] where a way leads from i to j."""
+    reach = np.zeros((count, count), bool)
+    for i, j in np.asarray(pairs, np.int64).reshape(-1, 2).tolist():
+        reach[i, j] = True
+    for k in range(count):
+        reach |= reach[:, k][:, None] & reach[k][None, :]
+    return reach
+
+
+def edge_pairs(graph: TaskGraph) -> list[tuple[int, int]]:
+    return list(zip(graph.preds.ids.tolist(), graph.preds.row_of_each().tolist(), strict=True))
+
+
+def lane_pairs(graph: TaskGraph, schedule: Schedule) -> list[tuple[int, int]]:
+    """Neighbours on each lane, as task ids."""
+    ids = schedule.ids(graph)
+    return [pair for i in range(len(schedule.lanes))
+            for pair in itertools.pairwise(ids[schedule.ptr[i] : schedule.ptr[i + 1]].tolist())]
+
+
+def planned(*tasks: tuple[str, str, str], nbytes: int = 8) -> TaskGraph:
+    """A graph without kernels: ("0F0", "x w", "y") is a task, what it reads, what it writes."""
+    builder = GraphBuilder()
+    names: dict[str, int] = {}
+    for name, reads, writes in tasks:
+        for b in (*reads.split(), *writes.split()):
+            if b not in names:
+                names[b] = builder.buffer(b, nbytes)
+        unit, kind, micro_batch, iteration = ml.graph.unpack(ml.graph.parse_task(name))
+        builder.task(unit, Kind(kind), micro_batch, iteration, reads=[names[b] for b in reads.split()],
+                     writes=[names[b] for b in writes.split()], nbytes=nbytes)
+    return builder.build()
+
+
+@st.composite
+def planned_graphs(draw: Any, tasks: int = 12, buffers: int = 5) -> TaskGraph:
+    """Tasks that read and write a few buffers in any way."""
+    names = st.lists(st.integers(0, buffers - 1), max_size=3)
+    builder = GraphBuilder()
+    for b in range(buffers):
+        builder.buffer(f"b{b}", draw(st.sampled_from([0, 1, 256, 300, 1024])))
+    for unit in range(draw(st.integers(1, tasks))):
+        builder.task(unit, draw(st.sampled_from([Kind.F, Kind.O, Kind.W, Kind.U])), reads=draw(names), writes=draw(names),
+                     flops=float(draw(st.integers(0, 9))), nbytes=draw(st.integers(0, 4000)))
+    return builder.build()
+
+
+@st.composite
+def scheduled_graphs(draw: Any, tasks: int = 12, buffers: int = 5, lanes: int = 4, ranks: int = 1) -> tuple[TaskGraph, Schedule]:
+    """A graph and a legal schedule of it."""
+    graph = draw(planned_graphs(tasks, buffers))
+    schedule = random_schedule(graph, draw(st.integers(1, lanes)), np.random.default_rng(draw(st.integers(0, 2**32 - 1))))
+    if ranks > 1:
+        on = [draw(st.integers(0, ranks - 1)) for _ in schedule.lanes]
+        schedule = Schedule(tuple(Lane(r, f"l{i}") for i, r in enumerate(on)), schedule.ptr, schedule.keys)
+    return graph, schedule
+
+
+# ---------------------------------------------------------------------------------------------------- networks at random
+class Network(nn.Module):
+    """Layers by name over a row of `width` numbers; what is in `plan` decides. Some share parameters, some leave the
+    straight line."""
+
+    CHOICES = ("linear", "linear_no_bias", "tied", "relu", "tanh", "sigmoid", "dropout", "residual", "gain", "softmax",
+               "center", "gram", "norm", "swap", "square", "maximum", "reshape")
+
+    def __init__(self, plan: Sequence[str], width: int, classes: int) -> None:
+        self.plan, self.width = tuple(plan), width
+        self.tied = nn.Linear(width, width)
+        self.gain = ml.Parameter(np.linspace(0.5, 1.5, width, dtype=np.float32))
+        for i, name in enumerate(plan):
+            if name.startswith("linear"):
+                setattr(self, f"layer{i}", nn.Linear(width, width, bias=name == "linear"))
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, x: Any) -> Any:
+        first = x
+        for i, name in enumerate(self.plan):
+            x = self.apply(i, name, x, first)
+        return self.head(x)
+
+    def apply(self, i: int, name: str, x: Any, first: Any) -> Any:
+        match name:
+            case "linear" | "linear_no_bias":
+                return getattr(self, f"layer{i}")(x)
+            case "tied":
+                return self.tied(x)
+            case "relu" | "tanh" | "sigmoid" | "softmax":
+                return getattr(ops, name)(x)
+            case "dropout":
+                return ops.dropout(x, 0.25)
+            case "residual":
+                return x + ops.tanh(x) * first
+            case "gain":
+                return x * self.gain
+            case "center":
+                return x - x.mean(0, keepdims=True)
+            case "gram":
+                return ops.matmul(ops.matmul(x, x.T) * 0.1, x)
+            case "norm":
+                return x / ((x * x).sum(1, keepdims=True) + 1.0).sqrt()
+            case "swap":
+                return ops.relu(x.T).T
+            case "square":
+                return x * x * 0.5
+            case "maximum":
+                return ops.maximum(x, self.gain)
+            case "reshape":
+                return x.reshape(-1, 1, self.width).tanh().reshape(-1, self.width)
+        raise AssertionError(name)
+
+
+def sgd(p: Any) -> Any:
+    return optim.SGD(p, 0.05)
+
+
+def sgd_momentum(p: Any) -> Any:
+    return optim.SGD(p, 0.05, momentum=0.9, weight_decay=0.01, nesterov=True)
+
+
+def adam(p: Any) -> Any:
+    return optim.Adam(p, 0.01, weight_decay=0.01)
+
+
+class Case:
+    """One training set-up, made anew from its seed as often as it is asked for."""
+
+    def __init__(self, plan: Sequence[str], *, width: int = 5, classes: int = 3, batch: int = 4, micro_batches: int = 1,
+                 optimizer: Callable[[Any], Any] = sgd_momentum, dtype: str = "float32", seed: int = 0) -> None:
+        self.plan, self.width, self.classes, self.batch = tuple(plan), width, classes, batch
+        self.micro_batches, self.optimizer, self.dtype, self.seed = micro_batches, optimizer, dtype, seed
+
+    def __repr__(self) -> str:
+        return (f"Case({self.plan}, width={self.width}, batch={self.batch}, micro_batches={self.micro_batches}, "
+                f"optimizer={self.optimizer.__name__}, dtype={self.dtype!r}, seed={self.seed})")
+
+    def batches(self, steps: int) -> list[tuple[Any, ...]]:
+        """For each step its inputs: images and labels of each micro-batch."""
+        rng = np.random.default_rng(self.seed)
+        return [tuple(v for _ in range(self.micro_batches)
+                      for v in (rng.normal(size=(self.batch, self.width)).astype(self.dtype),
+                                rng.integers(0, self.classes, self.batch))) for _ in range(steps)]
+
+    def make(self) -> tuple[Any, Any, Callable[..., Any]]:
+        """Model, optimizer, step."""
+        ml.seed(self.seed)
+        model = Network(self.plan, self.width, self.classes).astype(self.dtype)
+        opt = self.optimizer(model.parameters())
+
+        def step(*inputs: Any) -> Any:
+            total = None
+            for m in range(self.micro_batches):
+                with ml.micro_batch(m, m * self.batch):
+                    loss = nn.cross_entropy(model(inputs[2 * m]), inputs[2 * m + 1])
+                    loss.backward()
+                total = loss if total is None else total
+            opt.step()
+            return total, loss
+
+        return model, opt, step
+
+    def state(self, model: Any, opt: Any) -> bytes:
+        return bits(*(t for _, t in model.named_tensors()), *(t for _, t in opt.named_tensors()))
+
+    def trained(self, executor: Callable[[Any], Any] | None, steps: int = 2) -> bytes:
+        """Everything that training leaves, as bytes: losses, parameters, optimizer states. `executor(graph)` makes what
+        runs the recorded step; None trains eagerly."""
+        model, opt, step = self.make()
+        data = self.batches(steps)
+        if executor is None:
+            losses = [step(*(ml.array(v) for v in values)) for values in data]
+        else:
+            run = executor(ml.record(step, *data[0]))
+            losses = [run(*values) for values in data]
+            if hasattr(run, "close"):
+                run.close()
+        return bits(*(t for pair in losses for t in pair)) + b"#" + self.state(model, opt)
+
+
+@st.composite
+def cases(draw: Any, layers: int = 6) -> Case:
+    """Networks at random: layers, sizes, micro-batches, optimizer, type."""
+    return Case(draw(st.lists(st.sampled_from(Network.CHOICES), max_size=layers)), width=draw(st.integers(1, 6)),
+                classes=draw(st.integers(1, 4)), batch=draw(st.integers(1, 5)), micro_batches=draw(st.integers(1, 3)),
+                optimizer=draw(st.sampled_from([sgd, sgd_momentum, adam])),
+                dtype=draw(st.sampled_from(["float32", "float64"])), seed=draw(st.integers(0, 2**31)))
+
+
+SMALL = Case(("linear", "relu", "tied", "dropout", "tied", "gain"), width=6, micro_batches=2)
+
+
+def recorded(case: Case = SMALL) -> TaskGraph:
+    """The graph of a case's step."""
+    _, _, step = case.make()
+    return ml.record(step, *case.batches(1)[0])

@@ -1,0 +1,125 @@
+"""The zero-bubble search: known optima, the published rates, the cap, and the bound that it is held against."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minidl.schedulers.pipeline import PipelineError, Plan, Price, Problem, costs, price, stage_graph
+from minidl.schedulers.pipeline.placement import contiguous
+from minidl.schedulers.pipeline.zb_auto import candidates, cap_of, list_schedule, lower_bound, neighbours, zb_auto
+
+PUBLISHED = [  # p, m, F, O, W, c in microseconds, then the published bubble rates of ZB-1p and ZB-2p
+    (8, 24, 18522, 18086, 9337, 601, 0.1585, 0.0433),
+    (8, 24, 29718, 29444, 19927, 527, 0.1323, 0.0029),
+    (32, 256, 10402, 10248, 7698, 460, 0.0594, 0.0018),
+]
+
+
+def priced(p, m, forward, output_grad, weight_grad, latency=0.0, cap=None, kept=1.0) -> tuple[Price, Problem]:
+    placement = contiguous(p)
+    cost = costs(placement, forward, output_grad, weight_grad, latency)
+    problem = Problem.of(placement, m, cost, cap)
+    schedule = zb_auto(problem, kept)
+    plan = Plan("zb_auto", placement, m, stage_graph(p, m), schedule)
+    schedule.validate(plan.graph)
+    return price(plan, cost), problem
+
+
+@pytest.mark.parametrize(("p", "m", "output_grad", "cap", "makespan", "span"), [
+    (4, 8, 1, 2, 41, 41), (4, 8, 1, 3, 31, 31), (4, 8, 1, 4, 27, 27), (4, 8, 1, 5, 27, 26), (4, 8, 1, 6, 27, 25),
+    (4, 8, 1, 7, 27, 24), (4, 8, 1, 8, 27, 24), (4, 8, 1, None, 27, 24), (2, 4, 1, 2, 13, 13), (2, 4, 1, 4, 13, 12),
+    (4, 4, 1, 4, 15, 15), (4, 4, 1, 8, 15, 15), (4, 8, 2, 4, 38, 38), (4, 8, 2, 8, 35, 34)])
+def test_reaches_the_proved_optima(p, m, output_grad, cap, makespan, span):
+    found, _ = priced(p, m, 1, output_grad, 1, cap=cap)
+    assert found.makespan == pytest.approx(makespan, abs=1e-6)
+    assert found.max_span == found.period == pytest.approx(span, abs=1e-6)
+    assert max(found.peak_activations) <= (cap or m)
+
+
+@pytest.mark.parametrize(("p", "m", "f", "o", "w", "c", "once", "twice"), PUBLISHED)
+def test_published_bubble_rates(p, m, f, o, w, c, once, twice):
+    found, _ = priced(p, m, f, o, w, c, cap=p)
+    assert round(found.bubble_rate, 4) <= once
+    assert max(found.peak_activations) <= p
+    assert round(priced(p, m, f, o, w, c)[0].bubble_rate, 4) <= twice
+    # as the authors count memory: half of an activation is free after its output gradient
+    assert round(priced(p, m, f, o, w, c, cap=2 * p, kept=0.5)[0].bubble_rate, 4) <= twice
+
+
+@pytest.mark.parametrize(("p", "m", "f", "o", "w", "c", "once", "twice"), PUBLISHED)
+def test_a_cap_of_2p_whole_activations_rules_the_published_rate_out(p, m, f, o, w, c, once, twice):
+    """And the search reaches the bound that says so."""
+    found, problem = priced(p, m, f, o, w, c, cap=2 * p)
+    bound = lower_bound(problem, 2 * p)
+    assert 1 - m * (f + o + w) / bound > twice
+    assert found.max_span == pytest.approx(bound)
+    assert max(found.peak_activations) <= 2 * p
+
+
+COSTS = st.one_of(st.integers(1, 9), st.floats(0.1, 9))
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data(), p=st.integers(1, 5), m=st.integers(1, 9), latency=st.sampled_from([0, 0.5, 2]))
+def test_every_order_is_valid_within_the_cap_and_not_below_the_bound(data, p, m, latency):
+    times = [data.draw(st.lists(COSTS, min_size=p, max_size=p)) for _ in range(3)]
+    cap = data.draw(st.integers(1, m))
+    found, problem = priced(p, m, *times, latency=latency, cap=cap)
+    assert max(found.peak_activations) <= cap
+    assert found.max_span >= lower_bound(problem, cap) * (1 - 1e-9)
+    serial = sum(m * (f + o + w) + 2 * latency * m for f, o, w in zip(*times, strict=True))
+    assert found.makespan <= serial * (1 + 1e-9)
+
+
+def test_is_deterministic():
+    problem = Problem.of(contiguous(5), 11, costs(contiguous(5), 3, 5, 2, 0.7), 6)
+    assert zb_auto(problem).to_csv() == zb_auto(problem).to_csv()
+
+
+def test_what_list_scheduling_says_is_what_the_simulator_says():
+    problem = Problem.of(contiguous(3), 5, costs(contiguous(3), [2, 1, 3], [1, 4, 1], [2, 2, 5], 0.25), 3)
+    batch = candidates(problem, 3.0, 1.0)[::7]
+    spans, makespans, _ = list_schedule(problem, 3.0, 1.0, batch)
+    for one, span, makespan in zip(batch, spans, makespans, strict=True):
+        kinds = list_schedule(problem, 3.0, 1.0, [one], keep=True)[2][0]
+        from minidl.schedulers.pipeline.zb_auto import order_of
+
+        plan = Plan("zb_auto", problem.placement, 5, stage_graph(3, 5), order_of(kinds))
+        cost = costs(problem.placement, [2, 1, 3], [1, 4, 1], [2, 2, 5], 0.25)
+        assert (price(plan, cost).max_span, price(plan, cost).makespan) == pytest.approx((span, makespan))
+
+
+def test_polish_only_helps():
+    from minidl.schedulers.pipeline.polish import polish
+
+    problem = Problem.of(contiguous(4), 6, costs(contiguous(4), 2, 3, 5, 1.0), 4)
+    for one in candidates(problem, 4.0, 1.0)[::23]:
+        spans, makespans, kinds = list_schedule(problem, 4.0, 1.0, [one], keep=True)
+        (span, makespan), better = polish(problem, 4.0, 1.0, kinds[0])
+        assert (span, makespan) <= (spans[0], makespans[0])
+        assert (np.sort(better, axis=1) == np.sort(kinds[0], axis=1)).all()
+
+
+def test_neighbours_stay_within_the_cap():
+    problem = Problem.of(contiguous(3), 5, costs(contiguous(3), 1, 1, 1), 4)
+    for near in neighbours(candidates(problem, 4.0, 1.0)[0], 4):
+        assert len(near.ahead) == 3
+        assert 1 <= min(near.ahead) <= max(near.ahead) <= 4
+
+
+@pytest.mark.parametrize(("cap", "kept", "message"), [
+    (0.5, 1.0, "smallest feasible cap is 1"), (2, 0.0, "kept is 0"), (2, 1.5, "kept is 1.5")])
+def test_bad_caps_are_one_clear_line(cap, kept, message):
+    problem = Problem.of(contiguous(2), 4, costs(contiguous(2), 1, 1, 1), cap)
+    with pytest.raises(PipelineError, match=message):
+        zb_auto(problem, kept)
+
+
+def test_several_stages_per_rank_are_refused():
+    with pytest.raises(PipelineError, match="one stage per rank"):
+        zb_auto(Problem.of(contiguous(2, 2), 4, costs(contiguous(2, 2), 1, 1, 1)))
+
+
+def test_no_cap_is_a_cap_of_all_micro_batches():
+    assert cap_of(Problem.of(contiguous(2), 7, costs(contiguous(2), 1, 1, 1))) == 7
