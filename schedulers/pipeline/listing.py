@@ -19,20 +19,14 @@ from .problem import Problem
 from .stages import stage_graph
 
 
-def work_conserving(problem: Problem, kinds: Sequence[Kind], deep_first: Sequence[Kind] = (), fused: bool = False,
-                    admit: int | None = None) -> Schedule:
-    """Ready tasks in order of `kinds`, then of micro-batch, then of stage (downwards for those in `deep_first`).
-
-    `admit`: at most so many micro-batches between their first F and their last O or B.
-    """
+def work_conserving(problem: Problem, kinds: Sequence[Kind], fused: bool = False) -> Schedule:
+    """A free rank takes a ready task in order of `kinds`, then of micro-batch, then of stage."""
     graph = stage_graph(problem.stages, problem.micro_batches, fused, problem.placement.directions)
     rank = problem.placement.rank(graph.unit, graph.micro_batch, problem.micro_batches)
     place = np.empty(max(Kind) + 1, np.int64)
     place[list(kinds)] = np.arange(len(kinds))
-    stage = np.where(np.isin(graph.kind, list(deep_first)), problem.stages - 1 - graph.unit, graph.unit)
-    priority = (place[graph.kind] * problem.micro_batches + graph.micro_batch) * problem.stages + stage
-    return list_schedule(graph, rank, durations(problem, graph), priority, problem.ranks, problem.latency,
-                         _admission(graph, problem.micro_batches, admit) if admit else None)
+    priority = (place[graph.kind] * problem.micro_batches + graph.micro_batch) * problem.stages + graph.unit
+    return list_schedule(graph, rank, durations(problem, graph), priority, problem.ranks, problem.latency)
 
 
 def by_phase(problem: Problem, kinds: Sequence[Kind]) -> Schedule:
@@ -51,11 +45,13 @@ def durations(problem: Problem, graph: TaskGraph) -> Floats:
     return table[graph.kind, graph.unit]
 
 
-def _admission(graph: TaskGraph, micro_batches: int, admit: int) -> Rows:
-    """Extra edges: the last backward of micro-batch i admits the first forward of i + admit."""
+def admission(graph: TaskGraph, micro_batches: int, admit: int, directions: int = 1) -> Rows:
+    """Extra edges: the last backward of micro-batch i admits the first forward of i + admit of its direction."""
     ends = np.flatnonzero((graph.unit == 0) & ((graph.kind == Kind.O) | (graph.kind == Kind.B)))
     starts = np.flatnonzero((graph.unit == 0) & (graph.kind == Kind.F))
-    return Rows.from_pairs(ends[: max(0, micro_batches - admit)], starts[admit:], len(graph))
+    each = micro_batches // directions
+    admits = np.arange(micro_batches) % each < each - admit
+    return Rows.from_pairs(ends[admits], starts[np.flatnonzero(admits) + admit], len(graph))
 
 
 def list_schedule(graph: TaskGraph, rank: Ints, duration: Floats, priority: Ints, ranks: int, latency: float,

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from .bidirectional import chimera
 from .dualpipe import dualpipe, dualpipe_v
 from .fast_forward import fast_forward, fast_forward_greedy, fast_forward_push, fast_forward_strict
 from .flush import gpipe, interleaved, one_f_one_b
+from .hanayo import hanayo
 from .looped import looped_bfs, modulo, modulo_greedy
 from .plan import POLICIES, Policy
+from .stale import (
+    pipedream_2bw,
+    pipedream_steady,
+    pipedream_versions,
+    two_buffered_steady,
+    two_buffered_versions,
+)
+from .v_shape import v_half, v_min, zb_v
 from .zero_bubble import interleaved_zb, zb_h1, zb_h2
 
 
@@ -20,10 +30,18 @@ def _at_least(what: str, bound: Callable[[int], int]) -> Callable[[int, int, int
     return needs
 
 
-def _dualpipe(ranks: int, micro_batches: int, chunks: int) -> str | None:
+def _even(ranks: int, micro_batches: int, chunks: int) -> str | None:
     if ranks % 2 or micro_batches % 2:
         return f"needs even numbers of ranks and micro-batches, not {ranks} and {micro_batches}"
-    return _at_least("at least 2p", lambda p: 2 * p)(ranks, micro_batches, chunks)
+    return None
+
+
+def _even_chunks(ranks: int, micro_batches: int, chunks: int) -> str | None:
+    return f"needs an even number of chunks per rank (waves), not {chunks}" if chunks % 2 else None
+
+
+def _dualpipe(ranks: int, micro_batches: int, chunks: int) -> str | None:
+    return _even(ranks, micro_batches, chunks) or _at_least("at least 2p", lambda p: 2 * p)(ranks, micro_batches, chunks)
 
 
 POLICIES.update({
@@ -40,6 +58,14 @@ POLICIES.update({
     "zb_h1": Policy(zb_h1, "contiguous", splits=True),
     "zb_h2": Policy(zb_h2, "contiguous", splits=True, needs=_at_least("at least 2p-1", lambda p: 2 * p - 1)),
     "interleaved_zb": Policy(interleaved_zb, "looped", splits=True, chunks=2, chunks_fixed=False),
+    "chimera": Policy(chimera, "bidirectional", chunks=2, needs=_even),
+    "hanayo": Policy(hanayo, "wave", chunks=2, chunks_fixed=False, needs=_even_chunks),
+    "zb_v": Policy(zb_v, "wave", splits=True, chunks=2),
+    "v_half": Policy(v_half, "wave", splits=True, chunks=2),
+    "v_min": Policy(v_min, "wave", splits=True, chunks=2),
+    "pipedream": Policy(one_f_one_b, "contiguous", versions=pipedream_versions, steady=pipedream_steady),
+    "pipedream_2bw": Policy(pipedream_2bw, "contiguous", versions=two_buffered_versions, steady=two_buffered_steady,
+                            needs=_at_least("at least p", lambda p: p)),
     "dualpipe": Policy(dualpipe, "bidirectional", splits="partly", chunks=2, needs=_dualpipe),
     "dualpipe_v": Policy(dualpipe_v, "wave", splits="partly", chunks=2, needs=_at_least("at least 2p", lambda p: 2 * p)),
     "interleaved": Policy(interleaved, "looped", chunks=2, chunks_fixed=False),

@@ -1,0 +1,25 @@
+"""Chimera: two pipelines in opposite directions through the same ranks, so that one fills the other's bubbles."""
+
+from __future__ import annotations
+
+from ...graph import Kind
+from ...schedule import Schedule
+from .listing import admission, list_schedule
+from .problem import Problem
+from .stages import stage_graph
+
+
+def chimera(problem: Problem) -> Schedule:
+    """Half of the micro-batches each way (Li, Hoefler, 2021); ranks and micro-batches even, weights held twice.
+
+    Reconstructed from its rule: backward before forward, the older micro-batch of its direction first, at most p/2 in
+    flight per direction, in slots of F = 1 and B = 2. For m = p the makespan is mF + (2m-2)(O+W) and the peak at most p.
+    """
+    p, m = problem.ranks, problem.micro_batches
+    graph = stage_graph(p, m, True, directions=2)
+    direction = problem.placement.direction(graph.micro_batch, m)
+    backward = graph.kind == Kind.B
+    age = graph.micro_batch % (m // 2)
+    rank = problem.placement.rank(graph.unit, graph.micro_batch, m)
+    return list_schedule(graph, rank, 1.0 + backward, (~backward * m + age) * 2 + direction, p, 0.0,
+                         admission(graph, m, max(1, p // 2), directions=2))

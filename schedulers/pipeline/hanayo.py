@@ -1,0 +1,17 @@
+"""Hanayo: one direction that runs in waves through the ranks, with no second copy of the weights."""
+
+from __future__ import annotations
+
+from ...graph import Kind
+from ...schedule import Schedule
+from .listing import work_conserving
+from .problem import Problem
+
+
+def hanayo(problem: Problem) -> Schedule:
+    """Waves 0 1 .. p-1 p-1 .. 0, an even number of chunks per rank (Liu et al., 2023).
+
+    Reconstructed from its idea: work-conserving on the wave placement, backward before forward, the oldest micro-batch
+    first. Faster than 1F1B, for activations somewhat above p where m is much larger than p.
+    """
+    return work_conserving(problem, (Kind.B, Kind.F), fused=True)

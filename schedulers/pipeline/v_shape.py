@@ -1,0 +1,209 @@
+"""Zero bubble on a V: every rank holds stage r and stage 2p-1-r, so the last stage's gradient starts on rank 0.
+
+ZB-V, V-Half and V-Min (Qi et al., 2024) differ in how many activations a rank may hold. The published schedules come
+from heuristics; ours is a search of its own for any times and any cap: one rule with a few knobs, walked once for each
+setting of the knobs, and the fastest walk is kept.
+"""
+
+from __future__ import annotations
+
+from itertools import islice, permutations, product
+
+import numpy as np
+
+from ...graph import Ints, Kind
+from ...loops import run_loop
+from ...schedule import Schedule
+from .placement import PipelineError
+from .problem import Order, Problem, schedule_of
+
+EFFORT = 20_000_000  #: steps of walking that a search may take
+FEWEST = 24  #: settings that are always tried
+
+
+def zb_v(problem: Problem) -> Schedule:
+    """Peak p, as 1F1B's first rank; no bubble in the spans at F = O = W and enough micro-batches."""
+    return v_schedule(problem, problem.ranks)
+
+
+def v_half(problem: Problem) -> Schedule:
+    """Peak (p+2)//2: about half of 1F1B's activations."""
+    return v_schedule(problem, (problem.ranks + 2) // 2)
+
+
+def v_min(problem: Problem) -> Schedule:
+    """Peak (p+4)//3: about a third of 1F1B's activations."""
+    return v_schedule(problem, (problem.ranks + 4) // 3)
+
+
+def v_schedule(problem: Problem, peak: float) -> Schedule:
+    """The fastest schedule found on the V with at most `peak` live full-stage activations (or the problem's cap).
+
+    Raises PipelineError for a cap below one activation: both chunks of one micro-batch.
+    """
+    cap = int(2 * (peak if problem.cap is None else problem.cap))
+    if cap < 2:
+        raise PipelineError(f"an activation cap of {problem.cap:g} is too small; the smallest feasible one is 1")
+    p, m = problem.ranks, problem.micro_batches
+    cap = min(cap, 2 * m)
+    settings = list(islice(_settings(problem, cap), max(FEWEST, EFFORT // (6 * p * m))))
+    limits, ranking, pace, patience = (np.array(column) for column in zip(*settings, strict=True))
+    order = np.zeros(6 * p * m, np.int64)
+    times = np.concatenate([problem.forward, problem.output_grad, problem.weight_grad])
+    best, *rest = run_loop(_search, 6 * p * m * len(settings), p, m, times, problem.latency, cap, limits.ravel(),
+                           ranking.ravel(), pace.astype(float), patience.astype(float),
+                           1e-9 * float(times.max()), order)
+    del best
+    task = rest[-1].reshape(p, 6 * m)
+    return schedule_of([Order(np.array([Kind.F, Kind.O, Kind.W])[row // (2 * p * m)], row // m % (2 * p), row % m)
+                        for row in task])
+
+
+def _settings(problem: Problem, cap: int):  # type: ignore[no-untyped-def]
+    """Knobs, the most promising first: (limit of first chunks per rank, ranking of O, F of chunk 1 and 0, pace of
+    admission, the longest idle time that a rank may spend waiting for O or F instead of starting a W)."""
+    p = problem.ranks
+    rank = np.arange(p)
+    period = float((problem.forward + problem.output_grad + problem.weight_grad).max() * 2)
+    weight = float(problem.weight_grad.max())
+    limits: list[Ints] = []
+    for tilt in (1.0, 0.0, 0.8, 1.25, 0.6, 1.5, 0.4, 0.2, 1.75, 2.0):
+        for top in (cap, cap - 1, *range(cap - 2, 0, -1)):
+            limit = np.clip(np.round(top - tilt * rank * cap / (2 * p)), 1, max(1, cap - 1)).astype(np.int64)
+            if not any((limit == other).all() for other in limits):
+                limits.append(limit)
+    rankings = sorted(permutations((0, 1, 2)), key=lambda r: (r[2] < r[1], r[2] < 2, r))
+    near = limits[:4]
+    for some, patience in ((near, (0.0,)), (limits, (0.0,)), (limits, (0.5, 1, 2, 4, 1e9))):
+        for wait, limit, ranking, pace in product(patience, some, rankings, (0.0, 1.0, 1.25)):
+            yield limit, ranking, pace * period, wait * weight
+
+
+def _search(p, m, times, latency, cap, limits, ranking, pace, patience, eps, best_order):  # type: ignore[no-untyped-def]
+    """Walks every setting; leaves the order of the fastest walk in `best_order` and returns its makespan.
+
+    Task code: (kind * stages + stage) * m + micro-batch, kinds F, O, W. Makespan counts first, then the largest span.
+    """
+    stages = 2 * p
+    inf = 1e300
+    ready = [inf] * (3 * stages * m)
+    following = [0] * (3 * stages)
+    order = [0] * (6 * p * m)
+    start_of, weight_next = [0.0] * p, [False] * p
+    free, first, idle = [0.0] * p, [0.0] * p, [0.0] * p
+    live, live0, placed = [0] * p, [0] * p, [0] * p
+    best, best_span, best_live = inf, inf, inf
+    for setting in range(len(pace)):
+        for i in range(3 * stages * m):
+            ready[i] = inf
+        for i in range(m):
+            ready[i] = pace[setting] * i
+        for i in range(3 * stages):
+            following[i] = 0
+        for r in range(p):
+            free[r], first[r], idle[r] = 0.0, -1.0, 0.0
+            live[r], live0[r], placed[r] = 0, 0, 0
+            start_of[r], weight_next[r] = inf, False
+        start_of[0] = 0.0
+        peaks = 0
+        complete = True
+        for _ in range(6 * p * m):
+            r = 0
+            for other in range(1, p):
+                if start_of[other] < start_of[r]:
+                    r = other
+            now = start_of[r]
+            if now >= inf:
+                complete = False
+                break
+            # the best-ranked task that can start now
+            chosen, place = -1, 99
+            for row in range(6):
+                kind = row // 2
+                stage = r if row % 2 == 0 else stages - 1 - r
+                at = following[kind * stages + stage]
+                if at >= m or ready[(kind * stages + stage) * m + at] > now + eps:
+                    continue
+                if kind == 0 and (live[r] >= cap or (row == 0 and live0[r] >= limits[setting * p + r])):
+                    continue
+                if kind == 2:
+                    rank_of = 11 - row
+                elif kind == 1:
+                    rank_of = 2 * ranking[setting * 3] + 1 - row % 2
+                else:
+                    rank_of = 2 * ranking[setting * 3 + 2 - row]
+                if rank_of < place:
+                    chosen, place = row, rank_of
+            kind = chosen // 2
+            stage = r if chosen % 2 == 0 else stages - 1 - r
+            lane = kind * stages + stage
+            at = following[lane]
+            following[lane] = at + 1
+            begin = max(free[r], ready[lane * m + at])
+            end = begin + times[lane]
+            if first[r] < 0:
+                first[r] = begin
+            else:
+                idle[r] += begin - free[r]
+            free[r] = end
+            order[r * 6 * m + placed[r]] = lane * m + at
+            placed[r] += 1
+            other = r
+            if kind == 0:
+                live[r] += 1
+                peaks += live[r]
+                if chosen == 0:
+                    live0[r] += 1
+                target = stage + 1
+                if target < stages:
+                    other = target if target < p else stages - 1 - target
+                    ready[target * m + at] = end + (latency if other != r else 0.0)
+                else:
+                    ready[(stages + stage) * m + at] = end
+            elif kind == 1:
+                ready[(2 * stages + stage) * m + at] = end
+                if stage > 0:
+                    target = stage - 1
+                    other = target if target < p else stages - 1 - target
+                    ready[(stages + target) * m + at] = end + (latency if other != r else 0.0)
+            else:
+                live[r] -= 1
+                if chosen % 2 == 0:
+                    live0[r] -= 1
+            # when the ranks touched can start next
+            for which in range(2):
+                q = r if which == 0 else other
+                if which == 1 and other == r:
+                    break
+                others, weight = inf, inf
+                for row in range(6):
+                    kind = row // 2
+                    stage = q if row % 2 == 0 else stages - 1 - q
+                    at = following[kind * stages + stage]
+                    if at >= m:
+                        continue
+                    if kind == 0 and (live[q] >= cap or (row == 0 and live0[q] >= limits[setting * p + q])):
+                        continue
+                    begin = max(free[q], ready[(kind * stages + stage) * m + at])
+                    if kind == 2:
+                        weight = min(weight, begin)
+                    else:
+                        others = min(others, begin)
+                start_of[q] = min(others, weight)
+                gap = others - weight
+                if eps < gap < times[2 * stages + q] - eps and idle[q] + gap <= patience[setting]:
+                    start_of[q] = others
+        if not complete:
+            continue
+        makespan, span = 0.0, 0.0
+        for r in range(p):
+            makespan = max(makespan, free[r])
+            span = max(span, free[r] - first[r])
+        better = makespan < best - eps
+        if makespan <= best + eps and not better:
+            better = span < best_span - eps or (span <= best_span + eps and peaks < best_live)
+        if better:
+            best, best_span, best_live = makespan, span, peaks
+            for i in range(6 * p * m):
+                best_order[i] = order[i]
+    return best
