@@ -11,7 +11,7 @@ from .registry import Thunk, kernel, loop, ufunc
 
 
 def _gemm_flops(reads: Any, writes: Any) -> float:
-    return 2.0 * writes[0].size * reads[0].shape[-1]
+    return float(2 * writes[0].size * reads[0].shape[-1])
 
 
 def gemm(a: Any, b: Any, out: Any) -> Thunk:

@@ -1,4 +1,4 @@
-"""Softmax over the last axis, and cross-entropy from logits and integer labels."""
+"""Softmax over the last axis and its logarithm; the losses: cross-entropy from logits and labels, mean squared error."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .registry import kernel, loop, ufunc
+from .registry import flat, kernel, loop, ufunc
 
 
 @kernel("softmax", flops=lambda reads, writes: 4.0 * writes[0].size, work=lambda reads, writes: [((*reads[0].shape[:-1], 1), reads[0].dtype)])
@@ -35,20 +35,50 @@ def _(y: Any, dy: Any, dx: Any, row: Any) -> Any:
             ufunc(np.subtract, dy, row, dx), ufunc(np.multiply, dx, y, dx)]
 
 
+@kernel("log_softmax", flops=lambda reads, writes: 4.0 * writes[0].size, work=lambda reads, writes: [
+    (reads[0].shape, reads[0].dtype), ((*reads[0].shape[:-1], 1), reads[0].dtype)])
+def log_softmax(xp: Any, x: Any) -> Any:
+    """Over the last axis: x - max - log(sum(exp(x - max)))."""
+    shifted = x - x.max(axis=-1, keepdims=True)
+    return shifted - xp.log(xp.exp(shifted).sum(axis=-1, keepdims=True))
+
+
+@log_softmax.cpu
+def _(x: Any, y: Any, e: Any, row: Any) -> Any:
+    return [partial(np.maximum.reduce, x, axis=-1, out=row, keepdims=True), ufunc(np.subtract, x, row, y), ufunc(np.exp, y, e),
+            partial(np.add.reduce, e, axis=-1, out=row, keepdims=True), ufunc(np.log, row, row), ufunc(np.subtract, y, row, y)]
+
+
+@kernel("log_softmax_grad", flops=lambda reads, writes: 4.0 * writes[0].size, work=lambda reads, writes: [
+    ((*reads[0].shape[:-1], 1), reads[0].dtype)])
+def log_softmax_grad(xp: Any, y: Any, dy: Any) -> Any:
+    """dx = dy - exp(y) sum(dy)."""
+    return dy - xp.exp(y) * dy.sum(axis=-1, keepdims=True)
+
+
+@log_softmax_grad.cpu
+def _(y: Any, dy: Any, dx: Any, row: Any) -> Any:
+    return [partial(np.add.reduce, dy, axis=-1, out=row, keepdims=True), ufunc(np.exp, y, dx), ufunc(np.multiply, dx, row, dx),
+            ufunc(np.subtract, dy, dx, dx)]
+
+
 @kernel("cross_entropy", flops=lambda reads, writes: 6.0 * reads[0].size)
-def cross_entropy(xp: Any, x: Any, labels: Any) -> Any:
-    """Logits x (n, c), labels (n,) int64 -> (mean loss (), probabilities (n, c))."""
+def cross_entropy(xp: Any, x: Any, labels: Any, *, smoothing: float) -> Any:
+    """Logits x (n, c), labels (n,) int64 -> (mean loss (), probabilities (n, c)). The target is 1 - smoothing at the
+    label plus smoothing / c everywhere."""
     shifted = x - x.max(axis=1, keepdims=True)
     e = xp.exp(shifted)
     total = e.sum(axis=1, keepdims=True)
-    rows = xp.arange(x.shape[0])
-    return (xp.log(total)[:, 0] - shifted[rows, labels]).mean(dtype=x.dtype), e / total
+    aim = shifted[xp.arange(x.shape[0]), labels]
+    if smoothing:
+        aim = x.dtype.type(1 - smoothing) * aim + x.dtype.type(smoothing) * shifted.mean(axis=1, dtype=x.dtype)
+    return (xp.log(total)[:, 0] - aim).mean(dtype=x.dtype), e / total
 
 
 @cross_entropy.cpu
-def _(x: Any, labels: Any, loss: Any, p: Any) -> Any:
+def _(x: Any, labels: Any, loss: Any, p: Any, *, smoothing: float) -> Any:
     # NumPy's exp is vectorised, a loop's is not: shift, exp, then the sums
-    return [loop(_shift_rows, x, p), ufunc(np.exp, p, p), loop(_finish_rows, x, labels, loss, p)]
+    return [loop(_shift_rows, x, p), ufunc(np.exp, p, p), loop(_finish_rows, x, labels, loss, p, smoothing)]
 
 
 def _shift_rows(x, p):  # type: ignore[no-untyped-def]
@@ -60,7 +90,7 @@ def _shift_rows(x, p):  # type: ignore[no-untyped-def]
             p[i, j] = x[i, j] - top
 
 
-def _finish_rows(x, labels, loss, p):  # type: ignore[no-untyped-def]
+def _finish_rows(x, labels, loss, p, smoothing):  # type: ignore[no-untyped-def]
     sum_of_losses = 0.0
     for i in range(x.shape[0]):
         total = p[i, 0]
@@ -68,27 +98,70 @@ def _finish_rows(x, labels, loss, p):  # type: ignore[no-untyped-def]
         for j in range(1, x.shape[1]):
             total += p[i, j]
             top = max(top, x[i, j])
-        sum_of_losses += np.log(total) - (x[i, labels[i]] - top)
+        aim = np.float64(x[i, labels[i]] - top)
+        if smoothing > 0:
+            mean = 0.0
+            for j in range(x.shape[1]):
+                mean += x[i, j] - top
+            aim = (1.0 - smoothing) * aim + smoothing * mean / x.shape[1]
+        sum_of_losses += np.log(total) - aim
         for j in range(x.shape[1]):
             p[i, j] /= total
     loss[()] = sum_of_losses / x.shape[0]
 
 
 @kernel("cross_entropy_grad", flops=lambda reads, writes: 2.0 * writes[0].size)
-def cross_entropy_grad(xp: Any, p: Any, labels: Any, dy: Any) -> Any:
-    """dx = (p - onehot(labels)) * dy / n."""
+def cross_entropy_grad(xp: Any, p: Any, labels: Any, dy: Any, *, smoothing: float) -> Any:
+    """dx = (p - target) * dy / n."""
+    t = p.dtype.type
     onehot = xp.arange(p.shape[1])[None, :] == labels[:, None]
-    return (p - onehot) * (dy / p.dtype.type(p.shape[0]))
+    return (p - t(1 - smoothing) * onehot - t(smoothing / p.shape[1])) * (dy / t(p.shape[0]))
 
 
 @cross_entropy_grad.cpu
-def _(p: Any, labels: Any, dy: Any, dx: Any) -> Any:
-    return [loop(_cross_entropy_grad, p, labels, dy, dx)]
+def _(p: Any, labels: Any, dy: Any, dx: Any, *, smoothing: float) -> Any:
+    t = p.dtype.type
+    return [loop(_cross_entropy_grad, p, labels, dy, dx, t(1 - smoothing), t(smoothing / p.shape[1]))]
 
 
-def _cross_entropy_grad(p, labels, dy, dx):  # type: ignore[no-untyped-def]
+def _cross_entropy_grad(p, labels, dy, dx, hit, rest):  # type: ignore[no-untyped-def]
     factor = dy[()] / p.dtype.type(p.shape[0])
     for i in range(p.shape[0]):
         for j in range(p.shape[1]):
-            dx[i, j] = p[i, j] * factor
-        dx[i, labels[i]] = (p[i, labels[i]] - p.dtype.type(1)) * factor
+            dx[i, j] = (p[i, j] - rest) * factor
+        dx[i, labels[i]] = (p[i, labels[i]] - hit - rest) * factor
+
+
+@kernel("mse", flops=lambda reads, writes: 3.0 * reads[0].size)
+def mse(xp: Any, x: Any, target: Any) -> Any:
+    """The mean of (x - target)^2, a scalar."""
+    return ((x - target) ** 2).mean(dtype=x.dtype)
+
+
+@mse.cpu
+def _(x: Any, target: Any, loss: Any) -> Any:
+    return [loop(_mse, flat(x), flat(target), loss)]
+
+
+def _mse(x, target, loss):  # type: ignore[no-untyped-def]
+    total = 0.0
+    for i in range(x.size):
+        total += np.float64((x[i] - target[i]) * (x[i] - target[i]))
+    loss[()] = total / x.size
+
+
+@kernel("mse_grad", flops=lambda reads, writes: 2.0 * writes[0].size)
+def mse_grad(xp: Any, x: Any, target: Any, dy: Any) -> Any:
+    """dx = (x - target) * 2 dy / size; with the operands exchanged, that of the target."""
+    return (x - target) * (dy * x.dtype.type(2 / x.size))
+
+
+@mse_grad.cpu
+def _(x: Any, target: Any, dy: Any, dx: Any) -> Any:
+    return [loop(_mse_grad, flat(x), flat(target), dy, flat(dx), x.dtype.type(2 / x.size))]
+
+
+def _mse_grad(x, target, dy, dx, factor):  # type: ignore[no-untyped-def]
+    step = dy[()] * factor
+    for i in range(x.size):
+        dx[i] = (x[i] - target[i]) * step

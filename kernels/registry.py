@@ -75,8 +75,9 @@ def loop(function: Callable[..., Any], *arguments: Any) -> Thunk:
     """A numba loop on fixed arguments, compiled now."""
     import numba
 
+    typeof: Any = numba.typeof
     jitted = _jitted(function)
-    jitted.compile(tuple(numba.typeof(a) for a in arguments))
+    jitted.compile(tuple(typeof(a) for a in arguments))
     return partial(jitted, *arguments)
 
 

@@ -24,7 +24,7 @@ _WHERE = {
 }
 _MODULES = {"data", "device", "models", "nn", "ops", "optim", "schedulers"}
 
-__all__ = sorted([*_WHERE, *_MODULES])  # noqa: PLE0605
+__all__ = sorted([*_WHERE, *_MODULES])
 
 
 def __getattr__(name: str) -> Any:

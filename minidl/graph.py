@@ -29,7 +29,7 @@ class Kind(IntEnum):
     """What a task is. The names are what is printed and parsed."""
 
     F = 0  #: forward
-    O = 1  #: output gradient (dgrad, dX)  # noqa: E741
+    O = 1  #: output gradient (dgrad, dX)
     W = 2  #: weight gradient (wgrad, dW)
     B = 3  #: fused backward, O and W in one task
     U = 4  #: update
@@ -191,7 +191,7 @@ class Buffer:
 
     @property
     def role(self) -> Role:
-        return ROLES[self.graph.buffer_role[self.index]]
+        return ROLES[int(self.graph.buffer_role[self.index])]
 
     @property
     def storage(self) -> int:

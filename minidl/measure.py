@@ -50,10 +50,10 @@ def measure(graph: TaskGraph, *, device: Any = None, seconds: float = 1.0, seed:
 
 def _timer_overhead() -> float:
     """Nanoseconds that an empty measurement shows."""
-    found = []
+    found, nothing = [], tuple[Callable[[], Any]]()
     for _ in range(1000):
         begin = perf_counter_ns()
-        for _call in ():
+        for _call in nothing:
             pass
         found.append(perf_counter_ns() - begin)
     return statistics.median(found)

@@ -37,7 +37,8 @@ class MemoryPlan:
 
 def rounded(nbytes: Ints) -> Ints:
     """Up to the alignment; a storage without elements still gets a place."""
-    return np.maximum(-(-nbytes // ALIGNMENT), 1) * ALIGNMENT
+    up: Ints = np.maximum(-(-nbytes // ALIGNMENT), 1) * ALIGNMENT
+    return up
 
 
 def plan_memory(graph: TaskGraph, schedule: Schedule, limit: int | None = None) -> MemoryPlan:
@@ -99,4 +100,5 @@ def may_share(graph: TaskGraph, schedule: Schedule) -> Ints:
         before &= last[:, lane][:, None] <= known[:, lane][None, :]
     share = before | before.T | untouched[:, None] | untouched[None, :]
     np.fill_diagonal(share, False)
-    return share
+    result: Ints = share
+    return result

@@ -20,7 +20,7 @@ class Op:
 
     name = "op"
 
-    def forward(self, *inputs: Tensor) -> Tensor:
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """Calls kernels and returns the output, or returns a view of an input without any call."""
         raise NotImplementedError
 

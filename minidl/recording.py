@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-
 from . import tape as tapes
 from .graph import Role, TaskGraph
 from .tape import Recorder, Storage

@@ -150,10 +150,10 @@ class Schedule:
         source = graph.preds.ids
         against = (lane[place[source]] == lane[place[target]]) & (place[source] > place[target])
         if against.any():
-            bad = int(np.argmax(against))
-            before, after = int(graph.keys[source[bad]]), int(graph.keys[target[bad]])
+            edge = int(np.argmax(against))
+            before, after = int(graph.keys[source[edge]]), int(graph.keys[target[edge]])
             raise self.error(f"{task_name(after)} stands before {task_name(before)} on lane "
-                             f"{self.lanes[lane[place[target[bad]]]]} but needs it{_shared(graph, source[bad], target[bad])}",
+                             f"{self.lanes[lane[place[target[edge]]]]} but needs it{_shared(graph, int(source[edge]), int(target[edge]))}",
                              [before, after])
         if waits is None:
             done, slots, _ = self._run(graph, ids, graph.preds)
@@ -372,7 +372,8 @@ class Clocks:
 
 def place_in_time(clocks: Clocks, ids: Ints) -> Ints:
     """A number for each entry that grows along every lane and every edge within a rank."""
-    return clocks.clock[ids].sum(axis=1)
+    time: Ints = clocks.clock[ids].sum(axis=1)
+    return time
 
 
 def _pointers(orders: Sequence[Ints]) -> Ints:

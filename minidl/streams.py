@@ -46,7 +46,7 @@ def run_program(program: Program) -> Stop:
 
     Clearing the list from outside ends the run after the call in progress.
     """
-    calls = iter(program)
+    calls: Any = iter(program)
     total = len(program)
     try:
         for call in calls:

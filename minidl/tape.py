@@ -121,7 +121,8 @@ class Tape:
     def task(self, unit: int, kind: Kind) -> Iterator[None]:
         """Kernel calls made inside are one task; without any there is no task."""
         assert self.place.calls is None, "a task within a task"
-        self.place.calls = calls = []
+        calls: list[Call] = []
+        self.place.calls = calls
         try:
             yield
         finally:

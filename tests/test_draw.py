@@ -18,7 +18,7 @@ from random_plans import Plan, plans
 
 from minidl.cost import CostModel
 from minidl.draw import PALETTE, ansi, schedule_svg, timeline_svg
-from minidl.graph import Kind, pack, parse_task
+from minidl.graph import GraphBuilder, Kind, pack, parse_task, task_name, unpack
 from minidl.schedule import Lane, Schedule
 from minidl.simulation import simulate
 from minidl.timeline import Timeline, What
@@ -75,24 +75,22 @@ def never_overlap(slices: list[Drawn]) -> None:
 def test_grid_of_random_schedules(plan: Plan):
     """Every task once, in its lane's row and its slot's column."""
     schedule = plan.schedule.validate(plan.graph)
-    slices = list(drawn(schedule_svg(plan.schedule, plan.graph)))
+    svg = schedule_svg(plan.schedule, plan.graph)
+    slices = list(drawn(svg))
     never_overlap(slices)
-    by_name = {re.match(r"\S+?(?=,|\s)", s.tip)[0]: s for s in slices}
-    assert sorted(by_name) == sorted(t.name for t in plan.graph)
-    assert len(slices) == len(plan.graph)
-    columns = sorted({s.x for s in slices})
-    rows = sorted({s.y for s in slices if s.height == 24})
-    shown_lanes = [i for i in range(len(schedule.lanes)) if len(schedule.order(i))]
-    cell = min((s.x - columns[0]) / slot for s in slices if (slot := int(s.tip.split()[-1]))) if len(columns) > 1 else 0
-    for s in slices:
-        assert s.x - columns[0] == pytest.approx(cell * (int(s.tip.split()[-1]) - _first(slices)), abs=0.5 + cell) or cell
-    for i, row in zip(shown_lanes, rows, strict=False) if len(rows) == len(shown_lanes) else ():
-        names = {name for name in re.split(r"[();\s]+", " ".join(schedule.names(i))) if name}
-        assert {name for name, s in by_name.items() if row <= s.y < row + 24} == names
-
-
-def _first(slices: list[Drawn]) -> int:
-    return min(int(s.tip.split()[-1]) for s in slices)
+    by_name = {re.split("[ ,]", s.tip)[0]: s for s in slices}
+    assert len(slices) == len(by_name) == len(plan.graph)
+    tracks = [r for r in ET.fromstring(svg).iter(SVG + "rect") if r.get("class") == "track"]
+    slots = max(int(s.tip.split()[-1]) for s in slices) + 1
+    for lane, track in enumerate(tracks):
+        left, top, width, height = (float(track.get(k)) for k in ("x", "y", "width", "height"))
+        slot = -1
+        for entry in range(schedule.ptr[lane], schedule.ptr[lane + 1]):
+            pair = schedule.joined is not None and schedule.joined[entry]
+            slot = slot if pair else int(schedule.slots[entry])
+            s = by_name[task_name(schedule.keys[entry])]
+            assert s.x == pytest.approx(left + slot * width / slots, abs=0.2)
+            assert top <= s.y < s.y + s.height <= top + height
 
 
 @given(plans(latency=True, pairs=True))
@@ -101,18 +99,16 @@ def test_timeline_of_random_plans(plan: Plan):
     slices = list(drawn(timeline_svg(t)))
     tasks = [s for s in slices if not s.tip.startswith(("wait", "transfer"))]
     never_overlap(tasks)
-    names = " ".join(s.tip for s in tasks)
     scale = 1200 / t.makespan if t.makespan else 0
     for r in t.tasks:
-        if (t.end[r] - t.start[r]) * scale < 2:
-            continue  # merged with its neighbours
+        if (t.end[r] - t.start[r]) * scale < 1.5:
+            continue  # may be merged with its neighbours
         s = next(s for s in tasks if re.split(r"[ ,]", s.tip)[0] == t.name(r))
         assert s.width == pytest.approx((t.end[r] - t.start[r]) * scale, abs=1)
-        assert s.colour == PALETTE["communication" if Kind(int(t.key[r]) & 15).name in ("A", "SF")
-                                   else Kind(int(t.key[r]) & 15).name][0]
-        assert t.name(r) in names
+        kind = Kind(unpack(int(t.key[r]))[1]).name
+        assert s.colour == PALETTE["communication" if kind in ("A", "SF") else kind][0]
     for what, word in ((What.WAIT, "wait for"), (What.TRANSFER, "transfer for")):
-        seen = [r for r in np.flatnonzero(t.what == what) if (t.end[r] - t.start[r]) * scale >= 2]
+        seen = [r for r in np.flatnonzero(t.what == what) if (t.end[r] - t.start[r]) * scale >= 1.5]
         assert sum(s.tip.startswith(word) for s in slices) == len(seen)
 
 
@@ -136,7 +132,6 @@ def test_gaps_are_visible():
     schedule = replace(schedule, slots=np.array([0, 3, 1, 2]))
     f, b, *_ = drawn(schedule_svg(schedule))
     assert b.x - (f.x + f.width) > 1.9 * f.width
-    assert "0 · · 3".split()[0] == f.tip.split()[-1]
 
 
 def test_legend_and_lanes_are_named():
@@ -230,8 +225,6 @@ def test_schedules_and_timelines_do_not_need_pictures():
 
 def test_a_simulated_plan_is_drawn_with_its_layers():
     plan = Schedule.from_names({Lane(0): ["0F0", "0B0"]})
-    from minidl.graph import GraphBuilder
-
     builder = GraphBuilder()
     x = builder.buffer("x", 8)
     builder.task(0, Kind.F, writes=[x])

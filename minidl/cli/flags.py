@@ -212,5 +212,5 @@ def job(arguments: argparse.Namespace, scheduler: str | None = None) -> Job:
     return Job(model=arguments.model, model_args=dict(arguments.model_arg), data=arguments.data, root=arguments.root,
                strict=arguments.strict, device=arguments.device, dtype=arguments.dtype, batch_size=arguments.batch_size,
                micro_batches=arguments.micro_batches, optimizer=arguments.optimizer, lr=arguments.lr, seed=arguments.seed,
-               scheduler=scheduler or getattr(arguments, "scheduler", "in_order"), scheduler_args=dict(arguments.scheduler_arg),
+               scheduler=scheduler or str(getattr(arguments, "scheduler", "in_order")), scheduler_args=dict(arguments.scheduler_arg),
                streams=arguments.streams, memory_limit=arguments.memory_limit)

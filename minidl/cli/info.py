@@ -28,6 +28,7 @@ def versions() -> dict[str, str]:
 
 def info(arguments: Any) -> None:
     """Without a model: devices, versions, MPI. With one: parameters, flops, layers."""
+    record: dict[str, Any]
     if arguments.model:
         record = model_info(arguments.model, dict(arguments.model_arg))
         rows = [(layer["name"], layer["op"], layer["parameters"]) for layer in record["layers"]]
@@ -81,6 +82,6 @@ def models(arguments: Any) -> None:
     """Every network with its arguments, presets and parameters."""
     from .. import models as networks
 
-    found = [{"model": name, "arguments": networks.arguments(name), "presets": networks.presets(name)} for name in networks.names()]
+    found: list[dict[str, Any]] = [{"model": name, "arguments": networks.arguments(name), "presets": networks.presets(name)} for name in networks.names()]
     show.emit(arguments, {"models": found}, lambda: show.table(("model", "arguments", "presets"), [
         (m["model"], " ".join(f"{k}={v}" for k, v in m["arguments"].items()), " ".join(m["presets"]) or "-") for m in found]))

@@ -78,7 +78,8 @@ class CheckingExecutor:
 
     def _readers_before(self, task: int, buffer: int) -> set[int]:
         """Tasks that mean to read what this write destroys."""
-        return self._meant[task][~buffer]  # type: ignore[return-value]
+        readers: set[int] = self._meant[task][~buffer]
+        return readers
 
 
 def random_order(graph: TaskGraph, schedule: Schedule, waits: Ints, random: np.random.Generator) -> list[int]:

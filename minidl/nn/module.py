@@ -17,6 +17,8 @@ class Module:
     """Parameters, states (tensors that a step changes but no gradient) and other modules are attributes."""
 
     training = True
+    input_shape: tuple[int, ...] = ()  #: of a network: what it takes, without the batch
+    classes: int = 0  #: of a network: how many it tells apart
     _name = ""
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -26,7 +28,7 @@ class Module:
             value.name = value.storage.name = name
         object.__setattr__(self, name, value)
 
-    def forward(self, *inputs: Any) -> Any:
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError(f"{type(self).__name__} has no forward")
 
     def __call__(self, *inputs: Any) -> Any:

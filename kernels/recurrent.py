@@ -1,0 +1,295 @@
+"""Recurrent layers over a whole sequence: what the input adds to the gates is given, here is what goes from step to step.
+
+T steps, n samples, d hidden values; g gates in torch's order. The outputs lie in one array with the initial state beside
+them, (T + 1, n, d): row t is the state before step t and row t + 1 the one after; in reverse (from the last step to the
+first) row t + 1 is the state before step t and row t the one after. So the products of the weight gradient are one.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from .linear import gemm
+from .registry import Thunk, kernel, loop, ufunc
+
+
+def steps(length: int, reverse: bool) -> list[tuple[int, int, int]]:
+    """(step, row before, row after) in the order of time."""
+    return [(t, t + 1, t) for t in range(length)][::-1] if reverse else [(t, t, t + 1) for t in range(length)]
+
+
+def _flops(reads: Any, writes: Any) -> float:
+    return 2.0 * reads[0].size * reads[1].shape[-1]
+
+
+def _sigmoid(xp: Any, x: Any) -> Any:
+    half = x.dtype.type(0.5)
+    return xp.tanh(x * half) * half + half
+
+
+def _gates_work(reads: Any, writes: Any, **constants: Any) -> Any:
+    return [(reads[0].shape[1:], reads[0].dtype)]
+
+
+def _bias(given: list[Any], gates: Any) -> Any:
+    return given[0] if given else np.zeros(gates.shape[-1], gates.dtype)
+
+
+# ------------------------------------------------------------------------------------------------------------------ rnn
+@kernel("rnn", flops=_flops)
+def rnn(xp: Any, gx: Any, h0: Any, w: Any, b: Any = None, *, relu: bool, reverse: bool) -> Any:
+    """gx (T, n, d), h0 (n, d), w (d, d), b (d,) -> states (T + 1, n, d): h' = tanh or relu of (gx + h w^T + b)."""
+    out = xp.empty((len(gx) + 1, *h0.shape), gx.dtype)
+    out[-1 if reverse else 0] = h0
+    for t, before, after in steps(len(gx), reverse):
+        a = gx[t] + xp.matmul(out[before], w.T)
+        a = a if b is None else a + b
+        out[after] = xp.maximum(a, 0) if relu else xp.tanh(a)
+    return out
+
+
+@rnn.cpu
+def _(gx: Any, h0: Any, w: Any, *rest: Any, relu: bool, reverse: bool) -> Any:
+    *b, out = rest
+    thunks = [ufunc(np.positive, h0, out[-1 if reverse else 0])]
+    for t, before, after in steps(len(gx), reverse):
+        h = out[after]
+        thunks += [gemm(out[before], w.T, h), loop(_add_gates, gx[t], _bias(b, gx), h),
+                   ufunc(np.maximum, h, h.dtype.type(0), h) if relu else ufunc(np.tanh, h, h)]
+    return thunks
+
+
+def _add_gates(gx, b, h):  # type: ignore[no-untyped-def]
+    for i in range(h.shape[0]):
+        for j in range(h.shape[1]):
+            h[i, j] += gx[i, j] + b[j]
+
+
+@kernel("rnn_grad", flops=_flops)
+def rnn_grad(xp: Any, dy: Any, w: Any, out: Any, *, relu: bool, reverse: bool) -> Any:
+    """dy (T, n, d) -> (dgx (T, n, d), dh0 (n, d))."""
+    dgx, dh = xp.empty_like(dy), xp.zeros_like(dy[0])
+    for t, _, after in steps(len(dy), reverse)[::-1]:
+        h = out[after]
+        dgx[t] = (dy[t] + dh) * ((h > 0) if relu else 1 - h * h)
+        dh = xp.matmul(dgx[t], w)
+    return dgx, dh
+
+
+@rnn_grad.cpu
+def _(dy: Any, w: Any, out: Any, dgx: Any, dh: Any, *, relu: bool, reverse: bool) -> Any:
+    thunks: list[Thunk] = [partial(dh.fill, 0)]
+    for t, _, after in steps(len(dy), reverse)[::-1]:
+        thunks += [loop(_rnn_grad, dy[t], dh, out[after], dgx[t], relu), gemm(dgx[t], w, dh)]
+    return thunks
+
+
+def _rnn_grad(dy, dh, h, da, relu):  # type: ignore[no-untyped-def]
+    zero, one = h.dtype.type(0), h.dtype.type(1)
+    for i in range(h.shape[0]):
+        for j in range(h.shape[1]):
+            d = dy[i, j] + dh[i, j]
+            if relu:
+                da[i, j] = d if h[i, j] > 0 else zero
+            else:
+                da[i, j] = d * (one - h[i, j] * h[i, j])
+
+
+# ------------------------------------------------------------------------------------------------------------------ gru
+@kernel("gru", flops=_flops, work=_gates_work)
+def gru(xp: Any, gx: Any, h0: Any, w: Any, b: Any = None, *, reverse: bool) -> Any:
+    """gx (T, n, 3d), h0 (n, d), w (3d, d), b (3d,) -> (states (T + 1, n, d), kept (T, n, 4d)). Gates r, z, n, of which
+    n = tanh(gx + r (h w^T + b)); kept are r, z, n and n's h w^T + b. h' = (1 - z) n + z h."""
+    d = h0.shape[1]
+    out, kept = xp.empty((len(gx) + 1, *h0.shape), gx.dtype), xp.empty((*gx.shape[:2], 4 * d), gx.dtype)
+    out[-1 if reverse else 0] = h0
+    for t, before, after in steps(len(gx), reverse):
+        gh = xp.matmul(out[before], w.T)
+        gh = gh if b is None else gh + b
+        rz = _sigmoid(xp, gx[t, :, : 2 * d] + gh[:, : 2 * d])
+        r, z = rz[:, :d], rz[:, d:]
+        n = xp.tanh(gx[t, :, 2 * d :] + r * gh[:, 2 * d :])
+        kept[t] = xp.concatenate([rz, n, gh[:, 2 * d :]], axis=1)
+        out[after] = n + z * (out[before] - n)
+    return out, kept
+
+
+@gru.cpu
+def _(gx: Any, h0: Any, w: Any, *rest: Any, reverse: bool) -> Any:
+    *b, out, kept, gh = rest
+    d = h0.shape[1]
+    thunks = [ufunc(np.positive, h0, out[-1 if reverse else 0])]
+    for t, before, after in steps(len(gx), reverse):
+        rz, n = kept[t, :, : 2 * d], kept[t, :, 2 * d : 3 * d]
+        thunks += [gemm(out[before], w.T, gh), loop(_gru_gates, gx[t], gh, _bias(b, gx), kept[t]), ufunc(np.tanh, rz, rz),
+                   loop(_gru_new, gx[t], kept[t]), ufunc(np.tanh, n, n), loop(_gru_state, kept[t], out[before], out[after])]
+    return thunks
+
+
+def _gru_gates(gx, gh, b, kept):  # type: ignore[no-untyped-def]
+    d, half = gx.shape[1] // 3, gx.dtype.type(0.5)
+    for i in range(gx.shape[0]):
+        for j in range(2 * d):
+            kept[i, j] = (gx[i, j] + (gh[i, j] + b[j])) * half
+        for j in range(2 * d, 3 * d):
+            kept[i, j + d] = gh[i, j] + b[j]
+
+
+def _gru_new(gx, kept):  # type: ignore[no-untyped-def]
+    d, half = gx.shape[1] // 3, gx.dtype.type(0.5)
+    for i in range(gx.shape[0]):
+        for j in range(2 * d):
+            kept[i, j] = kept[i, j] * half + half
+        for j in range(d):
+            kept[i, j + 2 * d] = gx[i, j + 2 * d] + kept[i, j] * kept[i, j + 3 * d]
+
+
+def _gru_state(kept, before, after):  # type: ignore[no-untyped-def]
+    d = before.shape[1]
+    for i in range(before.shape[0]):
+        for j in range(d):
+            n = kept[i, j + 2 * d]
+            after[i, j] = n + kept[i, j + d] * (before[i, j] - n)
+
+
+@kernel("gru_grad", flops=lambda reads, writes: 6.0 * reads[0].size * reads[0].shape[-1],
+        work=lambda reads, writes, reverse: [(reads[0].shape[1:], reads[0].dtype)])
+def gru_grad(xp: Any, dy: Any, w: Any, out: Any, kept: Any, *, reverse: bool) -> Any:
+    """dy (T, n, d) -> (dgx (T, n, 3d), the same toward h w^T + b, dh0 (n, d))."""
+    d = dy.shape[-1]
+    dgx, dgh = xp.empty((*dy.shape[:2], 3 * d), dy.dtype), xp.empty((*dy.shape[:2], 3 * d), dy.dtype)
+    dh = xp.zeros_like(dy[0])
+    for t, before, _ in steps(len(dy), reverse)[::-1]:
+        r, z, n, ghn = (kept[t, :, i * d : (i + 1) * d] for i in range(4))
+        total = dy[t] + dh
+        dn = total * (1 - z) * (1 - n * n)
+        dz = total * (out[before] - n) * z * (1 - z)
+        dr = dn * ghn * r * (1 - r)
+        dgx[t], dgh[t] = xp.concatenate([dr, dz, dn], axis=1), xp.concatenate([dr, dz, dn * r], axis=1)
+        dh = total * z + xp.matmul(dgh[t], w)
+    return dgx, dgh, dh
+
+
+@gru_grad.cpu
+def _(dy: Any, w: Any, out: Any, kept: Any, dgx: Any, dgh: Any, dh: Any, past: Any, *, reverse: bool) -> Any:
+    thunks: list[Thunk] = [partial(dh.fill, 0), partial(past.fill, 0)]
+    for t, before, _ in steps(len(dy), reverse)[::-1]:
+        thunks += [loop(_gru_grad, dy[t], dh, past, kept[t], out[before], dgx[t], dgh[t]), gemm(dgh[t], w, dh)]
+    return [*thunks, ufunc(np.add, dh, past, dh)]
+
+
+def _gru_grad(dy, dh, past, kept, before, dgx, dgh):  # type: ignore[no-untyped-def]
+    d, one = before.shape[1], dy.dtype.type(1)
+    for i in range(before.shape[0]):
+        for j in range(d):
+            r, z, n, ghn = kept[i, j], kept[i, j + d], kept[i, j + 2 * d], kept[i, j + 3 * d]
+            total = dy[i, j] + dh[i, j] + past[i, j]
+            dn = total * (one - z) * (one - n * n)
+            dr = dn * ghn * r * (one - r)
+            dz = total * (before[i, j] - n) * z * (one - z)
+            dgx[i, j], dgx[i, j + d], dgx[i, j + 2 * d] = dr, dz, dn
+            dgh[i, j], dgh[i, j + d], dgh[i, j + 2 * d] = dr, dz, dn * r
+            past[i, j] = total * z
+
+
+# ----------------------------------------------------------------------------------------------------------------- lstm
+@kernel("lstm", flops=_flops, work=_gates_work)
+def lstm(xp: Any, gx: Any, h0: Any, c0: Any, w: Any, b: Any = None, *, reverse: bool) -> Any:
+    """gx (T, n, 4d), h0 and c0 (n, d), w (4d, d), b (4d,) -> (states (T + 2, n, d), cells (T + 1, n, d), gates
+    (T, n, 4d)). Gates i, f, g, o; c' = f c + i g; h' = o tanh(c'). The cells lie as the states do, and the states have
+    the last cell as one more row at the end that time runs to (row T + 1; in reverse row 0, and all others one later)."""
+    d, shift = h0.shape[1], int(reverse)
+    out, cells = xp.empty((len(gx) + 2, *h0.shape), gx.dtype), xp.empty((len(gx) + 1, *h0.shape), gx.dtype)
+    gates = xp.empty(gx.shape, gx.dtype)
+    out[-1 if reverse else 0], cells[-1 if reverse else 0] = h0, c0
+    for t, before, after in steps(len(gx), reverse):
+        a = gx[t] + xp.matmul(out[before + shift], w.T)
+        a = a if b is None else a + b
+        i, f, o = (_sigmoid(xp, a[:, k * d : (k + 1) * d]) for k in (0, 1, 3))
+        g = xp.tanh(a[:, 2 * d : 3 * d])
+        gates[t] = xp.concatenate([i, f, g, o], axis=1)
+        cells[after] = f * cells[before] + i * g
+        out[after + shift] = o * xp.tanh(cells[after])
+    out[0 if reverse else -1] = cells[0 if reverse else -1]
+    return out, cells, gates
+
+
+@lstm.cpu
+def _(gx: Any, h0: Any, c0: Any, w: Any, *rest: Any, reverse: bool) -> Any:
+    *b, out, cells, gates, gh = rest
+    first, last, shift = (-1, 0, 1) if reverse else (0, -1, 0)
+    thunks = [ufunc(np.positive, h0, out[first]), ufunc(np.positive, c0, cells[first])]
+    for t, before, after in steps(len(gx), reverse):
+        h = out[after + shift]
+        thunks += [gemm(out[before + shift], w.T, gh), loop(_lstm_gates, gx[t], gh, _bias(b, gx), gates[t]),
+                   ufunc(np.tanh, gates[t], gates[t]), loop(_lstm_cell, gates[t], cells[before], cells[after]),
+                   ufunc(np.tanh, cells[after], h), loop(_lstm_state, gates[t], h)]
+    return [*thunks, ufunc(np.positive, cells[last], out[last])]
+
+
+def _lstm_gates(gx, gh, b, gates):  # type: ignore[no-untyped-def]
+    d, half = gx.shape[1] // 4, gx.dtype.type(0.5)
+    for i in range(gx.shape[0]):
+        for j in range(4 * d):
+            a = gx[i, j] + gh[i, j] + b[j]
+            gates[i, j] = a if 2 * d <= j < 3 * d else a * half
+
+
+def _lstm_cell(gates, before, after):  # type: ignore[no-untyped-def]
+    d, half = before.shape[1], gates.dtype.type(0.5)
+    for i in range(before.shape[0]):
+        for j in range(d):
+            gates[i, j] = gates[i, j] * half + half
+            gates[i, j + d] = gates[i, j + d] * half + half
+            gates[i, j + 3 * d] = gates[i, j + 3 * d] * half + half
+            after[i, j] = gates[i, j + d] * before[i, j] + gates[i, j] * gates[i, j + 2 * d]
+
+
+def _lstm_state(gates, h):  # type: ignore[no-untyped-def]
+    for i in range(h.shape[0]):
+        for j in range(h.shape[1]):
+            h[i, j] *= gates[i, j + 3 * h.shape[1]]
+
+
+@kernel("lstm_grad", flops=lambda reads, writes: 8.0 * reads[0].size * reads[0].shape[-1],
+        work=lambda reads, writes, reverse: [(reads[2].shape, reads[2].dtype)])
+def lstm_grad(xp: Any, dy: Any, w: Any, cells: Any, gates: Any, *, reverse: bool) -> Any:
+    """dy (T + 1, n, d), toward the states and the last cell as they lie -> (dgx (T, n, 4d), dh0, dc0 (n, d))."""
+    d = dy.shape[-1]
+    dgx, dh, dc = xp.empty_like(gates), xp.zeros_like(dy[0]), dy[0 if reverse else -1]
+    for t, before, after in steps(len(gates), reverse)[::-1]:
+        i, f, g, o = (gates[t, :, k * d : (k + 1) * d] for k in range(4))
+        root = xp.tanh(cells[after])
+        total = dy[t + reverse] + dh
+        dc = dc + total * o * (1 - root * root)
+        dgx[t] = xp.concatenate([dc * g * i * (1 - i), dc * cells[before] * f * (1 - f), dc * i * (1 - g * g),
+                                 total * root * o * (1 - o)], axis=1)
+        dc = dc * f
+        dh = xp.matmul(dgx[t], w)
+    return dgx, dh, dc
+
+
+@lstm_grad.cpu
+def _(dy: Any, w: Any, cells: Any, gates: Any, dgx: Any, dh: Any, dc: Any, roots: Any, *, reverse: bool) -> Any:
+    thunks: list[Thunk] = [ufunc(np.tanh, cells, roots), partial(dh.fill, 0), ufunc(np.positive, dy[0 if reverse else -1], dc)]
+    for t, before, after in steps(len(gates), reverse)[::-1]:
+        thunks += [loop(_lstm_grad, dy[t + reverse], dh, dc, gates[t], cells[before], roots[after], dgx[t]), gemm(dgx[t], w, dh)]
+    return thunks
+
+
+def _lstm_grad(dy, dh, dc, gates, before, roots, dgx):  # type: ignore[no-untyped-def]
+    d, one = before.shape[1], dy.dtype.type(1)
+    for n in range(before.shape[0]):
+        for j in range(d):
+            i, f, g, o = gates[n, j], gates[n, j + d], gates[n, j + 2 * d], gates[n, j + 3 * d]
+            root = roots[n, j]
+            total = dy[n, j] + dh[n, j]
+            c = dc[n, j] + total * o * (one - root * root)
+            dgx[n, j] = c * g * i * (one - i)
+            dgx[n, j + d] = c * before[n, j] * f * (one - f)
+            dgx[n, j + 2 * d] = c * i * (one - g * g)
+            dgx[n, j + 3 * d] = total * root * o * (one - o)
+            dc[n, j] = c * f
