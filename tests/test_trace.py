@@ -246,7 +246,8 @@ def test_hta_reads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         overlap = analysis.get_comm_comp_overlap(visualize=False)
         launches = analysis.get_cuda_kernel_launch_stats(visualize=False)[0]
         steps = analysis.get_profiler_steps()
-    assert dict(zip(kernels["kernel_type"], kernels["sum"], strict=True)) == {"COMPUTATION": 7000, "COMMUNICATION": 6000}
+    assert dict(zip(kernels["kernel_type"], kernels["sum"], strict=True)) == {
+        "COMPUTATION": 7000, "COMMUNICATION": 6000, "COMPUTATION overlapping COMMUNICATION": 0}
     assert overlap["comp_comm_overlap_pctg"].tolist() == [0]
     assert len(launches) == len(t.tasks)
     assert [int(step) for step in steps] == [0, 1]
