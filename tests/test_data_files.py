@@ -308,6 +308,13 @@ def test_pickles_that_are_no_cifar(tmp_path, content, culprit):
     refused(str(bad), culprit, act=lambda: data.load("cifar10", root=tmp_path, batch_size=4))
 
 
+def test_a_file_larger_than_any_cifar_is_not_read(tmp_path):
+    with open(tmp_path / "data_batch_1", "wb") as file:
+        file.write(ENCODINGS["python2"])
+        file.truncate(300 << 20)  # a hole: it takes no room on the disk
+    refused("data_batch_1", "larger", act=lambda: formats.read_cifar(tmp_path / "data_batch_1", 10))
+
+
 # ---- npz
 
 
