@@ -31,6 +31,7 @@ def counting(samples: int) -> data.Dataset:
 
 
 @given(samples=st.integers(1, 200), batch=st.integers(1, 50), seed=st.integers(0, 2**64 - 1))
+@settings(deadline=None)
 def test_a_training_epoch_holds_every_sample_at_most_once(samples, batch, seed):
     if batch > samples:
         refused("counting", str(samples), act=lambda: data.Loader(counting(samples), batch, seed=seed))
@@ -43,6 +44,7 @@ def test_a_training_epoch_holds_every_sample_at_most_once(samples, batch, seed):
 
 
 @given(samples=st.integers(1, 200), batch=st.integers(1, 50))
+@settings(deadline=None)
 def test_evaluation_keeps_order_and_every_sample(samples, batch):
     loader = data.Loader(counting(samples), batch, training=False)
     for _ in range(2):
@@ -67,6 +69,7 @@ def test_a_loader_goes_through_the_order_of_its_epoch():
 
 
 @given(samples=st.integers(4, 120), batch=st.integers(1, 4), steps=st.integers(0, 70), more=st.integers(1, 40))
+@settings(deadline=None)
 def test_resuming_gives_the_batches_of_an_uninterrupted_run(samples, batch, steps, more):
     whole = data.Loader(counting(samples), batch, seed=9)
     for _ in range(steps):
@@ -81,6 +84,7 @@ def test_resuming_gives_the_batches_of_an_uninterrupted_run(samples, batch, step
 
 
 @given(rows=st.integers(1, 6), ranks=st.integers(1, 6), steps=st.integers(0, 9), seed=st.integers(0, 99))
+@settings(deadline=None)
 def test_ranks_share_the_batches_of_one_rank(rows, ranks, steps, seed):
     one = data.Loader(counting(150), rows * ranks, seed=seed)
     for _ in range(steps):
