@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +36,10 @@ class Link:
 class CostModel:
     """Durations of tasks.
 
-    `tasks`: by task name. `kinds`: by kind's name, one number or one per unit, for tasks not named. Communication
-    costs the link's time where neither is given. `launch`: added to every task. `sync`: added where a task waits for
-    another lane. `source` says where the numbers are from: given, measured or analytic.
+    `tasks`: by task name. `kinds`: by kind's name, one number or one per unit, for tasks not named. Where neither is
+    given, a send costs its bytes over the link's bandwidth, a receive nothing, a collective the link's time. `launch`:
+    added to every task. `sync`: added where a task waits for another lane. `source` says where the numbers are from:
+    given, measured or analytic.
     """
 
     tasks: Mapping[str, float] = field(default_factory=dict)
@@ -95,7 +96,9 @@ class CostModel:
                                     f"{graph.unit[mine].max()}")
                 time[mine] = value[graph.unit[mine]] if value.ndim else value
             elif kind in COMMUNICATION and self.source != "analytic":
-                time[mine] = self.link.time(graph.bytes[mine])
+                # a message's latency lies between send and receive; a collective is one task with all of its time
+                link = self.link if kind in (Kind.A, Kind.AS, Kind.AG) else replace(self.link, latency=0.0)
+                time[mine] = 0.0 if kind in (Kind.RF, Kind.RO) else link.time(graph.bytes[mine])
         if self.tasks:
             from .graph import parse_task
 

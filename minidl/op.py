@@ -19,6 +19,8 @@ class Op:
     """One use of an operation; what the backward pass needs is kept on `self` by `forward`."""
 
     name = "op"
+    output_first = False  #: the output gradient task makes what the weight gradient task reads, so it is emitted first
+    kept: Sequence[Tensor] = ()  #: gradients that a later task of this op reads again: nobody may add to them in place
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """Calls kernels and returns the output, or returns a view of an input without any call."""
@@ -35,6 +37,10 @@ class Op:
     def weight_grad(self, dy: Tensor, wanted: Sequence[int]) -> dict[int, Tensor]:
         """Gradients toward parameters: one W task."""
         return {i: self.input_grad(i, dy) for i in wanted}
+
+    def add_grad(self, i: int, dy: Tensor, total: Tensor) -> bool:
+        """Adds the gradient toward input i to `total` in place, where that needs less than a gradient of full size."""
+        return False
 
     def __call__(self, *operands: Any) -> Tensor:
         """Emits the forward task and remembers this use for the backward pass; arrays are taken as tensors."""

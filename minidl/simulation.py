@@ -1,11 +1,13 @@
 """Prices a schedule: when would each task start and end? Runs nothing and needs no device.
 
 The model: a lane runs its tasks in order, each as early as its lane and its dependencies allow. An edge between
-ranks takes the link's time on top unless its tasks are communication themselves; a pair that runs as one action
-shows its results at its end.
+ranks takes the link's time on top; from a send to its receive only the latency, for a send takes the time of its bytes
+itself, so that transfers on one lane queue. A pair that runs as one action shows its results at its end.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -36,52 +38,106 @@ def simulate(graph: TaskGraph, schedule: Schedule, cost: CostModel) -> Timeline:
 
 def times(graph: TaskGraph, schedule: Schedule, cost: CostModel) -> tuple[Floats, Floats, Floats]:
     """Start and end of each task, and when its last dependency was there: float64, by task id."""
-    ids = schedule.ids(graph)
-    n = len(graph)
-    lane = np.empty(n, np.int32)
-    lane[ids] = schedule.lane_of_each()
-    first = np.ones(len(ids), bool) if schedule.joined is None else ~np.asarray(schedule.joined, bool)
-    action_ptr = np.append(np.flatnonzero(first), len(ids))
-    action = np.empty(n, np.int64)
-    action[ids] = np.cumsum(first) - 1
-    actions = len(action_ptr) - 1
-    action_next = np.arange(1, actions + 1)
-    ends = action[ids[schedule.ptr[1:][np.diff(schedule.ptr) > 0] - 1]]
-    action_next[ends] = -1
-    duration = cost.durations(graph) + cost.launch
-    source, target = graph.preds.ids, graph.preds.row_of_each()
-    inside = action[source] == action[target]
-    missing = np.bincount(action[target[~inside]], minlength=actions)
-    missing[action_next[action_next >= 0]] += 1
-    succs = graph.succs
-    delay = _delays(graph, schedule, lane, cost, succs.row_of_each(), succs.ids)
-    begin, finish, ready, queue = np.zeros(actions), np.zeros(actions), np.zeros(actions), np.zeros(actions, np.int64)
-    floor = np.zeros(actions)
-    done, *rest = run_loop(_earliest, n, succs.ptr, succs.ids, delay, duration, ids, action_ptr, action,
-                           action_next, missing, begin, finish, ready, floor, queue)
-    if done < actions:
-        schedule.validate(graph)
-        raise schedule.error("deadlock: a pair waits for itself")
-    begin, finish, ready = rest[9], rest[10], rest[11]
-    return begin[action], finish[action], ready[action]
+    prepared = _Prepared.of(graph, schedule, cost)
+    begin, finish, ready = prepared.run(np.zeros(len(schedule.lanes)))
+    return begin[prepared.action], finish[prepared.action], ready[prepared.action]
+
+
+def chained(graph: TaskGraph, schedule: Schedule, cost: CostModel, iterations: int) -> Floats:
+    """The end of each of `iterations` iterations in a row without a barrier: a lane goes on when it is done.
+
+    For schedules whose iterations depend on each other only within lanes, as pipelines do: then it is what `times` says
+    of the unrolled graph, without unrolling it.
+    """
+    prepared = _Prepared.of(graph, schedule, cost)
+    busy = np.diff(schedule.ptr) > 0
+    last = prepared.action[prepared.ids[schedule.ptr[1:][busy] - 1]]
+    free, ends = np.zeros(len(schedule.lanes)), np.zeros(iterations)
+    for t in range(iterations):
+        _, finish, _ = prepared.run(free)
+        step = finish[last] - free[busy]
+        free[busy], ends[t] = finish[last], finish.max()
+        if t and np.ptp(step) <= 1e-12 * ends[t]:  # all lanes moved on alike: so they will for ever
+            ends[t:] = ends[t] + np.arange(iterations - t) * step[0]
+            break
+    return ends
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """What does not change from one run of the clock to the next. An action is an entry, or a pair that runs as one."""
+
+    schedule: Schedule
+    graph: TaskGraph
+    ids: Ints
+    action: Ints  # of each task
+    action_ptr: Ints  # where each action's entries begin
+    action_next: Ints  # the next on its lane, or -1
+    first: Ints  # of each lane that has any
+    duration: Floats
+    delay: Floats  # of each edge to a successor
+    missing: Ints
+
+    @classmethod
+    def of(cls, graph: TaskGraph, schedule: Schedule, cost: CostModel) -> _Prepared:
+        ids = schedule.ids(graph)
+        lane = np.empty(len(graph), np.int32)
+        lane[ids] = schedule.lane_of_each()
+        joined = np.zeros(len(ids), bool) if schedule.joined is None else np.asarray(schedule.joined, bool)
+        action_ptr = np.append(np.flatnonzero(~joined), len(ids))
+        action = np.empty(len(graph), np.int64)
+        action[ids] = np.cumsum(~joined) - 1
+        action_next = np.arange(1, len(action_ptr))
+        busy = np.diff(schedule.ptr) > 0
+        action_next[action[ids[schedule.ptr[1:][busy] - 1]]] = -1
+        target = action[graph.preds.row_of_each()]
+        missing = np.bincount(target[action[graph.preds.ids] != target], minlength=len(action_next))
+        missing[action_next[action_next >= 0]] += 1
+        delay = _delays(graph, schedule, lane, cost, graph.succs.row_of_each(), graph.succs.ids)
+        return cls(schedule, graph, ids, action, action_ptr, action_next, action[ids[schedule.ptr[:-1][busy]]],
+                   cost.durations(graph) + cost.launch, delay, missing)
+
+    def run(self, free: Floats) -> tuple[Floats, Floats, Floats]:
+        """Begin and end of each action and when its dependencies were there; lane i starts at `free[i]`."""
+        actions = len(self.action_next)
+        begin, finish, ready, floor = np.zeros(actions), np.zeros(actions), np.zeros(actions), np.zeros(actions)
+        floor[self.first] = free[np.diff(self.schedule.ptr) > 0]
+        done, *rest = run_loop(
+            _earliest, len(self.graph), self.graph.succs.ptr, self.graph.succs.ids, self.delay, self.duration, self.ids,
+            self.action_ptr, self.action, self.action_next, self.missing.copy(), begin, finish, ready, floor,
+            np.zeros(actions, np.int64))
+        if done < actions:
+            self.schedule.validate(self.graph)
+            raise self.schedule.error("deadlock: a pair waits for itself")
+        return rest[9], rest[10], rest[11]
 
 
 def _delays(graph: TaskGraph, schedule: Schedule, lane: Ints, cost: CostModel, source: Ints, target: Ints) -> Floats:
     """For each edge the time from the producer's end until the consumer may start. `lane`: of each task."""
     rank = np.array([x.rank for x in schedule.lanes], np.int32)[lane]
-    talks = np.isin(graph.kind, [int(k) for k in COMMUNICATION])
     between = rank[source] != rank[target]
-    moves = between & ~(talks[source] & talks[target])
-    delay = np.zeros(len(source))
-    delay[moves] = cost.link.time(_message_bytes(graph, source[moves], target[moves]) if cost.link.bandwidth else 0)
+    delay = np.where(between, cost.link.latency, 0.0)
+    if cost.link.bandwidth:
+        moves = between & ~np.isin(graph.kind, [int(k) for k in COMMUNICATION])[source]
+        delay[moves] = cost.link.time(_message_bytes(graph, source[moves], target[moves]))
     delay[~between & (lane[source] != lane[target])] = cost.sync
     return delay
 
 
 def _message_bytes(graph: TaskGraph, source: Ints, target: Ints) -> Ints:
     """What goes over the link for each edge: the bytes that both tasks share."""
-    return np.array([graph.buffer_bytes[np.intersect1d(graph.writes[p], graph.reads[c])].sum()
-                     for p, c in zip(source.tolist(), target.tolist(), strict=True)], np.int64)
+    reads, writes = graph.reads, graph.writes
+    *_, shared = run_loop(_shared_bytes, len(source), source, target, writes.ptr, writes.ids, reads.ptr, reads.ids,
+                          graph.buffer_bytes, np.zeros(len(source), np.int64))
+    return shared
+
+
+def _shared_bytes(source, target, write_ptr, write_ids, read_ptr, read_ids, size, shared):  # type: ignore[no-untyped-def]
+    for e in range(len(source)):
+        for i in range(write_ptr[source[e]], write_ptr[source[e] + 1]):
+            for j in range(read_ptr[target[e]], read_ptr[target[e] + 1]):
+                if write_ids[i] == read_ids[j]:
+                    shared[e] += size[write_ids[i]]
 
 
 def _earliest(succ_ptr, succ_ids, delay, duration, ids, action_ptr, action, action_next, missing,  # type: ignore[no-untyped-def]

@@ -23,13 +23,15 @@ if TYPE_CHECKING:
 
 
 class Storage:
-    """One piece of memory. `data` is the device's bytes, or None while it is only recorded."""
+    """One piece of memory. `data` is the device's bytes, or None while it is only recorded. `slab` tells the regions of
+    one that is written region by region."""
 
-    __slots__ = ("data", "dtype", "name", "role", "shape", "whole")
+    __slots__ = ("data", "dtype", "name", "role", "shape", "slab", "whole")
 
     def __init__(self, name: str, shape: tuple[int, ...], dtype: str, role: Role, data: Any = None) -> None:
         self.name, self.shape, self.dtype, self.role, self.data = name, shape, dtype, role, data
         self.whole = Part(self, self.bytes)
+        self.slab: Slab | None = None
 
     @property
     def bytes(self) -> int:
@@ -47,6 +49,22 @@ class Part:
     @property
     def name(self) -> str:
         return self._name or self.storage.name
+
+
+@dataclass
+class Slab:
+    """Regions along one axis, written one after the other from the start: (begin, end, part) each."""
+
+    axis: int
+    regions: list[tuple[int, int, Part]] = field(default_factory=list)
+
+    @property
+    def filled(self) -> int:
+        return self.regions[-1][1] if self.regions else 0
+
+    def parts(self, begin: int, end: int) -> tuple[Part, ...]:
+        """The parts that lie at least partly in begin..end."""
+        return tuple(part for first, last, part in self.regions if first < end and last > begin)
 
 
 @dataclass

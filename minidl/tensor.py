@@ -207,21 +207,25 @@ def backward(root: Tensor) -> None:
                 count[id(t)] = count.get(id(t), 0) + 1
                 tape.remember(t)
     shared: dict[int, tuple[int, Tensor]] = {}
+    owned: set[int] = set()  # tensors whose gradient so far lies in memory that nothing else reads
 
     for node in nodes:
         dy = gradients.pop(id(node.out), None)
         if dy is None:
             continue
         wanted = [i for i, t in enumerate(node.inputs) if t.requires_grad]
-        for kind, mine in ((Kind.W, [i for i in wanted if node.inputs[i].weight]),
-                           (Kind.O, [i for i in wanted if not node.inputs[i].weight])):
+        tasks = [(Kind.W, [i for i in wanted if node.inputs[i].weight]), (Kind.O, [i for i in wanted if not node.inputs[i].weight])]
+        for kind, mine in tasks[::-1] if node.op.output_first else tasks:
             if not mine:
                 continue
             with tape.task(node.unit, kind):
-                results = (node.op.weight_grad if kind == Kind.W else node.op.output_grad)(dy, mine)
+                mine = [i for i in mine if not (id(node.inputs[i]) in owned
+                                                and node.op.add_grad(i, dy, gradients[id(node.inputs[i])]))]
+                results = (node.op.weight_grad if kind == Kind.W else node.op.output_grad)(dy, mine) if mine else {}
+                others = {id(t.storage) for t in (dy, *node.inputs, *node.op.kept)}
                 for i in mine:
                     t, g = node.inputs[i], results[i]
-                    own = g.storage is not dy.storage and id(g.storage) not in (id(x.storage) for x in node.inputs)
+                    own = id(g.storage) not in others
                     if t.node is None and t.weight:
                         if count[id(t)] > 1:
                             uses.setdefault(id(t), []).append(g)
@@ -233,10 +237,12 @@ def backward(root: Tensor) -> None:
                     before = gradients.get(id(t))
                     if before is None:
                         gradients[id(t)] = g
+                        owned |= {id(t)} if own else set()
                     else:
                         total = g if own else new(f"grad {t.storage.name}", t.shape, t.dtype, Role.GRADIENT)
                         tape.call("add", [before, g], [total])
                         gradients[id(t)] = total
+                        owned.add(id(t))
     groups: dict[int, list[Tensor]] = {}
     for unit, t in shared.values():
         groups.setdefault(unit, []).append(t)

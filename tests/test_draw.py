@@ -179,6 +179,16 @@ def test_size(tasks: int):
         assert all(s.width >= 0.3 for s in slices)
 
 
+def test_thin_slices_merge_only_with_neighbours():
+    """At one pixel a unit: two that touch become one; a gap that can be seen, or another lane, keeps them apart."""
+    names = ["0F0", "1F0", "2F0", "3F0", "4F0"]
+    start = np.array([0.0, 0.5, 3.0, 1199.5, 0.0])
+    t = Timeline.of_tasks([Lane(0), Lane(1)], [parse_task(n) for n in names], [0, 0, 0, 0, 1], start, start + 0.5)
+    tips = [s.tip for s in drawn(timeline_svg(t))]
+    assert [tip.split(",")[0] for tip in tips] == ["2 tasks", "2F0", "3F0", "4F0"]
+    assert "from 0F0, 0 to 0.5 us to 1F0, 0.5 to 1 us" in tips[0]
+
+
 def test_names_with_odd_characters():
     t = Timeline.of_tasks([Lane(0, 'a<b>&"\x00\x1b')], [parse_task("0F0")], [0], [0.0], [1.0], labels=("<&\x07>",))
     assert next(drawn(timeline_svg(t))).tip.startswith("0F0 <&\ufffd>")

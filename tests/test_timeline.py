@@ -207,6 +207,11 @@ def test_kinds_share_a_pair():
     assert path.time == {"F": 2, "B": 5}
 
 
+def test_time_counts_once_where_measured_tasks_overlap():
+    overlapping = made({MAIN: [("0F0", 0, 4), ("1F0", 3, 6), ("2F0", 3.5, 5)]})
+    assert usage(overlapping)[0].busy == 6
+
+
 def test_clocks_of_ranks_that_disagree_do_no_harm():
     """The producer seems to end after its consumer started; all still adds up."""
     t = made({MAIN: [("0F0", 0, 5), ("0O0", 5.5, 8)], FAR: [("1F0", 4, 6)]}, [("0F0", "1F0"), ("1F0", "0O0")])

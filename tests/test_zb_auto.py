@@ -96,7 +96,7 @@ def test_polish_only_helps():
     problem = Problem.of(contiguous(4), 6, costs(contiguous(4), 2, 3, 5, 1.0), 4)
     for one in candidates(problem, 4.0, 1.0)[::23]:
         spans, makespans, kinds = list_schedule(problem, 4.0, 1.0, [one], keep=True)
-        (span, makespan), better = polish(problem, 4.0, 1.0, kinds[0])
+        (span, makespan), better = polish(problem, 4.0, 1.0, kinds[0], 0.0)
         assert (span, makespan) <= (spans[0], makespans[0])
         assert (np.sort(better, axis=1) == np.sort(kinds[0], axis=1)).all()
 

@@ -66,9 +66,9 @@ class Bound:
         return [thunk for launch in self.graph.launches[task] for thunk in self.device.bind(launch, self.array)]
 
     def _label_limits(self) -> list[tuple[int, int]]:
-        """(input, classes) for every input that is a loss's labels: kernels index with them, so they are checked."""
+        """(input, classes) for every input that kernels index with (labels, tokens), so that it is checked."""
         inputs = {v.storage: i for i, v in enumerate(self.graph.inputs)}
-        found = {(inputs[launch.reads[1].storage], launch.reads[0].shape[-1])
+        found = {(inputs[launch.reads[1].storage], launch.reads[0].shape[INDEXED[launch.kernel]])
                  for task in self.graph.launches for launch in task
                  if launch.kernel in INDEXED and launch.reads[1].storage in inputs}
         return sorted(found)
@@ -106,4 +106,4 @@ class Bound:
                                              f"to {self.graph.storages[view.storage].name}")
 
 
-INDEXED = {"cross_entropy"}  #: kernels whose second operand indexes the last axis of the first
+INDEXED = {"cross_entropy": -1, "embedding": 0}  #: kernels whose second operand indexes this axis of the first

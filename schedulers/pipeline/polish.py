@@ -14,24 +14,24 @@ from ...loops import run_loop
 from .problem import Problem
 
 EFFORT = 8_000_000  #: tasks timed for one order, at most
+MOVES = 40  #: tried per task, at most
 
 
-def polish(problem: Problem, cap: float, kept: float, kinds: Ints) -> tuple[tuple[float, float], Ints]:
-    """((max_span, makespan), order) after neighbours on a longest path have changed places while that helps."""
+def polish(problem: Problem, cap: float, kept: float, kinds: Ints, bound: float) -> tuple[tuple[float, float], Ints]:
+    """((max_span, makespan), order), no larger than before. Stops at a max_span of `bound`."""
     p, m = problem.ranks, problem.micro_batches
     n = 3 * p * m
-    tries = max(1, EFFORT // n)
+    tries = max(1, min(EFFORT // n, MOVES * n))
     result = run_loop(
         _polish, n * tries, p, m, cap, kept, problem.forward, problem.output_grad, problem.weight_grad, problem.latency,
-        tries, kinds.ravel(), np.zeros(n), np.zeros(n, np.int64), np.zeros(n, np.int64), np.zeros(p, np.int64),
-        np.zeros(3 * p, np.int64), np.zeros(n, np.int64), np.zeros(2), np.zeros(2))
+        bound * (1 + 1e-12), tries, kinds.ravel(), np.zeros(n), np.zeros(n, np.int64), np.zeros(n, np.int64),
+        np.zeros(p, np.int64), np.zeros(3 * p, np.int64), np.zeros(n, np.int64), np.zeros(2), np.zeros(2))
     span, makespan = result[-1].tolist()
-    return (span, makespan), result[10].reshape(p, 3 * m)
+    return (span, makespan), result[11].reshape(p, 3 * m)
 
 
-def _polish(p, m, cap, kept, f, o, w, c, tries, kinds, end, cause, where, placed,  # type: ignore[no-untyped-def]
+def _polish(p, m, cap, kept, f, o, w, c, bound, tries, kinds, end, cause, where, placed,  # type: ignore[no-untyped-def]
             count, path, now, best):
-    """Takes the first move along a longest path that helps, re-times, begins again."""
     n = 3 * m
     length, step, out, to, dice = 0, 0, 0, -1, 12345
     for attempt in range(tries):
@@ -111,7 +111,7 @@ def _polish(p, m, cap, kept, f, o, w, c, tries, kinds, end, cause, where, placed
             if out == late - 1 and kinds[out] != kinds[late] and out + reach < (late // n + 1) * n:
                 to = out + reach
                 break
-        if to < 0 or attempt == tries - 1:
+        if to < 0 or attempt == tries - 1 or best[0] <= bound:
             break
         k = kinds[out]
         for e in range(out, to):

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
 from ...cost import CostModel
-from ...graph import Floats, Ints, Kind, pack, unpack
-from ...passes import unroll
-from ...schedule import Schedule
-from ...simulation import times
+from ...graph import Floats, Kind, unpack
+from ...simulation import chained, times
 from .plan import Plan
 
 ITERATIONS = 6
@@ -46,7 +44,8 @@ def price(plan: Plan, cost: CostModel) -> Price:
     np.maximum.at(last, rank, end[ids])
     busy = np.bincount(rank, cost.durations(graph)[ids] + cost.launch, ranks)
     spans = np.where(np.isfinite(first), last - first, 0.0)
-    period = plan.steady if plan.steady is not None else _period(plan, cost)
+    ends = chained(graph, schedule, cost, ITERATIONS)
+    period = float(ends[-1] - ends[-2]) if plan.steady is None else plan.steady
     # a stale plan never drains: its bubble is what its steady state leaves idle
     whole = spans.max() if plan.versions is None else period * (plan.micro_batches // plan.versions.every)
     rate = 1 - busy.max() / whole
@@ -76,20 +75,3 @@ def peak_activations(plan: Plan) -> Floats:
         if here.size:
             peak[owner.rank] += max(0, here.max() - offset[i])
     return peak * plan.placement.share
-
-
-def chained(schedule: Schedule, iterations: int) -> Schedule:
-    """The schedule of an unrolled graph: every lane runs its tasks of one iteration after those of the one before."""
-    keys: list[Ints] = [schedule.order(i) + pack(0, 0, 0, t) for i in range(len(schedule.lanes)) for t in range(iterations)]
-    return replace(schedule, ptr=schedule.ptr * iterations, keys=np.concatenate(keys),
-                   joined=None if schedule.joined is None else np.concatenate(
-                       [np.tile(schedule.joined[schedule.ptr[i] : schedule.ptr[i + 1]], iterations)
-                        for i in range(len(schedule.lanes))]), slots=None)
-
-
-def _period(plan: Plan, cost: CostModel) -> float:
-    """End of iteration 6 minus end of iteration 5."""
-    graph = unroll(plan.graph, ITERATIONS)
-    _, end, _ = times(graph, chained(plan.schedule, ITERATIONS), cost)
-    ends = [end[graph.iteration == t].max() for t in (ITERATIONS - 2, ITERATIONS - 1)]
-    return float(ends[1] - ends[0])

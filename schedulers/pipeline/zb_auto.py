@@ -61,10 +61,12 @@ def zb_auto(problem: Problem, kept: float = 1.0) -> Schedule:
         found.update(zip(near, _spans(problem, cap, kept, near), strict=True))
         if min(found, key=found.__getitem__) == best:
             break
-    best_of_line = {c.ahead: c for c in sorted(found, key=found.__getitem__, reverse=True)}
+    ran = [c for c in found if found[c][0] < np.inf]
+    best_of_line = {c.ahead: c for c in sorted(ran, key=found.__getitem__, reverse=True)}
     chosen = sorted(best_of_line.values(), key=found.__getitem__)[:POLISHED]
     orders = list_schedule(problem, cap, kept, chosen, keep=True)[2]
-    return order_of(min((polish(problem, cap, kept, order) for order in orders), key=lambda priced: priced[0])[1])
+    bound = lower_bound(problem, cap, kept)
+    return order_of(min((polish(problem, cap, kept, order, bound) for order in orders), key=lambda one: one[0])[1])
 
 
 def cap_of(problem: Problem) -> float:

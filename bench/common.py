@@ -1,0 +1,75 @@
+"""What every benchmark shares: arms timed in turn, and one JSON record a run.
+
+Times on a shared machine mean little by themselves; arms are interleaved, and what is quoted are ratios and spread.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+RESULTS = Path(__file__).with_name("results")
+
+
+def interleave(arms: Mapping[str, Callable[[], Any]], *, seconds: float = 5.0, group: int = 1, warm_up: int = 5) -> dict[str, list[float]]:
+    """Seconds per call of each arm, groups of calls in turn, for about `seconds` in all."""
+    for arm in arms.values():
+        for _ in range(warm_up):
+            arm()
+    samples: dict[str, list[float]] = {name: [] for name in arms}
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end or min(map(len, samples.values())) < 5:
+        for name, arm in arms.items():
+            begin = time.perf_counter()
+            for _ in range(group):
+                arm()
+            samples[name].append((time.perf_counter() - begin) / group)
+    return samples
+
+
+def spread(samples: list[float], scale: float = 1e3) -> dict[str, float]:
+    """Median, 10th and 90th percentile (milliseconds by default) and the number of samples."""
+    return {**{name: round(float(np.percentile(samples, q)) * scale, 5) for name, q in (("median", 50), ("p10", 10), ("p90", 90))},
+            "n": len(samples)}
+
+
+def ratio(samples: Mapping[str, list[float]], slow: str, fast: str) -> dict[str, float]:
+    """How many times faster `fast` is: the median of the ratios of neighbouring groups, with their spread."""
+    return spread([a / b for a, b in zip(samples[slow], samples[fast], strict=True)], 1.0)
+
+
+def machine() -> dict[str, Any]:
+    """Where and with what a record was made."""
+    from minidl.cli.info import versions
+
+    git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent)
+    model = next((line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")), platform.machine())
+    return {"cpu": model, "cores": len(os.sched_getaffinity(0)), "load_before": round(os.getloadavg()[0], 2), "versions": versions(),
+            "commit": git.stdout.strip() or None, "date": time.strftime("%Y-%m-%d")}
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        return Path(path).read_text().splitlines()
+    except OSError:
+        return []
+
+
+def save(name: str, record: Mapping[str, Any], path: str | None = None) -> Path:
+    """Writes `bench/results/NAME.json` (or `path`), whole or not at all."""
+    from minidl.files import write_atomic
+
+    target = Path(path) if path else RESULTS / f"{name}.json"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(target, json.dumps({"name": name, **record}, indent=1) + "\n")
+    print(f"record: {target}", file=sys.stderr)
+    return target

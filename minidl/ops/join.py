@@ -1,0 +1,157 @@
+"""Joining tensors along an axis and cutting regions out, with as few copies as can be.
+
+A joined tensor lies in a slab: a storage written region by region, each region with its own dependencies, so that a
+reader of one region waits for no other. A slab may have room for what will be joined later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from .. import tape as tapes
+from ..graph import Role
+from ..op import Op, same_dtype
+from ..tape import Part, Slab
+from ..tensor import Tensor
+
+
+def _window(t: Tensor, axis: int, begin: int, length: int, parts: tuple[Part, ...]) -> Tensor:
+    """The places begin.. of one axis, a view."""
+    shape = [length if a == axis else n for a, n in enumerate(t.shape)]
+    return Tensor(t.storage, shape, t.strides, t.offset + begin * t.strides[axis], parts=parts)
+
+
+class Concat(Op):
+    """Along one axis. Where the first tensor is all that a slab holds so far, only the others are copied."""
+
+    name = "concat"
+
+    def __init__(self, axis: int, room: int) -> None:
+        self.given, self.room = axis, room
+
+    def forward(self, *tensors: Tensor) -> Tensor:
+        dtype = same_dtype(self, *tensors)
+        first = tensors[0]
+        self.axis = axis = self.given + first.ndim if self.given < 0 else self.given
+        rest = {(*t.shape[:axis], *t.shape[axis + 1 :]) for t in tensors}
+        if not 0 <= axis < first.ndim or any(t.ndim != first.ndim for t in tensors) or len(rest) > 1:
+            raise self.error(f"shapes {', '.join(str(t.shape) for t in tensors)} do not join along axis {self.given}")
+        self.lengths = [t.shape[axis] for t in tensors]
+        length = sum(self.lengths)
+        self.grown = self._grows(first, length)
+        if self.grown:
+            storage = first.storage
+        else:
+            shape = [max(length, self.room) if a == axis else n for a, n in enumerate(first.shape)]
+            storage = tapes.current().storage(self.name, tuple(shape), dtype, Role.ACTIVATION)
+            storage.slab = Slab(axis)
+        slab = storage.slab
+        assert slab is not None
+        whole = Tensor(storage)
+        for t in tensors[1:] if self.grown else tensors:
+            begin, part = slab.filled, Part(storage, t.bytes, f"{storage.name}[{slab.filled}:{slab.filled + t.shape[axis]}]")
+            slab.regions.append((begin, begin + t.shape[axis], part))
+            self.call("copy", [t], [_window(whole, axis, begin, t.shape[axis], (part,))])
+        return _window(whole, axis, 0, length, slab.parts(0, length))
+
+    def _grows(self, first: Tensor, length: int) -> bool:
+        """`first` is all that lies in its slab, and the slab has room for the rest."""
+        slab, shape = first.storage.slab, first.storage.shape
+        return (slab is not None and slab.axis == self.axis and first.offset == 0 and slab.filled == first.shape[self.axis]
+                and length <= shape[self.axis] and first.strides == Tensor(first.storage).strides
+                and all(a == self.axis or n == m for a, (n, m) in enumerate(zip(first.shape, shape, strict=True))))
+
+    def input_grad(self, i: int, dy: Tensor) -> Tensor:
+        window = _window(dy, self.axis, sum(self.lengths[:i]), self.lengths[i], dy.parts)
+        # what was there before is only added to; what was copied here goes to a layer, once, not in each of its tasks
+        return window if i == 0 and self.grown else self.dense(window)
+
+
+class Slice(Op):
+    """A region, a view. Its gradient is put among zeros, or added where other gradients already lie."""
+
+    name = "slice"
+
+    def __init__(self, index: Any) -> None:
+        self.index = index if isinstance(index, tuple) else (index,)
+
+    def forward(self, x: Tensor) -> Tensor:
+        index: list[Any] = list(self.index)
+        if any(not isinstance(n, int | slice) and n is not Ellipsis for n in index):
+            raise self.error(f"an index is made of whole numbers, slices and ..., not {self.index}")
+        missing = x.ndim - len(index) + index.count(Ellipsis)
+        if missing < 0 or index.count(Ellipsis) > 1:
+            raise self.error(f"{self.index} does not fit shape {x.shape}")
+        at = index.index(Ellipsis) if Ellipsis in index else len(index)
+        index[at : at + 1] = [slice(None)] * missing
+        self.x, self.region, self.squeezed = x, [], []
+        for a, (n, length) in enumerate(zip(index, x.shape, strict=True)):
+            if isinstance(n, int):
+                if not -length <= n < length:
+                    raise IndexError(f"index {n} is out of range on axis {a} of shape {x.shape}")
+                self.squeezed.append(a)
+                n = slice(n % length, n % length + 1)
+            begin, end, step = n.indices(length)
+            if step < 1:
+                raise self.error(f"a step must be positive, not {step}")
+            self.region.append((begin, max(begin, end), step))
+        region = self._of(x)
+        shape, strides = ([v[a] for a in range(x.ndim) if a not in self.squeezed] for v in (region.shape, region.strides))
+        return Tensor(x.storage, shape, strides, region.offset, parts=self._parts(region))
+
+    def _of(self, t: Tensor) -> Tensor:
+        """The region of a tensor of x's shape, with all axes."""
+        return Tensor(t.storage, [len(range(*r)) for r in self.region], [s * r[2] for s, r in zip(t.strides, self.region, strict=True)],
+                      t.offset + sum(s * r[0] for s, r in zip(t.strides, self.region, strict=True)), parts=t.parts)
+
+    def _parts(self, region: Tensor) -> tuple[Part, ...]:
+        """Those parts of x that the region touches, where x lies in a slab as the slab does."""
+        slab = self.x.storage.slab
+        whole = Tensor(self.x.storage)
+        if slab is None or self.x.strides != whole.strides or not region.size:
+            return self.x.parts
+        step, size = whole.strides[slab.axis], whole.shape[slab.axis]
+        begin = region.offset // step % size
+        return slab.parts(begin, begin + self.region[slab.axis][2] * (region.shape[slab.axis] - 1) + 1)
+
+    def _full(self, dy: Tensor) -> Tensor:
+        """dy with the axes that the index took away."""
+        kept = iter(range(dy.ndim))
+        axes = [None if a in self.squeezed else next(kept) for a in range(self.x.ndim)]
+        return Tensor(dy.storage, [1 if a is None else dy.shape[a] for a in axes], [0 if a is None else dy.strides[a] for a in axes],
+                      dy.offset, parts=dy.parts)
+
+    def input_grad(self, i: int, dy: Tensor) -> Tensor:
+        dx = self.grad(self.x)
+        self.call("unslice", [self._full(dy)], [dx], shape=self.x.shape, region=tuple(self.region))
+        return dx
+
+    def add_grad(self, i: int, dy: Tensor, total: Tensor) -> bool:
+        window = self._of(total)
+        self.call("add", [window, self._full(dy)], [window])
+        return True
+
+
+def concat(tensors: Sequence[Tensor], axis: int = 0, room: int = 0) -> Tensor:
+    """The tensors one after the other along `axis`, all other lengths equal. `room`: how long the memory is made along
+    that axis, if longer; then `concat([result, more], axis)` copies `more` alone, as long as there is room."""
+    if not tensors:
+        raise ValueError("concat: there is nothing to join")
+    return Concat(axis, room)(*tensors)
+
+
+def cut(x: Tensor, index: Any) -> Tensor:
+    """x[index] for whole numbers, slices with positive steps and `...`: a view, no copy."""
+    return Slice(index)(x)
+
+
+def split(x: Tensor, lengths: Sequence[int], axis: int = -1) -> list[Tensor]:
+    """x cut along `axis` into pieces of these lengths."""
+    axis = axis + x.ndim if axis < 0 else axis
+    if not 0 <= axis < x.ndim or sum(lengths) != x.shape[axis]:
+        raise ValueError(f"split: lengths {list(lengths)} do not add up to axis {axis} of shape {x.shape}")
+    ends = [sum(lengths[: i + 1]) for i in range(len(lengths))]
+    return [cut(x, (*[slice(None)] * axis, slice(e - n, e))) for n, e in zip(lengths, ends, strict=True)]
+
+
