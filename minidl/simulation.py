@@ -127,8 +127,9 @@ def _delays(graph: TaskGraph, schedule: Schedule, lane: Ints, cost: CostModel, s
 def _message_bytes(graph: TaskGraph, source: Ints, target: Ints) -> Ints:
     """What goes over the link for each edge: the bytes that both tasks share."""
     reads, writes = graph.reads, graph.writes
-    *_, shared = run_loop(_shared_bytes, len(source), source, target, writes.ptr, writes.ids, reads.ptr, reads.ids,
-                          graph.buffer_bytes, np.zeros(len(source), np.int64))
+    result = run_loop(_shared_bytes, len(source), source, target, writes.ptr, writes.ids, reads.ptr, reads.ids,
+                      graph.buffer_bytes, np.zeros(len(source), np.int64))
+    shared: Ints = result[-1]
     return shared
 
 
