@@ -24,7 +24,7 @@ def polish(problem: Problem, cap: float, kept: float, kinds: Ints, bound: float)
     tries = max(1, min(EFFORT // n, MOVES * n))
     result = run_loop(
         _polish, n * tries, p, m, cap, kept, problem.forward, problem.output_grad, problem.weight_grad, problem.latency,
-        bound * (1 + 1e-12), tries, kinds.ravel(), np.zeros(n), np.zeros(n, np.int64), np.zeros(n, np.int64),
+        bound, tries, kinds.ravel(), np.zeros(n), np.zeros(n, np.int64), np.zeros(n, np.int64),
         np.zeros(p, np.int64), np.zeros(3 * p, np.int64), np.zeros(n, np.int64), np.zeros(2), np.zeros(2))
     span, makespan = result[-1].tolist()
     return (span, makespan), result[11].reshape(p, 3 * m)

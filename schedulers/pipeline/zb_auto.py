@@ -22,7 +22,7 @@ from .problem import Order, Problem, schedule_of
 SLOPES = (1.0, 2.0, 1.4, 2.4, 2.1, 1.2, 1.6, 1.8, 2.2, 3.0, 2.6, 0.75, 0.5, 0.0)
 IDLE = (np.inf, 0.0, 0.5, 1.0, 2.0, 4.0, 10.0, 30.0)  #: time a rank may idle before gaps are filled, in weight gradients
 EFFORT = 3e9  #: steps of all candidates together, about; large problems get fewer candidates
-ROUNDS = 12  #: of changing the best candidate rank by rank
+ROUNDS = 40  #: of changing the best candidate rank by rank, at most
 POLISHED = 6  #: so many of the best orders are polished
 
 
@@ -51,12 +51,13 @@ def zb_auto(problem: Problem, kept: float = 1.0) -> Schedule:
     if not 0 < kept <= 1:
         raise PipelineError(f"kept is {kept}; it is a share of an activation, above 0 and at most 1")
     cap = cap_of(problem)
+    bound = lower_bound(problem, cap, kept) * (1 + 1e-12)
     grid = candidates(problem, cap, kept)
     found = dict(zip(grid, _spans(problem, cap, kept, grid), strict=True))
     for _ in range(ROUNDS):
         best = min(found, key=found.__getitem__)
         near = [c for c in neighbours(best, int(cap)) if c not in found]
-        if not near or len(near) > limit(problem):
+        if not near or len(near) > limit(problem) or found[best][0] <= bound:
             break
         found.update(zip(near, _spans(problem, cap, kept, near), strict=True))
         if min(found, key=found.__getitem__) == best:
@@ -65,7 +66,6 @@ def zb_auto(problem: Problem, kept: float = 1.0) -> Schedule:
     best_of_line = {c.ahead: c for c in sorted(ran, key=found.__getitem__, reverse=True)}
     chosen = sorted(best_of_line.values(), key=found.__getitem__)[:POLISHED]
     orders = list_schedule(problem, cap, kept, chosen, keep=True)[2]
-    bound = lower_bound(problem, cap, kept)
     return order_of(min((polish(problem, cap, kept, order, bound) for order in orders), key=lambda one: one[0])[1])
 
 
@@ -80,14 +80,16 @@ def cap_of(problem: Problem) -> float:
 def lower_bound(problem: Problem, cap: float, kept: float = 1.0) -> float:
     """No max_span is smaller under the cap (one stage per rank, first in first out).
 
-    Either a rank's work, or this: when rank r ends its last output gradient at most `(cap - 1) / kept` weight
-    gradients of its own are open besides the last one, and the gradient must still reach rank s and its last W.
+    The largest of two bounds. A rank's work, and its idle time before its first output gradient comes, as only `cap`
+    forwards can run before. And when rank r ends its last output gradient, at most `(cap - 1) / kept` weight gradients
+    of its own are open besides the last one, and the gradient must still reach rank s and its last W.
     """
     f, o, w, c, m = problem.forward, problem.output_grad, problem.weight_grad, problem.latency, problem.micro_batches
     first = np.concatenate([[0.0], np.cumsum(f + c)[:-1]])
     above = np.concatenate([[0.0], np.cumsum(o + c)])  # from rank s to rank r: above[r] - above[s]
+    head = first[-1] + f[-1] + (above[-1] - above[1:]) - first
+    bound = float((m * (f + o + w) + np.maximum(0.0, head - min(m, int(cap)) * f)).max())
     open_ = min(m - 1, int((cap - 1) / kept + 1e-9))
-    bound = float((m * (f + o + w)).max())
     for r in range(problem.ranks):
         done = first[r] + m * (f[r] + o[r]) + (m - 1 - open_) * w[r]
         bound = max(bound, float((done + above[r] - above[:r] + w[:r] - first[:r]).max(initial=0.0)))
