@@ -151,6 +151,9 @@ def _parser() -> _Parser:
     explain.add_argument("task", metavar="TASK", help="such as 4W0")
     simulate = verb("simulate", planning.simulate, "price a plan of a network, or a pipeline policy on given times", _job, _scheduler,
                     planning.pipeline_flags)
+    simulate.add_argument("--table", action="store_true", help="all pipeline policies side by side, the best marked")
+    simulate.add_argument("--objective", default="makespan", choices=["makespan", "span", "period"], help="what `optimal` minimises")
+    simulate.add_argument("--time-limit", type=float, default=60.0, metavar="S", help="seconds that `optimal` may take")
     simulate.add_argument("--svg", metavar="FILE.svg", help="draw the predicted timeline")
     simulate.add_argument("--trace", metavar="FILE", help="the predicted timeline, for ui.perfetto.dev")
     return parser

@@ -12,7 +12,7 @@ from ..schedule import Schedule, ScheduleError
 from ..simulation import simulate as price
 from ..timeline import Timeline
 from ..training import Recorded, predict
-from . import show
+from . import pipeline, show
 from .flags import UsageError, job, numbers, whole
 from .training import check_scheduler, costs
 
@@ -28,8 +28,18 @@ def pipeline_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--activation-cap", type=float, metavar="K", help="most live activations on a rank")
 
 
+def _of_pipeline(arguments: Any) -> bool:
+    """Whether the flags are about a pipeline on given times. Raises UsageError where they contradict each other."""
+    given = arguments.given & {"--ranks", "--chunks", "--forward", "--output-grad", "--weight-grad", "--latency", "--activation-cap", "--table"}
+    if given and arguments.model:
+        raise UsageError(f"{min(given)} goes with a pipeline on given times, --model with a network: leave one out")
+    return bool(given)
+
+
 def plan(arguments: Any) -> int:
-    """Schedules a model's step and says what it costs."""
+    """Schedules a step and says what it costs."""
+    if arguments.parallel == "pipeline" or _of_pipeline(arguments):
+        return pipeline.plan(arguments)
     recorded, cost = _recorded(arguments)
     p = predict(recorded, cost)
     timeline = price(p.graph, p.schedule, cost)
@@ -44,6 +54,8 @@ def plan(arguments: Any) -> int:
 
 def check(arguments: Any) -> int:
     """Exit 0 for a valid plan; 1 for one that is not, with the culprit marked in its grid."""
+    if _of_pipeline(arguments):
+        return pipeline.check(arguments)
     recorded = Recorded(job(arguments))
     try:
         schedule = Schedule.load(arguments.plan).validate(recorded.graph)
@@ -62,6 +74,9 @@ def check(arguments: Any) -> int:
 
 
 def explain(arguments: Any) -> int:
+    """When a task may start and must end, what it waits for and who waits for it."""
+    if _of_pipeline(arguments):
+        return pipeline.explain(arguments)
     recorded, cost = _recorded(arguments)
     p = predict(recorded, cost)
     found = explain_task(p.graph, p.schedule, cost, arguments.task)
@@ -70,7 +85,9 @@ def explain(arguments: Any) -> int:
 
 
 def simulate(arguments: Any) -> int:
-    """A model's plan on measured or given costs."""
+    """A model's plan on measured or given costs, or a pipeline policy on given times."""
+    if _of_pipeline(arguments):
+        return pipeline.simulate(arguments)
     recorded, cost = _recorded(arguments)
     p = predict(recorded, cost)
     timeline = price(p.graph, p.schedule, cost)
