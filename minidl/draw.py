@@ -56,6 +56,7 @@ class _Slice:
     texts: tuple[str, ...] = ()  # the first that fits is shown
     second: str = ""
     tip: str = ""
+    mixed: tuple[tuple[str, float, float], ...] = ()  # of merged slices: the groups, each from `low` to `high`
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,16 +204,20 @@ def _axis(left: float, top: float, bottom: float, width: float, span: float, sca
 
 
 def _merged(slices: Iterable[_Slice], scale: float) -> list[_Slice]:
-    """Thin neighbours as one slice, in the colour that most of its time has."""
+    """Thin neighbours as one slice, in which each colour is as high as its share of the time."""
     out: list[_Slice] = []
     run: list[_Slice] = []
 
     def flush() -> None:
         if len(run) > 1:
-            time: dict[str, float] = {}
-            for s in run:
-                time[s.group] = time.get(s.group, 0.0) + s.end - s.begin
-            out.append(_Slice(run[0].row, run[0].begin, max(s.end for s in run), max(time, key=time.__getitem__),
+            groups = {s.group for s in run}
+            time = {g: sum(s.end - s.begin for s in run if s.group == g) for g in PALETTE if g in groups}
+            whole, upto, mixed = sum(time.values()), 0.0, []
+            for group, spent in time.items():
+                share = spent / whole if whole else 1 / len(time)
+                mixed.append((group, upto, upto + share))
+                upto += share
+            out.append(_Slice(run[0].row, run[0].begin, max(s.end for s in run), "", mixed=tuple(mixed),
                               tip=f"{len(run)} tasks, from {run[0].tip} to {run[-1].tip}"))
         else:
             out.extend(run)
@@ -242,9 +247,10 @@ def _rect(s: _Slice, left: float, top: float, height: float, scale: float) -> st
     middle = y + tall / 2 + 3.5
     lines = [_text(x + wide / 2, middle - 6 * bool(second), text, "on")] if text else []
     lines += [_text(x + wide / 2, middle + 6.5, second, "on", "font-size:9px")] if second else []
-    box = (f'<rect x="{x:.2f}" y="{y:.1f}" width="{max(wide - gap, 0.3):.2f}" height="{tall:.1f}" '
-           f'fill="{PALETTE[s.group][0]}"/>')
-    return f"<g><title>{escape(_clean(s.tip))}</title>{box}{''.join(lines)}</g>"
+    across = f'x="{x:.2f}" width="{max(wide - gap, 0.3):.2f}"'
+    boxes = [f'<rect {across} y="{top + low * height:.1f}" height="{(high - low) * height:.1f}" '
+             f'fill="{PALETTE[group][0]}"/>' for group, low, high in s.mixed or [(s.group, s.low, s.high)]]
+    return f"<g><title>{escape(_clean(s.tip))}</title>{''.join(boxes + lines)}</g>"
 
 
 def _text(x: float, y: float, text: str, style: str, css: str = "") -> str:

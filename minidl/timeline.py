@@ -66,8 +66,8 @@ class Timeline:
         count = np.zeros(len(start), np.int64) if bytes is None else np.asarray(bytes, np.int64)
         tasks = cls(tuple(lanes), np.zeros(len(start), np.int8), np.asarray(key, np.int64), np.asarray(lane, np.int32),
                     start if issued is None else np.asarray(issued, np.float64), start, end, count,
-                    np.asarray(edges, np.int64).reshape(-1, 2), None if arrived is None else np.asarray(arrived, np.float64),
-                    **rest)
+                    np.asarray(edges, np.int64).reshape(-1, 2),
+                    None if arrived is None else np.asarray(arrived, np.float64), **rest)
         first, free, _ = tasks.actions
         producer, there = tasks.last_arrival
         at = tasks.tasks[first]

@@ -61,7 +61,7 @@ def plans(draw: st.DrawFn, most: int = 30, latency: bool = False, pairs: bool = 
 
 def _joined(graph: TaskGraph, schedule: Schedule, order: list[int], time: np.ndarray,
             random: np.random.Generator) -> np.ndarray:
-    """Pairs that take time, stand next to each other in the whole order and on a lane, and need not wait for each other."""
+    """Pairs that take time, stand together in the whole order and on a lane, and need not wait for each other."""
     place = {task: i for i, task in enumerate(order)}
     ids = schedule.ids(graph).tolist()
     joined = np.zeros(len(ids), bool)

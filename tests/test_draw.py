@@ -53,13 +53,16 @@ def drawn(svg: str) -> Iterator[Drawn]:
         assert -1 <= float(text.get("x")) <= wide
         assert 0 < float(text.get("y")) <= tall
     for group in root.iter(SVG + "g"):
-        rect = group.find(SVG + "rect")
-        assert rect.get("fill") in {colour for colour, _ in PALETTE.values()}
+        rect, *more = group.findall(SVG + "rect")
+        for other in (rect, *more):
+            assert other.get("fill") in {colour for colour, _ in PALETTE.values()}
+            assert (other.get("x"), other.get("width")) == (rect.get("x"), rect.get("width"))
         texts = group.findall(SVG + "text")
         for text in texts:
             assert len(text.text) * 6 <= float(rect.get("width")) + 1, "a label stays inside"
-        yield Drawn(group.find(SVG + "title").text, *(float(rect.get(k)) for k in ("x", "y", "width", "height")),
-                    rect.get("fill"), [text.text for text in texts])
+        yield Drawn(group.find(SVG + "title").text, *(float(rect.get(k)) for k in ("x", "y", "width")),
+                    round(sum(float(r.get("height")) for r in (rect, *more)), 1), rect.get("fill"),
+                    [text.text for text in texts])
 
 
 def never_overlap(slices: list[Drawn]) -> None:
@@ -144,7 +147,8 @@ def test_legend_and_lanes_are_named():
 def test_versions_are_shown():
     schedule = Schedule.from_names({Lane(0): ["0F0", "0F1", "0B0"]})
     versions = {parse_task("0F0"): 0, parse_task("0B0"): 7}
-    assert [s.texts for s in drawn(schedule_svg(schedule, versions=versions))] == [["0F0", "v0"], ["0F1"], ["0B0", "v7"]]
+    texts = [s.texts for s in drawn(schedule_svg(schedule, versions=versions))]
+    assert texts == [["0F0", "v0"], ["0F1"], ["0B0", "v7"]]
     timeline = Timeline.of_tasks([Lane(0)], schedule.keys, [0] * 3, [0, 1, 2], [1, 2, 3])
     assert "0B0, weights v7, 2 to 3 us" in timeline_svg(timeline, versions=versions)
 
@@ -182,11 +186,22 @@ def test_size(tasks: int):
 def test_thin_slices_merge_only_with_neighbours():
     """At one pixel a unit: two that touch become one; a gap that can be seen, or another lane, keeps them apart."""
     names = ["0F0", "1F0", "2F0", "3F0", "4F0"]
-    start = np.array([0.0, 0.5, 3.0, 1199.5, 0.0])
+    start = np.array([0.0, 0.5, 2.2, 1199.5, 0.0])
     t = Timeline.of_tasks([Lane(0), Lane(1)], [parse_task(n) for n in names], [0, 0, 0, 0, 1], start, start + 0.5)
     tips = [s.tip for s in drawn(timeline_svg(t))]
     assert [tip.split(",")[0] for tip in tips] == ["2 tasks", "2F0", "3F0", "4F0"]
     assert "from 0F0, 0 to 0.5 us to 1F0, 0.5 to 1 us" in tips[0]
+
+
+def test_merged_slices_show_their_mixture():
+    names = [parse_task(f"0{kind}{i}") for i in range(500) for kind in "FOWW"]
+    place = np.arange(len(names))
+    t = Timeline.of_tasks([Lane(0)], names, place * 0, place * 1.0, place + 1.0)
+    for group in ET.fromstring(timeline_svg(t)).iter(SVG + "g"):
+        heights = {r.get("fill"): float(r.get("height")) for r in group.iter(SVG + "rect")}
+        assert sum(heights.values()) == pytest.approx(24, abs=0.2)
+        if group.find(SVG + "title").text.startswith("4 tasks"):
+            assert heights == {PALETTE["F"][0]: 6, PALETTE["O"][0]: 6, PALETTE["W"][0]: 12}
 
 
 def test_names_with_odd_characters():
@@ -228,7 +243,8 @@ def test_no_color_is_honoured(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_schedules_and_timelines_do_not_need_pictures():
-    code = "import sys, minidl.schedule, minidl.timeline; print([m for m in ('draw', 'trace', 'report') if 'minidl.' + m in sys.modules])"
+    code = ("import sys, minidl.schedule, minidl.timeline; "
+            "print([m for m in ('draw', 'trace', 'report') if 'minidl.' + m in sys.modules])")
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=dict(os.environ))
     assert out.stdout.strip() == "[]"
 

@@ -133,7 +133,8 @@ def test_critical_path_fills_the_makespan(plan: Plan):
     edges = set(map(tuple, timeline.edges.tolist()))
     actions: list[list[int]] = []
     for r in path.records.tolist():
-        same = actions and all(column[actions[-1][0]] == column[r] for column in (timeline.lane, timeline.start, timeline.end))
+        same = actions and all(column[actions[-1][0]] == column[r]
+                               for column in (timeline.lane, timeline.start, timeline.end))
         if same and timeline.end[r] > timeline.start[r]:
             actions[-1].append(r)
         else:

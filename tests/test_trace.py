@@ -149,7 +149,8 @@ def test_what_a_trace_says():
     by_name = {e["name"]: e for e in checked(dumps(t), t)}
     assert by_name["0F0 first"]["args"] == {"record": 0, "task": "0F0", "bytes": 40, "device": 0, "stream": 1,
                                             "correlation": 1, "queued": 0.0}
-    assert (by_name["ncclDevKernel_AllReduce 0A0 first"]["ts"], by_name["ncclDevKernel_AllReduce 0A0 first"]["dur"]) == (3.5, 2)
+    reduce = by_name["ncclDevKernel_AllReduce 0A0 first"]
+    assert (reduce["ts"], reduce["dur"]) == (3.5, 2)
     assert by_name["ncclDevKernel_SendRecv 1SF0"]["cat"] == "kernel"
     assert (by_name["wait 0A0"]["ts"], by_name["wait 0A0"]["dur"]) == (0, 3.5)
     steps = {name: e for name, e in by_name.items() if name.startswith("ProfilerStep")}
@@ -224,7 +225,8 @@ def test_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert path.read_text() == "precious"
 
 
-@pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b'{"minidl": {}, "traceEvents": []}', b"\x1f\x8bno", b"\xff\xfe"])
+@pytest.mark.parametrize(
+    "content", [b"", b"{}", b"[1]", b'{"minidl": {}, "traceEvents": []}', b"\x1f\x8bno", b"\xff\xfe"])
 def test_files_that_are_no_traces(tmp_path: Path, content: bytes):
     path = tmp_path / "t.json"
     path.write_bytes(content)
