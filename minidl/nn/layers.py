@@ -48,6 +48,27 @@ class ReLU(Module):
         return ops.relu(x)
 
 
+class GELU(Module):
+    """x Phi(x), exact."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.gelu(x)
+
+
+class Softmax(Module):
+    """Over the last axis."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.softmax(x)
+
+
+class LogSoftmax(Module):
+    """Over the last axis."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.log_softmax(x)
+
+
 class Sigmoid(Module):
     def forward(self, x: Tensor) -> Tensor:
         return ops.sigmoid(x)

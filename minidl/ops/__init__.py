@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from ..tensor import Tensor, array
+from .attention import attention
 from .dropout import dropout
 from .elementwise import (
     absolute,
     add,
     div,
     exp,
+    gelu,
     log,
     maximum,
     minimum,
@@ -23,14 +25,19 @@ from .elementwise import (
     sub,
     tanh,
 )
+from .embedding import embedding
+from .join import concat, cut, split
+from .layer_norm import layer_norm
 from .linear import linear, matmul
-from .loss import cross_entropy, softmax
+from .loss import cross_entropy, log_softmax, mse, softmax
+from .recurrent import gru, lstm, rnn
 from .reduce import amax, mean, total
 from .shape import broadcast_to, flatten, reshape, transpose
 
-__all__ = ["absolute", "add", "amax", "broadcast_to", "cross_entropy", "div", "dropout", "exp", "flatten", "linear", "log",
-           "matmul", "maximum", "mean", "minimum", "mul", "neg", "power", "relu", "reshape", "sigmoid", "softmax", "sqrt",
-           "sub", "tanh", "total", "transpose"]
+__all__ = ["absolute", "add", "amax", "attention", "broadcast_to", "concat", "cross_entropy", "cut", "div", "dropout",
+           "embedding", "exp", "flatten", "gelu", "gru", "layer_norm", "linear", "log", "log_softmax", "lstm",
+           "matmul", "maximum", "mean", "minimum", "mse", "mul", "neg", "power", "relu", "reshape", "rnn", "sigmoid",
+           "softmax", "split", "sqrt", "sub", "tanh", "total", "transpose"]
 
 
 def _other(t: Tensor, value: Any) -> Any:
@@ -48,7 +55,7 @@ _METHODS: dict[str, Any] = {
     "sum": total, "mean": mean, "max": amax, "softmax": softmax,
     "reshape": lambda t, *shape: reshape(t, shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape),
     "flatten": flatten, "transpose": lambda t, *axes: transpose(t, axes[0] if len(axes) == 1 and not isinstance(axes[0], int) else axes),
-    "T": property(transpose),
+    "T": property(transpose), "__getitem__": cut, "gelu": gelu, "log_softmax": log_softmax,
 }
 for _name, _method in _METHODS.items():
     setattr(Tensor, _name, _method)

@@ -145,6 +145,13 @@ class Power(_Unary):
         return [self.x]
 
 
+class Gelu(_Unary):
+    name = "gelu"
+
+    def saved(self) -> list[Tensor]:
+        return [self.x]
+
+
 class Exp(_Unary):
     name = "exp"
 
@@ -245,6 +252,11 @@ def tanh(x: Tensor) -> Tensor:
 
 def relu(x: Tensor) -> Tensor:
     return Relu()(x)
+
+
+def gelu(x: Tensor) -> Tensor:
+    """x Phi(x), exact (by erf), torch's default."""
+    return Gelu()(x)
 
 
 def sigmoid(x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Softmax and cross-entropy."""
+"""Softmax and its logarithm; cross-entropy and mean squared error."""
 
 from __future__ import annotations
 
@@ -16,19 +16,28 @@ class Softmax(Op):
         if not x.ndim or not x.shape[-1]:
             raise self.error(f"nothing to choose from in shape {x.shape}")
         self.x, self.y = x, self.out(x.shape, dtype)
-        self.call("softmax", [x], [self.y])
+        self.call(self.name, [x], [self.y])
         return self.y
 
     def input_grad(self, i: int, dy: Tensor) -> Tensor:
         dx = self.grad(self.x)
-        self.call("softmax_grad", [self.y, dy], [dx])
+        self.call(f"{self.name}_grad", [self.y, dy], [dx])
         return dx
+
+
+class LogSoftmax(Softmax):
+    """Over the last axis."""
+
+    name = "log_softmax"
 
 
 class CrossEntropy(Op):
     """Logits (n, c) and labels (n,) int64 -> the mean loss, a scalar."""
 
     name = "cross_entropy"
+
+    def __init__(self, smoothing: float) -> None:
+        self.smoothing = smoothing
 
     def forward(self, x: Tensor, labels: Tensor) -> Tensor:
         dtype = same_dtype(self, x)
@@ -39,12 +48,32 @@ class CrossEntropy(Op):
         check_labels(labels, x.shape[1])
         self.x, self.labels = x, labels
         self.p, loss = self.out(x.shape, dtype), self.out([], dtype)
-        self.call("cross_entropy", [self.dense(x), labels], [loss, self.p])
+        self.call("cross_entropy", [self.dense(x), labels], [loss, self.p], smoothing=self.smoothing)
         return loss
 
     def input_grad(self, i: int, dy: Tensor) -> Tensor:
         dx = self.grad(self.x)
-        self.call("cross_entropy_grad", [self.p, self.labels, dy], [dx])
+        self.call("cross_entropy_grad", [self.p, self.labels, dy], [dx], smoothing=self.smoothing)
+        return dx
+
+
+class MSE(Op):
+    """The mean of (x - target)^2, a scalar."""
+
+    name = "mse"
+
+    def forward(self, x: Tensor, target: Tensor) -> Tensor:
+        dtype = same_dtype(self, x, target)
+        if x.shape != target.shape or not x.size:
+            raise self.error(f"shapes {x.shape} and {target.shape} do not fit")
+        self.pair = [self.dense(x), self.dense(target)]
+        loss = self.out([], dtype)
+        self.call("mse", self.pair, [loss])
+        return loss
+
+    def input_grad(self, i: int, dy: Tensor) -> Tensor:
+        dx = self.grad(self.pair[i])
+        self.call("mse_grad", [*(self.pair if i == 0 else self.pair[::-1]), dy], [dx])
         return dx
 
 
@@ -56,7 +85,7 @@ def check_labels(labels: Tensor, classes: int) -> None:
     bad = (values < 0) | (values >= classes)
     if bad.any():
         at = int(bad.argmax())
-        raise ValueError(f"label {int(values[at])} of sample {at} is out of range: the model has classes 0 to {classes - 1}")
+        raise ValueError(f"label {int(values.flat[at])} of sample {at} is out of range: the model has classes 0 to {classes - 1}")
 
 
 def softmax(x: Tensor) -> Tensor:
@@ -64,6 +93,19 @@ def softmax(x: Tensor) -> Tensor:
     return Softmax()(x)
 
 
-def cross_entropy(x: Tensor, labels: Tensor) -> Tensor:
-    """The mean over samples of -log softmax(x)[label]."""
-    return CrossEntropy()(x, labels)
+def log_softmax(x: Tensor) -> Tensor:
+    """The logarithm of softmax over the last axis."""
+    return LogSoftmax()(x)
+
+
+def cross_entropy(x: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
+    """The mean over samples of -sum(target log softmax(x)) for logits (n, c) and labels (n,) int64. The target is
+    1 - smoothing at the label plus smoothing / c everywhere. Raises ValueError unless 0 <= smoothing <= 1."""
+    if not 0 <= smoothing <= 1:
+        raise ValueError(f"label smoothing is {smoothing}; it must be from 0 to 1")
+    return CrossEntropy(smoothing)(x, labels)
+
+
+def mse(x: Tensor, target: Tensor) -> Tensor:
+    """The mean of (x - target)^2; gradients toward both."""
+    return MSE()(x, target)

@@ -1,0 +1,146 @@
+"""Recurrent layers and cells, with torch's parameters: their names, layout and order of gates.
+
+A layer has two units: the input product over all steps, and the recurrence, whose weight gradient of all steps is one
+task. A cell is one step; used over and over, it gives one gradient per use, added once.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from .. import ops, random
+from .. import tape as tapes
+from ..tensor import Parameter, Tensor, array
+from .module import Module
+
+GATES = {"rnn": 1, "gru": 3, "lstm": 4}
+
+
+def _run(kind: str, x: Tensor, states: list[Tensor], weights: list[Tensor], relu: bool, reverse: bool = False) -> tuple[Tensor, ...]:
+    """x (T, n, i), weights w_ih, w_hh and b_ih, b_hh if there are biases -> outputs and last states."""
+    w_ih, w_hh, *bias = weights
+    gx = ops.linear(x, w_ih, *bias[:1])
+    options = {"relu": relu} if kind == "rnn" else {}
+    return getattr(ops, kind)(gx, *states, w_hh, *bias[1:], reverse=reverse, **options)  # type: ignore[no-any-return]
+
+
+class _Weights(Module):
+    """What layers and cells share: `kind`, sizes, and parameters uniform in +-1/sqrt(hidden)."""
+
+    kind = "rnn"
+
+    def _start(self, inputs: int, hidden: int, nonlinearity: str) -> None:
+        if inputs < 1 or hidden < 1:
+            raise ValueError(f"{type(self).__name__}({inputs}, {hidden}): both sizes must be at least 1")
+        if nonlinearity not in ("tanh", "relu"):
+            raise ValueError(f"{type(self).__name__}: the nonlinearity is tanh or relu, not {nonlinearity!r}")
+        self.inputs, self.hidden, self.relu = inputs, hidden, nonlinearity == "relu"
+
+    def _add(self, inputs: int, bias: bool, suffix: str, dtype: str) -> None:
+        rows, bound = GATES[self.kind] * self.hidden, 1 / math.sqrt(self.hidden)
+        shapes: dict[str, Any] = {"weight_ih": (rows, inputs), "weight_hh": (rows, self.hidden)}
+        shapes |= {"bias_ih": rows, "bias_hh": rows} if bias else {}
+        for name, shape in shapes.items():
+            setattr(self, name + suffix, Parameter(random.next_weights().uniform(-bound, bound, shape).astype(dtype)))
+
+    def _get(self, suffix: str) -> list[Tensor]:
+        names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+        return [getattr(self, n + suffix) for n in names if hasattr(self, n + suffix)]
+
+    def _states(self, given: Any, shape: tuple[int, ...], dtype: str) -> list[Tensor]:
+        """The initial states, zeros if none are given."""
+        count = 2 if self.kind == "lstm" else 1
+        if given is None:
+            return [array(np.zeros(shape, dtype), name="zeros")] * count
+        states = list(given) if self.kind == "lstm" else [given]
+        if len(states) != count or any(t.shape != shape for t in states):
+            raise ValueError(f"{type(self).__name__}: the initial states are {[t.shape for t in states]}; expected {count} of {shape}")
+        return [t if isinstance(t, Tensor) else array(t) for t in states]
+
+
+class _Layers(_Weights):
+    """x (T, n, inputs), or (n, T, inputs) with `batch_first`; state (layers * directions, n, hidden), a pair of them for
+    LSTM, zeros if not given -> (outputs (T, n, directions * hidden), last state). `dropout` is between layers."""
+
+    def __init__(self, inputs: int, hidden: int, layers: int = 1, bias: bool = True, batch_first: bool = False,
+                 dropout: float = 0.0, bidirectional: bool = False, nonlinearity: str = "tanh", dtype: str = "float32") -> None:
+        self._start(inputs, hidden, nonlinearity)
+        if layers < 1:
+            raise ValueError(f"{type(self).__name__}: {layers} layers; at least 1 is needed")
+        if not 0 <= dropout < 1:
+            raise ValueError(f"the dropout rate is {dropout}; it must be at least 0 and below 1")
+        self.layers, self.batch_first, self.dropout = layers, batch_first, dropout
+        self.directions = ("", "_reverse") if bidirectional else ("",)
+        for k in range(layers):
+            for suffix in self.directions:
+                self._add(hidden * len(self.directions) if k else inputs, bias, f"_l{k}{suffix}", dtype)
+
+    def forward(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
+        if x.ndim != 3 or x.shape[-1] != self.inputs or not x.shape[1 if self.batch_first else 0]:
+            raise ValueError(f"{type(self).__name__}: input {x.shape}; expected {'(n, steps' if self.batch_first else '(steps, n'}, {self.inputs})")
+        if self.batch_first:
+            x = ops.transpose(x, (1, 0, 2))
+        each = len(self.directions)
+        states = self._states(state, (self.layers * each, x.shape[1], self.hidden), x.dtype)
+        last = []
+        for k in range(self.layers):
+            sides = []
+            for d, suffix in enumerate(self.directions):
+                with tapes.label(f"l{k}{suffix}"):
+                    first = [ops.cut(t, k * each + d) for t in states]
+                    y, *ends = _run(self.kind, x, first, self._get(f"_l{k}{suffix}"), self.relu, reverse=bool(d))
+                    sides.append(y)
+                    last.append([ops.reshape(t, (1, *t.shape)) for t in ends])
+            x = ops.concat(sides, -1) if each > 1 else sides[0]
+            if self.dropout and self.training and k < self.layers - 1:
+                # dropout counts samples along the first axis, so that any share of a batch drops the same
+                x = ops.transpose(ops.dropout(ops.transpose(x, (1, 0, 2)), self.dropout), (1, 0, 2))
+        joined = tuple(ops.concat(t) if len(t) > 1 else t[0] for t in zip(*last, strict=True))
+        y = ops.transpose(x, (1, 0, 2)) if self.batch_first else x
+        return y, joined if self.kind == "lstm" else joined[0]
+
+
+class RNN(_Layers):
+    """h' = tanh(w_ih x + b_ih + w_hh h + b_hh), or relu."""
+
+
+class GRU(_Layers):
+    """Gates r, z, n (Cho and others 2014, in torch's form)."""
+
+    kind = "gru"
+
+
+class LSTM(_Layers):
+    """Gates i, f, g, o (Hochreiter, Schmidhuber 1997)."""
+
+    kind = "lstm"
+
+
+class RNNCell(_Weights):
+    """One step: x (n, inputs), h (n, hidden) or None for zeros -> h'."""
+
+    def __init__(self, inputs: int, hidden: int, bias: bool = True, nonlinearity: str = "tanh", dtype: str = "float32") -> None:
+        self._start(inputs, hidden, nonlinearity)
+        self._add(inputs, bias, "", dtype)
+
+    def forward(self, x: Tensor, state: Any = None) -> Any:
+        if x.ndim != 2 or x.shape[1] != self.inputs:
+            raise ValueError(f"{type(self).__name__}: input {x.shape}; expected (n, {self.inputs})")
+        states = self._states(state, (x.shape[0], self.hidden), x.dtype)
+        _, *ends = _run(self.kind, ops.reshape(x, (1, *x.shape)), states, self._get(""), self.relu)
+        return tuple(ends) if self.kind == "lstm" else ends[0]
+
+
+class GRUCell(RNNCell):
+    """One step: x (n, inputs), h (n, hidden) or None for zeros -> h'."""
+
+    kind = "gru"
+
+
+class LSTMCell(RNNCell):
+    """One step: x (n, inputs), (h, c) each (n, hidden) or None for zeros -> (h', c')."""
+
+    kind = "lstm"

@@ -1,0 +1,78 @@
+"""Layers for sequences and tokens: embedding, layer norm, attention. Batch first."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from .. import ops, random
+from ..tensor import Parameter, Tensor
+from .layers import Linear
+from .module import Module
+
+
+class Embedding(Module):
+    """Numbers (...) int64 -> (..., width); weight (rows, width), normal as in torch."""
+
+    def __init__(self, rows: int, width: int, dtype: str = "float32") -> None:
+        if rows < 1 or width < 1:
+            raise ValueError(f"Embedding({rows}, {width}): both sizes must be at least 1")
+        self.weight = Parameter(random.next_weights().standard_normal((rows, width)).astype(dtype))
+
+    def forward(self, index: Tensor) -> Tensor:
+        return ops.embedding(self.weight, index)
+
+
+class LayerNorm(Module):
+    """Over the last axes, whose lengths are `shape`; `affine` scales and (with `bias`) shifts the result."""
+
+    def __init__(self, shape: int | Sequence[int], eps: float = 1e-5, affine: bool = True, bias: bool = True,
+                 dtype: str = "float32") -> None:
+        self.shape, self.eps = (shape,) if isinstance(shape, int) else tuple(shape), eps
+        if not self.shape or any(n < 1 for n in self.shape):
+            raise ValueError(f"LayerNorm({shape}): each length must be at least 1")
+        if affine:
+            self.weight = Parameter(np.ones(self.shape, dtype))
+            if bias:
+                self.bias = Parameter(np.zeros(self.shape, dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[-len(self.shape) :] != self.shape:
+            raise ValueError(f"LayerNorm: input {x.shape} does not end in {self.shape}")
+        return ops.layer_norm(x, getattr(self, "weight", None), getattr(self, "bias", None), axes=len(self.shape), eps=self.eps)
+
+
+class MultiheadAttention(Module):
+    """x (n, t, width), memory (n, s, width) or None for x itself, mask (n, s) int64 with 0 for padding, or None ->
+    (n, t, width). Parameters as torch's: in_proj_weight holds query, key and value one below the other."""
+
+    def __init__(self, width: int, heads: int, bias: bool = True, causal: bool = False, dtype: str = "float32") -> None:
+        if heads < 1 or width < 1 or width % heads:
+            raise ValueError(f"MultiheadAttention({width}, {heads}): the heads must divide the width")
+        self.width, self.heads, self.causal = width, heads, causal
+        bound = math.sqrt(6 / (4 * width))
+        self.in_proj_weight = Parameter(random.next_weights().uniform(-bound, bound, (3 * width, width)).astype(dtype))
+        if bias:
+            self.in_proj_bias = Parameter(np.zeros(3 * width, dtype))
+        self.out_proj = Linear(width, width, bias, dtype)
+        if bias:
+            self.out_proj.bias = Parameter(np.zeros(width, dtype))
+
+    def _project(self, x: Tensor, begin: int, count: int) -> list[Tensor]:
+        """`count` of query, key, value from `begin` on, each (n, heads, t, width / heads), views of one product."""
+        rows = slice(begin * self.width, (begin + count) * self.width)
+        affine = [p if count == 3 else ops.cut(p, rows) for p in (self.in_proj_weight, getattr(self, "in_proj_bias", None))
+                  if p is not None]
+        y = ops.reshape(ops.linear(x, *affine), (*x.shape[:2], count, self.heads, self.width // self.heads))
+        y = ops.transpose(y, (2, 0, 3, 1, 4))
+        return [ops.cut(y, i) for i in range(count)]
+
+    def forward(self, x: Tensor, memory: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
+        for t in (x, memory):
+            if t is not None and (t.ndim != 3 or t.shape[-1] != self.width):
+                raise ValueError(f"MultiheadAttention: input {t.shape}; expected (n, steps, {self.width})")
+        q, k, v = self._project(x, 0, 3) if memory is None else (*self._project(x, 0, 1), *self._project(memory, 1, 2))
+        y = ops.transpose(ops.attention(q, k, v, mask, causal=self.causal), (0, 2, 1, 3))
+        return self.out_proj(ops.reshape(y, x.shape))  # type: ignore[no-any-return]

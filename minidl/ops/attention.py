@@ -1,0 +1,49 @@
+"""Scaled dot-product attention."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from ..op import Op, same_dtype
+from ..tensor import Tensor
+
+
+class Attention(Op):
+    """q (n, h, t, d), k (n, h, s, d), v (n, h, s, e), mask (n, s) int64 -> (n, h, t, e)."""
+
+    name = "attention"
+
+    def __init__(self, causal: bool, scale: float | None) -> None:
+        self.causal, self.scale = causal, scale
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *mask: Tensor) -> Tensor:
+        dtype = same_dtype(self, q, k, v)
+        if any(t.ndim != 4 for t in (q, k, v)) or q.shape[:2] != k.shape[:2] or q.shape[3] != k.shape[3] or v.shape[:3] != k.shape[:3]:
+            raise self.error(f"query {q.shape}, key {k.shape} and value {v.shape} do not fit; expected (n, heads, t, d), "
+                             "(n, heads, s, d) and (n, heads, s, e)")
+        if any(m.dtype not in ("int64", "bool") or m.shape != (k.shape[0], k.shape[2]) for m in mask):
+            raise self.error(f"the mask is {mask[0].dtype} {mask[0].shape}; expected int64 {(k.shape[0], k.shape[2])}, 0 for padding")
+        self.q, self.k, self.v = q, k, v
+        self.factor = 1 / math.sqrt(q.shape[3]) if self.scale is None else self.scale
+        y, self.p = self.out([*q.shape[:3], v.shape[3]], dtype), self.out([*q.shape[:3], k.shape[2]], dtype)
+        self.call("attention", [q, k, v, *mask], [y, self.p], scale=self.factor, causal=self.causal)
+        return y
+
+    def output_grad(self, dy: Tensor, wanted: Sequence[int]) -> dict[int, Tensor]:
+        grads = [self.grad(t) for t in (self.q, self.k, self.v)]
+        self.call("attention_grad", [self.q, self.k, self.v, self.p, dy], grads, scale=self.factor)
+        return {i: grads[i] for i in wanted}
+
+    weight_grad = output_grad
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *, causal: bool = False,
+              scale: float | None = None) -> Tensor:
+    """softmax(q k^T scale) v for q (n, h, t, d), k (n, h, s, d), v (n, h, s, e) -> (n, h, t, e); `scale` is 1/sqrt(d)
+    if not given.
+
+    `causal`: query i sees keys 0..i. `mask` (n, s), int64 or bool: 0 where a key is padding. Both may be given; a query
+    that sees no key gives zeros.
+    """
+    return Attention(causal, scale)(q, k, v, *(() if mask is None else (mask,)))

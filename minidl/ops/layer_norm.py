@@ -1,0 +1,62 @@
+"""Layer norm."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from ..op import Op, same_dtype
+from ..tensor import Tensor
+
+
+class LayerNorm(Op):
+    """Over the last axes. The output gradient and the weight gradient each need only what the forward pass kept."""
+
+    name = "layer_norm"
+
+    def __init__(self, axes: int, eps: float) -> None:
+        self.axes, self.eps = axes, eps
+
+    def forward(self, x: Tensor, *affine: Tensor) -> Tensor:
+        dtype = same_dtype(self, x, *affine)
+        self.width = math.prod(x.shape[x.ndim - self.axes :])
+        if not 0 < self.axes <= x.ndim or not self.width or any(t.shape != x.shape[x.ndim - self.axes :] for t in affine):
+            raise self.error(f"input {x.shape} does not fit weight {affine[0].shape if affine else f'of {self.axes} axes'}")
+        self.x, self.affine = x, affine
+        self.rows = self._rows(x)
+        y = self.out(x.shape, dtype)
+        self.kept_sums = [self.out([self.rows.shape[0]], dtype), self.out([self.rows.shape[0]], dtype)]
+        self.call("layer_norm", [self.rows, *map(self._row, affine)], [self._rows(y), *self.kept_sums], eps=self.eps)
+        return y
+
+    def _rows(self, t: Tensor) -> Tensor:
+        t = self.dense(t)
+        return Tensor(t.storage, [t.size // self.width, self.width], offset=t.offset, parts=t.parts)
+
+    def _row(self, t: Tensor) -> Tensor:
+        t = self.dense(t)
+        return Tensor(t.storage, [t.size], offset=t.offset, parts=t.parts)
+
+    def output_grad(self, dy: Tensor, wanted: Sequence[int]) -> dict[int, Tensor]:
+        found = self.weight_grad(dy, rest) if (rest := [i for i in wanted if i]) else {}
+        if 0 in wanted:
+            found[0] = self.grad(self.x)
+            self.call("layer_norm_input_grad", [self.rows, *self.kept_sums, self._rows(dy), *map(self._row, self.affine[:1])],
+                      [self._rows(found[0])])
+        return found
+
+    def weight_grad(self, dy: Tensor, wanted: Sequence[int]) -> dict[int, Tensor]:
+        if 0 in wanted:  # the input is made of parameters alone
+            return self.output_grad(dy, wanted)
+        grads = [self.grad(t) for t in self.affine]
+        self.call("layer_norm_weight_grad", [self.rows, *self.kept_sums, self._rows(dy)], [self._row(g) for g in grads],
+                  bias=len(grads) > 1)
+        return dict(enumerate(grads, 1))
+
+
+def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, *, axes: int = 1, eps: float = 1e-5) -> Tensor:
+    """x normalised over its last `axes` axes, times `weight` plus `bias`, which have the shape of those axes. A bias
+    needs a weight."""
+    if bias is not None and weight is None:
+        raise ValueError("layer_norm: a bias needs a weight")
+    return LayerNorm(axes, eps)(x, *(t for t in (weight, bias) if t is not None))

@@ -1,0 +1,146 @@
+"""Recurrent layers over a whole sequence.
+
+What the input adds to the gates is one `linear` over all steps; the ops here are what goes from step to step. So a
+layer has two units: its output gradient task goes back through time and keeps the gates' gradients, from which the
+weight gradient of all steps is one product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..op import Op, same_dtype
+from ..tensor import Tensor
+from .join import cut
+
+
+class _Recurrent(Op):
+    """gx (T, n, gates * d), initial states (n, d), w_hh (gates * d, d), b_hh (gates * d,) -> outputs (T, n, d)."""
+
+    gates = 1  #: how many
+    states = 1  #: how many go from step to step
+    rows = 1  #: how many rows the output array has beside those of the steps
+    output_first = True
+
+    def __init__(self, reverse: bool, **constants: Any) -> None:
+        self.reverse, self.constants = reverse, {"reverse": reverse, **constants}
+        self.dy: Tensor | None = None
+
+    def forward(self, gx: Tensor, *rest: Tensor) -> Tensor:
+        dtype = same_dtype(self, gx, *rest)
+        initial, (self.w, *bias) = rest[: self.states], rest[self.states :]
+        d = self.w.shape[-1] if self.w.ndim == 2 else -1
+        if gx.ndim != 3 or self.w.shape != (gx.shape[-1], d) or gx.shape[-1] != self.gates * d or not gx.shape[0]:
+            raise self.error(f"gates {gx.shape} do not fit weight {self.w.shape}; expected (steps, n, {self.gates} d) and ({self.gates} d, d)")
+        if any(t.shape != (gx.shape[1], d) for t in initial) or any(b.shape != gx.shape[-1:] for b in bias):
+            raise self.error(f"states {[t.shape for t in initial]} or bias {[b.shape for b in bias]} do not fit gates {gx.shape}")
+        self.gx, self.initial, self.bias = gx, initial, bias
+        self.steps, self.n, self.d = gx.shape[0], gx.shape[1], d
+        self.outputs = self.out([self.steps + self.rows, self.n, d], dtype)
+        self.saved = self.make_saved(dtype)
+        self.call(self.name, [gx, *initial, self.w, *bias], [self.outputs, *self.saved], **self.constants)
+        return self._rows(int(not self.reverse), self.steps)
+
+    def make_saved(self, dtype: str) -> list[Tensor]:
+        """What the forward kernel writes beside the outputs, and the gradient kernel reads."""
+        return []
+
+    def _rows(self, begin: int, count: int) -> Tensor:
+        size = self.n * self.d
+        return Tensor(self.outputs.storage, [count, self.n, self.d], offset=begin * size, parts=self.outputs.parts)
+
+    def call_grad(self, dy: Tensor) -> list[Tensor]:
+        """Calls the gradient kernel; the gradients toward gx and toward what the recurrent product and bias gave."""
+        raise NotImplementedError
+
+    def _back(self, dy: Tensor) -> None:
+        """Back through time, once for each gradient that comes in."""
+        if self.dy is not dy:
+            self.dy, self.grads = dy, {1 + i: self.grad(t) for i, t in enumerate(self.initial)}
+            self.grads[0], inner = self.call_grad(dy)
+            self.kept = [inner]
+
+    def output_grad(self, dy: Tensor, wanted: Sequence[int]) -> dict[int, Tensor]:
+        self._back(dy)
+        weights = [i for i in wanted if i > self.states]
+        return {**{i: self.grads[i] for i in wanted if i <= self.states}, **(self.weight_grad(dy, weights) if weights else {})}
+
+    def weight_grad(self, dy: Tensor, wanted: Sequence[int]) -> dict[int, Tensor]:
+        self._back(dy)  # unless the output gradient task has
+        found = {i: self.grads[i] for i in wanted if i <= self.states}
+        if len(found) < len(wanted):
+            grads = [self.grad(t) for t in (self.w, *self.bias)]
+            before = self._rows(self.rows if self.reverse else 0, self.steps)
+            flat = [Tensor(t.storage, [self.steps * self.n, t.shape[-1]], offset=t.offset, parts=t.parts) for t in (before, self.kept[0])]
+            self.call("linear_weight_grad", flat, grads, bias=len(grads) > 1)
+            found |= dict(enumerate(grads, 1 + self.states))
+        return found
+
+
+class RNN(_Recurrent):
+    name = "rnn"
+
+    def call_grad(self, dy: Tensor) -> list[Tensor]:
+        dgx = self.grad(self.gx)
+        self.call("rnn_grad", [dy, self.w, self.outputs], [dgx, self.grads[1]], **self.constants)
+        return [dgx, dgx]
+
+
+class GRU(_Recurrent):
+    name = "gru"
+    gates = 3
+
+    def make_saved(self, dtype: str) -> list[Tensor]:
+        return [self.out([self.steps, self.n, 4 * self.d], dtype)]
+
+    def call_grad(self, dy: Tensor) -> list[Tensor]:
+        dgx, inner = self.grad(self.gx), self.grad(self.gx)
+        self.call("gru_grad", [dy, self.w, self.outputs, *self.saved], [dgx, inner, self.grads[1]], **self.constants)
+        return [dgx, inner]
+
+
+class LSTM(_Recurrent):
+    """The output has one more row, the last cell: at its end, in reverse at its start."""
+
+    name = "lstm"
+    gates, states, rows = 4, 2, 2
+
+    def forward(self, gx: Tensor, *rest: Tensor) -> Tensor:
+        super().forward(gx, *rest)
+        return self._rows(int(not self.reverse), self.steps + 1)
+
+    def make_saved(self, dtype: str) -> list[Tensor]:
+        return [self.out([self.steps + 1, self.n, self.d], dtype), self.out(self.gx.shape, dtype)]
+
+    def call_grad(self, dy: Tensor) -> list[Tensor]:
+        dgx = self.grad(self.gx)
+        self.call("lstm_grad", [dy, self.w, *self.saved], [dgx, self.grads[1], self.grads[2]], **self.constants)
+        return [dgx, dgx]
+
+
+def _last(y: Tensor, reverse: bool) -> Tensor:
+    return cut(y, 0 if reverse else -1)
+
+
+def rnn(gx: Tensor, h0: Tensor, w_hh: Tensor, b_hh: Tensor | None = None, *, relu: bool = False,
+        reverse: bool = False) -> tuple[Tensor, Tensor]:
+    """h' = tanh(gx + w_hh h + b_hh) at each step (relu instead of tanh if asked for): gx (T, n, d), h0 (n, d), w_hh
+    (d, d), b_hh (d,) -> outputs (T, n, d) and the last state (n, d). `reverse` goes from the last step to the first."""
+    y = RNN(reverse, relu=relu)(gx, h0, w_hh, *(() if b_hh is None else (b_hh,)))
+    return y, _last(y, reverse)
+
+
+def gru(gx: Tensor, h0: Tensor, w_hh: Tensor, b_hh: Tensor | None = None, *, reverse: bool = False) -> tuple[Tensor, Tensor]:
+    """gx (T, n, 3d), gates r, z, n as in torch -> outputs (T, n, d) and the last state (n, d)."""
+    y = GRU(reverse)(gx, h0, w_hh, *(() if b_hh is None else (b_hh,)))
+    return y, _last(y, reverse)
+
+
+def lstm(gx: Tensor, h0: Tensor, c0: Tensor, w_hh: Tensor, b_hh: Tensor | None = None, *,
+         reverse: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+    """gx (T, n, 4d), gates i, f, g, o as in torch -> outputs (T, n, d), the last state and the last cell (n, d)."""
+    both = LSTM(reverse)(gx, h0, c0, w_hh, *(() if b_hh is None else (b_hh,)))
+    steps = gx.shape[0]
+    y = cut(both, slice(1, None) if reverse else slice(0, steps))
+    return y, _last(y, reverse), cut(both, 0 if reverse else steps)
