@@ -3,11 +3,17 @@
 `plan(name, ranks, micro_batches, ...)` makes a `Plan`, `price(plan, cost)` a `Price`. Nothing here knows a device.
 """
 
+from .checking import read_plan, validate
+from .communication import add_communication, swap
+from .grid import grid
+from .notation import from_torch, read_schedule, to_torch
 from .placement import PipelineError, Placement
-from .plan import POLICIES, Plan, Policy, Versions, costs, place, plan, policy
+from .plan import POLICIES, Plan, Policy, Versions, costs, names, place, plan, policy
 from .pricing import Price, price
 from .problem import Problem
 from .stages import stage_graph
 
-__all__ = ["POLICIES", "PipelineError", "Placement", "Plan", "Policy", "Price", "Problem", "Versions", "costs", "place",
-           "plan", "policy", "price", "stage_graph"]
+__all__ = [
+    "POLICIES", "PipelineError", "Placement", "Plan", "Policy", "Price", "Problem", "Versions", "add_communication",
+    "costs", "from_torch", "grid", "names", "place", "plan", "policy", "price", "read_plan", "read_schedule",
+    "stage_graph", "swap", "to_torch", "validate"]

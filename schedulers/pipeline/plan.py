@@ -74,6 +74,13 @@ class Plan:
 POLICIES: dict[str, Policy] = {}
 
 
+def names() -> list[str]:
+    """All policies' names, in alphabetical order."""
+    from . import registry  # noqa: F401
+
+    return sorted(POLICIES)
+
+
 def policy(name: str) -> Policy:
     """The policy of that name. Raises PipelineError with the known names."""
     from . import registry  # noqa: F401  (fills POLICIES; policies import what stands above)

@@ -53,25 +53,30 @@ def price(plan: Plan, cost: CostModel) -> Price:
                  tuple(peak_activations(plan).tolist()), float(rate))
 
 
-def peak_activations(plan: Plan) -> Floats:
-    """The largest number of live full-stage activations per rank: live from the start of F to the end of W or B."""
+def activations(plan: Plan) -> Floats:
+    """For every entry of the schedule: live full-stage activations on its rank while it runs.
+
+    An activation lives from the start of F to the end of W or B; what is joined to one action starts and ends together.
+    """
     schedule = plan.schedule
     kind = unpack(schedule.keys)[1]
-    action = np.arange(len(schedule)) if schedule.joined is None else np.cumsum(~np.asarray(schedule.joined)) - 1
     born = np.cumsum(kind == Kind.F)
-    gone = np.cumsum((kind == Kind.W) | (kind == Kind.B))
-    # within one action everything is born at its start and dies at its end
-    size = int(action[-1]) + 1
-    born_by, gone_before = np.zeros(size, np.int64), np.zeros(size, np.int64)
-    np.maximum.at(born_by, action, born)
-    np.maximum.at(gone_before, action, gone)
-    gone_before = np.concatenate([[0], gone_before[:-1]])
-    live = (born_by - gone_before)[action]
-    begin = schedule.ptr[:-1]
-    offset = np.concatenate([[0], born - gone])[begin]
+    gone = np.concatenate([[0], np.cumsum((kind == Kind.W) | (kind == Kind.B))])
+    begin, end = np.arange(len(schedule)), np.arange(len(schedule))
+    if schedule.joined is not None:
+        first = np.flatnonzero(~np.asarray(schedule.joined))
+        action = np.cumsum(~np.asarray(schedule.joined)) - 1
+        begin, end = first[action], np.append(first[1:], len(schedule))[action] - 1
+    live = born[end] - gone[begin]
+    lane = schedule.ptr[:-1]
+    at_start = np.concatenate([[0], born])[lane] - gone[lane]
+    counted: Floats = (live - at_start[schedule.lane_of_each()]) * plan.placement.share
+    return counted
+
+
+def peak_activations(plan: Plan) -> Floats:
+    """The largest number of live full-stage activations per rank."""
     peak = np.zeros(plan.placement.ranks)
-    for i, owner in enumerate(schedule.lanes):
-        here = live[schedule.ptr[i] : schedule.ptr[i + 1]]
-        if here.size:
-            peak[owner.rank] += max(0, here.max() - offset[i])
-    return peak * plan.placement.share
+    rank = np.array([lane.rank for lane in plan.schedule.lanes], np.int64)[plan.schedule.lane_of_each()]
+    np.maximum.at(peak, rank, activations(plan))
+    return peak

@@ -1,0 +1,53 @@
+"""A plan over time as text: ranks as rows, every task as long as it takes, gaps visible."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...graph import task_name
+from ...timeline import Timeline
+from .plan import Plan
+
+BLOCKS = 12  #: the most pieces that a grid is wrapped into; beyond, time is compressed
+
+
+def grid(plan: Plan, timeline: Timeline, width: int = 110) -> str:
+    """Rank x time, wrapped at `width` columns under a ruler of times; `·` is idle time.
+
+    A task shows its name (and where the plan is stale the weight version that it reads, `2F3v1`), shortened where time
+    is compressed. Lanes other than the ranks' own are shown where they have tasks.
+    """
+    records = timeline.tasks
+    if not len(records):
+        return ""
+    version = {} if plan.versions is None else dict(zip(plan.schedule.keys.tolist(), plan.versions.of.tolist(), strict=True))
+    names = {}
+    for key in timeline.key[records].tolist():
+        names[key] = task_name(key) + (f"v{version[key]}" if key in version else "")
+    begin, end = timeline.start[records], timeline.end[records]
+    first, length = float(begin.min()), end - begin
+    title = max(len(str(lane)) for lane in timeline.lanes) + 2
+    columns = max(20, width - title)
+    shortest = float(length[length > 0].min(initial=np.inf))
+    makespan = timeline.makespan
+    scale = (max(map(len, names.values())) + 1) / shortest if np.isfinite(shortest) else 1.0
+    scale = min(scale, columns * BLOCKS / makespan) if makespan else scale
+    total = round(makespan * scale)
+    rows = [["·"] * total for _ in timeline.lanes]
+    for record, a, b in zip(records.tolist(), begin.tolist(), end.tolist(), strict=True):
+        low, high = round((a - first) * scale), round((b - first) * scale)
+        name = names[int(timeline.key[record])]
+        room = max(0, high - low - 1)
+        text = name if len(name) <= room else name.lstrip("0123456789")[:room]
+        rows[int(timeline.lane[record])][low:high] = (text.ljust(high - low)) if high - low > len(text) else text
+    blocks = []
+    for start in range(0, total, columns):
+        stop = min(start + columns, total)
+        ruler = ""
+        for column in range(start, stop, 20):
+            ruler = ruler.ljust(column - start) + f"{first + column / scale:.4g}"
+        lines = ["time".ljust(title) + ruler[: stop - start]]
+        lines += [str(lane).ljust(title) + "".join(row[start:stop]).rstrip()
+                  for lane, row in zip(timeline.lanes, rows, strict=True)]
+        blocks.append("\n".join(line.rstrip() for line in lines))
+    return "\n\n".join(blocks)
