@@ -20,11 +20,15 @@ import numpy as np
 RESULTS = Path(__file__).with_name("results")
 
 
-def interleave(arms: Mapping[str, Callable[[], Any]], *, seconds: float = 5.0, group: int = 1, warm_up: int = 5) -> dict[str, list[float]]:
-    """Seconds per call of each arm, groups of calls in turn, for about `seconds` in all."""
+def interleave(arms: Mapping[str, Callable[[], Any]], *, seconds: float = 5.0, warm_up: int = 5) -> dict[str, list[float]]:
+    """Seconds per call of each arm, groups of calls of at least 20 ms in turn, for about `seconds` in all."""
+    slowest = 0.0
     for arm in arms.values():
         for _ in range(warm_up):
+            begin = time.perf_counter()
             arm()
+        slowest = max(slowest, time.perf_counter() - begin)
+    group = max(1, round(0.02 / slowest))
     samples: dict[str, list[float]] = {name: [] for name in arms}
     end = time.perf_counter() + seconds
     while time.perf_counter() < end or min(map(len, samples.values())) < 5:

@@ -47,12 +47,13 @@ class CostModel:
     link: Link = Link()
     launch: float = 0.0
     sync: float = 0.0
+    step: float = 0.0
     source: str = "given"
     unit: str = "us"
     device: str = ""
 
     def __post_init__(self) -> None:
-        named = {**self.tasks, **self.kinds, "launch": self.launch, "sync": self.sync, "latency": self.link.latency}
+        named = {**self.tasks, **self.kinds, "launch": self.launch, "sync": self.sync, "step": self.step, "latency": self.link.latency}
         for name, value in named.items():
             numbers = np.asarray(value, np.float64)
             if not np.isfinite(numbers).all() or (numbers < 0).any():

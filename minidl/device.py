@@ -63,6 +63,8 @@ def get(name: str) -> CPU:
     """The device of this name. Raises ValueError for one that this build does not have."""
     if name == "cpu":
         return cpu()
+    if name.partition(":")[0] == "cuda":
+        raise ValueError(f"device {name} is not there yet in this version; use cpu")
     raise ValueError(f"unknown device {name!r}; known: cpu")
 
 

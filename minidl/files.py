@@ -8,8 +8,18 @@ from pathlib import Path
 
 
 def write_atomic(path: str | Path, content: str | bytes) -> None:
-    """Writes `content` to `path`; on any error the old file stays and nothing half-written is left. Raises OSError."""
+    """Writes `content` to `path`; on any error the old file stays and nothing half-written is left.
+
+    Raises OSError that names `path`.
+    """
     path = Path(path)
+    try:
+        _write(path, content)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def _write(path: Path, content: str | bytes) -> None:
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:

@@ -6,6 +6,7 @@ what a gradient is.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -35,7 +36,7 @@ class Storage:
 
     @property
     def bytes(self) -> int:
-        return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
 class Part:
@@ -193,6 +194,10 @@ class Recorder(Tape):
 
     def name_unit(self, unit: int, name: str) -> None:
         self._builder.unit_names.setdefault(unit, name)
+
+    def end_step(self) -> None:
+        """Draws count from 0 again; units go on, so that several updates in one graph keep their tasks apart."""
+        self.place.draws = 0
 
     def storage(self, name: str, shape: tuple[int, ...], dtype: str, role: Role) -> Storage:
         return Storage(name, shape, dtype, role)

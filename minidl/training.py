@@ -131,7 +131,7 @@ def predict(recorded: Recorded, cost: CostModel) -> Prediction:
     schedule = recorded.schedule(cost).validate(recorded.graph)
     plan = plan_memory(recorded.graph, schedule, recorded.job.memory_limit)
     timeline = simulate(recorded.graph, schedule, cost)
-    return Prediction(recorded.graph, schedule, len(schedule.waits(recorded.graph)), timeline.makespan / 1000, plan.peak_bytes)
+    return Prediction(recorded.graph, schedule, len(schedule.waits(recorded.graph)), (timeline.makespan + cost.step) / 1000, plan.peak_bytes)
 
 
 class Trainer:

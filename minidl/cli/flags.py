@@ -162,7 +162,9 @@ def _parser() -> _Parser:
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Flags over a config file over defaults. Raises UsageError."""
     parser = _parser()
-    arguments = parser.parse_args(argv)
+    arguments, unknown = parser.parse_known_args(argv)
+    if unknown:
+        arguments.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     arguments.given = {a.split("=")[0] for a in argv if a.startswith("--")}
     if getattr(arguments, "config", None):
         from_file = _config(arguments.config, arguments.parser)

@@ -51,6 +51,9 @@ class Bound:
         self.load(tuple(random.integers(0, classes.get(i, 2), a.shape) if a.dtype.kind == "i"
                         else random.standard_normal(a.shape).astype(a.dtype) for i, a in enumerate(self._inputs)))
 
+    def copies_of_inputs(self) -> tuple[Any, ...]:
+        return tuple(array.copy() for array in self._inputs)
+
     def place(self, storage: int) -> tuple[Any, int]:
         """The memory that holds a storage, and the byte at which it begins there."""
         if storage in self._live:
