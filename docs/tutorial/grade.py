@@ -1,0 +1,171 @@
+"""Grades an exercise of the tutorial: `python docs/tutorial/grade.py NUMBER FILE`. Exit 0 if it is right, else 1.
+
+Files of exercises are run, so grade only your own.
+"""
+
+import contextlib
+import io
+import runpy
+import sys
+from pathlib import Path
+
+import numpy as np
+
+import minidl as ml
+from minidl import data, models, nn, optim
+
+HERE = Path(__file__).resolve().parent
+
+
+class Wrong(Exception):
+    """What is not right yet, in words for the reader."""
+
+
+def require(condition, message):
+    if not condition:
+        raise Wrong(message)
+
+
+def load(path, name):
+    """The function `name` of a reader's file. Chapters can be imported from it."""
+    sys.path.insert(0, str(HERE))
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            content = runpy.run_path(str(path))
+    finally:
+        sys.path.remove(str(HERE))
+    require(callable(content.get(name)), f"{path} has no function {name}")
+    return content[name]
+
+
+def network(micro_batches=1, **arguments):
+    """(model, graph) of a step of an MLP, fresh from seed 0, on batches of 32 digits."""
+    ml.seed(0)
+    model = models.create("mlp", **arguments)
+    optimizer = optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+
+    def step(x, y):
+        for number in range(micro_batches):
+            with ml.micro_batch(number):
+                loss = nn.cross_entropy(model(x), y)
+                loss.backward()
+        optimizer.step()
+        return loss
+
+    return model, ml.record(step, *next(data.digits(batch_size=32)))
+
+
+# -------------------------------------------------------------------------------------------------------- the exercises
+def exercise1(path):
+    """tanh: value, gradient against finite differences."""
+    tanh = load(path, "tanh")
+    engine = sys.modules["chapter1_tape"]
+    random = np.random.default_rng(1)
+    x = engine.Tensor(random.standard_normal((5, 4)) * 1.5)
+    w = engine.Tensor(random.standard_normal((4, 3)))
+    labels = random.integers(0, 3, 5)
+
+    def loss():
+        engine.tape.clear()
+        return engine.cross_entropy(tanh(tanh(x) @ w), labels)
+
+    require(np.allclose(tanh(x).value, np.tanh(x.value), rtol=1e-12), "the value is not tanh(x)")
+    engine.backward(loss())
+    for index in np.ndindex(x.value.shape):
+        slope, mine = engine.finite_difference(lambda: loss().value, x, index), x.grad[index]
+        require(abs(slope - mine) < 1e-6, f"at x = {x.value[index]:.4f} the gradient should be {slope:.6f}; yours is {mine:.6f}")
+    return "tanh and its gradient are right"
+
+
+def exercise2(path):
+    """Reverse first-k against the rule, for every k of several depths."""
+    function = load(path, "reverse_first_k")
+    for layers in (1, 2, 4, 7):
+        for k in range(layers + 1):
+            late = list(range(k))
+            expected = []
+            for l in range(layers - 1, -1, -1):
+                expected += [f"{l}W"] * (l not in late) + [f"{l}O"] * (l > 0)
+            expected += [f"{l}W" for l in late]
+            mine = list(function(layers, k))
+            require(mine == expected, f"{layers} layers, k = {k}: the order should be\n    {' '.join(expected)}\n"
+                                      f"yours is\n    {' '.join(map(str, mine))}")
+    return "reverse first-k is right for every depth and k"
+
+
+def exercise3(path):
+    """Edges against those of recorded graphs, up to those that follow from others."""
+    function = load(path, "edges")
+    plain, parts = network(preset="tiny")[1], network(3, preset="tiny")[1]
+    for what, graph in {"one step": plain, "three micro-batches": parts, "two steps in a row": ml.unroll(plain, 2),
+                        "two steps with two sets of buffers": ml.rename(ml.unroll(plain, 2))}.items():
+        tasks = [(t.name, {b.index for b in t.reads}, {b.index for b in t.writes}) for t in graph]
+        order = [name for name, _, _ in tasks]
+        mine = set(function(tasks))
+        right = {(graph.name(p), t.name) for t in graph for p in graph.preds[t.index]}
+        for one, other, fault in ((right, mine, "is missing"), (mine, right, "is too much")):
+            unreachable = sorted(one - closure(order, other))
+            require(not unreachable, f"{what}: the edge {' -> '.join(unreachable[0]) if unreachable else ''} {fault}")
+    return "all edges are right, on four graphs"
+
+
+def closure(order, edges):
+    """All pairs (earlier, later) that are joined by a path of edges."""
+    before = {name: set() for name in order}
+    place = {name: i for i, name in enumerate(order)}
+    for earlier, later in sorted(edges, key=lambda edge: place[edge[1]]):
+        require(place[earlier] < place[later], f"the edge {earlier} -> {later} goes backward")
+        before[later] |= {earlier} | before[earlier]
+    return {(earlier, later) for later, all_earlier in before.items() for earlier in all_earlier}
+
+
+def exercise4(path):
+    """A valid plan of the tiny MLP that keeps its work on two lanes."""
+    graph = network(preset="tiny")[1]
+    schedule = ml.Schedule.load(path).validate(graph)
+    sub = [name for lane in range(len(schedule.lanes)) if schedule.lanes[lane].name != "main" for name in schedule.names(lane)]
+    require(any("W" in name for name in sub), "the plan is valid, but no weight gradient is beside the main lane any more")
+    return f"the plan is valid\n{schedule.grid()}"
+
+
+def exercise5(path):
+    """A scheduler for two lanes: valid, 20 or less on the given costs, and the same bits as the oracle."""
+    scheduler = load(path, "scheduler")
+    graph = network(layers=8, hidden=64)[1]
+    schedule = scheduler(graph).validate(graph)
+    require(len(schedule.lanes) <= 2, f"the schedule uses {len(schedule.lanes)} lanes; two are allowed")
+    linear = [float(name.endswith("linear")) for name in graph.unit_names]
+    cost = ml.CostModel.given(linear, linear, [2 * l for l in linear])
+    makespan = ml.simulate(graph, schedule, cost).makespan
+    picture = schedule.grid(width=200)
+    require(makespan <= 20, f"the schedule is valid and takes {makespan:g} on the given costs; 20 can be reached\n{picture}")
+    after = []
+    for executor in (ml.SequentialExecutor, lambda graph: ml.StreamExecutor(graph, scheduler(graph))):
+        model, graph = network(layers=8, hidden=64)
+        run, train = executor(graph), data.digits(batch_size=32)
+        after.append(([float(run(*next(train))) for _ in range(3)], [p.numpy().tobytes() for p in model.parameters()]))
+    require(after[0] == after[1], "the run and the oracle differ")
+    return f"valid, {makespan:g} on the given costs, and the same bits as the oracle\n{picture}"
+
+
+EXERCISES = {1: exercise1, 2: exercise2, 3: exercise3, 4: exercise4, 5: exercise5}
+
+
+def main(arguments):
+    if len(arguments) != 2 or not arguments[0].isdecimal() or int(arguments[0]) not in EXERCISES:
+        print(f"usage: python docs/tutorial/grade.py NUMBER FILE, with a NUMBER of {', '.join(map(str, EXERCISES))}", file=sys.stderr)
+        return 2
+    path = Path(arguments[1])
+    if not path.is_file():
+        print(f"{path}: there is no such file", file=sys.stderr)
+        return 2
+    try:
+        print("right:", EXERCISES[int(arguments[0])](path))
+        return 0
+    except (Wrong, ml.ScheduleError) as error:
+        print("not yet:", error)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,117 @@
+"""Every chapter of the tutorial runs; every exercise accepts a solution and rejects what it starts from."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+TUTORIAL = ROOT / "docs" / "tutorial"
+CHAPTERS = sorted(TUTORIAL.glob("chapter*.py"))
+STARTS = sorted((TUTORIAL / "exercises").glob("exercise*"))
+
+SOLUTIONS = {
+    1: """
+import numpy as np
+from chapter1_tape import emit
+
+def tanh(x):
+    y = np.tanh(x.value)
+    return emit(y, (x, lambda dy: dy * (1 - y**2)))
+""",
+    2: """
+def reverse_first_k(layers, k):
+    order = []
+    for l in reversed(range(layers)):
+        order += [f"{l}W"] * (l >= k) + [f"{l}O"] * (l > 0)
+    return order + [f"{l}W" for l in range(k)]
+""",
+    3: """
+def edges(tasks):
+    found, writer, readers = set(), {}, {}
+    for name, reads, writes in tasks:
+        for buffer in reads:
+            if buffer in writer:
+                found.add((writer[buffer], name))
+            readers.setdefault(buffer, []).append(name)
+        for buffer in writes:
+            found |= {(earlier, name) for earlier in [*readers.get(buffer, ()), *([writer[buffer]] if buffer in writer else [])]}
+            writer[buffer], readers[buffer] = name, []
+    return {(earlier, later) for earlier, later in found if earlier != later}
+""",
+    4: """rank,lane,task
+0,main,1F0
+0,main,2F0
+0,main,3F0
+0,main,4F0
+0,main,4O0
+0,main,3O0
+0,main,2O0
+0,sub,3W0
+0,sub,3U0
+0,sub,1W0
+0,sub,1U0
+""",
+    5: """
+from minidl import Kind, Lane, Schedule
+
+def scheduler(graph):
+    lowest = sorted({t.unit for t in graph if t.kind == Kind.W})[:2]
+    late = [t.index for t in graph if t.kind in (Kind.W, Kind.U) and t.unit in lowest]
+    chain = [t.index for t in graph if t.kind in (Kind.F, Kind.O)]
+    sub = [t.index for t in graph if t.kind in (Kind.W, Kind.U) and t.unit not in lowest]
+    return Schedule.of(graph, {Lane(0, "main"): chain + late, Lane(0, "sub"): sub})
+""",
+}
+
+
+def python(*arguments, timeout=120):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run([sys.executable, *map(str, arguments)], cwd=ROOT, env=environment, capture_output=True, text=True,
+                          timeout=timeout)
+
+
+def number_of(path):
+    return int("".join(c for c in path.stem.split("_")[0] if c.isdigit()))
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda path: path.stem)
+def test_a_chapter_runs(chapter):
+    done = python("-W", "error", chapter)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert done.stdout.strip()
+
+
+def test_every_chapter_has_an_exercise():
+    assert {number_of(c) for c in CHAPTERS} == {number_of(s) for s in STARTS} == set(SOLUTIONS)
+    for chapter in CHAPTERS:
+        assert f"Exercise {number_of(chapter)}." in chapter.read_text()
+
+
+@pytest.mark.parametrize("start", STARTS, ids=lambda path: path.stem)
+def test_an_exercise_can_be_solved_and_is_not_solved_yet(start, tmp_path):
+    number = number_of(start)
+    solved = tmp_path / f"solution{start.suffix}"
+    solved.write_text(SOLUTIONS[number])
+    for file, code, verdict in ((start, 1, "not yet:"), (solved, 0, "right:")):
+        done = python("-W", "error", TUTORIAL / "grade.py", number, file)
+        assert (done.returncode, done.stderr) == (code, "")
+        assert done.stdout.startswith(verdict)
+
+
+def test_the_command_line_grades_a_plan(tmp_path):
+    flags = ["--model", "mlp", "--model-arg", "preset=tiny"]
+    solved = tmp_path / "plan.csv"
+    solved.write_text(SOLUTIONS[4])
+    assert python("-m", "minidl", "check", TUTORIAL / "exercises" / "exercise4.csv", *flags).returncode == 1
+    assert python("-m", "minidl", "check", solved, *flags).returncode == 0
+
+
+def test_grade_says_how_it_is_used():
+    for arguments in ([], ["9", "file.py"], ["1", "missing.py"]):
+        done = python(TUTORIAL / "grade.py", *arguments)
+        assert done.returncode == 2
+        assert len(done.stderr.splitlines()) == 1
