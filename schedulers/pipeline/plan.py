@@ -21,7 +21,7 @@ from .stages import stage_graph
 
 @dataclass(frozen=True)
 class Policy:
-    """One scheduler: `order` maps a problem to a schedule.
+    """One scheduler: `order` maps a problem to a schedule, or to a schedule and notes that join the plan's options.
 
     `splits`: whether it separates O and W ("partly": some micro-batches). `chunks`: the default number of stages per
     rank, and `chunks_fixed` whether it is the only one possible. `needs(ranks, micro_batches, chunks)` returns what is
@@ -30,7 +30,7 @@ class Policy:
     `source` is published or reconstructed.
     """
 
-    order: Callable[..., Schedule]
+    order: Callable[..., Schedule | tuple[Schedule, dict[str, Any]]]
     placement: str
     splits: bool | str = False
     chunks: int = 1
@@ -135,13 +135,14 @@ def plan(name: str, ranks: int, micro_batches: int, cost: CostModel | None = Non
     wrong = chosen.needs(ranks, micro_batches, placement.chunks)
     if wrong:
         raise PipelineError(f"{name}: {wrong}")
-    schedule = chosen.order(problem, **options)
+    made = chosen.order(problem, **options)
+    schedule, notes = made if isinstance(made, tuple) else (made, {})
     total = int(unpack(schedule.keys)[2].max()) + 1  # a stale plan may span several mini-batches
     graph = stage_graph(placement.stages, total, fused_in(schedule, placement.stages, total), placement.directions,
                         message_bytes)
     return Plan(name, placement, total, graph, schedule,
                 chosen.versions(problem, schedule) if chosen.versions else None,
-                chosen.steady(problem) if chosen.steady else None, activation_cap, options)
+                chosen.steady(problem) if chosen.steady else None, activation_cap, options | notes)
 
 
 def fused_in(schedule: Schedule, stages: int, micro_batches: int) -> bool | np.ndarray:

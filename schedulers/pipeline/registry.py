@@ -10,6 +10,7 @@ from .fast_forward import fast_forward, fast_forward_greedy, fast_forward_push, 
 from .flush import gpipe, interleaved, one_f_one_b
 from .hanayo import hanayo
 from .looped import looped_bfs, modulo, modulo_greedy
+from .optimal import optimal
 from .plan import POLICIES, Policy
 from .stale import (
     pipedream_2bw,
@@ -19,6 +20,7 @@ from .stale import (
     two_buffered_versions,
 )
 from .v_shape import v_half, v_min, zb_v
+from .zb_auto import zb_auto
 from .zero_bubble import interleaved_zb, zb_h1, zb_h2
 
 
@@ -57,6 +59,8 @@ POLICIES.update({
     "modulo_greedy": Policy(modulo_greedy, "looped", splits=True, chunks=2, chunks_fixed=False),
     "zb_h1": Policy(zb_h1, "contiguous", splits=True),
     "zb_h2": Policy(zb_h2, "contiguous", splits=True, needs=_at_least("at least 2p-1", lambda p: 2 * p - 1)),
+    "zb_auto": Policy(zb_auto, "contiguous", splits=True),
+    "optimal": Policy(optimal, "contiguous", splits=True),
     "interleaved_zb": Policy(interleaved_zb, "looped", splits=True, chunks=2, chunks_fixed=False),
     "chimera": Policy(chimera, "bidirectional", chunks=2, needs=_even),
     "hanayo": Policy(hanayo, "wave", chunks=2, chunks_fixed=False, needs=_even_chunks),

@@ -1,0 +1,151 @@
+"""The proved optimum of small pipelines, by OR-tools' CP-SAT: what every other policy is measured against.
+
+One stage per rank, O and W apart, each kind first in first out, at most `cap` live activations on a rank. Weight
+gradients of one rank may change places freely, so their order costs nothing; that of F and O is an assumption. The
+solver's package comes with the extra `optimal`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from math import gcd, lcm
+from typing import Any
+
+import numpy as np
+
+from ...cost import CostModel
+from ...graph import Ints, Kind, pack
+from ...schedule import Schedule
+from ...simulation import times
+from .placement import PipelineError
+from .problem import Problem
+from .stages import stage_graph
+from .zb_auto import cap_of, lower_bound, order_of, zb_auto
+
+OBJECTIVES = ("makespan", "span", "period")
+KINDS = (Kind.F, Kind.O, Kind.W)
+FINEST = 2**40  #: ticks of a whole schedule, at most
+
+
+@dataclass(frozen=True)
+class Optimum:
+    """`value` of the objective and the best proved `bound` on it, in the problem's time unit; `proved`: they are equal.
+
+    `status` is the solver's: OPTIMAL, or FEASIBLE where the time limit came first.
+    """
+
+    schedule: Schedule
+    objective: str
+    value: float
+    bound: float
+    proved: bool
+    status: str
+
+
+def optimal(problem: Problem, objective: str = "makespan", time_limit: float = 60.0) -> tuple[Schedule, dict[str, Any]]:
+    """`solve` as a policy: the order, and beside it its proof status."""
+    found = solve(problem, objective, time_limit)
+    return found.schedule, {"status": {"objective": objective, "value": found.value, "bound": found.bound,
+                                       "proved": found.proved, "status": found.status}}
+
+
+def solve(problem: Problem, objective: str = "makespan", time_limit: float = 60.0, seed: int = 0) -> Optimum:
+    """The optimum with its proof status. Never worse than `zb_auto`, where the search begins.
+
+    With `makespan` and `span` every rank starts as early as it can, as a schedule that runs does. Iterations that are
+    chained without a barrier settle into a rhythm in which ranks start when they like, and a rank's iterations follow
+    each other: the period is the smallest max_span over all starts. Raises PipelineError for an unknown objective, a
+    cap below 1, several stages per rank, times that have no common tick, or without OR-tools.
+    """
+    if objective not in OBJECTIVES:
+        raise PipelineError(f"unknown objective {objective!r}; known: {', '.join(OBJECTIVES)}")
+    if not time_limit > 0:
+        raise PipelineError(f"the time limit is {time_limit} s; it must be positive")
+    if problem.chunks != 1:
+        raise PipelineError(f"optimal plans one stage per rank, not {problem.chunks}")
+    try:
+        from ortools.sat.python import cp_model
+    except ImportError:
+        raise PipelineError("optimal needs OR-tools; install the extra: pip install 'minidl[optimal]'") from None
+    p, m, cap = problem.ranks, problem.micro_batches, int(cap_of(problem))
+    ticks, unit = in_ticks(problem)
+    duration, latency = ticks[:3], int(ticks[3, 0])
+    hint = _earliest(zb_auto(problem), ticks, m)
+    horizon = int(m * ticks[:3].sum() + 2 * m * p * latency)  # one task after another: no path is longer
+    first, last = hint[0, :, 0], hint[2, :, -1] + duration[2]
+    known = int((last if objective == "makespan" else last - first).max())
+    floor = int(np.floor(lower_bound(problem, cap) / unit * (1 - 1e-9)))  # holds wherever the ranks start
+
+    model = cp_model.CpModel()
+    start = [[[model.new_int_var(0, horizon, f"{stage}{kind.name}{i}") for i in range(m)] for stage in range(p)]
+             for kind in KINDS]
+
+    def after(kind: int, stage: int, i: int, before: int, before_stage: int, j: int, delay: int = 0) -> None:
+        model.add(start[kind][stage][i] >= start[before][before_stage][j] + int(duration[before, before_stage]) + delay)
+
+    for s in range(p):
+        model.add_no_overlap([model.new_fixed_size_interval_var(start[k][s][i], int(duration[k, s]), "")
+                              for k in range(3) for i in range(m)])
+        for i in range(m):
+            for k in range(3):
+                if i:
+                    after(k, s, i, k, s, i - 1)
+            if i >= cap:  # first in first out, so the cap is a precedence
+                after(0, s, i, 2, s, i - cap)
+            if s:
+                after(0, s, i, 0, s - 1, i, latency)
+                after(1, s - 1, i, 1, s, i, latency)
+            after(1, s, i, 0, s, i)
+            after(2, s, i, 1, s, i)
+            for k in range(3):
+                model.add_hint(start[k][s][i], int(hint[k, s, i]))
+        if objective != "period":
+            model.add(start[0][s][0] == int(first[s]))
+    cost = model.new_int_var(floor, known, objective)
+    for s in range(p):
+        ends = start[2][s][m - 1] + int(duration[2, s])
+        model.add(cost >= (ends if objective == "makespan" else ends - start[0][s][0]))
+    model.minimize(cost)
+    solver = cp_model.CpSolver()
+    solver.parameters.max_time_in_seconds = time_limit
+    solver.parameters.random_seed = seed
+    status = solver.solve(model)
+    if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        begun = np.array([[[solver.value(x) for x in row] for row in rows] for rows in start])
+        value, bound = solver.objective_value, solver.best_objective_bound
+    else:  # out of time before the hint was read
+        begun, value, bound = hint, float(known), float(floor)
+    kinds = np.argsort(begun.transpose(1, 0, 2).reshape(p, 3 * m), axis=1, kind="stable") // m
+    proved = status == cp_model.OPTIMAL
+    return Optimum(order_of(kinds), objective, value * unit, bound * unit, proved,
+                   "OPTIMAL" if proved else "FEASIBLE")
+
+
+def in_ticks(problem: Problem) -> tuple[Ints, float]:
+    """Forward, output-gradient and weight-gradient times and the latency per stage as whole ticks, and a tick's length.
+
+    Raises PipelineError where the times are so odd that a schedule would take 2**40 ticks.
+    """
+    latency = np.full(problem.ranks, problem.latency)
+    rows = (problem.forward, problem.output_grad, problem.weight_grad, latency)
+    exact = [[Fraction(repr(float(t))) for t in row] for row in rows]
+    flat = [t for row in exact for t in row]
+    scale = lcm(*(t.denominator for t in flat))
+    step = gcd(*(int(t * scale) for t in flat))
+    ticks = [[int(t * scale) // step for t in row] for row in exact]
+    if sum(map(sum, ticks)) * problem.micro_batches > FINEST:
+        raise PipelineError("the times have no common tick that the solver can count in; round them to a few digits")
+    return np.array(ticks, np.int64), float(Fraction(step, scale))
+
+
+def _earliest(schedule: Schedule, ticks: Ints, micro_batches: int) -> Ints:
+    """The earliest start of every task in ticks, by (kind, stage, micro-batch)."""
+    stages = ticks.shape[1]
+    graph = stage_graph(stages, micro_batches)
+    forward, output_grad, weight_grad, (latency, *_) = ticks.tolist()
+    start, _, _ = times(graph, schedule, CostModel.given(forward, output_grad, weight_grad, latency))
+    kind, stage, micro_batch = np.ix_(range(3), range(stages), range(micro_batches))
+    at = graph.find(pack(stage, kind, micro_batch).ravel())
+    ticked: Ints = np.rint(start[at]).astype(np.int64).reshape(3, stages, micro_batches)
+    return ticked
