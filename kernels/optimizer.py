@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from .registry import flat, kernel, like, loop
+from .registry import flat, kernel, like, loop, ufunc
 
 
 @kernel("sgd", flops=lambda reads, writes: 4.0 * writes[0].size)
@@ -98,3 +99,49 @@ def _adam(p, g, m, v, lr, powers, after, m_after, v_after, beta1, rest1, beta2, 
         b = beta2 * v[i] + rest2 * d * d
         m_after[i], v_after[i] = a, b
         after[i] = q - size * a / (np.sqrt(b) / root + eps)
+
+
+@kernel("square_sum", flops=lambda reads, writes: 2.0 * reads[0].size)
+def square_sum(xp: Any, g: Any) -> Any:
+    """The sum of squares (1,) float64."""
+    return xp.square(g.astype("float64")).sum().reshape(1)
+
+
+@square_sum.cpu
+def _(g: Any, total: Any) -> Any:
+    return [loop(_square_sum, flat(g), total)]
+
+
+def _square_sum(g, total):  # type: ignore[no-untyped-def]
+    a, b, c, d = 0.0, 0.0, 0.0, 0.0  # four sums, so that an addition need not wait for the one before it
+    for i in range(0, g.size // 4 * 4, 4):
+        a += np.float64(g[i]) * np.float64(g[i])
+        b += np.float64(g[i + 1]) * np.float64(g[i + 1])
+        c += np.float64(g[i + 2]) * np.float64(g[i + 2])
+        d += np.float64(g[i + 3]) * np.float64(g[i + 3])
+    for i in range(g.size // 4 * 4, g.size):
+        a += np.float64(g[i]) * np.float64(g[i])
+    total[0] = (a + b) + (c + d)
+
+
+@kernel("clip_factor", flops=lambda reads, writes: float(len(reads)))
+def clip_factor(xp: Any, *squares: Any, limit: float) -> Any:
+    """Sums of squares (1,), added in their order -> (norm (1,) float64, factor (1,) = min(1, limit / (norm + 1e-6)))."""
+    total = xp.zeros(1)
+    for square in squares:
+        total = total + square
+    norm = xp.sqrt(total)
+    return norm, xp.minimum(limit / (norm + 1e-6), 1.0)
+
+
+@clip_factor.cpu
+def _(*arrays: Any, limit: float) -> Any:
+    *squares, norm, factor = arrays
+    return [partial(norm.fill, 0), *(ufunc(np.add, norm, s, norm) for s in squares), loop(_clip_factor, norm, factor, limit)]
+
+
+def _clip_factor(norm, factor, limit):  # type: ignore[no-untyped-def]
+    norm[0] = np.sqrt(norm[0])
+    factor[0] = limit / (norm[0] + 1e-6)
+    if factor[0] > 1:  # not for NaN, which is to be seen
+        factor[0] = 1

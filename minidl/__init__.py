@@ -22,7 +22,7 @@ _WHERE = {
     "simulate": "simulation", "micro_batch": "tape", "no_grad": "tape",
     "Parameter": "tensor", "ShapeError": "tensor", "Tensor": "tensor", "array": "tensor", "Timeline": "timeline",
 }
-_MODULES = {"data", "device", "models", "nn", "ops", "optim", "schedulers"}
+_MODULES = {"checkpoint", "data", "device", "models", "nn", "ops", "optim", "schedulers"}
 
 __all__ = sorted([*_WHERE, *_MODULES])
 

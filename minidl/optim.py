@@ -1,6 +1,6 @@
 """Optimizers: one update task for each layer, so that a layer's update can run as soon as its gradient is there.
 
-What varies from step to step is read from buffers: `lr`, Adam's step and powers. `step` spends the gradients: the
+What varies from step to step is read from buffers: `lr`, the clip factor, Adam's step and powers. `step` spends the gradients: the
 next backward starts new ones.
 """
 
@@ -14,13 +14,19 @@ import numpy as np
 from . import random
 from . import tape as tapes
 from .graph import Kind, Role
-from .tensor import Parameter, Tensor, host_storage
+from .rates import cosine, step_decay, warmup
+from .tensor import Parameter, Tensor, host_storage, new
+
+__all__ = ["SGD", "Adam", "AdamW", "Optimizer", "cosine", "step_decay", "warmup"]
 
 
 class Optimizer:
-    """Holds parameters, their learning rate in a buffer, and named states per parameter."""
+    """Holds parameters, their learning rate in a buffer, and named states per parameter.
 
-    def __init__(self, parameters: Iterable[Parameter], lr: float) -> None:
+    With `max_norm` all gradients are scaled down where their global norm is larger. `norm` is that of the last step.
+    """
+
+    def __init__(self, parameters: Iterable[Parameter], lr: float, max_norm: float | None = None) -> None:
         self.parameters = list(parameters)
         if not self.parameters:
             raise ValueError("the optimizer got no parameters")
@@ -29,6 +35,11 @@ class Optimizer:
             raise ValueError(f"the parameters have several types: {', '.join(sorted(types))}")
         self._lr = _buffer(np.zeros(1, self.parameters[0].dtype), Role.SCALAR, "lr")
         self.lr = lr
+        if max_norm is not None and not max_norm > 0:
+            raise ValueError(f"the norm to clip at is {max_norm}; it must be above 0")
+        self.max_norm = max_norm
+        self._norm = _buffer(np.zeros(1), Role.SCALAR, "gradient norm")
+        self._factor = _buffer(np.ones(1, self.parameters[0].dtype), Role.SCALAR, "clip factor")
         self.states: dict[str, list[Tensor]] = {}
 
     @property
@@ -42,15 +53,22 @@ class Optimizer:
             raise ValueError(f"the learning rate is {value}; it must be a finite number >= 0")
         self._lr.numpy()[0] = value
 
+    @property
+    def norm(self) -> float:
+        """The global norm of the last step's gradients before they were clipped; 0 without `max_norm`."""
+        return float(self._norm.numpy()[0])
+
     def add_state(self, name: str) -> None:
         self.states[name] = [_buffer(np.zeros(p.shape, p.dtype), Role.STATE, f"{name} {p.name}") for p in self.parameters]
 
-    def groups(self) -> Iterator[tuple[tuple[int, int], list[int]]]:
+    def groups(self) -> Iterator[tuple[int, list[int]]]:
         """Parameters by the unit whose gradients they got, in the order of the parameters."""
-        groups: dict[tuple[int, int], list[int]] = {}
+        tape = tapes.current()
+        groups: dict[int, list[int]] = {}
         for i, p in enumerate(self.parameters):
+            tape.remember(p)
             if p.grad is not None and not p.used and p.grad_unit is not None:
-                groups.setdefault(p.grad_unit, []).append(i)
+                groups.setdefault(p.grad_unit[0], []).append(i)
         if not groups:
             raise RuntimeError("no parameter has a gradient to spend; call backward first")
         yield from groups.items()
@@ -60,9 +78,14 @@ class Optimizer:
         tape = tapes.current()
         groups = list(self.groups())
         self.before_updates()
-        for (unit, _), members in groups:
+        if self.max_norm is not None:
+            self._find_factor(sorted(i for _, members in groups for i in members))
+        for unit, members in groups:
             with tape.task(unit, Kind.U):
                 for i in members:
+                    if self.max_norm is not None:
+                        g = self.parameters[i].grad
+                        tape.call("mul", [g, self._factor], [g])
                     self.update(i)
         for _, members in groups:
             for i in members:
@@ -72,6 +95,17 @@ class Optimizer:
             with tape.task(tape.new_unit("step"), Kind.U):
                 tape.call("tick", [step], [step])
         tape.end_step()
+
+    def _find_factor(self, members: list[int]) -> None:
+        """One task for the sum of squares of each gradient, and one that adds them in the order of the parameters."""
+        tape = tapes.current()
+        squares = []
+        for i in members:
+            squares.append(new(f"square sum {self.parameters[i].name}", [1], "float64", Role.GRADIENT))
+            with tape.task(tape.new_unit(f"norm {self.parameters[i].name}"), Kind.U):
+                tape.call("square_sum", [self.parameters[i].grad], squares[-1:])
+        with tape.task(tape.new_unit("clip"), Kind.U):
+            tape.call("clip_factor", squares, [self._norm, self._factor], limit=self.max_norm)
 
     def before_updates(self) -> None:
         """A task that all updates of a step depend on, where there is one."""
@@ -92,8 +126,8 @@ class SGD(Optimizer):
     """v = momentum v + g + weight_decay p; p -= lr v (with `nesterov`: p -= lr (g + momentum v)), as in torch."""
 
     def __init__(self, parameters: Iterable[Parameter], lr: float, momentum: float = 0.0, weight_decay: float = 0.0,
-                 nesterov: bool = False) -> None:
-        super().__init__(parameters, lr)
+                 nesterov: bool = False, *, max_norm: float | None = None) -> None:
+        super().__init__(parameters, lr, max_norm)
         if not 0 <= momentum < 1:
             raise ValueError(f"momentum is {momentum}; it must be at least 0 and below 1")
         if nesterov and not momentum:
@@ -115,8 +149,8 @@ class Adam(Optimizer):
     decoupled = False
 
     def __init__(self, parameters: Iterable[Parameter], lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999),
-                 eps: float = 1e-8, weight_decay: float = 0.0) -> None:
-        super().__init__(parameters, lr)
+                 eps: float = 1e-8, weight_decay: float = 0.0, *, max_norm: float | None = None) -> None:
+        super().__init__(parameters, lr, max_norm)
         if not all(0 <= b < 1 for b in betas):
             raise ValueError(f"betas are {betas}; each must be at least 0 and below 1")
         self.betas = betas
@@ -125,6 +159,17 @@ class Adam(Optimizer):
         self.powers = _buffer(np.array([0.0, 1.0, 1.0]), Role.SCALAR, "adam powers")
         self.add_state("mean")
         self.add_state("square")
+
+    def _find_factor(self, members: list[int]) -> None:
+        """One task for the sum of squares of each gradient, and one that adds them in the order of the parameters."""
+        tape = tapes.current()
+        squares = []
+        for i in members:
+            squares.append(new(f"square sum {self.parameters[i].name}", [1], "float64", Role.GRADIENT))
+            with tape.task(tape.new_unit(f"norm {self.parameters[i].name}"), Kind.U):
+                tape.call("square_sum", [self.parameters[i].grad], squares[-1:])
+        with tape.task(tape.new_unit("clip"), Kind.U):
+            tape.call("clip_factor", squares, [self._norm, self._factor], limit=self.max_norm)
 
     def before_updates(self) -> None:
         tape = tapes.current()
@@ -139,6 +184,16 @@ class Adam(Optimizer):
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
         yield from super().named_tensors()
         yield "powers", self.powers
+
+
+class AdamW(Adam):
+    """Adam with decoupled weight decay (Loshchilov, Hutter 2019): p -= lr weight_decay p, apart from the gradient."""
+
+    decoupled = True
+
+    def __init__(self, parameters: Iterable[Parameter], lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999),
+                 eps: float = 1e-8, weight_decay: float = 0.01, *, max_norm: float | None = None) -> None:
+        super().__init__(parameters, lr, betas, eps, weight_decay, max_norm=max_norm)
 
 
 def _buffer(value: Any, role: Role, name: str) -> Tensor:

@@ -1,0 +1,39 @@
+"""Learning-rate schedules: pure functions from the number of a step, from 0 on, to its learning rate.
+
+    rate = optim.warmup(optim.cosine(0.1, steps=1000), steps=50)
+    for n in range(1000):
+        optimizer.lr = rate(n)          # a buffer: recorded steps read it too
+        step(x, y)
+
+The number of the step is all their state, so a run that resumes at step n goes on exactly.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+Rate = Callable[[int], float]
+
+
+def step_decay(lr: float, every: int, factor: float = 0.1) -> Rate:
+    """lr, times `factor` after every `every` steps."""
+    _check(every)
+    return lambda n: lr * factor ** (n // every)
+
+
+def cosine(lr: float, steps: int, floor: float = 0.0) -> Rate:
+    """From lr at step 0 down to `floor` at `steps` along half a cosine (Loshchilov, Hutter 2017), then `floor`."""
+    _check(steps)
+    return lambda n: floor + (lr - floor) * (1 + math.cos(math.pi * min(n, steps) / steps)) / 2
+
+
+def warmup(rate: Rate, steps: int, start: float = 0.0) -> Rate:
+    """Linear from `start` times rate(0) at step 0 up to rate(0) at `steps`, from where `rate` begins."""
+    _check(steps)
+    return lambda n: rate(0) * (start + (1 - start) * n / steps) if n < steps else rate(n - steps)
+
+
+def _check(steps: int) -> None:
+    if steps < 1:
+        raise ValueError(f"a learning-rate schedule over {steps} steps; at least 1 is needed")
