@@ -7,6 +7,7 @@ written by hand: `derive_edges` reads them off what tasks read and write.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,6 +17,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from .loops import run_loop
 
 Ints = NDArray[np.integer[Any]]
 Floats = NDArray[np.floating[Any]]
@@ -285,31 +288,58 @@ def derive_edges(reads: Rows, writes: Rows, buffers: int) -> Rows:
     A write after write edge is left out where readers stand between the two: it follows from theirs.
     """
     tasks = len(reads)
-    buffer = np.concatenate([reads.ids, writes.ids]).astype(np.int64)
-    task = np.concatenate([reads.row_of_each(), writes.row_of_each()]).astype(np.int64)
-    is_write = np.concatenate([np.zeros(len(reads.ids), bool), np.ones(len(writes.ids), bool)])
-    if buffer.size == 0:
-        return Rows(np.zeros(tasks + 1, np.int64), np.empty(0, np.int32))
-    order = np.argsort((buffer * tasks + task) * 2 + is_write, kind="stable")
-    buffer, task, is_write = buffer[order], task[order], is_write[order]
-    del order
-    place = np.arange(len(buffer))
-    first = np.concatenate([[True], buffer[1:] != buffer[:-1]])
-    start = np.maximum.accumulate(np.where(first, place, 0))  # where this buffer's accesses begin
-    before = np.maximum.accumulate(np.where(is_write, place, -1))
-    before = np.concatenate([[-1], before[:-1]])  # the last write before each access
-    has_before = before >= start
-    after = np.minimum.accumulate(np.where(is_write, place, len(place))[::-1])[::-1]  # the next write, for reads
-    end = np.append(np.flatnonzero(first), len(place))
-    after = np.where(after < end[np.cumsum(first)], after, -1)
-    raw = ~is_write & has_before
-    war = ~is_write & (after >= 0)
-    waw = is_write & has_before & (before == place - 1)
-    source = np.concatenate([task[before[raw]], task[war], task[before[waw]]])
-    target = np.concatenate([task[raw], task[after[war]], task[waw]])
-    pairs = np.unique((target * tasks + source)[source != target])
-    target = pairs // tasks
-    return Rows.from_pairs(target, pairs - target * tasks, tasks)
+    ptr = np.zeros(tasks + 1, np.int64)
+    room = 2 * len(reads.ids) + len(writes.ids)
+    edges, *rest = run_loop(
+        _derive, room, reads.ptr, reads.ids, writes.ptr, writes.ids, np.full(buffers, -1, np.int32),
+        np.full(buffers, -1, np.int32), np.full(2 * len(reads.ids), -1, np.int32), np.full(tasks, -1, np.int32), ptr,
+        np.empty(room, np.int32))
+    return Rows(rest[-2], rest[-1][:edges].copy())
+
+
+def _derive(read_ptr, reads, write_ptr, writes, writer, reader, earlier, mark, ptr, preds):  # type: ignore[no-untyped-def]
+    """Fills `ptr` and `preds`, ascending in each row; returns how many edges.
+
+    `writer[b]`: who wrote b last. `reader[b]`: the place in `reads` of b's last read since; `earlier`: of the one before
+    it, after the task that read. `mark[p]`: the task that p was noted for last.
+    """
+    edges = 0
+    for t in range(len(ptr) - 1):
+        begin = edges
+        for i in range(read_ptr[t], read_ptr[t + 1]):
+            p = writer[reads[i]]
+            if p >= 0 and mark[p] != t:
+                mark[p] = t
+                preds[edges] = p
+                edges += 1
+        for i in range(write_ptr[t], write_ptr[t + 1]):
+            b = writes[i]
+            at = reader[b]
+            if at < 0 and writer[b] >= 0 and mark[writer[b]] != t:
+                mark[writer[b]] = t
+                preds[edges] = writer[b]
+                edges += 1
+            while at >= 0:
+                p = earlier[2 * at]
+                if mark[p] != t:
+                    mark[p] = t
+                    preds[edges] = p
+                    edges += 1
+                at = earlier[2 * at + 1]
+        for i in range(read_ptr[t], read_ptr[t + 1]):
+            earlier[2 * i], earlier[2 * i + 1] = t, reader[reads[i]]
+            reader[reads[i]] = i
+        for i in range(write_ptr[t], write_ptr[t + 1]):
+            writer[writes[i]] = t
+            reader[writes[i]] = -1
+        for i in range(begin + 1, edges):  # few: sorted by insertion
+            p, j = preds[i], i
+            while j > begin and preds[j - 1] > p:
+                preds[j] = preds[j - 1]
+                j -= 1
+            preds[j] = p
+        ptr[t + 1] = edges
+    return edges
 
 
 def _no_rows() -> Rows:
@@ -368,13 +398,37 @@ class TaskGraph:
             raise GraphError(f"task {task_name(keys[twice[0]])} stands twice in the graph")
         return keys, order
 
+    @cached_property
+    def _dense(self) -> tuple[tuple[int, ...], Ints] | None:
+        """(extents of iteration, micro-batch, unit, kind; task id or -1 for each combination), unless it wastes space."""
+        columns = (self.iteration, self.micro_batch, self.unit, self.kind)
+        extents = tuple(int(column.max(initial=0)) + 1 for column in columns)
+        if math.prod(extents) > 8 * len(self) + 1024:
+            return None
+        table = np.full(math.prod(extents), -1, np.int32)
+        at = np.ravel_multi_index(columns, extents)
+        table[at] = np.arange(len(self), dtype=np.int32)
+        twice = np.flatnonzero(table[at] != np.arange(len(self)))
+        if twice.size:
+            raise GraphError(f"task {task_name(self.keys[twice[0]])} stands twice in the graph")
+        return extents, table
+
     def find(self, keys: Ints) -> Ints:
         """The task id of each key, -1 where the graph has no such task."""
-        known, order = self._sorted_keys
-        if not len(known):
+        if self._dense is not None:
+            extents, table = self._dense
+            unit, kind, micro_batch, iteration = unpack(keys)
+            columns = (iteration, micro_batch, unit, kind)
+            known = np.ones(len(keys), bool)
+            for column, extent in zip(columns, extents, strict=True):
+                known &= column < extent
+            at = np.ravel_multi_index(tuple(np.where(known, column, 0) for column in columns), extents)
+            return np.where(known, table[at], -1)
+        sorted_keys, order = self._sorted_keys
+        if not len(sorted_keys):
             return np.full(len(keys), -1, np.int64)
-        at = np.minimum(np.searchsorted(known, keys), len(known) - 1)
-        return np.where(known[at] == keys, order[at], -1)
+        at = np.minimum(np.searchsorted(sorted_keys, keys), len(sorted_keys) - 1)
+        return np.where(sorted_keys[at] == keys, order[at], -1)
 
     def index(self, name: str) -> int:
         """The id of a task by its name. Raises GraphError with the nearest known names."""

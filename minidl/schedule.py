@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from .graph import GraphError, Ints, Rows, TaskGraph, parse_task, task_name
+from .graph import Floats, GraphError, Ints, Rows, TaskGraph, parse_task, task_name
 from .loops import run_loop
 
 HEADER = ["rank", "lane", "task"]
@@ -169,19 +169,10 @@ class Schedule:
 
     def _run(self, graph: TaskGraph, ids: Ints, preds: Rows) -> tuple[int, Ints, Ints]:
         """Runs lanes and edges in unit time: tasks done, slot of each task (-1: never ran), an order in which they ran."""
-        n = len(graph)
-        lane_next = np.full(n, -1, np.int64)
-        inner = np.ones(len(ids), bool)
-        inner[self.ptr[:-1][np.diff(self.ptr) > 0]] = False  # not the first of its lane
-        lane_next[ids[np.flatnonzero(inner) - 1]] = ids[inner]
-        missing = np.diff(preds.ptr).astype(np.int64)
-        missing[ids[inner]] += 1
-        succs = graph.succs if preds is graph.preds else preds.transposed(n)
-        slots, queue = np.zeros(n, np.int64), np.zeros(n, np.int64)
-        done, _, _, _, missing, slots, queue = run_loop(
-            _kahn, n, succs.ptr, succs.ids, lane_next, missing, slots, queue)
-        slots[missing > 0] = -1
-        return done, slots, queue
+        done, begin, _, _ = walk(self.ptr, by_entry(preds, ids), np.zeros(1), np.ones(len(ids)), np.zeros(len(self.lanes)))
+        slots = np.empty(len(graph), np.int64)
+        slots[ids] = begin
+        return done, slots, np.argsort(slots, kind="stable")
 
     def _deadlock(self, graph: TaskGraph, ids: Ints, slots: Ints, preds: Rows) -> ScheduleError:
         """Follows from a task that never ran to one that it waits for, until the way closes."""
@@ -189,12 +180,12 @@ class Schedule:
         for lane in range(len(self.lanes)):
             order = ids[self.ptr[lane] : self.ptr[lane + 1]]
             before[order[1:]] = order[:-1]
-        at, way = int(np.argmax(slots < 0)), []
+        at, way = int(np.argmax(slots < 0)), dict[int, int]()
         while at not in way:
-            way.append(at)
+            way[at] = len(way)
             waiting = [int(p) for p in (*preds[at], *([before[at]] if before[at] >= 0 else [])) if slots[p] < 0]
             at = waiting[0]
-        cycle = way[way.index(at) :]
+        cycle = list(way)[way[at] :]
         names = [graph.name(t) for t in cycle]
         return self.error(f"deadlock: {' waits for '.join([*names, names[0]])}", [int(graph.keys[t]) for t in cycle])
 
@@ -395,30 +386,71 @@ def _shared(graph: TaskGraph, source: int, target: int) -> str:
     return ""
 
 
-def _kahn(succ_ptr, succ_ids, lane_next, missing, slots, queue):  # type: ignore[no-untyped-def]
-    """Longest path in unit time over edges and lane order; returns how many tasks could run."""
-    tail = 0
-    for t in range(len(missing)):
-        if missing[t] == 0:
-            queue[tail] = t
-            tail += 1
-    head = 0
-    while head < tail:
-        t = queue[head]
-        head += 1
-        after = slots[t] + 1
-        for i in range(succ_ptr[t], succ_ptr[t + 1]):
-            s = succ_ids[i]
-            slots[s] = max(slots[s], after)
-            missing[s] -= 1
-            if missing[s] == 0:
-                queue[tail] = s
-                tail += 1
-        s = lane_next[t]
-        if s >= 0:
-            slots[s] = max(slots[s], after)
-            missing[s] -= 1
-            if missing[s] == 0:
-                queue[tail] = s
-                tail += 1
-    return tail
+def by_entry(preds: Rows, ids: Ints) -> Rows:
+    """Rows by task as rows by entry of a schedule, whose entry i is task `ids[i]`; what they name turns to entries too."""
+    place = np.empty(len(ids), np.int32)
+    place[ids] = np.arange(len(ids), dtype=np.int32)
+    ptr = np.zeros(len(ids) + 1, np.int64)
+    np.cumsum(np.diff(preds.ptr)[ids], out=ptr[1:])
+    *_, rows = run_loop(_gather, len(preds.ids), preds.ptr, preds.ids, ids, place, ptr, np.empty(len(preds.ids), np.int32))
+    return Rows(ptr, rows)
+
+
+def _gather(old_ptr, old, ids, place, ptr, rows):  # type: ignore[no-untyped-def]
+    for e in range(len(ids)):
+        shift = old_ptr[ids[e]] - ptr[e]
+        for i in range(ptr[e], ptr[e + 1]):
+            rows[i] = place[old[i + shift]]
+
+
+def walk(lane_ptr: Ints, preds: Rows, delay: Floats, duration: Floats,
+         free: Floats) -> tuple[int, Floats, Floats, Floats]:
+    """Earliest start in lane order: (how many actions ran, begin, end, when the last predecessor was there).
+
+    Actions are numbered lane after lane, lane i from `lane_ptr[i]` on and not before time `free[i]`. `delay`: one per
+    predecessor, on top of its end; or a single one for all. What never ran begins and ends at -1.
+    """
+    n, lanes = len(duration), len(lane_ptr) - 1
+    begin, end, ready = np.full(n, -1.0), np.full(n, -1.0), np.zeros(n)
+    done, *_ = out = run_loop(
+        _walk, n, lane_ptr, preds.ptr, preds.ids, delay, int(len(delay) > 1), duration, free.copy(), lane_ptr[:-1].copy(),
+        np.full(n, -1, np.int32), np.full(lanes, -1, np.int64), np.zeros(lanes, np.int64), begin, end, ready)
+    return done, out[-3], out[-2], out[-1]
+
+
+def _walk(lane_ptr, pred_ptr, preds, delay, each, duration, free, at, waiting, sleeper, stack,  # type: ignore[no-untyped-def]
+          begin, end, ready):
+    """Every lane runs until it must wait for an action of another lane, which wakes it: `waiting[a]` is the first lane
+    that sleeps for action a, `sleeper[lane]` the next one."""
+    done, top = 0, 0
+    for lane in range(len(lane_ptr) - 2, -1, -1):
+        stack[top] = lane
+        top += 1
+    while top > 0:
+        top -= 1
+        lane = stack[top]
+        a, time = at[lane], free[lane]
+        while a < lane_ptr[lane + 1]:
+            there, blocked = 0.0, -1
+            for i in range(pred_ptr[a], pred_ptr[a + 1]):
+                p = preds[i]
+                if end[p] < 0:
+                    blocked = p
+                    break
+                there = max(there, end[p] + delay[i * each])
+            if blocked >= 0:
+                sleeper[lane], waiting[blocked] = waiting[blocked], lane
+                break
+            ready[a] = there
+            begin[a] = max(there, time)
+            time = begin[a] + duration[a]
+            end[a] = time
+            done += 1
+            other = waiting[a]
+            while other >= 0:
+                stack[top] = other
+                top += 1
+                other = sleeper[other]
+            a += 1
+        at[lane], free[lane] = a, time
+    return done

@@ -9,7 +9,7 @@ import numpy as np
 
 from ...cost import CostModel
 from ...graph import Floats, Kind, unpack
-from ...simulation import chained, times
+from ...simulation import Clock
 from .plan import Plan
 
 ITERATIONS = 6
@@ -35,16 +35,18 @@ class Price:
 def price(plan: Plan, cost: CostModel) -> Price:
     """Raises ScheduleError where the plan would deadlock, CostError where a cost is unknown."""
     graph, schedule = plan.graph, plan.schedule
-    start, end, _ = times(graph, schedule, cost)
+    clock = Clock.of(graph, schedule, cost)
+    begin, finish, _ = clock.run()
     ids = schedule.ids(graph)
+    start, end = begin[clock.action[ids]], finish[clock.action[ids]]
     rank = np.array([lane.rank for lane in schedule.lanes])[schedule.lane_of_each()]
     ranks = plan.placement.ranks
     first, last = np.full(ranks, np.inf), np.zeros(ranks)
-    np.minimum.at(first, rank, start[ids])
-    np.maximum.at(last, rank, end[ids])
+    np.minimum.at(first, rank, start)
+    np.maximum.at(last, rank, end)
     busy = np.bincount(rank, cost.durations(graph)[ids] + cost.launch, ranks)
     spans = np.where(np.isfinite(first), last - first, 0.0)
-    ends = chained(graph, schedule, cost, ITERATIONS)
+    ends = clock.chained(ITERATIONS)
     period = float(ends[-1] - ends[-2]) if plan.steady is None else plan.steady
     # a stale plan never drains: its bubble is what its steady state leaves idle
     whole = spans.max() if plan.versions is None else period * (plan.micro_batches // plan.versions.every)
