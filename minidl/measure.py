@@ -38,12 +38,13 @@ def measure(graph: TaskGraph, *, device: Any = None, seconds: float = 1.0, seed:
         if n % 8 == 0:
             order = [int(t) for t in random_schedule(graph, 1, random).ids(graph)]
         bound.load(inputs)  # memory is reused by nobody here, but a step begins with its inputs in the cache
-        for task in order:
-            calls = programs[task]
-            begin = perf_counter_ns()
-            for call in calls:
-                call()
-            samples[task].append(perf_counter_ns() - begin)
+        with np.errstate(all="ignore"):
+            for task in order:
+                calls = programs[task]
+                begin = perf_counter_ns()
+                for call in calls:
+                    call()
+                samples[task].append(perf_counter_ns() - begin)
         if progress:
             progress(min(1.0, done))
     times = {graph.name(t): max(statistics.median(s[2:]) - tick, 0.0) / 1000 for t, s in enumerate(samples) if graph[t].iteration == 0}

@@ -12,6 +12,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 Program = list[Callable[[], Any]]
 
 
@@ -49,8 +51,9 @@ def run_program(program: Program) -> Stop:
     calls: Any = iter(program)
     total = len(program)
     try:
-        for call in calls:
-            call()
+        with np.errstate(all="ignore"):  # infinities are found in results, not announced by warnings
+            for call in calls:
+                call()
     except BaseException as error:
         return Stop(error, total - calls.__length_hint__() - 1)
     return Stop()
@@ -63,7 +66,7 @@ class Stream:
         self.name, self.priority = name, priority
         self._start, self._done = Event(), Event()
         self._program: Program | None = None
-        self._on_error: Callable[[], None] = lambda: None
+        self._on_error: Callable[[Stop], None] | None = None
         self._stop = Stop()
         self._thread = threading.Thread(target=self._work, name=f"minidl {name}", daemon=True)
         self._thread.start()
@@ -77,19 +80,21 @@ class Stream:
             if self._program is None:
                 return
             self._stop = run_program(self._program)
-            if self._stop.error is not None:
-                self._on_error()
+            if self._stop.error is not None and self._on_error is not None:
+                self._on_error(self._stop)
             self._done.record()
 
-    def start(self, program: Program, on_error: Callable[[], None]) -> None:
+    def start(self, program: Program, on_error: Callable[[Stop], None] | None = None) -> None:
         """Hands over a program; `on_error` is called on the worker if it fails."""
         self._program, self._on_error = program, on_error
         self._start.record()
 
     def join(self) -> Stop:
-        """Waits for the program handed over last."""
+        """Waits for the program handed over last. An interrupt while waiting leaves it running: join again."""
         self._done.wait()
-        return self._stop
+        stop = self._stop
+        self._program, self._on_error, self._stop = None, None, Stop()  # the thread keeps nobody alive
+        return stop
 
     def close(self) -> None:
         """Ends the thread."""

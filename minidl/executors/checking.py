@@ -14,6 +14,7 @@ import numpy as np
 from ..graph import Ints, TaskGraph
 from ..memory import MemoryPlan, plan_memory
 from ..schedule import Lane, Schedule
+from ..streams import run_program
 from .bound import Bound
 
 
@@ -48,8 +49,20 @@ class CheckingExecutor:
         version: dict[int, int] = {}  # buffer -> task that wrote it last (absent: as before the step)
         readers: dict[int, set[int]] = {}  # buffer -> tasks that have read this version
         owner: dict[int, int] = {}  # storage -> storage that took its bytes over
+
+        def take(storage: int) -> None:
+            owner.pop(storage, None)
+            owner.update(dict.fromkeys(self._overlaps[storage], storage))
+
+        for view in graph.inputs:
+            take(view.storage)
         for task in order:
             name = graph.name(task)
+            mine = {graph.buffer(b).storage for b in (*graph.reads[task].tolist(), *graph.writes[task].tolist())}
+            for storage in mine:
+                for other in mine.intersection(self._overlaps[storage]):
+                    raise VersionError(f"task {name} needs {graph.storages[storage].name} and {graph.storages[other].name}, "
+                                       f"which share memory")
             for b in graph.reads[task].tolist():
                 have, meant = version.get(b, -1), self._meant[task][b]
                 if have != meant:
@@ -65,12 +78,14 @@ class CheckingExecutor:
                     raise VersionError(f"task {name} overwrites {graph.buffer(b).name} before {graph.name(min(missing))} has read it")
                 version[b] = task
                 readers[b] = set()
-                storage = graph.buffer(b).storage
-                owner.pop(storage, None)
-                for other in self._overlaps[storage]:
-                    owner[other] = storage
-            for thunk in self._thunks[task]:
-                thunk()
+                take(graph.buffer(b).storage)
+            stop = run_program(self._thunks[task])
+            if stop.error is not None:
+                raise stop.error
+        for view in graph.outputs:
+            if view.storage in owner:
+                raise VersionError(f"the step returns {graph.storages[view.storage].name}, whose memory "
+                                   f"{graph.storages[owner[view.storage]].name} has taken")
         return self._bound.results()
 
     def _who(self, task: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..graph import TaskGraph
+from ..streams import run_program
 from .bound import Bound
 
 
@@ -18,6 +19,7 @@ class SequentialExecutor:
 
     def __call__(self, *inputs: Any) -> Any:
         self._bound.load(inputs)
-        for launch in self._program:
-            launch()
+        stop = run_program(self._program)
+        if stop.error is not None:
+            raise stop.error
         return self._bound.results()

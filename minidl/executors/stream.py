@@ -49,6 +49,7 @@ class StreamExecutor:
         self._bound = Bound(graph, self.plan, device)
         self._debug = int(os.environ.get("MINIDL_DEBUG") or 0)
         self._stamps: list[list[float]] = [[] for _ in schedule.lanes]
+        self._failures: list[Stop] = []
         self._build()
         self._streams = [Stream(str(lane), lane.priority) for lane in schedule.lanes[1:]]
         self._closer = weakref.finalize(self, _close, self._streams)
@@ -114,34 +115,43 @@ class StreamExecutor:
         """One step on the inputs that were just loaded."""
         for stamps in self._stamps:
             stamps.clear()
-        if not self._streams:
-            stops = [run_program(self._programs[0])] if self._programs else []
-        else:
-            for stream, program in zip(self._streams, self._programs[1:], strict=True):
-                stream.start(program, self._give_up)
-            first = run_program(self._programs[0])
-            if first.error is not None:
-                self._give_up()
-            stops = [first, *(stream.join() for stream in self._streams)]
-        if any(stop.error is not None for stop in stops):
+        for stream, program in zip(self._streams, self._programs[1:], strict=True):
+            stream.start(program, self._give_up)
+        stops = [run_program(program) for program in self._programs[:1]]
+        if stops and stops[0].error is not None:
+            self._give_up(stops[0])
+        stops += self._join()
+        if self._failures:
             self._fail(stops)
         if self.trace:
             self.timeline = self._read_stamps()
 
-    def _give_up(self) -> None:
+    def _join(self) -> list[Stop]:
+        """Waits for the other lanes. An interrupt meanwhile ends the step as one within a task does."""
+        stops: list[Stop] = []
+        while len(stops) < len(self._streams):
+            try:
+                stops.append(self._streams[len(stops)].join())
+            except BaseException as error:
+                self._give_up(Stop(error))
+        return stops
+
+    def _give_up(self, stop: Stop) -> None:
         """Ends all lanes: programs are emptied, and whoever waits is let through to see it."""
+        self._failures.append(stop)  # first: only the first knows its place, since the rest are emptied under way
         for program in self._programs:
             program.clear()
         for event in self._events:
             event.open()
 
     def _fail(self, stops: list[Stop]) -> None:
-        lane = next(i for i, stop in enumerate(stops) if stop.error is not None)
-        error, task = stops[lane].error, self._tasks[lane][stops[lane].index]
+        failures, self._failures = self._failures, []
         self._build()
-        assert error is not None
-        if not isinstance(error, Exception):
-            raise error  # KeyboardInterrupt and the like are nobody's fault
+        for stop in failures:
+            if stop.error is not None and not isinstance(stop.error, Exception):
+                raise stop.error  # KeyboardInterrupt and the like are nobody's fault
+        lane = stops.index(failures[0])
+        error, task = failures[0].error, self._tasks[lane][failures[0].index]
         where = f"task {self.graph[task].label} on lane {self.schedule.lanes[lane]}"
         raise TaskError(f"{where} failed: {type(error).__name__}: {error}", self.graph.name(task)) from error
 

@@ -1,0 +1,273 @@
+"""The command line as a user meets it: JSON and nothing else, one clear line for what cannot be, exit codes."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from minidl.cli import main
+
+ROOT = Path(__file__).parent.parent
+SMALL = ["--model", "mlp", "--model-arg", "preset=tiny", "--batch-size", "16", "--costs", "analytic"]
+
+
+def run(capsys, *argv):
+    """(exit code, standard output, standard error)."""
+    code = main(list(argv))
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def run_json(capsys, *argv):
+    code, out, _ = run(capsys, *argv, "--json")
+    return code, json.loads(out)
+
+
+def one_line(err):
+    assert re.fullmatch(r"minidl: .+\n", err), err
+    return err
+
+
+# ------------------------------------------------------------------------------------------------------ what it does
+def test_train_reports_every_promised_key(capsys):
+    code, record = run_json(capsys, "train", *SMALL, "--steps", "3")
+    assert code == 0
+    assert set(record) >= {"model", "parameters", "data", "device", "ranks", "scheduler", "steps", "loss_first", "loss_last", "accuracy",
+                           "step_ms", "predicted_step_ms", "peak_bytes", "params_sha256", "versions"}
+    assert set(record["step_ms"]) == {"median", "p10", "p90"}
+    assert record["steps"] == 3
+    assert 0 <= record["accuracy"] <= 1
+
+
+def test_params_sha256_is_of_every_parameter_in_state_dict_order(capsys):
+    import hashlib
+
+    from minidl import training
+
+    recorded = training.Recorded(training.Job(model_args={"preset": "tiny"}, batch_size=16))
+    expected = hashlib.sha256(b"".join(np.ascontiguousarray(v).astype("<f4").tobytes() for v in recorded.model.state_dict().values()))
+    assert training.params_sha256(recorded.model) == expected.hexdigest()
+
+
+def test_same_seed_same_parameters_and_another_seed_others(capsys):
+    shas = [run_json(capsys, "train", *SMALL, "--steps", "3", "--seed", s)[1]["params_sha256"] for s in ("1", "1", "2")]
+    assert shas[0] == shas[1] != shas[2]
+
+
+def test_train_told_nothing_compares_two_schedules_and_learns(capsys):
+    code, record = run_json(capsys, "train")
+    assert code == 0
+    assert record["bit_identical"] is True
+    assert [arm["scheduler"] for arm in record["arms"]] == ["in_order", "multi_stream"]
+    assert len({arm["params_sha256"] for arm in record["arms"]}) == 1
+    assert all(arm["accuracy"] >= 0.95 for arm in record["arms"])
+
+
+@pytest.mark.parametrize("extra", [[], ["--micro-batches", "4"], ["--optimizer", "adam", "--lr", "0.01"], ["--dtype", "float64"], ["--streams", "3"]])
+def test_compare_is_bit_identical(capsys, extra):
+    code, record = run_json(capsys, "compare", *SMALL, "--steps", "4", *extra)
+    assert code == 0
+    assert record["bit_identical"] is True
+
+
+def test_micro_batches_give_the_same_training_to_rounding(capsys):
+    losses = [run_json(capsys, "train", *SMALL, "--dtype", "float64", "--steps", "5", "--micro-batches", m)[1]["loss_last"] for m in "124"]
+    np.testing.assert_allclose(losses, losses[0], rtol=1e-10)
+
+
+def test_plan_saves_a_schedule_that_check_accepts_and_an_edited_one_that_it_does_not(capsys, tmp_path):
+    plan, svg = tmp_path / "plan.csv", tmp_path / "plan.svg"
+    code, record = run_json(capsys, "plan", *SMALL, "--scheduler", "multi_stream", "--save", str(plan), "--svg", str(svg))
+    assert code == 0
+    assert set(record) == {"tasks", "edges", "waits", "predicted_step_ms", "peak_bytes"}
+    assert svg.read_text().lstrip().startswith("<")
+    code, checked = run_json(capsys, "check", str(plan), *SMALL)
+    assert (code, checked["valid"], checked["peak_bytes"]) == (0, True, record["peak_bytes"])
+    lines = plan.read_text().splitlines()
+    plan.write_text("\n".join([lines[0], lines[2], lines[1], *lines[3:]]) + "\n")
+    code, out, _ = run(capsys, "check", str(plan), *SMALL)
+    assert code == 1
+    assert "stands before" in out
+    assert re.search(r"\[\d+F0\]", out), "the culprit is marked in the grid"
+    plan.write_text("\n".join([*lines, lines[-1]]) + "\n")
+    code, checked = run_json(capsys, "check", str(plan), *SMALL)
+    assert (code, checked["valid"]) == (1, False)
+    assert "stands twice" in checked["error"]
+
+
+def test_explain_and_simulate_agree_on_the_step(capsys):
+    code, explained = run_json(capsys, "explain", "1W0", *SMALL, "--scheduler", "multi_stream")
+    assert code == 0
+    assert explained["may_start"] <= explained["start"] <= explained["end"] <= explained["must_end"]
+    assert explained["slack"] == pytest.approx(explained["must_end"] - explained["end"])
+    code, simulated = run_json(capsys, "simulate", *SMALL, "--scheduler", "multi_stream")
+    assert code == 0
+    assert simulated["predicted_step_ms"] * 1000 >= explained["must_end"] - 1e-3
+
+
+def test_dry_run_trains_nothing(capsys):
+    code, record = run_json(capsys, "train", *SMALL, "--dry-run")
+    assert code == 0
+    assert "loss_first" not in record
+    assert record["tasks"] > 0
+
+
+def test_trace_is_a_chrome_trace(capsys, tmp_path):
+    path = tmp_path / "trace.json"
+    code, _, _ = run(capsys, "train", *SMALL, "--steps", "2", "--trace", str(path))
+    assert code == 0
+    assert any(e.get("ph") == "X" for e in json.loads(path.read_text())["traceEvents"])
+
+
+def test_info_and_models(capsys):
+    code, record = run_json(capsys, "info", "--model", "mlp")
+    assert code == 0
+    assert set(record) == {"model", "parameters", "flops_per_sample", "layers"}
+    assert record["parameters"] == sum(layer["parameters"] for layer in record["layers"])
+    code, record = run_json(capsys, "models")
+    assert "mlp" in [m["model"] for m in record["models"]]
+
+
+def test_config_file_gives_flags_and_the_command_line_wins(capsys, tmp_path):
+    config = tmp_path / "run.toml"
+    config.write_text('model = "mlp"\nsteps = 2\nbatch-size = 16\ncosts = "analytic"\n[model-arg]\npreset = "tiny"\n')
+    code, record = run_json(capsys, "train", "--config", str(config), "--steps", "3")
+    assert code == 0
+    assert (record["model"], record["steps"]) == ("mlp", 3)
+
+
+def test_pipeline_simulate_has_the_promised_keys(capsys):
+    code, record = run_json(capsys, "simulate", "--scheduler", "zb_h1", "--ranks", "4", "--micro-batches", "8", "--forward", "1",
+                            "--output-grad", "1", "--weight-grad", "1")
+    assert code == 0
+    assert set(record) == {"makespan", "max_span", "period", "spans", "peak_activations", "bubble_rate"}
+    assert record["makespan"] == 27
+
+
+def test_pipeline_plan_check_round_trip_and_a_duplicated_weight_gradient(capsys, tmp_path):
+    plan = tmp_path / "plan.csv"
+    shape = ["--ranks", "3", "--micro-batches", "6"]
+    assert run(capsys, "plan", "--parallel", "pipeline", "--scheduler", "zb_h1", *shape, "--save", str(plan))[0] == 0
+    assert run(capsys, "check", str(plan), *shape)[0] == 0
+    lines = plan.read_text().splitlines()
+    weight = next(i for i, line in enumerate(lines) if "W2" in line)
+    plan.write_text("\n".join([*lines[: weight + 1], lines[weight], *lines[weight + 1 :]]) + "\n")
+    code, out, _ = run(capsys, "check", str(plan), *shape)
+    assert code == 1
+    assert "twice" in out
+    assert "[" in out
+
+
+def test_table_marks_the_best(capsys):
+    code, out, _ = run(capsys, "simulate", "--ranks", "4", "--micro-batches", "8", "--table")
+    assert code == 0
+    assert "zb_h2" in out
+    assert " *" in out
+
+
+# --------------------------------------------------------------------------------------------------------- bad input
+@pytest.mark.parametrize(("argv", "says"), [
+    (["train", "--model", "mpl"], "mlp"),
+    (["train", "--model", "mlp", "--model-arg", "widht=3"], "widht"),
+    (["train", "--model", "mlp", "--model-arg", "hidden"], "name=value"),
+    (["train", *SMALL, "--scheduler", "multistream"], "multi_stream"),
+    (["train", *SMALL, "--scheduler-arg", "streems=3", "--scheduler", "multi_stream"], "streems"),
+    (["train", *SMALL, "--steps", "1", "--epochs", "1"], "--epochs"),
+    (["train", *SMALL, "--steps", "0"], "at least 1"),
+    (["train", *SMALL, "--stes", "3"], "--steps"),
+    (["train", *SMALL, "--lr", "nan"], "learning rate"),
+    (["train", *SMALL, "--lr", "-1"], "learning rate"),
+    (["train", *SMALL, "--micro-batches", "3"], "divide"),
+    (["train", *SMALL, "--data", "digitz"], "digits"),
+    (["train", *SMALL, "--batch-size", "100000"], "100000"),
+    (["train", *SMALL, "--device", "tpu"], "tpu"),
+    (["train", *SMALL, "--device", "cuda"], "cuda"),
+    (["train", *SMALL, "--scheduler", "in_order", "--streams", "2"], "contradicts"),
+    (["train", *SMALL, "--scheduler", "multi_stream", "--streams", "1"], "2 streams"),
+    (["train", *SMALL, "--memory-limit", "1kB"], "limit"),
+    (["train", *SMALL, "--memory-limit", "much"], "size"),
+    (["train", *SMALL, "--resume"], "--checkpoint"),
+    (["train", *SMALL, "--dry-run", "--trace", "x.json"], "--dry-run"),
+    (["train", *SMALL, "--trace", "/nowhere/x.json"], "/nowhere"),
+    (["train", *SMALL, "--costs", "/nowhere.json"], "/nowhere.json"),
+    (["train", *SMALL, "--config", "/nowhere.toml"], "/nowhere.toml"),
+    (["compare", *SMALL, "--schedulers", "in_order"], "two"),
+    (["compare", *SMALL, "--schedulers", "in_order,nope"], "nope"),
+    (["check", "/nowhere.csv", *SMALL], "/nowhere.csv"),
+    (["explain", "99W0", *SMALL], "99W0"),
+    (["explain", "W", *SMALL], "task name"),
+    (["plan", *SMALL, "--save", "/proc/x.csv"], "/proc/x.csv"),
+    (["plan"], "--model"),
+    (["simulate", "--model", "mlp", "--ranks", "2"], "leave one out"),
+    (["simulate", "--scheduler", "zb_h3", "--ranks", "2"], "zb_h"),
+    (["simulate", "--scheduler", "zb_h2", "--ranks", "4", "--micro-batches", "3"], "micro-batches"),
+    (["simulate", "--scheduler", "gpipe", "--ranks", "4", "--forward", "-1"], "-1"),
+    (["simulate", "--scheduler", "gpipe", "--ranks", "4", "--forward", "0"], "positive"),
+    (["simulate", "--scheduler", "gpipe", "--ranks", "4", "--forward", "nan"], "nan"),
+    (["simulate", "--scheduler", "gpipe", "--ranks", "0"], "at least 1"),
+    (["trian"], "train"),
+])
+def test_bad_input_is_one_clear_line_and_exit_2(capsys, argv, says):
+    code, out, err = run(capsys, *argv)
+    assert code == 2
+    assert out == ""
+    assert says in one_line(err)
+
+
+def test_a_loss_that_is_not_finite_names_the_step(capsys):
+    code, _, err = run(capsys, "train", *SMALL, "--lr", "1e30", "--steps", "50")
+    assert code == 2
+    assert re.search(r"loss is (nan|inf) at step \d+", one_line(err))
+
+
+def test_debug_names_the_layer_of_the_first_nan():
+    environment = {**os.environ, "MINIDL_DEBUG": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-m", "minidl", "train", *SMALL, "--lr", "1e30", "--steps", "50"], capture_output=True,
+                          text=True, env=environment, timeout=60)
+    assert done.returncode != 0
+    assert re.search(r"task \d+\w+ \(.*\).*not finite", done.stderr.splitlines()[-1])
+
+
+def test_a_read_only_target_keeps_the_old_file(capsys, tmp_path, monkeypatch):
+    target = tmp_path / "plan.csv"
+    target.write_text("old")
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    code, _, err = run(capsys, "plan", *SMALL, "--save", str(target))
+    assert code == 2
+    assert "No space left" in one_line(err)
+    assert str(target) in err
+    assert target.read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["plan.csv"]
+
+
+@pytest.mark.parametrize("text", ["", "a,b\n", "rank,lane,task\n0,main\n", "rank,lane,task\n0,main,4X0\n", "rank,lane,task\n-1,main,4W0\n"])
+def test_a_file_that_is_no_plan(capsys, tmp_path, text):
+    path = tmp_path / "plan.csv"
+    path.write_text(text)
+    code, out, _ = run(capsys, "check", str(path), *SMALL)
+    assert code == 1
+    assert "line" in out
+
+
+def test_a_binary_file_is_no_plan(capsys, tmp_path):
+    path = tmp_path / "plan.csv"
+    path.write_bytes(b"\xff\xfe\x00\x01")
+    assert run(capsys, "check", str(path), *SMALL)[0] == 2
+
+
+@pytest.mark.parametrize(("text", "says"), [("bogus = 1\n", "bogus"), ("steps = 'many'\n", "steps"), ("json = 3\n", "json"), ("=", "Invalid")])
+def test_bad_config(capsys, tmp_path, text, says):
+    path = tmp_path / "c.toml"
+    path.write_text(text)
+    code, _, err = run(capsys, "train", *SMALL, "--config", str(path))
+    assert code == 2
+    assert says in one_line(err)

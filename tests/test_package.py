@@ -1,0 +1,66 @@
+"""What is shipped works away from the tree: wheel, sdist and archive, with the embedded data."""
+
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import venv
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+COMMAND = ["-m", "minidl", "train", "--model", "mlp", "--steps", "2", "--costs", "analytic", "--json"]
+
+
+def shell(*argv, cwd, **environment):
+    clean = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    done = subprocess.run([str(a) for a in argv], cwd=cwd, capture_output=True, text=True, timeout=600, env={**clean, **environment})
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return done.stdout
+
+
+def trains(python, cwd, **environment):
+    record = json.loads(shell(python, *COMMAND, cwd=cwd, **environment))
+    assert (record["data"], record["steps"]) == ("digits", 2)
+
+
+def fresh_python(folder):
+    """An environment with the libraries of this one but without minidl."""
+    venv.create(folder, with_pip=False)
+    site = next(folder.glob("lib/python*/site-packages"))
+    here = next(p for p in sys.path if p.endswith("site-packages"))
+    names = [n for n in os.listdir(here) if "minidl" not in n.lower()]
+    for name in names:
+        (site / name).symlink_to(Path(here) / name)
+    return folder / "bin" / "python"
+
+
+def test_top_level_folders_are_links_inside_the_package():
+    for name in ("kernels", "schedulers", "models"):
+        assert (ROOT / "minidl" / name).resolve() == (ROOT / name).resolve()
+
+
+@pytest.mark.slow
+def test_wheel_and_sdist_work_outside_the_tree(tmp_path):
+    source = tmp_path / "source"
+    source.mkdir()
+    archive = tmp_path / "archive.tar"
+    shell("git", "archive", "-o", archive, "HEAD", cwd=ROOT)
+    with tarfile.open(archive) as tar:
+        tar.extractall(source, filter="fully_trusted")
+    trains(sys.executable, source)  # the archive as it is
+    script = "import sys; from setuptools import build_meta as b; print(getattr(b, 'build_' + sys.argv[1])(sys.argv[2]))"
+    shell(sys.executable, "-m", "pip", "install", "-q", "--target", tmp_path / "tools", "setuptools>=77", cwd=tmp_path)
+    for kind in ("wheel", "sdist"):
+        built = tmp_path / kind
+        built.mkdir()
+        shell(sys.executable, "-c", script, kind, built, cwd=source, PYTHONPATH=str(tmp_path / "tools"))
+        (package,) = built.iterdir()
+        python = fresh_python(tmp_path / f"venv-{kind}")
+        site = next((tmp_path / f"venv-{kind}").glob("lib/python*/site-packages"))
+        shell(sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", site, package, cwd=tmp_path)
+        names = {p.name for p in site.iterdir()}
+        assert not names & {"kernels", "schedulers", "models"}, "nothing generic in site-packages"
+        trains(python, tmp_path)
