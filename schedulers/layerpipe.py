@@ -1,0 +1,287 @@
+"""LayerPipe: the forward, output-gradient and weight-gradient computations of layers spread over processors.
+
+Delayed gradients break the loop of training, so that layers can work on different batches at once; what is left is to
+give every processor as much work as the others. PipeDream puts whole layers on processors. LayerPipe puts the three
+computations of a layer apart (intra-layer) and also cuts the output gradient between two neighbours (inter-layer).
+Unnikrishnan and Parhi, ICCAD 2021; the partition model is reconstructed. It knows neither order nor clock: see
+`pipeline.layerpipe`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ..cost import CostModel
+from ..graph import ROLES, Floats, Ints, Kind, Role, TaskGraph
+
+METHODS = ("pipedream", "intra", "inter")
+ROUNDING = 1e-12
+
+
+class PartitionError(ValueError):
+    """Layers that cannot be partitioned as asked; the message says why."""
+
+
+@dataclass(frozen=True)
+class LayerCosts:
+    """Per layer the times of F, O and W and the bytes of weights; `activation[l]` is what enters layer l, in bytes, and
+    its last entry is what the last layer puts out. A gradient is as large as its activation."""
+
+    forward: Floats
+    output_grad: Floats
+    weight_grad: Floats
+    activation: Ints
+    weights: Ints
+
+    @classmethod
+    def given(cls, forward: Sequence[float], output_grad: Sequence[float], weight_grad: Sequence[float],
+              activation: Sequence[int] | int = 1, weights: Sequence[int] | int = 0) -> LayerCosts:
+        """Raises PartitionError for lists of unequal length and times that are not finite or negative."""
+        times = [np.asarray(t, np.float64) for t in (forward, output_grad, weight_grad)]
+        layers = len(times[0])
+        if not layers or any(t.shape != (layers,) for t in times):
+            raise PartitionError(f"the times of F, O and W are given for {', '.join(str(t.size) for t in times)} layers; "
+                                 f"they must be as many, and at least one")
+        for what, values in zip("FOW", times, strict=True):
+            if not (np.isfinite(values).all() and (values >= 0).all()):
+                raise PartitionError(f"the {what} times are {values.tolist()}; they must be finite and not negative")
+        if not sum(t.sum() for t in times) > 0:
+            raise PartitionError("all times are 0; there is nothing to partition")
+        try:
+            sizes = (np.broadcast_to(np.asarray(activation, np.int64), layers + 1),
+                     np.broadcast_to(np.asarray(weights, np.int64), layers))
+        except ValueError:
+            raise PartitionError(f"{layers} layers have {layers + 1} activations and {layers} weights, not "
+                                 f"{np.size(activation)} and {np.size(weights)}") from None
+        return cls(times[0], times[1], times[2], *sizes)
+
+    @classmethod
+    def of(cls, graph: TaskGraph, cost: CostModel) -> LayerCosts:
+        """Of a recorded graph: a layer is a unit, in the order of their numbers; units without time are left out.
+
+        What enters a layer is everything that forwards before it wrote and forwards from it on read, so a skip
+        connection counts on every border that it crosses.
+        """
+        units = int(graph.unit.max()) + 1
+        time = cost.durations(graph)
+        f, o, w = (np.bincount(graph.unit, time * (graph.kind == kind), units) for kind in (Kind.F, Kind.O, Kind.W))
+        fused = np.flatnonzero(graph.kind == Kind.B)
+        if fused.size:
+            raise PartitionError(f"task {graph.name(int(fused[0]))} is a fused backward; O and W must be apart")
+        crossing = np.zeros(units + 2, np.int64)
+        weights = np.zeros(units, np.int64)
+        forward = graph.kind == Kind.F
+        written = np.full(len(graph.buffer_bytes), -1)
+        last = np.full(len(graph.buffer_bytes), -1)
+        row = graph.writes.row_of_each()
+        written[graph.writes.ids[forward[row]]] = graph.unit[row[forward[row]]]
+        row = graph.reads.row_of_each()
+        readers, read = graph.unit[row[forward[row]]], graph.reads.ids[forward[row]]
+        np.maximum.at(last, read, readers)
+        for b in np.flatnonzero((written >= 0) & (last > written)):
+            crossing[written[b] + 1] += graph.buffer_bytes[b]
+            crossing[last[b] + 1] -= graph.buffer_bytes[b]
+        is_weight = graph.buffer_role[read] == ROLES.index(Role.PARAMETER)
+        pairs = np.unique(np.stack([readers, read])[:, is_weight], axis=1)
+        np.add.at(weights, pairs[0], graph.buffer_bytes[pairs[1]])
+        entering = np.cumsum(crossing)[: units + 1]
+        used = np.flatnonzero(f + o + w)
+        return cls.given(f[used], o[used], w[used], [*entering[used].tolist(), 0], weights[used].tolist())
+
+    def __len__(self) -> int:
+        return len(self.forward)
+
+    @property
+    def total(self) -> float:
+        return float(self.forward.sum() + self.output_grad.sum() + self.weight_grad.sum())
+
+
+@dataclass(frozen=True)
+class Part:
+    """A layer's computation, or a share of it, on a processor."""
+
+    layer: int
+    kind: Kind
+    time: float
+    share: float = 1.0
+    processor: int = 0
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """Which processor computes what, in pipeline order. `period`: the time per batch, that of the busiest processor."""
+
+    method: str
+    processors: int
+    parts: tuple[Part, ...]
+
+    @property
+    def loads(self) -> Floats:
+        return np.bincount([p.processor for p in self.parts], [p.time for p in self.parts], self.processors)
+
+    @property
+    def period(self) -> float:
+        return float(self.loads.max())
+
+    @property
+    def utilisation(self) -> float:
+        """The share of all processors' time that is work."""
+        return float(self.loads.sum() / (self.processors * self.period))
+
+    @property
+    def used(self) -> int:
+        """Processors with work."""
+        return int((self.loads > 0).sum())
+
+
+def atoms(costs: LayerCosts, method: str) -> list[list[Part]]:
+    """What is never taken apart, in pipeline order: whole layers, or F, O, W of layer 0, of layer 1 and so on."""
+    layers = [[Part(i, Kind.F, float(costs.forward[i])), Part(i, Kind.O, float(costs.output_grad[i])),
+               Part(i, Kind.W, float(costs.weight_grad[i]))] for i in range(len(costs))]
+    if method == "pipedream":
+        return layers
+    return [[part] for layer in layers for part in layer if part.time > 0]
+
+
+def assign(costs: LayerCosts, processors: int, method: str = "inter") -> Assignment:
+    """The smallest period of a linear partition: each processor takes a run of atoms, `inter` may cut an O in two.
+
+    Found by binary search on the period; exact up to rounding. Output gradients are cut only where that shortens the
+    period. Raises PartitionError for an unknown method or fewer than one processor.
+    """
+    if method not in METHODS:
+        raise PartitionError(f"unknown method {method!r}; known: {', '.join(METHODS)}")
+    if processors < 1:
+        raise PartitionError(f"{processors} processors; at least 1 is needed")
+    units = atoms(costs, method)
+    times = [sum(part.time for part in unit) for unit in units]
+    owner = _whole(times, processors)
+    whole = Assignment(method, processors, tuple(replace(part, processor=p) for unit, p in zip(units, owner, strict=True)
+                                                 for part in unit))
+    if method != "inter":
+        return whole
+    cut = Assignment(method, processors, tuple(_cut([part for unit in units for part in unit], processors)))
+    return cut if cut.period < whole.period * (1 - 1e-9) else whole
+
+
+def _whole(times: Sequence[float], processors: int) -> list[int]:
+    """The processor of each atom in the best linear partition of atoms that stay whole."""
+
+    def fill(period: float) -> tuple[list[int], float, float]:
+        """Owners when each takes what fits, the largest load, and the next period at which anything changes."""
+        owner, load, largest, enough, p = [], 0.0, 0.0, np.inf, 0
+        for time in times:
+            if load + time > period and load > 0:
+                enough = min(enough, load + time)
+                p, load = p + 1, 0.0
+            load += time
+            largest = max(largest, load)
+            owner.append(p)
+        return owner, largest, float(enough)
+
+    low, high = max(max(times), sum(times) / processors), sum(times)
+    best = [0] * len(times)
+    while low < high * (1 - ROUNDING):
+        owner, largest, enough = fill((low + high) / 2)
+        if owner[-1] < processors:
+            best, high = owner, largest
+        else:
+            low = max(enough, (low + high) / 2)
+    owner, largest, _ = fill(low * (1 + ROUNDING))
+    return owner if owner[-1] < processors else best
+
+
+def _cut(parts: list[Part], processors: int) -> list[Part]:
+    """The best linear partition in which an O may be cut once, its two parts for consecutive processors."""
+
+    def fill(period: float) -> list[Part] | None:
+        out: list[Part] = []
+        load, p = 0.0, 0
+        for part in parts:
+            rest = part
+            if load + part.time > period * (1 + ROUNDING):
+                if load > 0 and (part.kind != Kind.O or part.time > (2 * period - load) * (1 + ROUNDING)):
+                    p, load = p + 1, 0.0  # no two parts from here on would do
+                share = (period - load) / part.time
+                if part.kind == Kind.O and ROUNDING < share < 1:
+                    out.append(replace(part, time=part.time * share, share=share, processor=p))
+                    rest = replace(part, time=part.time * (1 - share), share=1 - share)
+                    p, load = p + 1, 0.0
+                elif load > 0:
+                    p, load = p + 1, 0.0
+            load += rest.time
+            if load > period * (1 + 2 * ROUNDING) or p >= processors:
+                return None
+            out.append(replace(rest, processor=p))
+        return out
+
+    low, high = sum(p.time for p in parts) / processors, sum(p.time for p in parts)
+    found = fill(low)
+    if found is None:
+        found = fill(high)
+        while high - low > ROUNDING * high:
+            tried = fill((low + high) / 2)
+            if tried is None:
+                low = (low + high) / 2
+            else:
+                found, high = tried, (low + high) / 2
+    assert found is not None
+    return found
+
+
+def bytes_moved(costs: LayerCosts, assignment: Assignment) -> float:
+    """Bytes that go between processors per batch.
+
+    F and W of a layer read its input; O and W read the gradient of its output; F and O read its weights, which live
+    where W is and change with every batch. Each processor gets what it reads once, from where it was made; a share of
+    an O reads its share of the weights and makes its share of the gradient. Reconstructed.
+    """
+    home: dict[tuple[int, Kind], dict[int, float]] = {}  # the shares of a computation by processor
+    for part in assignment.parts:
+        home.setdefault((part.layer, part.kind), {})[part.processor] = part.share
+
+    def sent(size: float, makers: dict[int, float], *readers: dict[int, float]) -> float:
+        want = {p for reader in readers for p in reader}
+        return size * sum(share for p in want for maker, share in makers.items() if maker != p)
+
+    none: dict[int, float] = {}
+    layers, moved = len(costs), 0.0
+    for i in range(layers):
+        f, o, w = (home.get((i, kind), none) for kind in (Kind.F, Kind.O, Kind.W))
+        makers = home.get((i + 1, Kind.O), none) if i + 1 < layers else home.get((i, Kind.F), none)
+        moved += sent(float(costs.activation[i + 1]), makers, o, w)
+        if i:
+            moved += sent(float(costs.activation[i]), home.get((i - 1, Kind.F), none), f, w)
+        keeper = w or f
+        moved += float(costs.weights[i]) * sum(share for reader in (f, o) for p, share in reader.items()
+                                               if p not in keeper and not (reader is o and p in f))
+    return moved
+
+
+def compare(costs: LayerCosts, processors: Sequence[int] = range(2, 17)) -> list[dict[str, Any]]:
+    """For each number of processors and method: period, utilisation, bytes moved, and the speed-up over PipeDream."""
+    rows = []
+    for p in processors:
+        base = assign(costs, p, "pipedream")
+        for method in METHODS:
+            found = assign(costs, p, method)
+            rows.append({"processors": p, "method": method, "period": found.period, "utilisation": found.utilisation,
+                         "used": found.used, "bytes_per_batch": bytes_moved(costs, found),
+                         "speed_up": base.period / found.period})
+    return rows
+
+
+def delays(group: Sequence[int]) -> list[int]:
+    """LayerPipe2's Delay(l) = 2 S(l), in batches, for each layer: S(l) is how many stages come after the layer's.
+
+    `group[l]` is the stage of layer l, ascending from 0; layers of one stage share a delay, the last stage has none.
+    Raises PartitionError where stages are left out or go back.
+    """
+    if not group or group[0] != 0 or any(after - before not in (0, 1)
+                                         for before, after in zip(group, group[1:], strict=False)):
+        raise PartitionError(f"the stages of the layers are {list(group)}; they must go up from 0 in steps of 1")
+    return [2 * (group[-1] - stage) for stage in group]
