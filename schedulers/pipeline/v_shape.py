@@ -2,7 +2,7 @@
 
 ZB-V, V-Half and V-Min (Qi et al., 2024) differ in how many activations a rank may hold. The published schedules come
 from heuristics; ours is a search of its own for any times and any cap: one rule with a few knobs, walked once for each
-setting of the knobs, and the fastest walk is kept.
+setting of the knobs; the fastest walk is kept and refined.
 """
 
 from __future__ import annotations
@@ -14,8 +14,11 @@ import numpy as np
 from ...graph import Ints, Kind
 from ...loops import run_loop
 from ...schedule import Schedule
+from .listing import durations
 from .placement import PipelineError
 from .problem import Order, Problem, schedule_of
+from .refine import refine
+from .stages import stage_graph
 
 EFFORT = 20_000_000  #: steps of walking that a search may take
 FEWEST = 24  #: settings that are always tried
@@ -50,13 +53,13 @@ def v_schedule(problem: Problem, peak: float) -> Schedule:
     limits, ranking, pace, patience = (np.array(column) for column in zip(*settings, strict=True))
     order = np.zeros(6 * p * m, np.int64)
     times = np.concatenate([problem.forward, problem.output_grad, problem.weight_grad])
-    best, *rest = run_loop(_search, 6 * p * m * len(settings), p, m, times, problem.latency, cap, limits.ravel(),
+    *_, order = run_loop(_search, 6 * p * m * len(settings), p, m, times, problem.latency, cap, limits.ravel(),
                            ranking.ravel(), pace.astype(float), patience.astype(float),
                            1e-9 * float(times.max()), order)
-    del best
-    task = rest[-1].reshape(p, 6 * m)
-    return schedule_of([Order(np.array([Kind.F, Kind.O, Kind.W])[row // (2 * p * m)], row // m % (2 * p), row % m)
-                        for row in task])
+    found = schedule_of([Order(np.array([Kind.F, Kind.O, Kind.W])[row // (2 * p * m)], row // m % (2 * p), row % m)
+                         for row in order.reshape(p, 6 * m)])
+    graph = stage_graph(2 * p, m)
+    return refine(graph, found, durations(problem, graph), problem.latency, cap)
 
 
 def _settings(problem: Problem, cap: int):  # type: ignore[no-untyped-def]

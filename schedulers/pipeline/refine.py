@@ -1,0 +1,123 @@
+"""Moves single tasks of any schedule while neither makespan nor largest span grows, under an activation cap.
+
+A span is as long as the longest path to its end; only a move of a task on that path can shorten it, so moves are drawn
+from there. Each is timed exactly, and kept where nothing got worse: walking along equals leads out of most dead ends.
+Deterministic: the draws come from a fixed seed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from ...graph import Floats, TaskGraph
+from ...loops import run_loop
+from ...schedule import Schedule
+
+EFFORT = 20_000_000  #: tasks that are timed altogether, about
+REACH = 4  #: a task moves by at most so many places
+
+
+def refine(graph: TaskGraph, schedule: Schedule, duration: Floats, latency: float, cap: int) -> Schedule:
+    """The schedule after as many tries as the effort allows. `cap`: live activations of one chunk per rank.
+
+    For one lane per rank with equally many tasks of a split graph, no pairs.
+    """
+    ids = schedule.ids(graph)
+    n, ranks = len(ids), len(schedule.lanes)
+    each = n // ranks
+    tries = EFFORT // n
+    rank = np.empty(n, np.int64)
+    rank[ids] = schedule.lane_of_each()
+    *_, order, _, _, _, _, _, _ = run_loop(
+        _refine, n * tries, each, tries, cap, float(latency), 1e-9 * float(duration.max()), graph.kind.astype(np.int64),
+        rank, graph.preds.ptr, graph.preds.ids, duration, ids.copy(), np.zeros(n, np.int64), np.zeros(n),
+        np.zeros(n, np.int64), np.zeros(n, np.int64), np.zeros(ranks, np.int64), np.zeros(ranks))
+    return replace(schedule, keys=graph.keys[order], slots=None)
+
+
+def _refine(n, tries, cap, latency, eps, kind, rank, pred_ptr, preds, duration, order,  # type: ignore[no-untyped-def]
+            place, end, cause, path, at, free):
+    """`order[r * n + i]` is the i-th task of rank r, `cause[t]` what t waited for last, -1 for nothing."""
+    ranks = len(at)
+    best_makespan, best_span = 1e300, 1e300
+    length, source, target, dice = 0, 0, 0, 12345
+    for attempt in range(tries):
+        live, fits = 0, True
+        first = source // n * n
+        for e in range(first, first + n):  # the rank of the last move must keep the cap
+            k = kind[order[e]]
+            if k == 0:
+                live += 1
+                if live > cap:
+                    fits = False
+            elif k == 2:
+                live -= 1
+        done, span, makespan, worst = 0, 0.0, 0.0, 0
+        if fits:
+            for t in range(len(end)):
+                end[t] = -1.0
+            for r in range(ranks):
+                at[r], free[r] = 0, 0.0
+            moved = True
+            while moved:
+                moved = False
+                for r in range(ranks):
+                    while at[r] < n:
+                        e = r * n + at[r]
+                        t = order[e]
+                        there, why = 0.0, -1
+                        for i in range(pred_ptr[t], pred_ptr[t + 1]):
+                            q = preds[i]
+                            if end[q] < 0:
+                                why = -2
+                                break
+                            reach = end[q] + (latency if rank[q] != r else 0.0)
+                            if reach > there:
+                                there, why = reach, q
+                        if why == -2:
+                            break
+                        if at[r] > 0 and free[r] >= there:
+                            there, why = free[r], order[e - 1]
+                        place[t], cause[t], end[t] = e, why, there + duration[t]
+                        free[r] = end[t]
+                        at[r] += 1
+                        done += 1
+                        moved = True
+        if done == len(end):
+            for r in range(ranks):
+                makespan = max(makespan, free[r])
+                length_of = free[r] - end[order[r * n]] + duration[order[r * n]]
+                if length_of > span:
+                    span, worst = length_of, r
+        if done == len(end) and makespan <= best_makespan + eps and span <= best_span + eps:
+            best_makespan, best_span = makespan, span
+            length, t = 0, order[worst * n + n - 1]
+            while t >= 0:
+                path[length] = place[t]
+                length += 1
+                t = cause[t]
+        else:  # back
+            t = order[target]
+            step = 1 if source > target else -1
+            while target != source:
+                order[target] = order[target + step]
+                target += step
+            order[source] = t
+        if attempt == tries - 1:
+            return best_makespan
+        dice = (dice * 1103515245 + 12345) % 2147483648
+        source = path[dice // 65536 % length]
+        dice = (dice * 1103515245 + 12345) % 2147483648
+        draw = dice // 65536 % (2 * REACH)
+        target = source + (draw - REACH if draw < REACH else draw - REACH + 1)
+        target = max(source // n * n, min(source // n * n + n - 1, target))
+        t = order[source]
+        step = 1 if target > source else -1
+        e = source
+        while e != target:
+            order[e] = order[e + step]
+            e += step
+        order[target] = t
+    return best_makespan
