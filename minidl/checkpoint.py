@@ -121,6 +121,11 @@ def peek(path: str | Path) -> Checkpoint:
     return _read(_file(path))[0]
 
 
+def exists(path: str | Path) -> bool:
+    """Whether there is a checkpoint at `path`, a file or a directory."""
+    return _file(path).exists()
+
+
 def _file(path: str | Path) -> Path:
     path = Path(path)
     return path if path.suffix == ".safetensors" else path / NAME

@@ -23,6 +23,7 @@ from .tape import micro_batch, no_grad
 OPTIMIZERS: dict[str, Callable[..., optim.Optimizer]] = {
     "sgd": lambda parameters, lr: optim.SGD(parameters, lr, momentum=0.9),
     "adam": lambda parameters, lr: optim.Adam(parameters, lr),
+    "adamw": lambda parameters, lr: optim.AdamW(parameters, lr),
 }
 
 
@@ -126,20 +127,23 @@ class Prediction:
     peak_bytes: int
 
 
-def predict(recorded: Recorded, cost: CostModel) -> Prediction:
-    """Schedules, proves, plans the memory and simulates; runs nothing."""
-    schedule = recorded.schedule(cost).validate(recorded.graph)
+def predict(recorded: Recorded, cost: CostModel, schedule: Schedule | None = None) -> Prediction:
+    """Schedules (unless a schedule is given), proves, plans the memory and simulates; runs nothing."""
+    schedule = (schedule or recorded.schedule(cost)).validate(recorded.graph)
     plan = plan_memory(recorded.graph, schedule, recorded.job.memory_limit)
     timeline = simulate(recorded.graph, schedule, cost)
     return Prediction(recorded.graph, schedule, len(schedule.waits(recorded.graph)), (timeline.makespan + cost.step) / 1000, plan.peak_bytes)
 
 
 class Trainer:
-    """Runs a job step by step. `losses` and `seconds` grow by one entry a step."""
+    """Runs a job step by step. `losses` and `seconds` grow by one entry a step.
 
-    def __init__(self, recorded: Recorded, cost: CostModel, *, trace: bool = False) -> None:
+    `schedule`: in place of the one that the job's scheduler would make.
+    """
+
+    def __init__(self, recorded: Recorded, cost: CostModel, *, trace: bool = False, schedule: Schedule | None = None) -> None:
         self.recorded, self.job, self.cost = recorded, recorded.job, cost
-        self.prediction = predict(recorded, cost)
+        self.prediction = predict(recorded, cost, schedule)
         self.run = StreamExecutor(recorded.graph, self.prediction.schedule, device=recorded.device, trace=trace,
                                   memory_limit=recorded.job.memory_limit)
         self.losses: list[float] = []

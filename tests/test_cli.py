@@ -271,3 +271,42 @@ def test_bad_config(capsys, tmp_path, text, says):
     code, _, err = run(capsys, "train", *SMALL, "--config", str(path))
     assert code == 2
     assert says in one_line(err)
+
+
+# -------------------------------------------------------------------------------------------------------- checkpoints
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
+def test_resume_gives_the_bits_of_an_uninterrupted_run(capsys, tmp_path, optimizer):
+    flags = [*SMALL, "--optimizer", optimizer, "--lr", "0.01"]
+    whole = run_json(capsys, "train", *flags, "--steps", "9")[1]
+    folder = str(tmp_path / "run")
+    assert run(capsys, "train", *flags, "--steps", "4", "--checkpoint", folder, "--scheduler", "multi_stream")[0] == 0
+    code, out, err = run(capsys, "train", *flags, "--steps", "9", "--checkpoint", folder, "--resume", "--json")
+    assert code == 0
+    assert "after step 4" in err
+    resumed = json.loads(out)
+    assert resumed["params_sha256"] == whole["params_sha256"]
+    assert resumed["loss_last"] == whole["loss_last"]
+
+
+@pytest.mark.parametrize(("change", "says"), [
+    (["--model-arg", "hidden=24"], "another model"), (["--seed", "5"], "seed"), (["--optimizer", "adam"], "optimizer"),
+    (["--batch-size", "8"], "batch_size")])
+def test_a_checkpoint_of_another_run_is_refused(capsys, tmp_path, change, says):
+    folder = str(tmp_path / "run")
+    assert run(capsys, "train", *SMALL, "--steps", "2", "--checkpoint", folder)[0] == 0
+    code, _, err = run(capsys, "train", *SMALL, *change, "--steps", "4", "--checkpoint", folder, "--resume")
+    assert code == 2
+    assert says in one_line(err)
+
+
+def test_a_checkpoint_is_not_overwritten_unasked(capsys, tmp_path):
+    folder = str(tmp_path / "run")
+    assert run(capsys, "train", *SMALL, "--steps", "2", "--checkpoint", folder)[0] == 0
+    code, _, err = run(capsys, "train", *SMALL, "--steps", "2", "--checkpoint", folder)
+    assert code == 2
+    assert "--resume" in one_line(err)
+    code, _, err = run(capsys, "train", *SMALL, "--steps", "2", "--checkpoint", folder, "--resume")
+    assert code == 2
+    assert "2 steps already" in one_line(err)
+    code, _, err = run(capsys, "train", *SMALL, "--steps", "2", "--checkpoint", str(tmp_path / "none"), "--resume")
+    assert code == 2

@@ -119,7 +119,7 @@ def _length(parser: argparse.ArgumentParser) -> None:
 
 
 def _parser() -> _Parser:
-    from . import info, planning, training
+    from . import data_parallel, info, planning, training
 
     parser = _Parser(prog="minidl", description="A mini deep-learning engine in which the order of the backward pass is a value.")
     verbs = parser.add_subparsers(required=True, metavar="VERB", parser_class=_Parser)
@@ -149,8 +149,9 @@ def _parser() -> _Parser:
     check.add_argument("plan", metavar="PLAN.csv")
     explain = verb("explain", planning.explain, "why a task stands where it does", _job, _scheduler, planning.pipeline_flags)
     explain.add_argument("task", metavar="TASK", help="such as 4W0")
-    simulate = verb("simulate", planning.simulate, "price a plan of a network, or a pipeline policy on given times", _job, _scheduler,
-                    planning.pipeline_flags)
+    simulate = verb("simulate", planning.simulate, "price a plan of a network, or a data-parallel or pipeline policy on given times", _job, _scheduler,
+                    planning.pipeline_flags, data_parallel.flags)
+    simulate.add_argument("--parallel", default="none", choices=["none", "data", "pipeline"])
     simulate.add_argument("--table", action="store_true", help="all pipeline policies side by side, the best marked")
     simulate.add_argument("--objective", default="makespan", choices=["makespan", "span", "period"], help="what `optimal` minimises")
     simulate.add_argument("--time-limit", type=float, default=60.0, metavar="S", help="seconds that `optimal` may take")

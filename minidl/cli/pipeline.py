@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from ..explain import explain as explain_task
-from ..schedule import Schedule, ScheduleError
+from ..schedule import ScheduleError
 from ..schedulers import pipeline as pipelines
 from ..schedulers.pipeline.registry import POLICIES
 from ..simulation import simulate as price_timeline
@@ -114,7 +115,7 @@ def check(arguments: Any) -> int:
     if not arguments.ranks:
         raise UsageError("how many ranks? give --ranks P, --micro-batches M and, if a rank has several stages, --chunks V")
     try:
-        schedule = Schedule.load(arguments.plan)
+        schedule = pipelines.read_schedule(Path(arguments.plan).read_text(), arguments.plan)
         made = pipelines.validate(pipelines.read_plan(schedule, arguments.ranks, arguments.micro_batches, arguments.chunks or 1,
                                                       arguments.activation_cap))
     except UnicodeDecodeError:

@@ -12,7 +12,7 @@ from ..schedule import Schedule, ScheduleError
 from ..simulation import simulate as price
 from ..timeline import Timeline
 from ..training import Recorded, predict
-from . import pipeline, show
+from . import data_parallel, pipeline, show
 from .flags import UsageError, job, numbers, whole
 from .training import check_scheduler, costs
 
@@ -85,8 +85,10 @@ def explain(arguments: Any) -> int:
 
 
 def simulate(arguments: Any) -> int:
-    """A model's plan on measured or given costs, or a pipeline policy on given times."""
-    if _of_pipeline(arguments):
+    """A model's plan on measured or given costs, or a data-parallel or pipeline policy on given times."""
+    if arguments.parallel == "data":
+        return data_parallel.simulate(arguments)
+    if arguments.parallel == "pipeline" or _of_pipeline(arguments):
         return pipeline.simulate(arguments)
     recorded, cost = _recorded(arguments)
     p = predict(recorded, cost)

@@ -6,7 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from .. import checkpoint
 from ..cost import CostModel
+from ..schedule import Schedule
 from ..schedulers import SINGLE
 from ..training import Job, Recorded, Trainer, interleaved, predict
 from . import show
@@ -54,20 +56,42 @@ def train(arguments: Any) -> int:
     if arguments.dry_run and (arguments.trace or arguments.checkpoint):
         raise UsageError("--dry-run runs nothing, so it goes with neither --trace nor --checkpoint")
     _writable(arguments.trace)
+    if arguments.checkpoint and not arguments.resume and checkpoint.exists(arguments.checkpoint):
+        raise UsageError(f"{arguments.checkpoint} holds a checkpoint already; go on from it with --resume, or name another folder")
     task = job(arguments)
     recorded = Recorded(task)
     cost = costs(arguments, recorded)
     if arguments.dry_run:
         return _dry_run(arguments, recorded, cost)
-    trainer = Trainer(recorded, cost, trace=bool(arguments.trace))
-    with show.progress(f"training {task.model}", steps_of(arguments, recorded)) as done:
-        interleaved([trainer], steps_of(arguments, recorded), done)
+    saved = _resume(arguments, recorded) if arguments.resume else None
+    schedule = None
+    if saved is not None and saved.schedule and "--scheduler" not in arguments.given:
+        schedule = Schedule.from_csv(saved.schedule, f"the schedule in {arguments.checkpoint}")
+    trainer = Trainer(recorded, cost, trace=bool(arguments.trace), schedule=schedule)
+    done_before, steps = saved.step if saved else 0, steps_of(arguments, recorded)
+    with show.progress(f"training {task.model}", steps) as done:
+        for step in range(done_before + 1, steps + 1):
+            trainer.step()
+            if arguments.checkpoint and (step == steps or step % recorded.train_data.steps_per_epoch == 0):
+                checkpoint.save(arguments.checkpoint, recorded.model, recorded.optimizer, step=step, loader=recorded.train_data,
+                                schedule=trainer.run.schedule.to_csv())
+            done(step)
     record = run_record(task, trainer)
     if arguments.trace:
         assert trainer.run.timeline is not None
         trainer.run.timeline.save(arguments.trace)
     show.emit(arguments, record, lambda: _summary(record))
     return 0
+
+
+def _resume(arguments: Any, recorded: Recorded) -> checkpoint.Checkpoint:
+    """Puts the run where the checkpoint was. Raises CheckpointError, with nothing changed, for one that does not fit."""
+    found = checkpoint.load(arguments.checkpoint, recorded.model, recorded.optimizer, loader=recorded.train_data)
+    steps = steps_of(arguments, recorded)
+    if found.step >= steps:
+        raise UsageError(f"{arguments.checkpoint} has {found.step} steps already; --steps {steps} counts from the start of the run")
+    show.note(f"resumed from {arguments.checkpoint} after step {found.step}")
+    return found
 
 
 def _writable(path: str | None) -> None:

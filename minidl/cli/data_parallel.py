@@ -1,0 +1,113 @@
+"""Data-parallel schedules priced on given layer times, or on a network's costs and a network link."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import numpy as np
+
+from ..collectives import SHAPES, Collective
+from ..cost import CostModel, Link
+from ..graph import TaskGraph
+from ..memory import plan_memory
+from ..passes import unroll
+from ..schedule import Schedule
+from ..schedulers import data_parallel
+from ..simulation import simulate as price
+from . import show
+from .flags import UsageError, job, nearest, numbers, size, whole
+
+SHOWN = 4  #: iterations in a row that are drawn
+
+
+def k_or_auto(text: str) -> int | None:
+    return None if text == "auto" else whole(0)(text)
+
+
+def flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("data parallelism")
+    group.add_argument("--k", type=k_or_auto, metavar="K|auto", help="layers whose weight gradients reverse_first_k delays; auto searches it")
+    group.add_argument("--parts", type=whole(1), default=8, metavar="N", help="into which a layer's gradient is cut on given times (default 8)")
+    group.add_argument("--buckets", type=whole(1), metavar="N", help="as many buckets with equal numbers of layers; default 2 on given "
+                                                                    "times, 25 MB each for a network")
+    group.add_argument("--comm", type=numbers, metavar="C0,C1,..", help="time of each layer's all-reduce; then give --forward, --output-grad, --weight-grad too")
+    group.add_argument("--bandwidth", type=size, metavar="BYTES", help="of a link, per second, such as 1.25GB (default: unlimited)")
+    group.add_argument("--collective", choices=SHAPES, default="ring", help="how ranks sum")
+    group.add_argument("--servers", type=whole(0), default=0, metavar="N", help="machines that sum, for parameter_server")
+
+
+def check_scheduler(name: str) -> None:
+    if name not in data_parallel.POLICIES:
+        raise UsageError(f"unknown data-parallel scheduler {name!r}; {nearest(name, list(data_parallel.POLICIES))}")
+
+
+def simulate(arguments: Any) -> int:
+    """Period, lower bound and how much of the communication is hidden."""
+    check_scheduler(arguments.scheduler)
+    if arguments.k is not None and arguments.scheduler != "reverse_first_k":
+        raise UsageError(f"--k is for reverse_first_k; scheduler {arguments.scheduler} takes none")
+    graph, cost = _of_network(arguments) if arguments.model else _of_times(arguments)
+    limit = arguments.memory_limit if arguments.model else None
+    plan = data_parallel.plan(arguments.scheduler, graph, cost, arguments.k,
+                              None if limit is None else lambda schedule: plan_memory(graph, schedule).peak_bytes <= limit)
+    if arguments.svg or arguments.trace:
+        _draw(arguments, plan.graph, plan.schedule, cost)
+    record = {"scheduler": arguments.scheduler, "period": plan.period, "lower_bound": plan.bound, "compute": plan.compute,
+              "communication": plan.communication, "hidden": plan.hidden}
+    if arguments.scheduler == "reverse_first_k":
+        record["k"] = plan.k
+    show.emit(arguments, record, lambda: _text(plan, record, cost.unit))
+    return 0
+
+
+def _of_times(arguments: Any) -> tuple[TaskGraph, CostModel]:
+    times = {f"--{name.replace('_', '-')}": getattr(arguments, name) for name in ("forward", "output_grad", "weight_grad", "comm")}
+    missing = [flag for flag, value in times.items() if value is None]
+    if missing:
+        raise UsageError(f"give the layers' times with {', '.join(missing)}, or a network with --model")
+    lists = {flag: np.atleast_1d(np.asarray(value, np.float64)).tolist() for flag, value in times.items()}
+    if len({len(v) for v in lists.values()}) > 1:
+        raise UsageError(f"one time for each layer is needed: {', '.join(f'{flag} has {len(v)}' for flag, v in lists.items())}")
+    if any(not np.isfinite(t) or t < 0 for t in lists["--comm"]):
+        raise UsageError("--comm: a time must be a finite number >= 0")
+    *compute, comm = lists.values()
+    graph, cost = data_parallel.layers(*compute, parts=arguments.parts)
+    buckets = min(2, len(comm)) if arguments.buckets is None else arguments.buckets
+    graph = data_parallel.prepare(arguments.scheduler, graph, buckets=buckets, part_bytes=1)
+    return graph, data_parallel.with_communication(graph, cost, lambda sizes: sum(comm[u] * n / arguments.parts for u, n in sizes.items()))
+
+
+def _of_network(arguments: Any) -> tuple[TaskGraph, CostModel]:
+    from ..training import Recorded
+    from .training import costs
+
+    if arguments.comm is not None:
+        raise UsageError("--comm gives layer times; a network's communication follows from --ranks, --latency, --bandwidth and --collective")
+    if not arguments.ranks:
+        raise UsageError("over how many ranks? give --ranks P")
+    recorded = Recorded(job(arguments, "in_order"))
+    link = Link(arguments.latency, arguments.bandwidth / 1e6 if arguments.bandwidth else None)  # microseconds
+    collective = Collective(arguments.ranks, link, arguments.collective, arguments.servers)
+    graph = data_parallel.prepare(arguments.scheduler, recorded.graph, buckets=arguments.buckets)
+    cost = costs(arguments, recorded)
+    return graph, data_parallel.with_communication(graph, cost, lambda sizes: collective.time(sum(sizes.values())))
+
+
+def _text(plan: data_parallel.Plan, record: dict[str, Any], unit: str) -> str:
+    grid = plan.schedule.validate(plan.graph).grid() + "\n\n" if len(plan.graph) <= 200 else ""
+    meaning = {"period": "per step, in the steady state", "lower_bound": "no order is faster", "hidden": "share of the communication",
+               "k": "layers whose weight gradients wait"}
+    rows = [(name, value, meaning.get(name, "")) for name, value in record.items() if name != "scheduler"]
+    return grid + show.table((f"{record['scheduler']}{f' ({unit})' if unit else ''}", "", "meaning"), rows)
+
+
+def _draw(arguments: Any, graph: TaskGraph, schedule: Schedule, cost: CostModel) -> None:
+    from ..draw import timeline_svg
+    from ..files import write_atomic
+
+    timeline = price(unroll(graph, SHOWN), data_parallel.repeated(schedule, SHOWN), cost)
+    if arguments.svg:
+        write_atomic(arguments.svg, timeline_svg(timeline))
+    if arguments.trace:
+        timeline.save(arguments.trace)
