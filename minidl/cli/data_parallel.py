@@ -14,6 +14,8 @@ from ..memory import plan_memory
 from ..passes import unroll
 from ..schedule import Schedule
 from ..schedulers import data_parallel
+from ..schedulers.iterations import repeated
+from ..schedulers.layer_times import layers, with_communication
 from ..simulation import simulate as price
 from . import show
 from .flags import UsageError, job, nearest, numbers, size, whole
@@ -72,10 +74,10 @@ def _of_times(arguments: Any) -> tuple[TaskGraph, CostModel]:
     if any(not np.isfinite(t) or t < 0 for t in lists["--comm"]):
         raise UsageError("--comm: a time must be a finite number >= 0")
     *compute, comm = lists.values()
-    graph, cost = data_parallel.layers(*compute, parts=arguments.parts)
+    graph, cost = layers(*compute, parts=arguments.parts)
     buckets = min(2, len(comm)) if arguments.buckets is None else arguments.buckets
     graph = data_parallel.prepare(arguments.scheduler, graph, buckets=buckets, part_bytes=1)
-    return graph, data_parallel.with_communication(graph, cost, lambda sizes: sum(comm[u] * n / arguments.parts for u, n in sizes.items()))
+    return graph, with_communication(graph, cost, lambda sizes: sum(comm[u] * n / arguments.parts for u, n in sizes.items()))
 
 
 def _of_network(arguments: Any) -> tuple[TaskGraph, CostModel]:
@@ -91,7 +93,7 @@ def _of_network(arguments: Any) -> tuple[TaskGraph, CostModel]:
     collective = Collective(arguments.ranks, link, arguments.collective, arguments.servers)
     graph = data_parallel.prepare(arguments.scheduler, recorded.graph, buckets=arguments.buckets)
     cost = costs(arguments, recorded)
-    return graph, data_parallel.with_communication(graph, cost, lambda sizes: collective.time(sum(sizes.values())))
+    return graph, with_communication(graph, cost, lambda sizes: collective.time(sum(sizes.values())))
 
 
 def _text(plan: data_parallel.Plan, record: dict[str, Any], unit: str) -> str:
@@ -106,7 +108,7 @@ def _draw(arguments: Any, graph: TaskGraph, schedule: Schedule, cost: CostModel)
     from ..draw import timeline_svg
     from ..files import write_atomic
 
-    timeline = price(unroll(graph, SHOWN), data_parallel.repeated(schedule, SHOWN), cost)
+    timeline = price(unroll(graph, SHOWN), repeated(schedule, SHOWN), cost)
     if arguments.svg:
         write_atomic(arguments.svg, timeline_svg(timeline))
     if arguments.trace:

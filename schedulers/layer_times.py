@@ -1,0 +1,54 @@
+"""Data-parallel schedules on given times: a chain of layers as a graph, and what communication costs in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from ..cost import CostModel
+from ..graph import COMMUNICATION, GraphBuilder, Kind, Role, TaskGraph
+
+
+def layers(forward: Sequence[float], output_grad: Sequence[float], weight_grad: Sequence[float], *, parts: int = 8
+           ) -> tuple[TaskGraph, CostModel]:
+    """One step of a chain of layers with given times, to be prepared with `part_bytes=1`, and its costs; a gradient has
+    `parts` bytes.
+
+    Layer 0 is nearest the input and has no output gradient: `output_grad[0]` is not used. Updates cost nothing. Raises
+    ValueError for lists of different lengths.
+    """
+    times = {"forward": forward, "output_grad": output_grad, "weight_grad": weight_grad}
+    if len({len(t) for t in times.values()}) > 1 or not len(forward):
+        raise ValueError(f"one time for each layer is needed, not {', '.join(f'{len(t)} for {n}' for n, t in times.items())}")
+    builder, count = GraphBuilder(), len(forward)
+    x = [builder.buffer(f"x{i}", 1, Role.INPUT if i == 0 else Role.ACTIVATION) for i in range(count + 1)]
+    dx = [builder.buffer(f"dx{i}", 1, Role.WORKSPACE) for i in range(count + 1)]
+    w = [builder.buffer(f"w{i}", 1, Role.PARAMETER) for i in range(count)]
+    g = [builder.buffer(f"g{i}", parts, Role.GRADIENT) for i in range(count)]
+    for i in range(count):
+        builder.task(i, Kind.F, reads=[x[i], w[i]], writes=[x[i + 1], *([dx[count]] if i == count - 1 else [])])
+    for i in reversed(range(count)):
+        builder.task(i, Kind.W, reads=[x[i], dx[i + 1]], writes=[g[i]])
+        if i:
+            builder.task(i, Kind.O, reads=[dx[i + 1], w[i]], writes=[dx[i]])
+    for i in range(count):
+        builder.task(i, Kind.U, reads=[w[i], g[i]], writes=[w[i]])
+    cost = CostModel(kinds={"F": list(forward), "O": list(output_grad), "W": list(weight_grad), "U": 0.0}, unit="")
+    return builder.build(name="layers"), cost
+
+
+def with_communication(graph: TaskGraph, cost: CostModel, time: Callable[[Mapping[int, int]], float]) -> CostModel:
+    """The costs with those of a synchronised graph's communication added.
+
+    `time` takes the bytes that travel by unit and gives the time of an all-reduce; AS and AG take half of it each.
+    """
+    unit_of = {b: int(graph.unit[u]) for u in np.flatnonzero(graph.kind == Kind.U).tolist() for b in graph.reads[u].tolist()}
+    tasks = dict(cost.tasks)
+    for t in np.flatnonzero(np.isin(graph.kind, [int(k) for k in COMMUNICATION])).tolist():
+        travels: dict[int, int] = {}
+        for b in graph.writes[t].tolist():
+            travels[unit_of[b]] = travels.get(unit_of[b], 0) + int(graph.buffer_bytes[b])
+        tasks[graph.name(t)] = time(travels) * (1.0 if graph.kind[t] == Kind.A else 0.5)
+    return replace(cost, tasks=tasks)

@@ -1,0 +1,359 @@
+"""Data-parallel schedules: published steady states, an event-driven reference, bounds, the search for k, and the pass."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers import Case, recorded
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import minidl as ml
+from minidl.cli import main
+from minidl.collectives import Collective
+from minidl.cost import CostError, CostModel, Link
+from minidl.graph import GraphError, Kind, Role
+from minidl.memory import plan_memory
+from minidl.passes import unroll
+from minidl.schedulers import data_parallel
+from minidl.schedulers.data_parallel import POLICIES, delayable, plan, prepare, search
+from minidl.schedulers.iterations import Steady, repeated
+from minidl.schedulers.layer_times import layers, with_communication
+from minidl.simulation import times
+from minidl.synchronise import gradients, reverse_buckets, synchronise
+
+EXPECTED = json.loads((Path(__file__).parent / "data" / "pipeline.json").read_text())["data_parallel"]
+NAMES = {"serial": ("no_overlap", None), "ddp_layerwise_barrier": ("barrier", None), "ddp_2_equal_buckets_barrier": ("buckets", None),
+         "dear": ("dear", None), "fifo_cross_iteration": ("fifo", None), "priority_8_parts": ("priority", None)}
+NAMES |= {f"reverse_first_k={k}_priority": ("reverse_first_k", k) for k in range(1, 9)}
+HEAD_HEAVY = {"f": [1, 2, 2, 1], "b": [1, 2, 2, 1], "w": [1, 2, 2, 1], "c": [8, 1, 1, 1]}
+
+
+def problem(name, case, parts=8, buckets=2):
+    """The prepared graph and its costs."""
+    graph, cost = layers(case["f"], case["b"], case["w"], parts=parts)
+    graph = prepare(name, graph, buckets=min(buckets, len(case["f"])), part_bytes=1)
+    return graph, with_communication(graph, cost, lambda sizes: sum(case["c"][u] * n / parts for u, n in sizes.items()))
+
+
+def period(name, case, k=None):
+    return plan(name, *problem(name, case), k).period
+
+
+@pytest.mark.parametrize("case", EXPECTED, ids=lambda c: c["case"])
+def test_the_published_steady_states(case):
+    for label, wanted in case["period"].items():
+        name, k = NAMES[label]
+        graph, cost = problem(name, case)
+        found = plan(name, graph, cost, k)
+        assert found.period == pytest.approx(wanted, abs=1e-9), label
+        assert found.bound == pytest.approx(case["lower_bounds"]["max"])
+
+
+def test_a_heavy_first_layer_needs_its_weight_gradient_early():
+    wanted = {("no_overlap", None): 28, ("barrier", None): 25, ("dear", None): 25, ("priority", None): 25,
+              ("reverse_first_k", 2): 23, ("reverse_first_k", 3): 21, ("reverse_first_k", 4): 20}
+    assert {key: period(*key[:1], HEAD_HEAVY, key[1]) for key in wanted} == pytest.approx(wanted)
+    best = plan("reverse_first_k", *problem("reverse_first_k", HEAD_HEAVY))
+    assert (best.k, best.period, best.bound) == (4, pytest.approx(20), 20)
+
+
+def reference(name, case, k=0, parts=8, buckets=2, iterations=60):
+    """The period by an event-driven run of its own, with none of the engine's parts."""
+    f, b, w, c = (case[x] for x in "fbwc")
+    count = len(f)
+    backward = []
+    for i in reversed(range(count)):
+        if i >= k:
+            backward.append(("w", i))
+        if i:
+            backward.append(("o", i))
+    backward += [("w", i) for i in range(k)]
+    now, done, ends = 0.0, dict.fromkeys(range(count), 0.0), []
+    barrier = name in ("barrier", "buckets", "no_overlap")
+    for _ in range(iterations):
+        if barrier:
+            now = max(now, *done.values())
+        for i in range(count):
+            now = max(now, done[i]) + f[i]
+        made = {}
+        for what, i in backward:
+            now += w[i] if what == "w" else b[i]
+            if what == "w":
+                made[i] = now
+        ends.append(now)
+        if name == "no_overlap":
+            done = dict.fromkeys(range(count), now + sum(c))
+            continue
+        groups = [g.tolist() for g in np.array_split(np.arange(count)[::-1], buckets)] if name == "buckets" else [[i] for i in range(count)]
+        jobs = []  # (ready, key, layers, time)
+        for g in groups:
+            ready, cost = max(made[i] for i in g), sum(c[i] for i in g)
+            if name in ("priority", "reverse_first_k"):
+                jobs += [(ready, (g[0], part), g, cost / parts) for part in range(parts)]
+            else:
+                jobs.append((ready, (ready, -g[0]), g, cost / 2 if name == "dear" else cost))
+        free, queue = 0.0, sorted(jobs)
+        heap: list = []
+        done = {}
+        while queue or heap:
+            if not heap:
+                free = max(free, queue[0][0])
+            while queue and queue[0][0] <= free:
+                ready, key, g, cost = queue.pop(0)
+                heapq.heappush(heap, (key, g, cost))
+            _, g, cost = heapq.heappop(heap)
+            free += cost
+            done |= dict.fromkeys(g, free)
+        if name == "dear":
+            for i in range(count):
+                free += c[i] / 2
+                done[i] = free
+    steps = np.diff(ends[-20:])
+    return float(steps.mean()) if np.ptp(steps) < 1e-6 else None
+
+
+LAYERS = st.integers(1, 6).flatmap(lambda n: st.fixed_dictionaries(
+    {x: st.lists(st.integers(0 if x == "b" else 1, 9), min_size=n, max_size=n) for x in "fbwc"}))
+
+
+@settings(max_examples=150, deadline=None)
+@given(case=LAYERS, name=st.sampled_from(list(POLICIES)), data=st.data())
+def test_periods_are_those_of_an_event_driven_run(case, name, data):
+    k = data.draw(st.integers(0, len(case["f"]))) if name == "reverse_first_k" else None
+    wanted = reference(name, case, k or 0, buckets=min(2, len(case["f"])))
+    if wanted is None:
+        return  # the reference does not settle
+    assert period(name, case, k) == pytest.approx(wanted)
+
+
+@settings(max_examples=60, deadline=None)
+@given(case=LAYERS, name=st.sampled_from(list(POLICIES)), data=st.data())
+def test_the_simulator_says_the_same_of_the_plan_unrolled(case, name, data):
+    k = data.draw(st.integers(0, len(case["f"]))) if name == "reverse_first_k" else None
+    graph, cost = problem(name, case)
+    found = plan(name, graph, cost, k)
+    found.schedule.validate(graph)
+    assert found.period >= found.bound - 1e-9
+    assert 0 <= found.hidden <= 1 + 1e-9
+    n = 24
+    rolled = unroll(graph, n)
+    _, end, _ = times(rolled, repeated(found.schedule, n).validate(rolled), cost)
+    backward = [max(end[t] for t in np.flatnonzero((rolled.iteration == i) & (rolled.kind <= Kind.W))) for i in range(n)]
+    steps = np.diff(backward[n // 2 :])
+    if np.ptp(steps) < 1e-9:
+        assert steps[0] == pytest.approx(found.period)
+
+
+@settings(max_examples=60, deadline=None)
+@given(case=LAYERS)
+def test_reverse_first_k_is_never_slower_than_priority(case):
+    assert period("reverse_first_k", case) <= period("priority", case) * (1 + 1e-9)
+
+
+def orders_of_backward(count):
+    """Every order in which one stream can run the backward pass: each weight gradient anywhere after its gradient."""
+    tasks = [("o", i) for i in reversed(range(1, count))]
+    results = {tuple(tasks)}
+    for i in reversed(range(count)):
+        grown = set()
+        for order in results:
+            first = order.index(("o", i + 1)) + 1 if i + 1 < count else 0
+            grown |= {(*order[:at], ("w", i), *order[at:]) for at in range(first, len(order) + 1)}
+        results = grown
+    return sorted(results)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_reverse_first_k_is_within_five_percent_of_every_order_with_few_layers(seed):
+    random = np.random.default_rng(seed)
+    count = 4
+    case = {x: random.integers(1, 6, count).tolist() for x in "fbwc"}
+    case["c"] = (random.dirichlet(np.full(count, 0.6)) * sum(case["f"] + case["b"] + case["w"])).round(3).tolist()
+    graph, cost = problem("priority", case)
+    best = np.inf
+    for order in orders_of_backward(count):
+        steady = Steady(graph, cost, POLICIES["priority"])
+        forward = [t for t in steady.body if graph.kind[t] == Kind.F]
+        steady.body = [*forward, *(graph.index(f"{i}{what.upper()}0") for what, i in order)]
+        best = min(best, steady.run()[0])
+    assert period("reverse_first_k", case) <= best / 0.95
+
+
+def test_search_finds_the_smallest_of_the_best_and_asks_less_than_all():
+    asked = []
+
+    def value(n):
+        asked.append(n)
+        return abs(n - 333)
+
+    assert search(value, 1000) == 333
+    assert len(asked) == len(set(asked)) < 150
+    assert search(lambda n: 1.0, 20) == 0
+    assert search(lambda n: -n, 20, fits=lambda n: n <= 7) == 7
+    with pytest.raises(ValueError, match="no k fits"):
+        search(lambda n: 1.0, 5, fits=lambda n: False)
+
+
+def test_what_cannot_be_asked_for():
+    graph, cost = problem("reverse_first_k", HEAD_HEAVY)
+    with pytest.raises(ValueError, match="from 0 to 4"):
+        plan("reverse_first_k", graph, cost, 5)
+    with pytest.raises(ValueError, match="takes none"):
+        plan("priority", graph, cost, 1)
+    with pytest.raises(ValueError, match=r"unknown.*priority"):
+        data_parallel.policy("prio")
+    with pytest.raises(ValueError, match="cannot fill 9 buckets"):
+        prepare("buckets", layers([1] * 4, [1] * 4, [1] * 4)[0], buckets=9)
+    with pytest.raises(ValueError, match="one time for each layer"):
+        layers([1, 2], [1], [1, 2])
+
+
+# ------------------------------------------------------------------------------------------------------------ the pass
+CASE = Case(("linear", "relu", "dropout", "tied", "linear", "tied"), width=6, micro_batches=2)
+
+
+def test_parts_cover_every_gradient_once_and_are_of_equal_size():
+    graph = recorded(CASE)
+    found = synchronise(graph, part_bytes=40)
+    parts = {}
+    for task in found:
+        if task.kind == Kind.A:
+            parts.setdefault(task.unit, []).append(task)
+    for update, buffers in gradients(graph).items():
+        mine = parts[int(graph.unit[update])]
+        assert sum(t.bytes for t in mine) == graph.buffer_bytes[buffers].sum()
+        assert max(t.bytes for t in mine) <= 44
+        windows = sorted((v.storage, v.offset, v.shape[0]) for t in mine for v in t.launches[0].reads)
+        for (s, at, n), (z, start, _) in itertools.pairwise(windows):
+            assert s != z or at + n == start
+    assert not [t for t in found if t.kind == Kind.U][-1].index > [t for t in found if t.kind == Kind.F][0].index
+    assert all(found.buffer(b).role == Role.STATE for t in found if t.kind == Kind.A for b in found.reads[t.index])
+
+
+def test_only_the_updates_wait_for_communication_and_they_wait_across_the_border():
+    graph = synchronise(recorded(CASE), part_bytes=40)
+    two = unroll(graph, 2)
+    waits = [(two[int(p)], two[t]) for t in range(len(two)) for p in two.preds[t] if two.kind[p] == Kind.A and two.kind[t] != Kind.A]
+    assert waits
+    assert all(after.kind == Kind.U and after.iteration == before.iteration + 1 and after.unit == before.unit for before, after in waits)
+
+
+def test_buckets_fill_in_reverse_and_hold_everything():
+    graph = recorded(CASE)
+    buckets = reverse_buckets(graph, 150)
+    units = [int(graph.unit[u]) for bucket in buckets for u in bucket]
+    assert units == sorted(units, reverse=True)
+    assert set(units) == {int(graph.unit[u]) for u in gradients(graph)}
+    assert len(buckets) > 1
+    assert [t.kind for t in synchronise(graph, buckets) if t.kind == Kind.A] == [Kind.A] * len(buckets)
+
+
+def test_what_cannot_be_synchronised():
+    model, opt, _ = CASE.make()
+    x, y = CASE.batches(1)[0][:2]
+
+    def late(x, y):
+        loss = ml.nn.cross_entropy(model(x), y)
+        loss.backward()
+        opt.step()
+        return model(x)
+
+    with pytest.raises(GraphError, match="after the update"):
+        synchronise(ml.record(late, x, y))
+    with pytest.raises(GraphError, match="updates nothing"):
+        synchronise(ml.record(lambda x: x + 1.0, x))
+    graph = synchronise(recorded(CASE))
+    with pytest.raises(GraphError, match="synchronised already"):
+        synchronise(graph)
+    with pytest.raises(GraphError, match="exactly once"):
+        synchronise(recorded(CASE), [])
+
+
+@pytest.mark.parametrize("name", list(POLICIES))
+def test_every_schedule_of_a_real_network_is_valid_over_several_iterations(name):
+    graph = prepare(name, recorded(CASE), buckets=2, part_bytes=64)
+    cost = with_communication(graph, CostModel.analytic(), lambda sizes: 2.0 + sum(sizes.values()) / 50)
+    found = plan(name, graph, cost)
+    found.schedule.validate(graph)
+    rolled = unroll(graph, 3)
+    repeated(found.schedule, 3).validate(rolled)
+    assert plan_memory(graph, found.schedule).peak_bytes > 0
+
+
+def test_a_memory_limit_bounds_k():
+    graph = prepare("reverse_first_k", recorded(Case(("linear",) * 6, width=32, batch=64)), part_bytes=1000)
+    cost = with_communication(graph, CostModel.analytic(), lambda sizes: 5.0)
+    steady = Steady(graph, cost, POLICIES["reverse_first_k"])
+    peaks = [plan_memory(graph, steady.schedule(k)).peak_bytes for k in range(len(delayable(graph)) + 1)]
+    assert peaks[-1] > peaks[0]
+    limit = peaks[0]
+    found = plan("reverse_first_k", graph, cost, fits=lambda s: plan_memory(graph, s).peak_bytes <= limit)
+    assert plan_memory(graph, found.schedule).peak_bytes <= limit
+
+
+# --------------------------------------------------------------------------------------------------------- collectives
+def test_what_an_all_reduce_costs():
+    link = Link(1.0, 10.0)
+    assert Collective(1, link).time(100) == 0
+    assert Collective(4, link).time(100) == pytest.approx(6 * (1 + 2.5))
+    assert Collective(5, link, "tree").time(100) == pytest.approx(6 * 11)
+    assert Collective(4, link, "parameter_server").time(100) == pytest.approx(2 + 2 * 4 * 3 * 10 / 16)
+    assert Collective(4, link, "parameter_server", 4).time(100) == pytest.approx(2 + 2 * 4 * 3 * 10 / 24)
+    assert Collective(4, Link(1.0), "tree").time(100) == 4
+    for wrong in ({"shape": "star"}, {"servers": 2}, {"ranks": 0}, {"shape": "parameter_server", "servers": 9}):
+        with pytest.raises(CostError):
+            Collective(**{"ranks": 4, "link": link, **wrong})
+
+
+@pytest.mark.parametrize("shape", ["ring", "tree", "parameter_server"])
+def test_two_to_4096_ranks_cost_ever_more(shape):
+    took = [Collective(2**n, Link(5.0, 1000.0), shape).time(1e6) for n in range(1, 13)]
+    assert took == sorted(took)
+
+
+# ---------------------------------------------------------------------------------------------------------- the command
+def simulated(capsys, *flags):
+    code = main(["simulate", "--parallel", "data", "--json", *flags])
+    out, err = capsys.readouterr()
+    return json.loads(out) if code == 0 else (code, err)
+
+
+TIMES = ["--forward", "1,2,2,1", "--output-grad", "1,2,2,1", "--weight-grad", "1,2,2,1", "--comm", "8,1,1,1"]
+
+
+def test_the_command_prices_given_times(capsys):
+    found = simulated(capsys, "--scheduler", "reverse_first_k", *TIMES)
+    assert (found["period"], found["lower_bound"], found["k"]) == (20, 20, 4)
+    assert simulated(capsys, "--scheduler", "reverse_first_k", "--k", "2", *TIMES)["period"] == 23
+    assert simulated(capsys, "--scheduler", "reverse_first_k", "--k", "auto", *TIMES)["k"] == 4
+    assert simulated(capsys, "--scheduler", "priority", "--parts", "1", *TIMES)["period"] == 25
+    assert simulated(capsys, "--scheduler", "barrier", "--forward", "1", "--output-grad", "1", "--weight-grad", "2", "--comm", "3")["period"] == 6
+
+
+def test_the_command_prices_a_network_on_many_ranks(capsys):
+    common = ["--model", "mlp", "--costs", "analytic", "--latency", "1", "--bandwidth", "10GB"]
+    periods = [simulated(capsys, "--scheduler", "priority", *common, "--ranks", str(n))["period"] for n in (2, 64, 4096)]
+    assert periods == sorted(periods)
+    assert periods[0] < periods[-1]
+
+
+@pytest.mark.parametrize(("flags", "says"), [
+    (["--scheduler", "prio", *TIMES], "nearest: priority"),
+    (["--scheduler", "priority", "--k", "2", *TIMES], "takes none"),
+    (["--scheduler", "reverse_first_k", "--k", "7", *TIMES], "from 0 to 4"),
+    (["--scheduler", "priority", *TIMES[:-2]], "--comm"),
+    (["--scheduler", "priority", *TIMES[:-1], "1,2"], "one time for each layer"),
+    (["--scheduler", "priority", "--model", "mlp"], "--ranks"),
+    (["--scheduler", "priority", *TIMES[:-1], "1,2,3,-4"], ">= 0"),
+])
+def test_wrong_flags_are_one_line(capsys, flags, says):
+    code, err = simulated(capsys, *flags)
+    assert code == 2
+    assert says in err
+    assert err.count("\n") == 1
