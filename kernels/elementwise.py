@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -43,8 +44,6 @@ def fill(xp: Any, x: Any, *, value: float) -> Any:
 
 @fill.cpu
 def _(x: Any, y: Any, *, value: float) -> Any:
-    from functools import partial
-
     return [partial(y.fill, value)]
 
 
@@ -202,12 +201,13 @@ def _(y: Any, b: Any, dy: Any, db: Any) -> Any:
 
 def _pick(name: str, wins: Any) -> None:
     """Gradient of maximum or minimum to one side: where x wins dy, half where the two are equal."""
-    definition = kernel(name, flops=_one_each, work=lambda reads, writes: [(writes[0].shape, "bool"), (writes[0].shape, writes[0].dtype)])(
+    definition = kernel(name, flops=_one_each, work=lambda reads, writes: [(writes[0].shape, "bool")])(
         lambda xp, x, other, dy: xp.where(x == other, dy * dy.dtype.type(0.5), xp.where(wins(x, other), dy, dy.dtype.type(0))))
     compare = {"maximum_grad": np.greater, "minimum_grad": np.less}[name]
-    definition.cpu(lambda x, other, dy, dx, mask, half: [
-        ufunc(compare, x, other, mask), ufunc(np.multiply, dy, mask, dx), ufunc(np.equal, x, other, mask),
-        ufunc(np.multiply, dy, mask, half), ufunc(np.multiply, half, like(dy, 0.5), half), ufunc(np.add, dx, half, dx)])
+    # masked copies, not products with a mask: infinity times zero is no number
+    definition.cpu(lambda x, other, dy, dx, mask: [
+        partial(dx.fill, 0), ufunc(compare, x, other, mask), partial(np.copyto, dx, dy, where=mask),
+        ufunc(np.equal, x, other, mask), partial(np.multiply, dy, like(dy, 0.5), out=dx, where=mask)])
 
 
 _pick("maximum_grad", lambda x, other: x > other)
