@@ -27,7 +27,7 @@ def torch_or_skip() -> Any:
 
 
 def random_array(shape: Sequence[int], seed: int = 0, dtype: str = "float64", low: float = -2.0, high: float = 2.0) -> Any:
-    """Numbers that are no closer than 0.02 to one another's like or to zero, so that no kink is near a difference."""
+    """Evenly spaced numbers in random order, none of them near zero, so that no kink and no tie is near."""
     rng = np.random.default_rng(seed)
     count = int(np.prod(shape, dtype=np.int64))
     grid = (np.arange(count) + 0.5) / max(count, 1) * (high - low) + low

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import _thread
 import gc
 import re
+import signal
 import threading
 import traceback
 import weakref
@@ -134,20 +134,6 @@ def test_a_step_may_return_nothing_an_input_or_a_view():
             assert (out is None) if expected is None else np.array_equal(out.numpy(), expected)
 
 
-def test_run_repeats_the_step_on_the_inputs_loaded_last():
-    model, opt, step = SMALL.make()
-    (values,) = SMALL.batches(1)
-    run = StreamExecutor(ml.record(step, *values), random_schedule(recorded(), 3, generator(1)))
-    run(*values)
-    run.run()
-    run.run()
-    other, other_opt, step = SMALL.make()
-    oracle = SequentialExecutor(ml.record(step, *values))
-    for _ in range(3):
-        oracle(*values)
-    assert SMALL.state(model, opt) == SMALL.state(other, other_opt)
-
-
 # ----------------------------------------------------------------------------------------------------- waits and versions
 @pytest.mark.parametrize("seed", range(4))
 def test_every_removed_wait_is_found_by_the_proof_and_by_versions_alone(seed):
@@ -171,7 +157,7 @@ def test_every_removed_wait_is_found_by_the_proof_and_by_versions_alone(seed):
                 with np.errstate(all="ignore"):
                     run(*values)
             except VersionError as error:
-                assert len(re.findall(r"\d+[FOWU]\d+", str(error))) >= 2 or "memory" in str(error) or "step before" in str(error)
+                assert re.findall(r"\d+[FOWU]\d+", str(error)) or "memory" in str(error)
                 missed.add(gone)
                 break
     assert len(missed) >= 0.9 * len(waits), f"{len(missed)} of {len(waits)} missing waits were noticed"
@@ -187,7 +173,7 @@ def test_a_read_before_its_write_names_both_tasks():
         except VersionError as error:
             errors.append(str(error))
     assert errors
-    assert all("1F0" in e and "0F0" in e and "add" not in e.split("means")[0][:0] for e in errors)
+    assert set(errors) == {"task 1F0 reads shift as the step before left it, but means what 0F0 writes"}
 
 
 def test_an_overwrite_before_the_read_names_both_tasks():
@@ -195,24 +181,23 @@ def test_an_overwrite_before_the_read_names_both_tasks():
     opt = optim.SGD([w], 0.1)
 
     def step(x):
-        y = x * w
-        y.sum().backward()
+        (x * w).sum().backward()
+        other = x * w
         opt.step()
-        return (x * w).sum()
+        return other
 
     graph = ml.record(step, np.ones(2, np.float32))
-    reader, writer = [t.index for t in graph if t.kind == Kind.F][-2], next(t.index for t in graph if t.kind == Kind.U)
-    schedule = Schedule.of(graph, {Lane(0): [t for t in range(len(graph)) if t != writer], Lane(0, "sub"): [writer]})
+    reader = graph.index("3F0")
+    schedule = Schedule.of(graph, {Lane(0): [t for t in range(len(graph)) if t != reader], Lane(0, "sub"): [reader]})
     waits = schedule.waits(graph)
-    rest = waits[waits[:, 0] == reader] if reader else waits[:0]  # the update waits for nothing
+    assert [(graph.name(a), graph.name(b)) for a, b in waits.tolist()] == [("0U0", "3F0")]
     messages = set()
     for seed in range(30):
-        with np.errstate(all="ignore"):
-            try:
-                CheckingExecutor(graph, schedule, waits=rest, prove=False, seed=seed)(np.ones(2, np.float32))
-            except VersionError as error:
-                messages.add(str(error))
-    assert any("U0 overwrites" in m and "has read it" in m for m in messages), messages
+        try:
+            CheckingExecutor(graph, schedule, waits=waits[:0], prove=False, seed=seed)(np.ones(2, np.float32))
+        except VersionError as error:
+            messages.add(str(error))
+    assert messages == {"task 0U0 overwrites .parameter before 3F0 has read it"}
 
 
 def test_memory_that_is_taken_over_too_early_is_noticed():
@@ -224,8 +209,7 @@ def test_memory_that_is_taken_over_too_early_is_noticed():
     free = ml.memory.may_share(graph, schedule)
     size = ml.memory.rounded(np.array([s.bytes for s in graph.storages]))
     users = graph.storage_users
-    outputs = {v.storage for v in graph.outputs}
-    noticed = wrong = 0
+    wrong = 0
     for a in range(len(size)):
         for b in range(a + 1, len(size)):
             if plan.offset[a] < 0 or plan.offset[b] < 0 or free[a, b] or not len(users[a]) or not len(users[b]):
@@ -235,16 +219,9 @@ def test_memory_that_is_taken_over_too_early_is_noticed():
             offset = np.where(plan.offset >= 0, offset, -1)
             offset[b] = offset[a]
             bad = replace(plan, offset=offset, arena_bytes=int(size.sum()) + int(size.max()))
-            try:
-                with np.errstate(all="ignore"):
-                    CheckingExecutor(graph, schedule, plan=bad)(*values)
-            except (VersionError, IndexError):
-                noticed += 1
-            else:
-                # two storages of one task only, which no order of tasks can tell apart
-                assert set(users[a].tolist()) & set(users[b].tolist()) or {a, b} & outputs, (graph.storages[a], graph.storages[b])
+            with np.errstate(all="ignore"), pytest.raises(VersionError, match="memory"):
+                CheckingExecutor(graph, schedule, plan=bad)(*values)
     assert wrong > 50
-    assert noticed > 0.8 * wrong
 
 
 def test_an_output_whose_memory_is_taken_over_is_noticed():
@@ -255,7 +232,7 @@ def test_an_output_whose_memory_is_taken_over_is_noticed():
     first, inner = graph.outputs[0].storage, int(graph.buffer_storage[graph.writes[1][0]])
     offset = plan.offset.copy()
     offset[inner] = offset[first]
-    with pytest.raises(VersionError, match="1F0|taken"):
+    with pytest.raises(VersionError, match="has taken"):
         CheckingExecutor(graph, schedule, plan=replace(plan, offset=offset))(x)
 
 
@@ -288,7 +265,7 @@ def _(x, y, *, name):
         np.copyto(y, x)
         if FAULT["in"] == name and FAULT["raise"] is not None:
             error = FAULT["raise"]
-            raise error() if isinstance(error, type) else error()
+            raise error()
 
     return [this_line_fails]
 
@@ -444,22 +421,18 @@ def test_an_interrupt_while_the_caller_waits_for_a_lane_ends_the_step_and_the_ex
             after.add(t)
     schedule = Schedule.of(graph, {Lane(0): [t for t in range(len(graph)) if t not in after], Lane(0, "sub"): sorted(after)})
     run = StreamExecutor(graph, schedule)
-    go_on = threading.Event()
+    caller = threading.main_thread().ident
+    never = threading.Event()
 
     def interrupt():
-        _thread.interrupt_main()
-        go_on.wait(0.3)
-        return None
-
-    def slow_error():
-        _thread.interrupt_main()
-        go_on.wait(0.3)
+        signal.pthread_kill(caller, signal.SIGINT)
+        never.wait(0.2)
         return Broken("too late")
 
     with deadline():
         for _ in range(3):
-            FAULT.update({"in": "left", "raise": slow_error})
-            with pytest.raises((KeyboardInterrupt, TaskError)):
+            FAULT.update({"in": "left", "raise": interrupt})
+            with pytest.raises(KeyboardInterrupt):
                 run(X)
             FAULT["in"] = None
             for _ in range(3):
@@ -570,19 +543,16 @@ def test_a_schedule_that_is_not_valid_is_refused_with_the_culprit():
 # ------------------------------------------------------------------------------------------------------------------ memory
 @pytest.mark.parametrize("lanes", [1, 3])
 def test_no_array_data_is_allocated_in_a_step(lanes):
-    case = Case(("linear", "relu", "tied", "dropout", "tied", "gain", "residual", "norm", "maximum", "softmax"), width=96,
-                batch=64, optimizer=sgd_momentum)
+    case = Case(("linear", "relu", "tied", "dropout", "tied", "gain", "residual", "norm", "maximum", "softmax"), width=256,
+                batch=512, optimizer=sgd_momentum)
     _, _, step = case.make()
     (values,) = case.batches(1)
     graph = ml.record(step, *values)
     run = StreamExecutor(graph, random_schedule(graph, lanes, generator(2)))
     with deadline():
-        run(*values)
-        run.run()
-        assert arrays_left(run.run) == 0
-        # nor for a while: the smallest activation but the loss is 64 * 3 * 4 bytes, the usual one 24 KiB
-        assert bytes_allocated(run.run) < 6000
-        assert arrays_left(lambda: run(*values)) <= 64, "the outputs, two scalars, are all that a call may leave"
+        assert arrays_left(lambda: run(*values)) <= 16, "the outputs, two numbers, are all that a call may leave"
+        # nor for a while: activations have 512 KiB; NumPy itself goes through broadcast operands in pieces of 8192
+        assert bytes_allocated(lambda: run(*values)) < 150_000
     run.close()
 
 
