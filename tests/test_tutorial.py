@@ -64,6 +64,44 @@ def scheduler(graph):
     sub = [t.index for t in graph if t.kind in (Kind.W, Kind.U) and t.unit not in lowest]
     return Schedule.of(graph, {Lane(0, "main"): chain + late, Lane(0, "sub"): sub})
 """,
+    6: """rank,lane,task
+0,main,0F0
+0,main,0F1
+0,main,0F2
+0,main,0O0
+0,main,0W0
+0,main,0F3
+0,main,0O1
+0,main,0W1
+0,main,0O2
+0,main,0W2
+0,main,0O3
+0,main,0W3
+1,main,1F0
+1,main,1F1
+1,main,1O0
+1,main,1F2
+1,main,1O1
+1,main,1W0
+1,main,1F3
+1,main,1O2
+1,main,1W1
+1,main,1O3
+1,main,1W2
+1,main,1W3
+2,main,2F0
+2,main,2O0
+2,main,2F1
+2,main,2O1
+2,main,2F2
+2,main,2O2
+2,main,2W0
+2,main,2F3
+2,main,2O3
+2,main,2W1
+2,main,2W2
+2,main,2W3
+""",
 }
 
 
@@ -102,12 +140,15 @@ def test_an_exercise_can_be_solved_and_is_not_solved_yet(start, tmp_path):
         assert done.stdout.startswith(verdict)
 
 
-def test_the_command_line_grades_a_plan(tmp_path):
-    flags = ["--model", "mlp", "--model-arg", "preset=tiny"]
-    solved = tmp_path / "plan.csv"
-    solved.write_text(SOLUTIONS[4])
-    assert python("-m", "minidl", "check", TUTORIAL / "exercises" / "exercise4.csv", *flags).returncode == 1
-    assert python("-m", "minidl", "check", solved, *flags).returncode == 0
+@pytest.mark.parametrize(("number", "flags", "before"), [
+    (4, "--model mlp --model-arg preset=tiny", 1), (6, "--ranks 3 --micro-batches 4 --activation-cap 3", 0)])
+def test_the_command_line_checks_a_plan(number, flags, before, tmp_path):
+    """The plan of exercise 6 is valid to begin with, only slow."""
+    assert flags in next(c for c in CHAPTERS if number_of(c) == number).read_text()
+    start, solved = TUTORIAL / "exercises" / f"exercise{number}.csv", tmp_path / "plan.csv"
+    solved.write_text(SOLUTIONS[number])
+    for plan, code in ((start, before), (solved, 0)):
+        assert python("-m", "minidl", "check", plan, *flags.split()).returncode == code
 
 
 def test_grade_says_how_it_is_used():
