@@ -12,7 +12,8 @@ __version__ = "0.1.0"
 
 _WHERE = {
     "CostError": "cost", "CostModel": "cost", "Link": "cost",
-    "CheckingExecutor": "executors", "SequentialExecutor": "executors", "StreamExecutor": "executors", "TaskError": "executors",
+    "CheckingExecutor": "executors", "SequentialExecutor": "executors", "SteadyExecutor": "executors", "StreamExecutor": "executors", "TaskError": "executors",
+    "cross_border": "border",
     "Buffer": "graph", "GraphBuilder": "graph", "GraphError": "graph", "Kind": "graph", "Role": "graph", "Task": "graph",
     "TaskGraph": "graph",
     "MemoryLimitError": "memory", "MemoryPlan": "memory", "plan_memory": "memory",

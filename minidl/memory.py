@@ -48,7 +48,9 @@ def plan_memory(graph: TaskGraph, schedule: Schedule, limit: int | None = None) 
     """
     size = rounded(np.array([s.bytes for s in graph.storages], np.int64))
     persistent = np.array([s.role.persistent for s in graph.storages], bool)
-    planned = np.flatnonzero(~persistent)
+    touched = np.diff(graph.storage_users.ptr) > 0
+    touched[[view.storage for view in (*graph.inputs, *graph.outputs)]] = True
+    planned = np.flatnonzero(~persistent & touched)
     free = may_share(graph, schedule)
     offset = np.full(len(size), -1, np.int64)
     placed: list[int] = []

@@ -155,6 +155,8 @@ class Tape:
         self.place.calls.append(Call(kernel, reads, writes, constants))
 
     def emit(self, unit: int, kind: Kind, calls: list[Call]) -> None:
+        if unsettled:
+            settle()
         for call in calls:
             work = [self.storage("work", tuple(shape), str(np.dtype(dtype)), Role.WORKSPACE) for shape, dtype in _work(call)]
             tensors = [*call.reads, *call.writes]
@@ -269,6 +271,16 @@ def _flops(call: Call) -> float:
 
 def _whole(number: int, storage: Storage) -> View:
     return View(number, storage.shape, devices.strides_of(storage.shape), 0, storage.dtype)
+
+
+# --------------------------------------------------------------------------------------------------- unsettled steps
+unsettled: set[Any] = set()  #: executors that hold back a part of their last step
+
+
+def settle() -> None:
+    """Makes every executor finish its last step, so that memory holds what synchronous training would have left."""
+    for executor in list(unsettled):
+        executor.settle()
 
 
 # -------------------------------------------------------------------------------------------------- the tape in force

@@ -95,6 +95,8 @@ class Tensor:
     # --------------------------------------------------------------------------------------------------------- values
     def numpy(self) -> Any:
         """The array itself, no copy. Raises RuntimeError while recording, when there is no value."""
+        if tapes.unsettled:
+            tapes.settle()
         if self.storage.data is None:
             raise RuntimeError(f"{self.storage.name} has no value while a step is recorded; return it from the step instead")
         return tapes.current().device.array(self.storage.data, self.view(0))

@@ -2,6 +2,7 @@
 
 from .checking import CheckingExecutor, VersionError, random_order
 from .sequential import SequentialExecutor
+from .steady import SteadyExecutor
 from .stream import StreamExecutor, TaskError
 
-__all__ = ["CheckingExecutor", "SequentialExecutor", "StreamExecutor", "TaskError", "VersionError", "random_order"]
+__all__ = ["CheckingExecutor", "SequentialExecutor", "SteadyExecutor", "StreamExecutor", "TaskError", "VersionError", "random_order"]

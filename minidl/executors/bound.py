@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from .. import device as devices
+from .. import tape as tapes
 from ..graph import GraphError, Role, TaskGraph, View
 from ..kernels import Thunk
 from ..memory import MemoryPlan, rounded
@@ -76,8 +77,13 @@ class Bound:
                  if launch.kernel in INDEXED and launch.reads[1].storage in inputs}
         return sorted(found)
 
-    def load(self, values: tuple[Any, ...]) -> None:
-        """Copies a step's inputs to their buffers. Raises ShapeError or ValueError before anything is copied."""
+    def load(self, values: tuple[Any, ...], settles: bool = True) -> None:
+        """Copies a step's inputs to their buffers. Raises ShapeError or ValueError before anything is copied.
+
+        `settles`: executors that hold back a part of their last step finish it first.
+        """
+        if settles and tapes.unsettled:
+            tapes.settle()
         if len(values) != len(self._inputs):
             raise ShapeError(f"the step takes {len(self._inputs)} inputs, not {len(values)}")
         arrays = [v.numpy() if isinstance(v, Tensor) else v if isinstance(v, np.ndarray) else np.asarray(v) for v in values]

@@ -34,12 +34,13 @@ class StreamExecutor:
     """Call it with a step's inputs; it returns the step's outputs.
 
     The schedule is validated and the memory planned here, before anything runs. `trace` fills `timeline` at each
-    step. `memory_limit` in bytes bounds the plan. After a TaskError the executor can run again, but parameters may
+    step. `memory_limit` in bytes bounds the plan. `settles`: see `Bound.load`. After a TaskError the executor can run again, but parameters may
     be those of an unfinished step.
     """
 
     def __init__(self, graph: TaskGraph, schedule: Schedule, *, device: Any = None, trace: bool = False,
-                 memory_limit: int | None = None) -> None:
+                 memory_limit: int | None = None, settles: bool = True) -> None:
+        self._settles = settles
         self.schedule = schedule.validate(graph)
         if schedule.ranks > 1:
             raise ScheduleError(f"the schedule has {schedule.ranks} ranks; this executor runs one")
@@ -107,7 +108,7 @@ class StreamExecutor:
         return inspect
 
     def __call__(self, *inputs: Any) -> Any:
-        self._bound.load(inputs)
+        self._bound.load(inputs, self._settles)
         self._run()
         return self._bound.results()
 

@@ -1,0 +1,96 @@
+"""Runs steps whose delayed tasks cross the border: a first step, bodies in turn, and a drain when someone looks.
+
+After any step, whoever reads a parameter (`Tensor.numpy`, an eager op, another executor, a checkpoint) finds what
+synchronous training would have left: reading drains first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from .. import device as devices
+from .. import tape as tapes
+from ..border import Border
+from ..graph import Role, TaskGraph, View
+from ..schedule import Schedule
+from ..tape import Storage
+from .stream import StreamExecutor
+
+
+class SteadyExecutor:
+    """Call it with a step's inputs; it returns the step's outputs.
+
+    `schedule(graph)` makes the schedule of each graph of the border: of the bodies, the first step and the drain.
+    """
+
+    def __init__(self, border: Border, schedule: Callable[[TaskGraph], Schedule], *, device: Any = None, trace: bool = False,
+                 memory_limit: int | None = None) -> None:
+        self.border = border
+        self.device = device or devices.cpu()
+        specs = list(border.first[0].storages)
+        for pair in border.copies.values():
+            for s in pair:
+                live = Storage(specs[s].name, specs[s].shape, specs[s].dtype, Role.STATE, self.device.allocate(max(specs[s].bytes, 1)))
+                specs[s] = replace(specs[s], live=live)
+        self._storages = tuple(specs)
+
+        def executor(graph: TaskGraph) -> StreamExecutor:
+            return StreamExecutor(replace(graph, storages=self._storages), schedule(graph), device=self.device, trace=trace,
+                                  memory_limit=memory_limit, settles=False)
+
+        self._first, self._body, self._drain = ([executor(g) for g in pair] for pair in (border.first, border.body, border.drain))
+        self._scalars = [self._scalar(s) for s in border.snapshots]
+        self._parity, self._pending = 0, False
+
+    @property
+    def schedule(self) -> Schedule:
+        """That of a body."""
+        return self._body[0].schedule
+
+    @property
+    def peak_bytes(self) -> int:
+        """Of the largest part; they share nothing at the same time."""
+        return max(run.peak_bytes for run in (*self._first, *self._body, *self._drain))
+
+    @property
+    def timeline(self) -> Any:
+        """Of the body that ran last, where `trace` was asked for."""
+        return self._body[1 - self._parity].timeline
+
+    def _scalar(self, s: int) -> tuple[Any, list[Any]]:
+        """The host's scalar and its two copies, as arrays."""
+        spec = self._storages[s]
+        view = View(0, spec.shape, devices.strides_of(spec.shape), 0, spec.dtype)
+        return (self.device.array(spec.live.data, view),
+                [self.device.array(self._storages[c].live.data, view) for c in self.border.copies[s]])
+
+    def __call__(self, *inputs: Any) -> Any:
+        if tapes.unsettled - {self}:
+            tapes.settle()
+        p = self._parity
+        for live, copies in self._scalars:
+            np.copyto(copies[p], live)
+        run = (self._body if self._pending else self._first)[p]
+        self._pending = False  # a step that fails leaves nothing that could be finished
+        tapes.unsettled.discard(self)
+        result = run(*inputs)
+        self._parity, self._pending = 1 - p, True
+        tapes.unsettled.add(self)
+        return result
+
+    def settle(self) -> None:
+        """Finishes the step before: runs its delayed tasks now."""
+        tapes.unsettled.discard(self)
+        if self._pending:
+            self._pending = False
+            self._drain[1 - self._parity]()
+
+    def close(self) -> None:
+        """Settles and ends the worker threads."""
+        self.settle()
+        for run in (*self._first, *self._body, *self._drain):
+            run.close()

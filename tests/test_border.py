@@ -1,0 +1,116 @@
+"""Weight gradients across the border: after any step, whoever looks finds what synchronous training would have left."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import minidl as ml
+from minidl import models, nn, optim, schedulers
+from minidl.border import must_stay
+from minidl.executors.checking import CheckingExecutor, random_schedule
+from minidl.graph import GraphError, Kind
+
+SIZES, BATCH, STEPS = (12, 16, 16, 4), 8, 7
+RANDOM = np.random.default_rng(0)
+X, Y = RANDOM.standard_normal((STEPS, BATCH, SIZES[0]), np.float32), RANDOM.integers(0, SIZES[-1], (STEPS, BATCH))
+
+
+def recorded(optimizer, **options):
+    ml.seed(3)
+    model = models.mlp(*SIZES)
+    opt = optimizer(model.parameters(), lr=0.05, **options)
+
+    def step(x, y):
+        loss = nn.cross_entropy(model(nn.dropout(x, 0.2)), y)
+        loss.backward()
+        opt.step()
+        return loss
+
+    return model, opt, ml.record(step, X[0], Y[0])
+
+
+def bits(model):
+    return b"".join(p.numpy().tobytes() for p in model.parameters())
+
+
+def synchronous(optimizer, **options):
+    model, opt, graph = recorded(optimizer, **options)
+    run, seen = ml.SequentialExecutor(graph), []
+    for i in range(STEPS):
+        opt.lr = 0.05 / (i + 1)
+        loss = float(run(X[i], Y[i]))
+        seen.append((loss, bits(model)))
+    return seen
+
+
+OPTIMIZERS = [(optim.SGD, {}), (optim.SGD, {"momentum": 0.9}), (optim.Adam, {}), (optim.AdamW, {"weight_decay": 0.1})]
+
+
+@pytest.mark.parametrize(("optimizer", "options"), OPTIMIZERS)
+@settings(max_examples=12, deadline=None)
+@given(st.data())
+def test_any_delay_any_schedule_and_any_moment_of_looking_give_the_synchronous_bits(optimizer, options, data):
+    expected = synchronous(optimizer, **options)
+    model, opt, graph = recorded(optimizer, **options)
+    free = [t for t in range(len(graph)) if not must_stay(graph)[t]]
+    chosen = set(data.draw(st.lists(st.sampled_from(free), unique=True)))
+    for t in sorted(chosen):  # closed under what needs them
+        stack = [t]
+        while stack:
+            for s in graph.succs[stack.pop()].tolist():
+                if s not in chosen:
+                    chosen.add(s)
+                    stack.append(s)
+    seed = data.draw(st.integers(0, 99))
+    run = ml.SteadyExecutor(ml.cross_border(graph, chosen), lambda g: random_schedule(g, 2, np.random.default_rng(seed)))
+    looks = data.draw(st.sets(st.integers(0, STEPS - 1)))
+    for i in range(STEPS):
+        opt.lr = 0.05 / (i + 1)
+        assert float(run(X[i], Y[i])) == expected[i][0]
+        if i in looks or i == STEPS - 1:
+            assert bits(model) == expected[i][1]
+    run.close()
+
+
+def test_every_graph_of_the_border_survives_random_legal_orders_with_versions_checked():
+    _, _, graph = recorded(optim.SGD, momentum=0.9)
+    border = ml.cross_border(graph, [t for t in range(len(graph)) if not must_stay(graph)[t] and graph[t].kind in (Kind.W, Kind.U)
+                                     and "step" not in graph.unit_names[graph[t].unit]])
+    steady = ml.SteadyExecutor(border, schedulers.multi_stream)
+    for part in (*steady._first, *steady._body, *steady._drain):
+        for seed in range(5):
+            inputs = (X[0], Y[0]) if part.graph.inputs else ()
+            CheckingExecutor(part.graph, random_schedule(part.graph, 3, np.random.default_rng(seed)), seed=seed)(*inputs)
+    steady.close()
+
+
+def test_looking_settles_for_eager_ops_and_other_executors_too():
+    expected = synchronous(optim.SGD, momentum=0.9)
+    model, opt, graph = recorded(optim.SGD, momentum=0.9)
+    late = [t for t in range(len(graph)) if not must_stay(graph)[t] and graph[t].kind in (Kind.W, Kind.U)]
+    run = ml.SteadyExecutor(ml.cross_border(graph, late), schedulers.multi_stream)
+    with ml.no_grad():
+        forward = ml.SequentialExecutor(ml.record(lambda x: model(x), X[0]))
+    for i in range(3):
+        opt.lr = 0.05 / (i + 1)
+        run(X[i], Y[i])
+    other = forward(X[0]).numpy()
+    eager = model(X[0]).numpy()
+    assert bits(model) == expected[2][1]
+    np.testing.assert_array_equal(other, eager)
+    run.close()
+
+
+def test_a_task_that_its_own_step_needs_cannot_cross():
+    _, _, graph = recorded(optim.SGD, momentum=0.9)
+    with pytest.raises(GraphError, match="1F0 cannot cross"):
+        ml.cross_border(graph, [graph.index("1F0")])
+    with pytest.raises(GraphError, match="5W0 cannot cross the border alone: 5U0"):
+        ml.cross_border(graph, [graph.index("5W0")])
+
+
+def test_with_clipping_by_global_norm_every_update_crosses_or_none():
+    _, _, graph = recorded(optim.SGD, momentum=0.9, max_norm=1.0)
+    with pytest.raises(GraphError, match="cannot cross the border alone"):
+        ml.cross_border(graph, [graph.index("5W0"), graph.index("5U0")])
