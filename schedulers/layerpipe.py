@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -90,7 +91,7 @@ class LayerCosts:
         np.add.at(weights, pairs[0], graph.buffer_bytes[pairs[1]])
         entering = np.cumsum(crossing)[: units + 1]
         used = np.flatnonzero(f + o + w)
-        return cls.given(f[used], o[used], w[used], [*entering[used].tolist(), 0], weights[used].tolist())
+        return cls.given(f[used].tolist(), o[used].tolist(), w[used].tolist(), [*entering[used].tolist(), 0], weights[used].tolist())
 
     def __len__(self) -> int:
         return len(self.forward)
@@ -121,7 +122,9 @@ class Assignment:
 
     @property
     def loads(self) -> Floats:
-        return np.bincount([p.processor for p in self.parts], [p.time for p in self.parts], self.processors)
+        loads = np.zeros(self.processors)
+        np.add.at(loads, [p.processor for p in self.parts], [p.time for p in self.parts])
+        return loads
 
     @property
     def period(self) -> float:
@@ -282,6 +285,6 @@ def delays(group: Sequence[int]) -> list[int]:
     Raises PartitionError where stages are left out or go back.
     """
     if not group or group[0] != 0 or any(after - before not in (0, 1)
-                                         for before, after in zip(group, group[1:], strict=False)):
+                                         for before, after in pairwise(group)):
         raise PartitionError(f"the stages of the layers are {list(group)}; they must go up from 0 in steps of 1")
     return [2 * (group[-1] - stage) for stage in group]

@@ -1,6 +1,6 @@
 """LayerPipe's partition: exact against brute force, the published examples, bytes that can be counted by hand."""
 
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ def brute_force(times, processors):
     for cuts in range(1, min(processors, len(times))):
         for places in combinations(range(1, len(times)), cuts):
             edges = [0, *places, len(times)]
-            best = min(best, max(sum(times[a:b]) for a, b in zip(edges, edges[1:], strict=False)))
+            best = min(best, max(sum(times[a:b]) for a, b in pairwise(edges)))
     return best
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from ..explain import explain as explain_task
 from ..schedule import ScheduleError
 from ..schedulers import pipeline as pipelines
-from ..schedulers.pipeline.registry import POLICIES
+from ..schedulers.pipeline import POLICIES, names
 from ..simulation import simulate as price_timeline
 from . import show
 from .flags import UsageError, nearest
@@ -42,13 +42,13 @@ def planned(arguments: Any, name: str) -> tuple[pipelines.Plan, Any]:
         raise UsageError(f"unknown pipeline scheduler {name!r}; {nearest(name, list(POLICIES))}")
     times = [1.0 if value is None else value for value in (arguments.forward, arguments.output_grad, arguments.weight_grad)]
     placement = pipelines.place(name, arguments.ranks, arguments.chunks)
-    cost = pipelines.costs(placement, *times, latency=arguments.latency)
+    cost = pipelines.costs(placement, times[0], times[1], times[2], arguments.latency)
     options = dict(arguments.scheduler_arg)
     if name == "optimal":
         options |= {"objective": arguments.objective, "time_limit": arguments.time_limit}
     plan = pipelines.plan(name, arguments.ranks, arguments.micro_batches, cost=cost, chunks=arguments.chunks,
                           activation_cap=arguments.activation_cap, **options)
-    return plan, cost
+    return plan, plan.cost or cost
 
 
 def _text(plan: pipelines.Plan, price: pipelines.Price, timeline: Any) -> str:

@@ -21,7 +21,8 @@ from .stages import stage_graph
 
 @dataclass(frozen=True)
 class Policy:
-    """One scheduler: `order` maps a problem to a schedule, or to a schedule and notes that join the plan's options.
+    """One scheduler: `order` maps a problem to a schedule, or to a schedule and notes that join the plan's options. One
+    that `builds` makes the whole plan, a stale one, as its tasks are not those of whole stages.
 
     `splits`: whether it separates O and W ("partly": some micro-batches). `chunks`: the default number of stages per
     rank, and `chunks_fixed` whether it is the only one possible. `needs(ranks, micro_batches, chunks)` returns what is
@@ -30,7 +31,7 @@ class Policy:
     `source` is published or reconstructed.
     """
 
-    order: Callable[..., Schedule | tuple[Schedule, dict[str, Any]]]
+    order: Callable[..., Schedule | tuple[Schedule, dict[str, Any]] | Plan]
     placement: str
     splits: bool | str = False
     chunks: int = 1
@@ -38,10 +39,11 @@ class Policy:
     needs: Callable[[int, int, int], str | None] = lambda ranks, micro_batches, chunks: None
     versions: Callable[[Problem, Schedule], Versions] | None = None
     steady: Callable[[Problem], float] | None = None
+    builds: bool = False
 
     @property
     def stale(self) -> bool:
-        return self.versions is not None
+        return self.versions is not None or self.builds
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,11 @@ class Versions:
 
 @dataclass(frozen=True)
 class Plan:
-    """A schedule, the graph it orders, and where the stages live. `steady`: time per mini-batch of a stale plan."""
+    """A schedule, the graph it orders, and where the stages live. `steady`: time per mini-batch of a stale plan.
+
+    Where a stage's tasks live on several ranks, `peaks` gives the live activations of each, and `cost` the times of
+    tasks that were cut.
+    """
 
     scheduler: str
     placement: Placement
@@ -69,6 +75,8 @@ class Plan:
     steady: float | None = None
     cap: float | None = None
     options: dict[str, Any] = field(default_factory=dict)
+    cost: CostModel | None = None
+    peaks: tuple[float, ...] | None = None
 
 
 POLICIES: dict[str, Policy] = {}
@@ -136,6 +144,8 @@ def plan(name: str, ranks: int, micro_batches: int, cost: CostModel | None = Non
     if wrong:
         raise PipelineError(f"{name}: {wrong}")
     made = chosen.order(problem, **options)
+    if isinstance(made, Plan):
+        return made
     schedule, notes = made if isinstance(made, tuple) else (made, {})
     total = int(unpack(schedule.keys)[2].max()) + 1  # a stale plan may span several mini-batches
     graph = stage_graph(placement.stages, total, fused_in(schedule, placement.stages, total), placement.directions,

@@ -34,7 +34,7 @@ class Price:
 
 def price(plan: Plan, cost: CostModel) -> Price:
     """Raises ScheduleError where the plan would deadlock, CostError where a cost is unknown."""
-    graph, schedule = plan.graph, plan.schedule
+    graph, schedule, cost = plan.graph, plan.schedule, plan.cost or cost
     clock = Clock.of(graph, schedule, cost)
     begin, finish, _ = clock.run()
     ids = schedule.ids(graph)
@@ -78,6 +78,8 @@ def activations(plan: Plan) -> Floats:
 
 def peak_activations(plan: Plan) -> Floats:
     """The largest number of live full-stage activations per rank."""
+    if plan.peaks is not None:
+        return np.array(plan.peaks)
     peak = np.zeros(plan.placement.ranks)
     rank = np.array([lane.rank for lane in plan.schedule.lanes], np.int64)[plan.schedule.lane_of_each()]
     np.maximum.at(peak, rank, activations(plan))

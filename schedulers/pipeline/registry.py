@@ -9,6 +9,7 @@ from .dualpipe import dualpipe, dualpipe_v
 from .fast_forward import fast_forward, fast_forward_greedy, fast_forward_push, fast_forward_strict
 from .flush import gpipe, interleaved, one_f_one_b
 from .hanayo import hanayo
+from .layerpipe import layerpipe, layerpipe2, layerpipe2_steady, layerpipe2_versions
 from .looped import looped_bfs, modulo, modulo_greedy
 from .optimal import optimal
 from .plan import POLICIES, Policy
@@ -70,6 +71,9 @@ POLICIES.update({
     "pipedream": Policy(one_f_one_b, "contiguous", versions=pipedream_versions, steady=pipedream_steady),
     "pipedream_2bw": Policy(pipedream_2bw, "contiguous", versions=two_buffered_versions, steady=two_buffered_steady,
                             needs=_at_least("at least p", lambda p: p)),
+    "layerpipe": Policy(layerpipe, "contiguous", splits=True, chunks_fixed=False, builds=True),
+    "layerpipe2": Policy(layerpipe2, "contiguous", splits=True, chunks_fixed=False, versions=layerpipe2_versions,
+                         steady=layerpipe2_steady),
     "dualpipe": Policy(dualpipe, "bidirectional", splits="partly", chunks=2, needs=_dualpipe),
     "dualpipe_v": Policy(dualpipe_v, "wave", splits="partly", chunks=2, needs=_at_least("at least 2p", lambda p: 2 * p)),
     "interleaved": Policy(interleaved, "looped", chunks=2, chunks_fixed=False),

@@ -1,0 +1,197 @@
+"""LayerPipe and LayerPipe2 as plans: delayed gradients, every rank at work on several batches at once.
+
+Time is a row of ticks of one period each. In every tick a rank runs each computation it holds once, each for a batch of
+its own; what another rank made in one tick is there in the next. So a computation's tick is its batch's number plus a
+constant, and its weights are as old as the ticks between a layer's forward and its weight gradient: twice the ranks
+after it. A micro-batch here is a batch: weights change after each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from ...cost import CostModel, Link
+from ...graph import GraphBuilder, Ints, Kind, Role, TaskGraph, unpack
+from ...schedule import Schedule
+from ..layerpipe import LayerCosts, Part, assign
+from .placement import PipelineError
+from .plan import Plan, Versions
+from .problem import Order, Problem, schedule_of
+from .steady import cycle_time
+
+
+def layerpipe(problem: Problem, method: str = "inter") -> Plan:
+    """F, O and W of layers spread over ranks by linear partition, O cut in two where that evens the loads (`inter`).
+
+    A layer is a stage of the problem. The second part of a cut O is a task of unit `stages + layer`. The graph holds a
+    ring of weight versions per layer, so that its edges prove that versions are there when they are read and last as
+    long as they are needed. Reconstructed. Raises PipelineError where the plan needs more activations than the cap.
+    """
+    found = assign(LayerCosts.given(*(t.tolist() for t in (problem.forward, problem.output_grad, problem.weight_grad))),
+                   problem.ranks, method)
+    ticks = Ticks(problem.stages, found.parts, problem.latency)
+    peaks = ticks.activations(problem.ranks, problem.micro_batches) * problem.placement.share
+    if problem.cap is not None and peaks.max() > problem.cap + 1e-9:
+        raise PipelineError(f"layerpipe needs an activation cap of {peaks.max():g} here, not {problem.cap:g}")
+    graph = ticks.graph(problem.micro_batches)
+    schedule = schedule_of(ticks.orders(problem.ranks, problem.micro_batches))
+    unit, _, batch, _ = unpack(schedule.keys)
+    delay = np.array(ticks.delays * 2)
+    return Plan("layerpipe", problem.placement, problem.micro_batches, graph, schedule,
+                Versions(np.maximum(0, batch - delay[unit])), ticks.steady(), problem.cap,
+                {"method": found.method}, ticks.cost() if any(p.share < 1 for p in found.parts) else None,
+                tuple(peaks.tolist()))
+
+
+def layerpipe2(problem: Problem) -> Schedule:
+    """Whole stages: every tick a rank runs F of one batch and O, W of another, 2 S batches earlier (2025)."""
+    return schedule_of(_staged(problem).orders(problem.ranks, problem.micro_batches))
+
+
+def layerpipe2_versions(problem: Problem, schedule: Schedule) -> Versions:
+    """Delay(l) = 2 S(l): the weights of 2 S updates ago, S being the number of ranks after the stage's."""
+    stage, _, batch, _ = unpack(schedule.keys)
+    return Versions(np.maximum(0, batch - 2 * (problem.ranks - 1 - problem.placement.table[0, stage])))
+
+
+def layerpipe2_steady(problem: Problem) -> float:
+    """Time per batch: the busiest rank's work, or more where the latency is long."""
+    return _staged(problem).steady()
+
+
+def _staged(problem: Problem) -> Ticks:
+    times = {Kind.F: problem.forward, Kind.O: problem.output_grad, Kind.W: problem.weight_grad}
+    return Ticks(problem.stages, [Part(stage, kind, float(time[stage]), processor=int(rank)) for stage, rank in
+                                  enumerate(problem.placement.table[0]) for kind, time in times.items()],
+                 problem.latency)
+
+
+@dataclass(frozen=True)
+class Ticks:
+    """The rhythm of parts on processors. `at[i]` is the tick in which part i runs batch 0."""
+
+    layers: int
+    parts: Sequence[Part]
+    latency: float
+
+    @cached_property
+    def of(self) -> dict[tuple[int, Kind], list[int]]:
+        """The parts of a layer's computation."""
+        found: dict[tuple[int, Kind], list[int]] = {}
+        for i, part in enumerate(self.parts):
+            found.setdefault((part.layer, part.kind), []).append(i)
+        return found
+
+    def needs(self, i: int) -> list[int]:
+        """The parts whose results of the same batch part i reads: activations and gradients."""
+        layer, kind = self.parts[i].layer, self.parts[i].kind
+        below = [] if layer == 0 else self.of[layer - 1, Kind.F]
+        if kind == Kind.F:
+            return below
+        above = self.of[(self.layers - 1, Kind.F) if layer == self.layers - 1 else (layer + 1, Kind.O)]
+        return [*above, *(below if kind == Kind.W else self.of[layer, Kind.F])]
+
+    @cached_property
+    def sequence(self) -> list[int]:
+        """The parts in the order of one tick: forwards up, output gradients down, weight gradients."""
+        return sorted(range(len(self.parts)), key=lambda i: (
+            self.parts[i].kind, self.parts[i].layer * (1 if self.parts[i].kind == Kind.F else -1), i))
+
+    def apart(self, i: int, j: int) -> int:
+        return int(self.parts[i].processor != self.parts[j].processor)
+
+    @cached_property
+    def at(self) -> list[int]:
+        at = [0] * len(self.parts)
+        for i in self.sequence:
+            at[i] = max((at[j] + self.apart(i, j) for j in self.needs(i)), default=0)
+        return at
+
+    @cached_property
+    def delays(self) -> list[int]:
+        """Per layer how many updates old its weights are."""
+        return [self.at[self.of[layer, Kind.W][0]] - self.at[self.of[layer, Kind.F][0]] for layer in range(self.layers)]
+
+    def ring(self, layer: int) -> int:
+        """How many weight versions a layer needs: 2S + 1 where its computations share a rank."""
+        w = self.of[layer, Kind.W][0]
+        begin = self.at[self.of[layer, Kind.F][0]]
+        return 1 + max(self.delays[layer], *(self.at[o] - begin + self.apart(o, w) for o in self.of[layer, Kind.O]))
+
+    def unit(self, i: int) -> int:
+        """The layer, or `layers + layer` for the second part of a cut output gradient."""
+        part = self.parts[i]
+        return part.layer + self.layers * (self.of[part.layer, part.kind].index(i) > 0)
+
+    def runs(self, batches: int) -> list[tuple[int, int]]:
+        """(part, batch) in the order of ticks."""
+        last = max(self.at) + batches
+        return [(i, t - self.at[i]) for t in range(last) for i in self.sequence if 0 <= t - self.at[i] < batches]
+
+    def orders(self, ranks: int, batches: int) -> list[Order]:
+        mine: list[list[tuple[int, int]]] = [[] for _ in range(ranks)]
+        for i, batch in self.runs(batches):
+            mine[self.parts[i].processor].append((i, batch))
+        return [Order([self.parts[i].kind for i, _ in own], [self.unit(i) for i, _ in own], [b for _, b in own])
+                for own in mine]
+
+    def graph(self, batches: int) -> TaskGraph:
+        """Tasks in the order of ticks. Version v of a layer's weights lies in slot v mod ring."""
+        builder = GraphBuilder()
+        slots = [[builder.buffer(f"weights {layer}, slot {k}", 0, Role.PARAMETER) for k in range(self.ring(layer))]
+                 for layer in range(self.layers)]
+        made: dict[tuple[int, int], int] = {}
+        for i, batch in self.runs(batches):
+            part = self.parts[i]
+            ring = slots[part.layer]
+            reads = [made[j, batch] for j in self.needs(i)]
+            if part.kind == Kind.W:  # the newest weights become the next
+                reads.append(ring[batch % len(ring)])
+                writes = [ring[(batch + 1) % len(ring)]]
+            else:
+                reads.append(ring[max(0, batch - self.delays[part.layer]) % len(ring)])
+                made[i, batch] = builder.buffer(f"{part.kind.name}{self.unit(i)} of batch {batch}", 0)
+                writes = [made[i, batch]]
+            builder.task(self.unit(i), part.kind, batch, reads=reads, writes=writes)
+        return builder.build(name=f"{self.layers} layers, {batches} batches")
+
+    def cost(self) -> CostModel:
+        """The times of the parts by unit."""
+        kinds = {kind.name: [0.0] * (2 * self.layers) for kind in (Kind.F, Kind.O, Kind.W)}
+        for i, part in enumerate(self.parts):
+            kinds[part.kind.name][self.unit(i)] = part.time
+        return CostModel(kinds=kinds, link=Link(self.latency), unit="")
+
+    def steady(self) -> float:
+        """Time per batch: the slowest circuit of data, lanes and weight versions."""
+        edges = []  # (source, target, batches from the source's to the target's)
+        for i, part in enumerate(self.parts):
+            edges += [(j, i, 0) for j in self.needs(i)]
+            if part.kind != Kind.W:
+                w, delay = self.of[part.layer, Kind.W][0], self.delays[part.layer]
+                edges += [(w, i, delay + 1), (i, w, self.ring(part.layer) - 1 - delay)]
+        for rank in {p.processor for p in self.parts}:
+            own = [i for i in self.sequence if self.parts[i].processor == rank]
+            edges += [(i, j, self.at[i] - self.at[j] + (k == len(own) - 1))
+                      for k, (i, j) in enumerate(zip(own, [*own[1:], own[0]], strict=True))]
+        source, target, shift = np.array(edges).T
+        weight = np.array([self.parts[i].time + self.latency * self.apart(i, j) for i, j, _ in edges])
+        return cycle_time(source, target, weight, shift)
+
+    def activations(self, ranks: int, batches: int) -> Ints:
+        """Per rank how many layers' activations are live at once: from F, or a tick later on other ranks, to the last
+        O or W there."""
+        live = np.zeros(ranks, np.int64)
+        for layer in range(self.layers):
+            f = self.of[layer, Kind.F][0]
+            uses: dict[int, int] = {self.parts[f].processor: self.at[f]}
+            for i in (*self.of[layer, Kind.O], *self.of[layer, Kind.W]):
+                rank = self.parts[i].processor
+                uses[rank] = max(uses.get(rank, 0), self.at[i])
+            for rank, last in uses.items():
+                live[rank] += min(batches, last - self.at[f] - (rank != self.parts[f].processor) + 1)
+        return live
