@@ -12,8 +12,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
-from .graph import ROLES, GraphError, Ints, Kind, Role, Rows, StorageSpec, TaskGraph
+from .graph import ROLES, GraphError, Kind, Role, Rows, StorageSpec, TaskGraph
+
+Mask = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,7 @@ class Border:
     """
 
     recorded: TaskGraph
-    delayed: Ints
+    delayed: Mask
     first: tuple[TaskGraph, TaskGraph]
     body: tuple[TaskGraph, TaskGraph]
     drain: tuple[TaskGraph, TaskGraph]
@@ -40,15 +43,13 @@ class Border:
         return sum(self.recorded.storages[s].bytes for s in self.copies)
 
 
-def must_stay(graph: TaskGraph) -> Ints:
+def must_stay(graph: TaskGraph) -> Mask:
     """Mask of tasks that cannot be delayed: F, O and B, what they need within the step, and what yields an output."""
     stays = ~np.isin(graph.kind, [int(Kind.W), int(Kind.U)])
     outputs = {view.storage for view in graph.outputs}
     for task in reversed(range(len(graph))):
-        stays[task] |= bool(stays[graph.succs[task]].any())
-        stays[task] |= any(int(graph.buffer_storage[b]) in outputs for b in graph.writes[task])
-    result: Ints = stays
-    return result
+        stays[task] = stays[task] or stays[graph.succs[task]].any() or any(int(graph.buffer_storage[b]) in outputs for b in graph.writes[task])
+    return stays
 
 
 def cross_border(graph: TaskGraph, delayed: Iterable[int]) -> Border:
@@ -65,10 +66,11 @@ def cross_border(graph: TaskGraph, delayed: Iterable[int]) -> Border:
         early = [s for s in graph.succs[task].tolist() if not late[s]]
         if early:
             raise GraphError(f"task {graph.name(task)} cannot cross the border alone: {graph.name(early[0])} of the same step needs it")
+    now, then = np.flatnonzero(~late).tolist(), np.flatnonzero(late).tolist()
     written = set(graph.buffer_storage[graph.writes.ids].tolist())
-    touched = {v.storage for t in np.flatnonzero(late) for launch in graph.launches[t] for v in launch.reads}
-    made_late = set(graph.buffer_storage[np.concatenate([graph.writes[t] for t in np.flatnonzero(late)])].tolist()) if late.any() else set()
-    made_early = set(graph.buffer_storage[np.concatenate([graph.writes[t] for t in np.flatnonzero(~late)])].tolist())
+    touched = {v.storage for t in then for launch in graph.launches[t] for v in launch.reads}
+    made_late = set(graph.buffer_storage[np.concatenate([graph.writes[t] for t in then])].tolist()) if late.any() else set()
+    made_early = set(graph.buffer_storage[np.concatenate([graph.writes[t] for t in now])].tolist())
     inputs = {v.storage for v in graph.inputs}
     snapshots = tuple(sorted(s for s in touched if graph.storages[s].role == Role.SCALAR and s not in written and s not in inputs))
     carried = sorted(s for s in touched if (not graph.storages[s].role.persistent and (s in made_early or s in inputs)) or s in snapshots)
@@ -77,11 +79,10 @@ def cross_border(graph: TaskGraph, delayed: Iterable[int]) -> Border:
         raise GraphError(f"{graph.storages[both].name} is written on both sides of the border")
     storages, copies = list(graph.storages), {}
     for s in carried:
-        base = graph.storages[s]
+        spec = graph.storages[s]
         copies[s] = (len(storages), len(storages) + 1)
-        storages += [StorageSpec(f"{base.name}'{p}", base.shape, base.dtype, base.bytes, Role.STATE) for p in (0, 1)]
+        storages += [StorageSpec(f"{spec.name}'{p}", spec.shape, spec.dtype, spec.bytes, Role.STATE) for p in (0, 1)]
     base = replace(graph, storages=tuple(storages))
-    now, then = np.flatnonzero(~late).tolist(), np.flatnonzero(late).tolist()
 
     def part(parity: int, *, current: bool, previous: bool) -> TaskGraph:
         tasks = [(t, 1 - parity if current else parity) for t in then if previous] + [(t, parity) for t in now if current]

@@ -22,6 +22,7 @@ import numpy as np
 from . import random
 from .files import write_atomic
 from .nn import Module
+from .nn.module import shown
 from .optim import Optimizer
 from .tensor import Tensor
 
@@ -67,8 +68,8 @@ def save(path: str | Path, model: Module, optimizer: Optimizer | None = None, *,
     about: dict[str, Any] = {"format": FORMAT, "step": step, "seed": random.current_seed()}
     about["optimizer"] = None if optimizer is None else type(optimizer).__name__
     about["loader"] = None if loader is None else {"state": loader.state(), **_identity(loader)}
-    tensors = {name: np.ascontiguousarray(t.numpy()) for name, t in _tensors(model, optimizer).items()}
-    content = serialize(tensors, {"minidl": json.dumps(about, default=int), **({} if schedule is None else {"schedule": schedule})})
+    arrays = {name: np.ascontiguousarray(a) for name, a in _arrays(model, optimizer).items()}
+    content = serialize(arrays, {"minidl": json.dumps(about, default=int), **({} if schedule is None else {"schedule": schedule})})
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(file, content)
@@ -86,7 +87,7 @@ def load(path: str | Path, model: Module, optimizer: Optimizer | None = None, *,
     """
     file = _file(path)
     about, raw, values = _read(file)
-    mine = _tensors(model, optimizer)
+    mine = _arrays(model, optimizer)
     if optimizer is None:
         values = {name: value for name, value in values.items() if name.startswith("model.")}
     else:
@@ -96,10 +97,10 @@ def load(path: str | Path, model: Module, optimizer: Optimizer | None = None, *,
     if missing or unknown:
         what = f"it lacks {missing[0]!r}" if missing else f"it has {unknown[0]!r}, which this run does not"
         raise CheckpointError(f"{file} is of another model or optimizer: {what}")
-    for name, t in mine.items():
-        if values[name].shape != t.shape or str(values[name].dtype) != t.dtype:
+    for name, a in mine.items():
+        if values[name].shape != a.shape or values[name].dtype != a.dtype:
             raise CheckpointError(f"{file} is of another model: {name} is {values[name].dtype} {values[name].shape} there, "
-                                  f"{t.dtype} {t.shape} here")
+                                  f"{a.dtype} {a.shape} here")
     if loader is not None:
         if about.loader is None:
             raise CheckpointError(f"{file} does not say where in the data it stands")
@@ -109,8 +110,8 @@ def load(path: str | Path, model: Module, optimizer: Optimizer | None = None, *,
             loader.restore(about.loader["state"])
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise CheckpointError(f"{file} names no place in the data: {error}") from error
-    for name, t in mine.items():
-        t.numpy()[...] = values[name]
+    for name, a in mine.items():
+        a[...] = values[name]
     for p in model.parameters():
         p.used = True  # a gradient of before belongs to no parameter that is here now
     return about
@@ -131,13 +132,14 @@ def _file(path: str | Path) -> Path:
     return path if path.suffix == ".safetensors" else path / NAME
 
 
-def _tensors(model: Module, optimizer: Optimizer | None) -> dict[str, Tensor]:
-    """All that is kept, by name; a shared parameter once for each name."""
-    tensors = {f"model.{name}": t for name, t in model.named_tensors()}
+def _arrays(model: Module, optimizer: Optimizer | None) -> dict[str, Any]:
+    """All that is kept, the arrays themselves by name: the model's as in its state dict, a shared parameter once for
+    each name."""
+    arrays = {f"model.{name}": shown(t) for name, t in model.named_tensors()}
     if optimizer is not None:
-        tensors |= {f"optimizer.{name}": t for name, t in optimizer.named_tensors()}
-        tensors["random.step"] = Tensor(random.step_storage())
-    return tensors
+        arrays |= {f"optimizer.{name}": t.numpy() for name, t in optimizer.named_tensors()}
+        arrays["random.step"] = Tensor(random.step_storage()).numpy()
+    return arrays
 
 
 def _identity(loader: Loader) -> dict[str, Any]:
@@ -173,7 +175,7 @@ def _read(file: Path) -> tuple[Checkpoint, dict[str, Any], dict[str, Any]]:
     if not isinstance(raw, dict) or raw.get("format") != FORMAT:
         raise CheckpointError(f"{file} is no checkpoint of this format ({FORMAT})")
     step, seed, loader = raw.get("step"), raw.get("seed"), raw.get("loader")
-    if not all(isinstance(n, int) and not isinstance(n, bool) for n in (step, seed)) or step < 0 or "optimizer" not in raw:
+    if type(step) is not int or type(seed) is not int or step < 0 or "optimizer" not in raw:
         raise CheckpointError(f"{file} is damaged: step {step!r}, seed {seed!r}")
     if loader is not None and not isinstance(loader, dict):
         raise CheckpointError(f"{file} is damaged: the place in the data is {loader!r}")

@@ -261,7 +261,9 @@ def test_a_file_that_is_no_plan(capsys, tmp_path, text):
 def test_a_binary_file_is_no_plan(capsys, tmp_path):
     path = tmp_path / "plan.csv"
     path.write_bytes(b"\xff\xfe\x00\x01")
-    assert run(capsys, "check", str(path), *SMALL)[0] == 2
+    code, out, _ = run(capsys, "check", str(path), *SMALL)
+    assert code == 1
+    assert "not a text file" in out
 
 
 @pytest.mark.parametrize(("text", "says"), [("bogus = 1\n", "bogus"), ("steps = 'many'\n", "steps"), ("json = 3\n", "json"), ("=", "Invalid")])

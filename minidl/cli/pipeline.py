@@ -10,7 +10,7 @@ from typing import Any
 from ..explain import explain as explain_task
 from ..schedule import ScheduleError
 from ..schedulers import pipeline as pipelines
-from ..schedulers.pipeline import POLICIES, names
+from ..schedulers.pipeline import names as policies
 from ..simulation import simulate as price_timeline
 from . import show
 from .flags import UsageError, nearest
@@ -38,8 +38,8 @@ def planned(arguments: Any, name: str) -> tuple[pipelines.Plan, Any]:
     """The plan and the costs that the flags ask for. Raises UsageError, PipelineError or CostError."""
     if not arguments.ranks:
         raise UsageError("how many ranks? give --ranks P")
-    if name not in POLICIES:
-        raise UsageError(f"unknown pipeline scheduler {name!r}; {nearest(name, list(POLICIES))}")
+    if name not in policies():
+        raise UsageError(f"unknown pipeline scheduler {name!r}; {nearest(name, policies())}")
     times = [1.0 if value is None else value for value in (arguments.forward, arguments.output_grad, arguments.weight_grad)]
     placement = pipelines.place(name, arguments.ranks, arguments.chunks)
     cost = pipelines.costs(placement, times[0], times[1], times[2], arguments.latency)
@@ -78,7 +78,7 @@ def table(arguments: Any) -> int:
     """All policies that can work with these numbers; the best of each column is marked."""
     found: list[dict[str, Any]] = []
     left_out: dict[str, str] = {}
-    names = [n for n in POLICIES if n != "optimal"]
+    names = [n for n in policies() if n != "optimal"]
     with show.progress("pricing policies", len(names)) as done:
         for i, name in enumerate(names):
             try:

@@ -62,8 +62,6 @@ def check(arguments: Any) -> int:
         if schedule.ranks > 1:
             raise ScheduleError(f"the plan has {schedule.ranks} ranks; a step of {arguments.model} on one device has one")
         peak = plan_memory(recorded.graph, schedule, arguments.memory_limit).peak_bytes
-    except UnicodeDecodeError:
-        raise UsageError(f"{arguments.plan} is not text") from None
     except ScheduleError as error:
         record = {"valid": False, "error": error.message, "tasks": list(error.tasks)}
         show.emit(arguments, record, f"not valid: {error.message}\n{error.grid}".rstrip())
