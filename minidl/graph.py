@@ -69,6 +69,7 @@ class Role(StrEnum):
 _KIND_BITS, _UNIT_BITS, _MICRO_BITS, _ITERATION_BITS = 4, 24, 20, 15
 _NAME = re.compile(r"(\d+)(AS|AG|SF|RF|SO|RO|[FOWBUA])(\d+)(?:@(\d+))?")
 _KIND_NAMES = [kind.name for kind in Kind]
+_RANGES = (("unit", _UNIT_BITS), ("micro-batch", _MICRO_BITS), ("iteration", _ITERATION_BITS))
 
 
 def pack(unit: Any, kind: Any, micro_batch: Any = 0, iteration: Any = 0) -> Any:
@@ -100,8 +101,7 @@ def parse_task(name: str) -> int:
     if match is None:
         raise GraphError(f"{name!r} is not a task name; expected unit, kind, micro-batch, as in 4W0")
     unit, kind, micro_batch, iteration = match.groups(default="0")
-    for what, value, bits in (("unit", unit, _UNIT_BITS), ("micro-batch", micro_batch, _MICRO_BITS),
-                              ("iteration", iteration, _ITERATION_BITS)):
+    for (what, bits), value in zip(_RANGES, (unit, micro_batch, iteration), strict=True):
         if int(value) >= 1 << bits:
             raise GraphError(f"task {name!r}: {what} {value} is too large (at most {(1 << bits) - 1})")
     return int(pack(int(unit), Kind[kind], int(micro_batch), int(iteration)))
@@ -386,6 +386,9 @@ class TaskGraph:
 
     @cached_property
     def keys(self) -> Ints:
+        for (what, bits), column in zip(_RANGES, (self.unit, self.micro_batch, self.iteration), strict=True):
+            if column.max(initial=0) >= 1 << bits:
+                raise GraphError(f"{what} {column.max()} is too large (at most {(1 << bits) - 1})")
         keys: Ints = pack(self.unit, self.kind, self.micro_batch, self.iteration)
         return keys
 

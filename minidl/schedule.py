@@ -76,10 +76,9 @@ class Schedule:
         ptr = [0]
         for names in lanes.values():
             for name in names:
-                pair = name.strip()
-                parts = pair[1:-1].split(";") if pair.startswith("(") and pair.endswith(")") else [pair]
-                keys += [parse_task(part) for part in parts]
-                joined += [False] + [True] * (len(parts) - 1)
+                action = parse_action(name)
+                keys += action
+                joined += [False] + [True] * (len(action) - 1)
             ptr.append(len(keys))
         return cls(tuple(lanes), np.array(ptr, np.int64), np.array(keys, np.int64),
                    np.array(joined) if any(joined) else None)
@@ -308,7 +307,10 @@ class Schedule:
     @classmethod
     def from_csv(cls, text: str, where: str = "the plan") -> Schedule:
         """The inverse of `to_csv`. Raises ScheduleError that names the line."""
-        rows = list(csv.reader(io.StringIO(text)))
+        try:
+            rows = list(csv.reader(io.StringIO(text)))
+        except csv.Error as error:
+            raise ScheduleError(f"{where} is no CSV: {error}") from None
         if not rows or [cell.strip() for cell in rows[0]] != HEADER:
             raise ScheduleError(f"{where}, line 1: expected the header {','.join(HEADER)}")
         lanes: dict[Lane, list[str]] = {}
@@ -319,8 +321,7 @@ class Schedule:
                 rank, lane, name = (cell.strip() for cell in row)
                 if not rank.isdecimal() or not lane:
                     raise ValueError(f"rank {rank!r} and lane {lane!r} must be a number and a name")
-                for part in name.strip("()").split(";"):
-                    parse_task(part)
+                parse_action(name)
             except ValueError as error:
                 what = error if isinstance(error, GraphError) or "rank" in str(error) else f"expected 3 cells, found {len(row)}"
                 raise ScheduleError(f"{where}, line {number}: {what}") from None
@@ -335,7 +336,11 @@ class Schedule:
 
     @classmethod
     def load(cls, path: str | Path) -> Schedule:
-        return cls.from_csv(Path(path).read_text(), str(path))
+        """Raises ScheduleError for a file that is no plan, OSError for one that cannot be read."""
+        try:
+            return cls.from_csv(Path(path).read_text(), str(path))
+        except UnicodeDecodeError:
+            raise ScheduleError(f"{path} is not a text file") from None
 
     def diff(self, other: Schedule) -> str:
         """What changes from this schedule to the other, as a unified diff of their rows; empty when they are equal."""
@@ -359,6 +364,13 @@ class Clocks:
         """Whether task(s) `before` have surely ended when task(s) `after` start; true for edges between ranks."""
         known = self.clock[after, self.column[before]] > self.place[before]
         return known | (self.rank[before] != self.rank[after])
+
+
+def parse_action(name: str) -> list[int]:
+    """The keys of one action: `4W0` alone, or `(2F3;5B1)` together. Raises GraphError."""
+    name = name.strip()
+    parts = name[1:-1].split(";") if name.startswith("(") and name.endswith(")") else [name]
+    return [parse_task(part) for part in parts]
 
 
 def place_in_time(clocks: Clocks, ids: Ints) -> Ints:
