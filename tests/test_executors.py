@@ -146,7 +146,7 @@ def test_every_removed_wait_is_found_by_the_proof_and_by_versions_alone(seed):
         rest = np.delete(waits, gone, axis=0)
         with pytest.raises(ScheduleError, match=r"race: nothing orders \d+[FOWU]\d+ after \d+[FOWU]\d+"):
             schedule.validate(graph, rest)
-        with pytest.raises(ScheduleError, match="race"):
+        with pytest.raises(ScheduleError, match=r"race"):
             CheckingExecutor(graph, schedule, waits=rest)
     # versions alone need a draw that shows it: over many draws every wait is missed at least once
     missed = set()
@@ -219,7 +219,7 @@ def test_memory_that_is_taken_over_too_early_is_noticed():
             offset = np.where(plan.offset >= 0, offset, -1)
             offset[b] = offset[a]
             bad = replace(plan, offset=offset, arena_bytes=int(size.sum()) + int(size.max()))
-            with np.errstate(all="ignore"), pytest.raises(VersionError, match="memory"):
+            with np.errstate(all="ignore"), pytest.raises(VersionError, match=r"memory"):
                 CheckingExecutor(graph, schedule, plan=bad)(*values)
     assert wrong > 50
 
@@ -232,7 +232,7 @@ def test_an_output_whose_memory_is_taken_over_is_noticed():
     first, inner = graph.outputs[0].storage, int(graph.buffer_storage[graph.writes[1][0]])
     offset = plan.offset.copy()
     offset[inner] = offset[first]
-    with pytest.raises(VersionError, match="has taken"):
+    with pytest.raises(VersionError, match=r"has taken"):
         CheckingExecutor(graph, schedule, plan=replace(plan, offset=offset))(x)
 
 
@@ -327,7 +327,7 @@ def test_a_failing_kernel_reaches_the_caller_with_its_task_and_traceback_and_the
     with deadline():
         for _ in range(3):
             FAULT.update({"in": place, "raise": lambda: Broken("no luck")})
-            with pytest.raises(TaskError, match="Broken: no luck") as caught:
+            with pytest.raises(TaskError, match=r"Broken: no luck") as caught:
                 run(X)
             assert caught.value.task == task.name
             assert task.label in str(caught.value)
@@ -522,21 +522,21 @@ def test_a_plan_without_kernels_does_not_run():
     graph = planned(("0F0", "", "a"), ("0W0", "a", "b"))
     schedule = Schedule.of(graph, {Lane(0): [0, 1]})
     for make in (lambda: SequentialExecutor(graph), lambda: StreamExecutor(graph, schedule), lambda: CheckingExecutor(graph, schedule)):
-        with pytest.raises(GraphError, match="plan without kernels"):
+        with pytest.raises(GraphError, match=r"plan without kernels"):
             make()
 
 
 def test_a_schedule_that_is_not_valid_is_refused_with_the_culprit():
     graph = recorded()
     good = random_schedule(graph, 2, generator(0))
-    with pytest.raises(ScheduleError, match="unknown task 99F0"):
+    with pytest.raises(ScheduleError, match=r"unknown task 99F0"):
         StreamExecutor(graph, Schedule.from_names({Lane(0): ["99F0"]}))
-    with pytest.raises(ScheduleError, match="is missing"):
+    with pytest.raises(ScheduleError, match=r"is missing"):
         StreamExecutor(graph, Schedule(good.lanes, np.minimum(good.ptr, len(good) - 1), good.keys[:-1]))
     two = Schedule((Lane(0), Lane(1)), good.ptr, good.keys)
-    with pytest.raises(ScheduleError, match="2 ranks; this executor runs one"):
+    with pytest.raises(ScheduleError, match=r"2 ranks; this executor runs one"):
         StreamExecutor(graph, two)
-    with pytest.raises(MemoryLimitError, match="more than the limit of 1,000"):
+    with pytest.raises(MemoryLimitError, match=r"more than the limit of 1,000"):
         StreamExecutor(graph, good, memory_limit=1000)
 
 

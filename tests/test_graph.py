@@ -1,0 +1,177 @@
+"""Names, columns, and edges that follow from reads and writes alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from helpers import closure, edge_pairs, planned, planned_graphs
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minidl import loops
+from minidl.graph import (
+    GraphBuilder,
+    GraphError,
+    Kind,
+    Role,
+    Rows,
+    TaskGraph,
+    derive_edges,
+    pack,
+    parse_task,
+    task_name,
+    unpack,
+)
+from minidl.schedule import Lane, Schedule
+
+PARTS = (st.integers(0, 2**24 - 1), st.sampled_from(list(Kind)), st.integers(0, 2**20 - 1), st.integers(0, 2**15 - 1))
+
+
+@given(*PARTS)
+def test_a_name_and_a_key_are_one_and_the_same(unit, kind, micro_batch, iteration):
+    key = int(pack(unit, kind, micro_batch, iteration))
+    assert key >= 0
+    assert unpack(key) == (unit, kind, micro_batch, iteration)
+    assert parse_task(task_name(key)) == key
+    assert task_name(key) == f"{unit}{kind.name}{micro_batch}" + (f"@{iteration}" if iteration else "")
+
+
+def test_keys_pack_as_columns_too():
+    unit, kind, micro, iteration = np.array([1, 2]), np.array([0, 11]), np.array([5, 0]), np.array([0, 3])
+    for found, meant in zip(unpack(pack(unit, kind, micro, iteration)), (unit, kind, micro, iteration), strict=True):
+        assert found.tolist() == meant.tolist()
+
+
+@pytest.mark.parametrize("name", ["", "F", "4", "4W", "W0", "4X0", "4W0@", "4w0", "-1F0", "4W0 5F0", "4 W0", "4W-1", "(2F3;5B1)", "4WU0"])
+def test_what_is_no_task_name_is_refused(name):
+    with pytest.raises(GraphError, match=r"is not a task name; expected unit, kind, micro-batch"):
+        parse_task(name)
+
+
+@pytest.mark.parametrize(("name", "what"), [(f"{2**24}F0", "unit"), (f"0F{2**20}", "micro-batch"), (f"0F0@{2**15}", "iteration")])
+def test_numbers_that_do_not_fit_a_key_are_refused(name, what):
+    with pytest.raises(GraphError, match=f"{what} .* is too large"):
+        parse_task(name)
+    unit, kind, micro_batch, iteration = (int(x) for x in (2**24 if what == "unit" else 0, 0, 2**20 if what == "micro-batch" else 0,
+                                                           2**15 if what == "iteration" else 0))
+    builder = GraphBuilder()
+    with pytest.raises(GraphError, match=r"too large"):
+        builder.task(unit, Kind(kind), micro_batch, iteration)
+        builder.build()
+
+
+def test_the_three_kinds_of_edges():
+    graph = planned(("0F0", "", "a"), ("1F0", "a", "b"), ("2F0", "a", "c"), ("3F0", "", "a"), ("4F0", "", "a"), ("5F0", "z", "z"))
+    preds = {graph.name(t): {graph.name(p) for p in graph.preds[t]} for t in range(len(graph))}
+    assert preds == {"0F0": set(), "1F0": {"0F0"}, "2F0": {"0F0"},  # read after write
+                     "3F0": {"1F0", "2F0"},  # write after read; the write after write of 0F0 follows
+                     "4F0": {"3F0"},  # write after write
+                     "5F0": set()}  # its own
+    assert [graph.name(s) for s in graph.succs[0]] == ["1F0", "2F0"]
+    assert graph.edges == 5
+
+
+@given(planned_graphs(tasks=14, buffers=5))
+@settings(deadline=None)
+def test_edges_order_exactly_the_tasks_that_conflict(graph):
+    n = len(graph)
+    conflicts = set()
+    for j in range(n):
+        for i in range(j):
+            ri, wi, rj, wj = (set(r[t].tolist()) for t in (i, j) for r in (graph.reads, graph.writes))
+            if wi & rj or wi & wj or ri & wj:
+                conflicts.add((i, j))
+    edges = edge_pairs(graph)
+    assert len(set(edges)) == len(edges)
+    assert set(edges) <= conflicts
+    assert np.array_equal(closure(n, edges), closure(n, sorted(conflicts)))
+    assert edge_pairs(graph) == sorted(edges, key=lambda e: (e[1], e[0]))
+    assert sorted((s, int(t)) for s in range(n) for t in graph.succs[s]) == sorted(edges)
+
+
+def test_rows():
+    rows = Rows.of([[3, 1], [], [2]])
+    assert len(rows) == 3
+    assert [rows[i].tolist() for i in range(3)] == [[3, 1], [], [2]]
+    assert rows.row_of_each().tolist() == [0, 0, 2]
+    assert [rows.transposed(4)[i].tolist() for i in range(4)] == [[], [0], [2], [0]]
+    assert [Rows.from_pairs(np.array([1, 0, 1]), np.array([7, 8, 9]), 3)[i].tolist() for i in range(3)] == [[8], [7, 9], []]
+
+
+def test_views_tell_what_their_rows_hold():
+    builder = GraphBuilder()
+    w, x = builder.buffer("w", 8, Role.PARAMETER), builder.buffer("x", 4)
+    builder.unit_names[3] = "head"
+    builder.task(3, Kind.W, 2, 1, reads=[x, w, x], writes=[w], flops=5.0, nbytes=12)
+    graph = builder.build()
+    (task,) = graph
+    assert (task.unit, task.kind, task.micro_batch, task.iteration, task.flops, task.bytes) == (3, Kind.W, 2, 1, 5.0, 12)
+    assert (task.name, str(task), task.label, task.launches) == ("3W2@1", "3W2@1", "3W2@1 (head)", ())
+    assert [(b.name, b.bytes, b.role) for b in task.reads] == [("w", 8, Role.PARAMETER), ("x", 4, Role.ACTIVATION)]
+    assert [b.shape for b in task.writes] == [(8,)]
+    assert graph["3W2@1"] == task == graph[-1]
+    assert [r for r in Role if r.persistent] == [Role.PARAMETER, Role.STATE, Role.SCALAR]
+
+
+def test_an_unknown_task_is_told_with_the_nearest():
+    graph = planned(("4W0", "", ""), ("4W1", "", ""), ("7F0", "", ""))
+    with pytest.raises(GraphError, match=r"no task 4W2 in this graph; near it: 4W[01]"):
+        graph.index("4W2")
+    with pytest.raises(IndexError):
+        graph[3]
+    assert graph.find(np.array([parse_task("7F0"), parse_task("8F0")])).tolist() == [2, -1]
+
+
+def test_a_task_named_twice_is_refused_where_the_graph_is_built():
+    with pytest.raises(GraphError, match=r"task 1F0 stands twice"):
+        planned(("0F0", "", ""), ("1F0", "", ""), ("1F0", "", ""))
+
+
+def test_a_graph_without_tasks():
+    graph = planned()
+    assert (len(graph), graph.edges, list(graph)) == (0, 0, [])
+    schedule = Schedule.of(graph, {Lane(0): []}).validate(graph)
+    assert schedule.waits(graph).tolist() == []
+    with pytest.raises(GraphError, match=r"near it: none"):
+        graph.index("0F0")
+
+
+def chain(n: int) -> TaskGraph:
+    """0F0 -> 1F0 -> ..., as columns."""
+    each = np.arange(n)
+    reads = Rows(np.concatenate([[0], np.arange(n)]), np.arange(n - 1, dtype=np.int32))
+    return TaskGraph(each, np.zeros(n, np.int8), np.zeros(n, np.int32), np.zeros(n, np.int32), np.ones(n), np.ones(n, np.int64),
+                     reads, Rows(np.arange(n + 1), np.arange(n, dtype=np.int32)), np.full(n, 8), np.full(n, 4, np.int8), each)
+
+
+def test_long_graphs_take_the_compiled_way_and_little_memory():
+    n = loops.LONG + 10
+    graph = chain(n)
+    assert graph.edges == n - 1
+    schedule = Schedule.of(graph, {Lane(0): range(0, n, 2), Lane(0, "b"): range(1, n, 2)})
+    slots = schedule.validate(graph).slots
+    assert slots[: len(range(0, n, 2))].tolist() == list(range(0, n, 2))
+    columns = sum(getattr(graph, c).nbytes for c in ("unit", "kind", "micro_batch", "iteration", "flops", "bytes"))
+    rows = sum(r.ptr.nbytes + r.ids.nbytes for r in (graph.reads, graph.writes, graph.preds, graph.succs))
+    assert (columns + rows) / n < 120, "bytes a task"
+
+
+def test_both_ways_of_a_loop_give_the_same():
+    def double(values, out):
+        total = 0
+        for i in range(len(values)):
+            out[i] = 2 * values[i]
+            total += out[i]
+        return total
+
+    values = np.arange(5)
+    short = loops.run_loop(double, 1, values, np.zeros(5, np.int64))
+    long = loops._compiled(double)
+    out = np.zeros(5, np.int64)
+    assert short[0] == long(values, out) == 20
+    assert short[2].tolist() == out.tolist()
+
+
+def test_no_edges_without_buffers():
+    nothing = Rows.of([[], []])
+    assert len(derive_edges(nothing, nothing, 0).ids) == 0
