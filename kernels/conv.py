@@ -7,39 +7,57 @@ a product without any gathering; one filter per channel (depthwise) has loops of
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from .depthwise import depthwise, depthwise_input_grad, depthwise_weight_grad, depthwise_work
 from .linear import gemm
-from .registry import Thunk, compiled, flat, kernel, loop, ufunc
+from .registry import Thunk, flat, kernel, loop, ufunc
 from .sums import row_sums, row_sums_work
 
 CHUNK = 512  #: rows of patches at a time, where the image allows
+ACROSS = 16  #: patches whose lines have fewer numbers than this lie with the taps first
 Pair = tuple[int, int]
 
 
-def output_length(length: int, kernel: int, stride: int, padding: int, dilation: int) -> int:
-    """How many places a window of `kernel` taps has along an axis; not positive where it does not fit."""
-    return (length + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
+class Geometry(NamedTuple):
+    """How a window moves over an image: (vertical, horizontal) each; and how many groups of channels keep apart."""
+
+    stride: Pair
+    padding: Pair
+    dilation: Pair
+    groups: int
+
+    def output(self, image: Sequence[int], taps: Sequence[int]) -> list[int]:
+        """Lines and columns of the output; not positive where the window does not fit."""
+        return [(image[a] + 2 * self.padding[a] - self.dilation[a] * (taps[a] - 1) - 1) // self.stride[a] + 1 for a in (0, 1)]
 
 
-def _flops(reads: Any, writes: Any) -> float:
-    """Two for each tap of each output: the larger image's pixels are not what counts, but those of y, or dy."""
-    x, w = reads[0], reads[1]
-    return 2.0 * (writes[0].size if writes[0].shape[-1] == w.shape[0] else x.size) * w.size / w.shape[0]
+def _flops(y: Any, w: Any) -> float:
+    """A product and a sum for each tap of each element of y (or dy)."""
+    return float(2 * y.size * (w.size // w.shape[0]))
 
 
 # ------------------------------------------------------------------------------------------------------------- references
-def _taps(xp: Any, x: Any, kh: int, kw: int, stride: Pair, padding: Pair, dilation: Pair, oh: int, ow: int) -> Any:
-    """(ky, kx, the pixels of padded x that this tap sees (n, oh, ow, c)) for every tap."""
-    padded = xp.pad(x, ((0, 0), (padding[0], padding[0]), (padding[1], padding[1]), (0, 0)))
-    for ky in range(kh):
-        for kx in range(kw):
-            top, left = ky * dilation[0], kx * dilation[1]
-            yield ky, kx, padded[:, top : top + (oh - 1) * stride[0] + 1 : stride[0], left : left + (ow - 1) * stride[1] + 1 : stride[1]]
+def _slices(tap: int, axis: int, count: int, geometry: Geometry) -> slice:
+    """The places of a padded axis that a tap sees, one for each of `count` outputs."""
+    start = tap * geometry.dilation[axis]
+    return slice(start, start + (count - 1) * geometry.stride[axis] + 1, geometry.stride[axis])
+
+
+def _taps(taps: Sequence[int], y: Sequence[int], geometry: Geometry) -> Iterator[tuple[int, int, Any]]:
+    """(ky, kx, what of a padded image this tap sees) for every tap; y (n, oh, ow, ...)."""
+    for ky in range(taps[0]):
+        for kx in range(taps[1]):
+            yield ky, kx, (slice(None), _slices(ky, 0, y[1], geometry), _slices(kx, 1, y[2], geometry))
+
+
+def _padded(xp: Any, x: Any, geometry: Geometry) -> Any:
+    (vertical, horizontal), none = geometry.padding, (0, 0)
+    return xp.pad(x, (none, (vertical, vertical), (horizontal, horizontal), none))
 
 
 def _grouped(x: Any, groups: int) -> Any:
@@ -47,168 +65,81 @@ def _grouped(x: Any, groups: int) -> Any:
     return x.reshape(-1, groups, x.shape[-1] // groups).transpose(1, 0, 2)
 
 
-@kernel("conv2d", flops=_flops, work=lambda reads, writes, **geometry: _work(reads[0].shape, reads[1].shape, writes[0].shape, reads[0].dtype, **geometry))
-def conv2d(xp: Any, x: Any, w: Any, b: Any = None, *, stride: Pair, padding: Pair, dilation: Pair, groups: int) -> Any:
+@kernel("conv2d", flops=lambda reads, writes: _flops(writes[0], reads[1]),
+        work=lambda reads, writes, geometry: _work(reads[0], reads[1], writes[0], geometry))
+def conv2d(xp: Any, x: Any, w: Any, b: Any = None, *, geometry: Geometry) -> Any:
     """y[n, oy, ox] = sum over taps of x[n, oy s - p + ky d, ox s - p + kx d] w[:, ky, kx] (+ b)."""
-    o, kh, kw, _ = w.shape
-    oh, ow = (output_length(x.shape[1 + a], (kh, kw)[a], stride[a], padding[a], dilation[a]) for a in (0, 1))
-    y = 0
-    for ky, kx, pixels in _taps(xp, x, kh, kw, stride, padding, dilation, oh, ow):
-        y = y + xp.matmul(_grouped(pixels, groups), w[:, ky, kx].reshape(groups, o // groups, -1).transpose(0, 2, 1))
-    y = y.transpose(1, 0, 2).reshape(x.shape[0], oh, ow, o)
+    groups, shape = geometry.groups, (x.shape[0], *geometry.output(x.shape[1:3], w.shape[1:3]), len(w))
+    padded, y = _padded(xp, x, geometry), xp.zeros((groups, shape[0] * shape[1] * shape[2], len(w) // groups), x.dtype)
+    for ky, kx, seen in _taps(w.shape[1:3], shape, geometry):
+        y += xp.matmul(_grouped(padded[seen], groups), w[:, ky, kx].reshape(groups, len(w) // groups, -1).transpose(0, 2, 1))
+    y = y.transpose(1, 0, 2).reshape(shape)
     return y if b is None else y + b
 
 
-@kernel("conv2d_input_grad", flops=_flops, work=lambda reads, writes, **geometry: _work(writes[0].shape, reads[1].shape, reads[0].shape, reads[0].dtype, **geometry))
-def conv2d_input_grad(xp: Any, dy: Any, w: Any, *, size: Pair, stride: Pair, padding: Pair, dilation: Pair, groups: int) -> Any:
+@kernel("conv2d_input_grad", flops=lambda reads, writes: _flops(reads[0], reads[1]),
+        work=lambda reads, writes, size, geometry: _work(writes[0], reads[1], reads[0], geometry)[:2])
+def conv2d_input_grad(xp: Any, dy: Any, w: Any, *, size: Pair, geometry: Geometry) -> Any:
     """dx (n, *size, c): every tap's product goes back to the pixel that it came from."""
-    o, kh, kw, each = w.shape
-    n, oh, ow, _ = dy.shape
-    dx = xp.zeros((n, *size, each * groups), dy.dtype)
-    padded = xp.pad(dx, ((0, 0), (padding[0], padding[0]), (padding[1], padding[1]), (0, 0)))
-    for ky in range(kh):
-        for kx in range(kw):
-            g = xp.matmul(_grouped(dy, groups), w[:, ky, kx].reshape(groups, o // groups, each))
-            top, left = ky * dilation[0], kx * dilation[1]
-            padded[:, top : top + (oh - 1) * stride[0] + 1 : stride[0], left : left + (ow - 1) * stride[1] + 1 : stride[1]] += (
-                g.transpose(1, 0, 2).reshape(n, oh, ow, -1))
-    dx[...] = padded[:, padding[0] : padding[0] + size[0], padding[1] : padding[1] + size[1]]
-    return dx
+    groups, each = geometry.groups, w.shape[3]
+    padded = _padded(xp, xp.zeros((len(dy), *size, each * groups), dy.dtype), geometry)
+    for ky, kx, seen in _taps(w.shape[1:3], dy.shape, geometry):
+        g = xp.matmul(_grouped(dy, groups), w[:, ky, kx].reshape(groups, len(w) // groups, each))
+        padded[seen] += g.transpose(1, 0, 2).reshape(*dy.shape[:3], -1)
+    top, left = geometry.padding
+    return padded[:, top : top + size[0], left : left + size[1]]
 
 
-@kernel("conv2d_weight_grad", flops=lambda reads, writes: 2.0 * reads[1].size * writes[0].size / writes[0].shape[0],
-        work=lambda reads, writes, **geometry: _weight_grad_work(reads, writes, **geometry))
-def conv2d_weight_grad(xp: Any, x: Any, dy: Any, *, taps: Pair, bias: bool, stride: Pair, padding: Pair, dilation: Pair, groups: int) -> Any:
+@kernel("conv2d_weight_grad", flops=lambda reads, writes: _flops(reads[1], writes[0]),
+        work=lambda reads, writes, taps, bias, geometry: [*_work(reads[0], writes[0], reads[1], geometry, sums=True),
+                                                          *(row_sums_work(reads[1].shape[3]) if bias else [])])
+def conv2d_weight_grad(xp: Any, x: Any, dy: Any, *, taps: Pair, bias: bool, geometry: Geometry) -> Any:
     """dw (o, *taps, c / groups); with `bias` also db (o,), the sum of dy over samples and pixels."""
-    n, oh, ow, o = dy.shape
-    dw = xp.empty((o, *taps, x.shape[-1] // groups), x.dtype)
-    for ky, kx, pixels in _taps(xp, x, *taps, stride, padding, dilation, oh, ow):
-        dw[:, ky, kx] = xp.matmul(_grouped(dy, groups).transpose(0, 2, 1), _grouped(pixels, groups)).reshape(o, -1)
+    groups, o = geometry.groups, dy.shape[3]
+    padded, dw = _padded(xp, x, geometry), xp.empty((o, *taps, x.shape[3] // groups), x.dtype)
+    for ky, kx, seen in _taps(taps, dy.shape, geometry):
+        dw[:, ky, kx] = xp.matmul(_grouped(dy, groups).transpose(0, 2, 1), _grouped(padded[seen], groups)).reshape(o, -1)
     return (dw, dy.sum(axis=(0, 1, 2))) if bias else dw
 
 
 # -------------------------------------------------------------------------------------------------------------- CPU forms
-def _is_plain(taps: Pair, stride: Pair, padding: Pair, groups: int) -> bool:
+def _is_plain(w: Any, geometry: Geometry) -> bool:
     """A product of pixels and weights as they lie."""
-    return taps == stride == (1, 1) and padding == (0, 0) and groups == 1
+    return bool(w.shape[1:3] == (1, 1) and geometry == Geometry((1, 1), (0, 0), geometry.dilation, 1))
 
 
-def _is_depthwise(channels: int, outputs: int, groups: int) -> bool:
-    return 1 < channels == outputs == groups
+def _is_depthwise(x: Any, w: Any, geometry: Geometry) -> bool:
+    return bool(1 < x.shape[3] == w.shape[0] == geometry.groups)
 
 
-def _lines(y: tuple[int, ...]) -> int:
+def _lines(y: Any) -> int:
     """How many lines of the output make a chunk."""
-    return max(1, min(CHUNK // max(y[2], 1), y[0] * y[1]))
+    return int(max(1, min(CHUNK // max(y.shape[2], 1), y.shape[0] * y.shape[1])))
 
 
-def _patches(x: tuple[int, ...], w: tuple[int, ...], y: tuple[int, ...]) -> tuple[int, int]:
-    """The shape of a chunk of patches; few channels lie better with the taps first, since pixels run on for longer."""
-    rows, columns = _lines(y) * y[2], w[1] * w[2] * w[3]
-    return (columns, rows) if w[2] * w[3] < 16 else (rows, columns)
-
-
-def _work(x: tuple[int, ...], w: tuple[int, ...], y: tuple[int, ...], dtype: Any, *, stride: Pair, padding: Pair, dilation: Pair,
-          groups: int, size: Pair | None = None) -> list[Any]:
-    if _is_plain(w[1:3], stride, padding, groups):
+def _work(x: Any, w: Any, y: Any, geometry: Geometry, sums: bool = False) -> list[Any]:
+    """Scratch arrays of all three: a chunk of patches, and with `sums` the product of one chunk. Few channels lie
+    better with the taps first, since then the pixels run on for longer."""
+    if _is_plain(w, geometry):
         return []
-    if _is_depthwise(x[3], w[0], groups):
-        return depthwise_work(x, w, padding, dtype)
-    return [((_lines(y) * y[2], w[1] * w[2] * w[3]) if size else _patches(x, w, y), dtype)]
+    if _is_depthwise(x, w, geometry):
+        return depthwise_work(x.shape, w.shape, geometry.padding, x.dtype)
+    rows, columns = _lines(y) * y.shape[2], w.size // w.shape[0]
+    return [((rows, columns), x.dtype), *([(w.shape, w.dtype)] if sums else [])]
 
 
-def _weight_grad_work(reads: Any, writes: Any, *, taps: Pair, bias: bool, **geometry: Any) -> list[Any]:
-    x, dy, dw = reads[0].shape, reads[1].shape, writes[0].shape
-    dtype = reads[0].dtype
-    work = row_sums_work(dy[3]) if bias else []
-    if _is_plain(taps, geometry["stride"], geometry["padding"], geometry["groups"]):
-        return work
-    if _is_depthwise(x[3], dw[0], geometry["groups"]):
-        return [*work, *depthwise_work(x, dw, geometry["padding"], dtype)]
-    return [*work, (_patches(x, dw, dy), dtype), (dw, dtype)]
+def _chunks(x: Any, w: Any, y: Any, geometry: Geometry) -> Iterator[tuple[slice, int, tuple[Any, ...]]]:
+    """(slice of y's pixels, group, arguments of the loop after the patches) for each chunk and group."""
+    shape = (*x.shape[1:], *w.shape[1:3], *geometry.stride, *geometry.padding, *geometry.dilation, *y.shape[1:3])
+    step, lines, pixels = _lines(y), y.shape[0] * y.shape[1], flat(x)
+    for first in range(0, lines, step):
+        for group in range(geometry.groups):
+            yield (slice(first * y.shape[2], min(first + step, lines) * y.shape[2]), group,
+                   (pixels, first, group * w.shape[3], shape))
 
 
-class _Chunks:
-    """The patches of an image, chunk by chunk and group by group."""
-
-    def __init__(self, x: Any, patches: Any, rows: int, y: tuple[int, ...], taps: Pair, each: int, stride: Pair, padding: Pair,
-                 dilation: Pair, groups: int) -> None:
-        self.x, self.patches, self.each, self.groups = flat(x), patches, each, groups
-        self.shape = (*x.shape[1:], *taps, *stride, *padding, *dilation, y[1], y[2])
-        self.width, self.total, self.lines = y[2], y[0] * y[1], rows // max(y[2], 1)
-
-    def __iter__(self) -> Any:
-        """(slice of y's pixels, group, the patches' array (pixels, taps * channels), arguments of the loop) for each."""
-        for first in range(0, self.total, self.lines):
-            rows = min(self.lines, self.total - first) * self.width
-            pixels = slice(first * self.width, first * self.width + rows)
-            for group in range(self.groups):
-                yield pixels, group, rows, (self.x, first, group * self.each, self.shape)
-
-
-@conv2d.cpu
-def _(x: Any, w: Any, *rest: Any, stride: Pair, padding: Pair, dilation: Pair, groups: int) -> list[Thunk]:
-    bias, rest = (rest[:1], rest[1:]) if rest[0].ndim == 1 else ((), rest)
-    y, *work = rest
-    o, kh, kw, each = w.shape
-    pixels = y.reshape(-1, o)
-    add = [loop(_add_bias, pixels, b) for b in bias]
-    if not y.size:
-        return []
-    if _is_plain((kh, kw), stride, padding, groups):
-        return [gemm(x.reshape(-1, each), w.reshape(o, each).T, pixels), *add]
-    if _is_depthwise(x.shape[3], o, groups):
-        return [*depthwise(x, w, y, *work, stride=stride, padding=padding, dilation=dilation), *add]
-    weights = w.reshape(groups, o // groups, -1)
-    thunks: list[Thunk] = []
-    for part, group, rows, arguments in _Chunks(x, work[0], _lines(y.shape) * y.shape[2], y.shape, (kh, kw), each, stride, padding, dilation, groups):
-        gather, patches = _gatherer(work[0], rows, kw * each, arguments)
-        thunks += [gather, gemm(patches, weights[group].T, _columns(pixels[part], group, groups))]
-    return [*thunks, *add]
-
-
-@conv2d_input_grad.cpu
-def _(dy: Any, w: Any, dx: Any, *work: Any, size: Pair, stride: Pair, padding: Pair, dilation: Pair, groups: int) -> list[Thunk]:
-    o, kh, kw, each = w.shape
-    pixels = dy.reshape(-1, o)
-    if not dy.size:
-        return [partial(dx.fill, 0)]
-    if _is_plain((kh, kw), stride, padding, groups):
-        return [gemm(pixels, w.reshape(o, each), dx.reshape(-1, each))]
-    if _is_depthwise(dx.shape[3], o, groups):
-        return depthwise_input_grad(dy, w, dx, *work, stride=stride, padding=padding, dilation=dilation)
-    weights = w.reshape(groups, o // groups, -1)
-    thunks: list[Thunk] = [partial(dx.fill, 0)]
-    for part, group, rows, arguments in _Chunks(dx, work[0], len(work[0]), dy.shape, (kh, kw), each, stride, padding, dilation, groups):
-        patches = work[0][:rows]
-        thunks += [gemm(_columns(pixels[part], group, groups), weights[group], patches), _loop(_scatter, patches, *arguments)]
-    return thunks
-
-
-@conv2d_weight_grad.cpu
-def _(x: Any, dy: Any, dw: Any, *rest: Any, taps: Pair, bias: bool, stride: Pair, padding: Pair, dilation: Pair, groups: int) -> list[Thunk]:
-    o, each = dy.shape[3], dw.shape[3]
-    pixels = dy.reshape(-1, o)
-    sums: list[Thunk] = []
-    if bias:
-        db, total, *rest = rest
-        sums = row_sums(pixels, db, total)
-    work = rest
-    if not dy.size:
-        return [partial(dw.fill, 0), *sums]
-    if _is_plain(taps, stride, padding, groups):
-        return [gemm(pixels.T, x.reshape(-1, each), dw.reshape(o, each)), *sums]
-    if _is_depthwise(x.shape[3], o, groups):
-        return [*depthwise_weight_grad(x, dy, dw, *work, stride=stride, padding=padding, dilation=dilation), *sums]
-    weights, part_of = dw.reshape(groups, o // groups, -1), work[1].reshape(groups, o // groups, -1)
-    thunks: list[Thunk] = []
-    for part, group, rows, arguments in _Chunks(x, work[0], _lines(dy.shape) * dy.shape[2], dy.shape, taps, each, stride, padding, dilation, groups):
-        gather, patches = _gatherer(work[0], rows, taps[1] * each, arguments)
-        out = part_of[group] if part.start else weights[group]
-        thunks += [gather, gemm(_columns(pixels[part], group, groups).T, patches, out)]
-        if part.start:
-            thunks.append(ufunc(np.add, weights[group], out, weights[group]))
-    return [*thunks, *sums]
+def _by_group(w: Any, groups: int) -> Any:
+    return w.reshape(groups, len(w) // groups, -1)
 
 
 def _columns(pixels: Any, group: int, groups: int) -> Any:
@@ -217,16 +148,87 @@ def _columns(pixels: Any, group: int, groups: int) -> Any:
     return pixels[:, group * each : (group + 1) * each]
 
 
-def _gatherer(work: Any, rows: int, run: int, arguments: tuple[Any, ...]) -> tuple[Thunk, Any]:
-    """The call that gathers a chunk, and the patches (rows, taps * channels) as a view, either way round in memory."""
-    if run < 16:
-        patches = work.reshape(-1)[: rows * len(work)].reshape(len(work), rows)
-        return _loop(_gather_across, patches, *arguments), patches.T
-    return _loop(_gather, work[:rows], *arguments), work[:rows]
+@conv2d.cpu
+def _(x: Any, w: Any, *rest: Any, geometry: Geometry) -> list[Thunk]:
+    bias, (y, *work) = (rest[:1], rest[1:]) if rest[0].ndim == 1 else ((), rest)
+    pixels, groups = y.reshape(-1, len(w)), geometry.groups
+    add = [loop(_add_bias, pixels, b) for b in bias]
+    if _is_plain(w, geometry):
+        return [gemm(x.reshape(-1, w.shape[3]), w.reshape(len(w), -1).T, pixels), *add]
+    if _is_depthwise(x, w, geometry):
+        return [*depthwise(x, w, y, *work, geometry=geometry[:3]), *add]
+    weights, gather = _by_group(w, groups), _Gather(work[0], w.shape[2] * w.shape[3])
+    thunks: list[Thunk] = []
+    for part, group, arguments in _chunks(x, w, y, geometry):
+        thunk, patches = gather(part.stop - part.start, arguments)
+        thunks += [thunk, gemm(patches, weights[group].T, _columns(pixels[part], group, groups))]
+    return [*thunks, *add]
 
 
-def _loop(function: Any, *arguments: Any) -> Thunk:
-    return partial(compiled(function, *arguments), *arguments)
+@conv2d_input_grad.cpu
+def _(dy: Any, w: Any, dx: Any, *work: Any, size: Pair, geometry: Geometry) -> list[Thunk]:
+    pixels, groups = dy.reshape(-1, len(w)), geometry.groups
+    if _is_plain(w, geometry):
+        return [gemm(pixels, w.reshape(len(w), -1), dx.reshape(-1, w.shape[3]))]
+    if _is_depthwise(dx, w, geometry):
+        return depthwise_input_grad(dy, w, dx, *work, geometry=geometry[:3])
+    weights, scatter = _by_group(w, groups), _Again(_scatter)
+    thunks: list[Thunk] = [partial(dx.fill, 0)]
+    for part, group, arguments in _chunks(dx, w, dy, geometry):
+        patches = work[0][: part.stop - part.start]
+        thunks += [gemm(_columns(pixels[part], group, groups), weights[group], patches), scatter(patches, *arguments)]
+    return thunks
+
+
+@conv2d_weight_grad.cpu
+def _(x: Any, dy: Any, dw: Any, *rest: Any, taps: Pair, bias: bool, geometry: Geometry) -> list[Thunk]:
+    pixels, groups = dy.reshape(-1, len(dw)), geometry.groups
+    db, work, total = (rest[0], rest[1:-1], rest[-1]) if bias else (None, rest, None)
+    sums = row_sums(pixels, db, total) if bias else []
+    if _is_plain(dw, geometry):
+        return [gemm(pixels.T, x.reshape(-1, dw.shape[3]), dw.reshape(len(dw), -1)), *sums]
+    if _is_depthwise(x, dw, geometry):
+        return [*depthwise_weight_grad(x, dy, dw, *work, geometry=geometry[:3]), *sums]
+    weights, later = _by_group(dw, groups), _by_group(work[1], groups)
+    gather = _Gather(work[0], dw.shape[2] * dw.shape[3])
+    thunks: list[Thunk] = []
+    for part, group, arguments in _chunks(x, dw, dy, geometry):
+        thunk, patches = gather(part.stop - part.start, arguments)
+        out = later[group] if part.start else weights[group]
+        thunks += [thunk, gemm(_columns(pixels[part], group, groups).T, patches, out)]
+        if part.start:
+            thunks.append(ufunc(np.add, weights[group], out, weights[group]))
+    return [*thunks, *sums]
+
+
+class _Again:
+    """A loop bound to many sets of arguments of the same types: compiled once."""
+
+    def __init__(self, function: Any) -> None:
+        self.function: Any = function
+        self.compiled: Any = None
+
+    def __call__(self, *arguments: Any) -> Thunk:
+        if self.compiled is None:
+            first: Any = loop(self.function, *arguments)
+            self.compiled = first.func
+        return partial(self.compiled, *arguments)
+
+
+class _Gather:
+    """Gathers chunks of patches into one array, `run` numbers of which lie together in the image."""
+
+    def __init__(self, work: Any, run: int) -> None:
+        self.work, self.across = work, run < ACROSS
+        self.bind = _Again(_gather_across if self.across else _gather)
+
+    def __call__(self, rows: int, arguments: tuple[Any, ...]) -> tuple[Thunk, Any]:
+        """The call that gathers, and the patches (rows, taps * channels) as a view, either way round in memory."""
+        if self.across:
+            patches = self.work[:rows].reshape(self.work.shape[1], rows)
+            return self.bind(patches, *arguments), patches.T
+        patches = self.work[:rows]
+        return self.bind(patches, *arguments), patches
 
 
 def _add_bias(y, b):  # type: ignore[no-untyped-def]

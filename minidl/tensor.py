@@ -148,12 +148,14 @@ class Tensor:
 
 
 class Parameter(Tensor):
-    """A leaf that is trained. `value`: a NumPy array, copied."""
+    """A leaf that is trained. `value`: a NumPy array, copied. `axes`: the order in which a state dict shows the axes,
+    where another one is the faster in memory."""
 
-    __slots__ = ("name",)
+    __slots__ = ("axes", "name")
 
-    def __init__(self, value: Any, name: str = "") -> None:
+    def __init__(self, value: Any, name: str = "", axes: tuple[int, ...] | None = None) -> None:
         value = np.asarray(value)
+        self.axes = axes
         super().__init__(host_storage(value, Role.PARAMETER, name or "parameter"), requires_grad=True)
         self.weight, self.name = True, name
 

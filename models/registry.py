@@ -55,22 +55,27 @@ def presets(name: str) -> list[str]:
     return list(_entry(name).presets)
 
 
+def preset_arguments(name: str, preset: str) -> dict[str, Any]:
+    """The arguments that a preset sets. Raises ValueError for an unknown name or preset."""
+    known = _entry(name).presets
+    if preset not in known:
+        raise ValueError(f"model {name} has no preset {preset!r}; known: {', '.join(known) or 'none'}")
+    return dict(known[preset])
+
+
 def create(name: str, *, preset: str | None = None, **given: Any) -> nn.Module:
     """Builds the network `name`; the result has `input_shape` (without the batch) and `classes`.
 
     Raises ValueError for an unknown name, preset or argument, and for a value of the wrong type.
     """
-    entry = _entry(name)
-    if preset is not None and preset not in entry.presets:
-        raise ValueError(f"model {name} has no preset {preset!r}; known: {', '.join(entry.presets) or 'none'}")
-    known = arguments(name)
+    known, base = arguments(name), {} if preset is None else preset_arguments(name, preset)
     for key, value in given.items():
         if key not in known:
             raise ValueError(f"model {name} takes no argument {key!r}; it takes {', '.join([*known, 'preset'])}")
         wanted = type(known[key])
         if type(value) is not wanted or (wanted is int and value < 1):
             raise ValueError(f"model {name}: {key} must be {_KINDS.get(wanted, f'of type {wanted.__name__}')}, not {value!r}")
-    return entry.build(**{**(entry.presets[preset] if preset else {}), **given})
+    return _entry(name).build(**{**base, **given})
 
 
 _KINDS = {int: "an integer of at least 1", bool: "True or False", float: "a number"}

@@ -68,7 +68,7 @@ class Module:
 
     def state_dict(self) -> dict[str, Any]:
         """Copies of parameters and states as NumPy arrays; a shared parameter stands under each of its names."""
-        return {name: t.numpy().copy() for name, t in self.named_tensors()}
+        return {name: shown(t).copy() for name, t in self.named_tensors()}
 
     def load_state_dict(self, values: Mapping[str, Any]) -> None:
         """Raises ShapeError, before anything is changed, where names, shapes or types do not fit."""
@@ -77,11 +77,11 @@ class Module:
         if missing or extra:
             raise ShapeError(f"the state does not fit this model: missing {missing[:3] or 'none'}, unknown {extra[:3] or 'none'}")
         for name, t in mine.items():
-            value = np.asarray(values[name])
-            if value.shape != t.shape or str(value.dtype) != t.dtype:
-                raise ShapeError(f"{name} is {value.dtype} {value.shape} in the state, {t.dtype} {t.shape} in the model")
+            value, expected = np.asarray(values[name]), shown(t)
+            if value.shape != expected.shape or value.dtype != expected.dtype:
+                raise ShapeError(f"{name} is {value.dtype} {value.shape} in the state, {expected.dtype} {expected.shape} in the model")
         for name, t in mine.items():
-            t.numpy()[...] = values[name]
+            shown(t)[...] = values[name]
 
     # ---------------------------------------------------------------------------------------------------------- modes
     def train(self, mode: bool = True) -> Module:
@@ -121,9 +121,15 @@ class Sequential(Module):
         return x
 
 
+def shown(t: Tensor) -> Any:
+    """The array as a state dict shows it: a view, with the axes in the parameter's published order."""
+    axes = t.axes if isinstance(t, Parameter) else None
+    return t.numpy().transpose(axes) if axes else t.numpy()
+
+
 def state(value: Any, name: str) -> Tensor:
     """A tensor that a step changes but that has no gradient."""
     return Tensor(host_storage(np.asarray(value), Role.STATE, name))
 
 
-__all__ = ["Module", "Sequential", "state"]
+__all__ = ["Module", "Sequential", "shown", "state"]

@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from ..tensor import Tensor, array
+from .activation import hardsigmoid, hardswish, relu6
 from .attention import attention
+from .batch_norm import batch_norm
+from .conv import conv2d
 from .dropout import dropout
 from .elementwise import (
     absolute,
@@ -30,13 +33,15 @@ from .join import concat, cut, split
 from .layer_norm import layer_norm
 from .linear import linear, matmul
 from .loss import cross_entropy, log_softmax, mse, softmax
+from .pool import avg_pool2d, global_avg_pool, max_pool2d
 from .recurrent import gru, lstm, rnn
 from .reduce import amax, mean, total
 from .shape import broadcast_to, flatten, reshape, transpose
 
-__all__ = ["absolute", "add", "amax", "attention", "broadcast_to", "concat", "cross_entropy", "cut", "div", "dropout",
-           "embedding", "exp", "flatten", "gelu", "gru", "layer_norm", "linear", "log", "log_softmax", "lstm",
-           "matmul", "maximum", "mean", "minimum", "mse", "mul", "neg", "power", "relu", "reshape", "rnn", "sigmoid",
+__all__ = ["absolute", "add", "amax", "attention", "avg_pool2d", "batch_norm", "broadcast_to", "concat", "conv2d",
+           "cross_entropy", "cut", "div", "dropout", "embedding", "exp", "flatten", "gelu", "global_avg_pool", "gru",
+           "hardsigmoid", "hardswish", "layer_norm", "linear", "log", "log_softmax", "lstm", "matmul", "max_pool2d",
+           "maximum", "mean", "minimum", "mse", "mul", "neg", "power", "relu", "relu6", "reshape", "rnn", "sigmoid",
            "softmax", "split", "sqrt", "sub", "tanh", "total", "transpose"]
 
 

@@ -1,0 +1,77 @@
+"""Piecewise activations of mobile networks: relu6, hard-sigmoid, hard-swish, and their gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from .registry import flat, kernel, loop
+
+
+def _elementwise(name: str, flops: float, reference: Callable[..., Any], body: Callable[..., Any]) -> None:
+    """A kernel from a reference and a loop over flat arrays."""
+    definition = kernel(name, flops=lambda reads, writes: flops * writes[0].size)(reference)
+    definition.cpu(lambda *arrays: [loop(body, *map(flat, arrays))])
+
+
+def _relu6(x, y):  # type: ignore[no-untyped-def]
+    low, high = x.dtype.type(0), x.dtype.type(6)
+    for i in range(x.size):
+        v = x[i]
+        v = low if v < low else v
+        y[i] = high if v > high else v
+
+
+def _relu6_grad(y, dy, dx):  # type: ignore[no-untyped-def]
+    low, high = y.dtype.type(0), y.dtype.type(6)
+    for i in range(y.size):
+        dx[i] = dy[i] if (y[i] > low) & (y[i] < high) else low
+
+
+_elementwise("relu6", 2, lambda xp, x: xp.minimum(xp.maximum(x, x.dtype.type(0)), x.dtype.type(6)), _relu6)
+_elementwise("relu6_grad", 2, lambda xp, y, dy: xp.where((y > 0) & (y < 6), dy, dy.dtype.type(0)), _relu6_grad)
+
+
+def _gate(xp: Any, x: Any) -> Any:
+    """min(max(x + 3, 0), 6) / 6."""
+    t = x.dtype.type
+    return xp.minimum(xp.maximum(x + t(3), t(0)), t(6)) * t(1 / 6)
+
+
+def _hardsigmoid(x, y):  # type: ignore[no-untyped-def]
+    low, three, high, sixth = x.dtype.type(0), x.dtype.type(3), x.dtype.type(6), x.dtype.type(1 / 6)
+    for i in range(x.size):
+        v = x[i] + three
+        v = low if v < low else v
+        y[i] = (high if v > high else v) * sixth
+
+
+def _hardsigmoid_grad(x, dy, dx):  # type: ignore[no-untyped-def]
+    low, three, sixth = x.dtype.type(0), x.dtype.type(3), x.dtype.type(1 / 6)
+    for i in range(x.size):
+        dx[i] = dy[i] * sixth if (x[i] > -three) & (x[i] < three) else low
+
+
+_elementwise("hardsigmoid", 4, lambda xp, x: _gate(xp, x), _hardsigmoid)
+_elementwise("hardsigmoid_grad", 3, lambda xp, x, dy: xp.where((x > -3) & (x < 3), dy * x.dtype.type(1 / 6), x.dtype.type(0)), _hardsigmoid_grad)
+
+
+def _hardswish(x, y):  # type: ignore[no-untyped-def]
+    low, three, high, sixth = x.dtype.type(0), x.dtype.type(3), x.dtype.type(6), x.dtype.type(1 / 6)
+    for i in range(x.size):
+        v = x[i] + three
+        v = low if v < low else v
+        y[i] = x[i] * ((high if v > high else v) * sixth)
+
+
+def _hardswish_grad(x, dy, dx):  # type: ignore[no-untyped-def]
+    low, three, half, third = x.dtype.type(0), x.dtype.type(3), x.dtype.type(0.5), x.dtype.type(1 / 3)
+    for i in range(x.size):
+        inner = dy[i] * (x[i] * third + half)
+        outer = low if x[i] < low else dy[i]
+        dx[i] = inner if (x[i] > -three) & (x[i] < three) else outer
+
+
+_elementwise("hardswish", 5, lambda xp, x: x * _gate(xp, x), _hardswish)
+_elementwise("hardswish_grad", 5, lambda xp, x, dy: xp.where(
+    (x > -3) & (x < 3), dy * (x * x.dtype.type(1 / 3) + x.dtype.type(0.5)), xp.where(x < 0, x.dtype.type(0), dy)), _hardswish_grad)

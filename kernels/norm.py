@@ -1,0 +1,172 @@
+"""Batch normalisation over all axes but the last; statistics and gradients by channel.
+
+Forward in training makes the batch's mean and 1 / standard deviation and moves the running ones. The sums that are
+the parameters' gradient are a kernel of their own, since the gradient toward the input needs them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .registry import kernel, loop
+from .sums import BLOCK
+
+
+def _rows(x: Any) -> Any:
+    return x.reshape(-1, x.shape[-1])
+
+
+def _per_element(count: float) -> Any:
+    return lambda reads, writes: count * reads[0].size
+
+
+@kernel("batch_norm", flops=_per_element(7), work=lambda reads, writes, **_: [((2, reads[0].shape[-1]), "float64")])
+def batch_norm(xp: Any, x: Any, w: Any, b: Any, running_mean: Any, running_var: Any, tracked: Any, *, eps: float, momentum: float) -> Any:
+    """x (..., c) -> y, mean, 1 / std (c,) of the batch; and running mean, variance (unbiased), count of batches."""
+    axes, count, t = tuple(range(x.ndim - 1)), x.size // x.shape[-1], x.dtype.type
+    mean = x.mean(axis=axes, dtype="float64").astype(x.dtype)
+    var = ((x - mean) ** 2).mean(axis=axes, dtype="float64")
+    rstd = (1 / xp.sqrt(var + eps)).astype(x.dtype)
+    unbiased = (var * (count / (count - 1))).astype(x.dtype)
+    return ((x - mean) * (rstd * w) + b, mean, rstd, running_mean + t(momentum) * (mean - running_mean),
+            running_var + t(momentum) * (unbiased - running_var), tracked + 1)
+
+
+@batch_norm.cpu
+def _(x: Any, w: Any, b: Any, running_mean: Any, running_var: Any, tracked: Any, y: Any, mean: Any, rstd: Any, mean_after: Any,
+      var_after: Any, tracked_after: Any, totals: Any, *, eps: float, momentum: float) -> Any:
+    t = x.dtype.type
+    return [loop(_statistics, _rows(x), mean, rstd, totals[0], totals[1], eps),
+            loop(_move, _rows(x), mean, totals[1], running_mean, running_var, tracked, mean_after, var_after, tracked_after, t(momentum)),
+            loop(_normalise, _rows(x), mean, rstd, w, b, _rows(y))]
+
+
+def _statistics(x, mean, rstd, total, var, eps):  # type: ignore[no-untyped-def]
+    rows, channels = x.shape
+    total[:] = 0
+    for first in range(0, rows, BLOCK):
+        mean[:] = 0  # of this block, for now
+        for i in range(first, min(first + BLOCK, rows)):
+            for j in range(channels):
+                mean[j] += x[i, j]
+        for j in range(channels):
+            total[j] += mean[j]
+    for j in range(channels):
+        mean[j] = total[j] / rows
+    var[:] = 0
+    for first in range(0, rows, BLOCK):
+        rstd[:] = 0
+        for i in range(first, min(first + BLOCK, rows)):
+            for j in range(channels):
+                d = x[i, j] - mean[j]
+                rstd[j] += d * d
+        for j in range(channels):
+            var[j] += rstd[j]
+    for j in range(channels):
+        var[j] /= rows
+        rstd[j] = 1.0 / np.sqrt(var[j] + eps)
+
+
+def _move(x, mean, var, running_mean, running_var, tracked, mean_after, var_after, tracked_after, momentum):  # type: ignore[no-untyped-def]
+    rows = x.shape[0]
+    for j in range(x.shape[1]):
+        unbiased = x.dtype.type(var[j] * (rows / (rows - 1.0)))
+        mean_after[j] = running_mean[j] + momentum * (mean[j] - running_mean[j])
+        var_after[j] = running_var[j] + momentum * (unbiased - running_var[j])
+    tracked_after[()] = tracked[()] + 1
+
+
+def _normalise(x, mean, rstd, w, b, y):  # type: ignore[no-untyped-def]
+    for i in range(x.shape[0]):
+        for j in range(x.shape[1]):
+            y[i, j] = (x[i, j] - mean[j]) * (rstd[j] * w[j]) + b[j]
+
+
+@kernel("batch_norm_eval", flops=_per_element(3))
+def batch_norm_eval(xp: Any, x: Any, w: Any, b: Any, mean: Any, var: Any, *, eps: float) -> Any:
+    """With given statistics: y and 1 / std (c,)."""
+    rstd = 1 / xp.sqrt(var + x.dtype.type(eps))
+    return (x - mean) * (rstd * w) + b, rstd
+
+
+@batch_norm_eval.cpu
+def _(x: Any, w: Any, b: Any, mean: Any, var: Any, y: Any, rstd: Any, *, eps: float) -> Any:
+    return [loop(_inverse_std, var, rstd, x.dtype.type(eps)), loop(_normalise, _rows(x), mean, rstd, w, b, _rows(y))]
+
+
+def _inverse_std(var, rstd, eps):  # type: ignore[no-untyped-def]
+    for j in range(len(var)):
+        rstd[j] = var.dtype.type(1) / np.sqrt(var[j] + eps)
+
+
+@kernel("batch_norm_weight_grad", flops=_per_element(4), work=lambda reads, writes: [((2, reads[0].shape[-1]), "float64")])
+def batch_norm_weight_grad(xp: Any, x: Any, mean: Any, rstd: Any, dy: Any) -> Any:
+    """dw = sum(dy (x - mean) rstd) and db = sum(dy), both (c,)."""
+    axes = tuple(range(x.ndim - 1))
+    dw = (dy * (x - mean)).sum(axis=axes, dtype="float64") * rstd
+    return dw.astype(x.dtype), dy.sum(axis=axes, dtype="float64").astype(x.dtype)
+
+
+@batch_norm_weight_grad.cpu
+def _(x: Any, mean: Any, rstd: Any, dy: Any, dw: Any, db: Any, totals: Any) -> Any:
+    return [loop(_sums, _rows(x), mean, rstd, _rows(dy), dw, db, totals[0], totals[1])]
+
+
+def _sums(x, mean, rstd, dy, dw, db, products, total):  # type: ignore[no-untyped-def]
+    rows, channels = x.shape
+    products[:] = 0
+    total[:] = 0
+    for first in range(0, rows, BLOCK):
+        dw[:] = 0
+        db[:] = 0
+        for i in range(first, min(first + BLOCK, rows)):
+            for j in range(channels):
+                dw[j] += dy[i, j] * (x[i, j] - mean[j])
+                db[j] += dy[i, j]
+        for j in range(channels):
+            products[j] += dw[j]
+            total[j] += db[j]
+    for j in range(channels):
+        dw[j] = products[j] * rstd[j]
+        db[j] = total[j]
+
+
+@kernel("batch_norm_input_grad", flops=_per_element(5), work=lambda reads, writes: [((2, reads[0].shape[-1]), reads[0].dtype)])
+def batch_norm_input_grad(xp: Any, x: Any, mean: Any, rstd: Any, w: Any, dw: Any, db: Any, dy: Any) -> Any:
+    """dx = w rstd (dy - db / m - (x - mean) rstd dw / m), with m elements a channel; dw and db are the sums above."""
+    m = x.dtype.type(x.size // x.shape[-1])
+    return (dy - db / m - (x - mean) * (rstd * dw / m)) * (w * rstd)
+
+
+@batch_norm_input_grad.cpu
+def _(x: Any, mean: Any, rstd: Any, w: Any, dw: Any, db: Any, dy: Any, dx: Any, terms: Any) -> Any:
+    return [loop(_input_grad, _rows(x), mean, rstd, w, dw, db, _rows(dy), _rows(dx), terms[0], terms[1])]
+
+
+def _input_grad(x, mean, rstd, w, dw, db, dy, dx, shift, slope):  # type: ignore[no-untyped-def]
+    m = x.dtype.type(x.shape[0])
+    for j in range(x.shape[1]):
+        shift[j] = db[j] / m
+        slope[j] = rstd[j] * dw[j] / m
+    for i in range(x.shape[0]):
+        for j in range(x.shape[1]):
+            dx[i, j] = (dy[i, j] - shift[j] - (x[i, j] - mean[j]) * slope[j]) * (w[j] * rstd[j])
+
+
+@kernel("batch_norm_eval_input_grad", flops=_per_element(2))
+def batch_norm_eval_input_grad(xp: Any, dy: Any, w: Any, rstd: Any) -> Any:
+    """dx = w rstd dy."""
+    return dy * (w * rstd)
+
+
+@batch_norm_eval_input_grad.cpu
+def _(dy: Any, w: Any, rstd: Any, dx: Any) -> Any:
+    return [loop(_scaled, _rows(dy), w, rstd, _rows(dx))]
+
+
+def _scaled(dy, w, rstd, dx):  # type: ignore[no-untyped-def]
+    for i in range(dy.shape[0]):
+        for j in range(dy.shape[1]):
+            dx[i, j] = dy[i, j] * (w[j] * rstd[j])

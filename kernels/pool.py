@@ -1,0 +1,146 @@
+"""Maximum and average over windows of an image with channels last: x (n, h, w, c) -> y (n, oh, ow, c)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .registry import kernel, loop
+
+Pair = tuple[int, int]
+
+
+def _windows(xp: Any, x: Any, fill: float, window: Pair, stride: Pair, padding: Pair) -> Any:
+    """(taps, n, oh, ow, c): what each tap of the window sees, `fill` outside."""
+    padded = xp.pad(x, ((0, 0), (padding[0], padding[0]), (padding[1], padding[1]), (0, 0)), constant_values=fill)
+    oh, ow = ((padded.shape[1 + a] - window[a]) // stride[a] + 1 for a in (0, 1))
+    return xp.stack([padded[:, ky : ky + (oh - 1) * stride[0] + 1 : stride[0], kx : kx + (ow - 1) * stride[1] + 1 : stride[1]]
+                     for ky in range(window[0]) for kx in range(window[1])])
+
+
+def _spread(xp: Any, shares: Any, size: Pair, window: Pair, stride: Pair, padding: Pair) -> Any:
+    """The way back: shares (taps, n, oh, ow, c) added up where they came from, (n, *size, c)."""
+    _, n, oh, ow, c = shares.shape
+    padded = xp.zeros((n, size[0] + 2 * padding[0], size[1] + 2 * padding[1], c), shares.dtype)
+    for tap in range(len(shares)):
+        ky, kx = divmod(tap, window[1])
+        padded[:, ky : ky + (oh - 1) * stride[0] + 1 : stride[0], kx : kx + (ow - 1) * stride[1] + 1 : stride[1]] += shares[tap]
+    return padded[:, padding[0] : padding[0] + size[0], padding[1] : padding[1] + size[1]]
+
+
+def _flops(reads: Any, writes: Any) -> float:
+    return float(max(reads[0].size, writes[0].size))
+
+
+@kernel("max_pool2d", flops=_flops)
+def max_pool2d(xp: Any, x: Any, *, window: Pair, stride: Pair, padding: Pair) -> Any:
+    """y, and for each maximum the number of the first tap that has it (int32)."""
+    seen = _windows(xp, x, -xp.inf, window, stride, padding)
+    tap = seen.argmax(axis=0)
+    return xp.take_along_axis(seen, tap[None], axis=0)[0], tap.astype("int32")
+
+
+@max_pool2d.cpu
+def _(x: Any, y: Any, tap: Any, *, window: Pair, stride: Pair, padding: Pair) -> Any:
+    return [loop(_max_pool2d, x, y, tap, (*window, *stride, *padding))]
+
+
+def _max_pool2d(x, y, tap, geometry):  # type: ignore[no-untyped-def]
+    kh, kw, sh, sw, ph, pw = geometry
+    n, h, w, c = x.shape
+    for i in range(n):
+        for oy in range(y.shape[1]):
+            for ox in range(y.shape[2]):
+                best, which = y[i, oy, ox], tap[i, oy, ox]
+                for k in range(c):
+                    best[k] = -np.inf
+                    which[k] = 0
+                for ky in range(max(0, ph - oy * sh), min(kh, h + ph - oy * sh)):
+                    for kx in range(max(0, pw - ox * sw), min(kw, w + pw - ox * sw)):
+                        pixel = x[i, oy * sh - ph + ky, ox * sw - pw + kx]
+                        number = np.int32(ky * kw + kx)
+                        for k in range(c):
+                            v = pixel[k]
+                            better = (v > best[k]) | ((v != v) & (best[k] == best[k]))  # the first NaN wins
+                            best[k] = v if better else best[k]
+                            which[k] = number if better else which[k]
+
+
+@kernel("max_pool2d_grad", flops=_flops)
+def max_pool2d_grad(xp: Any, tap: Any, dy: Any, *, size: Pair, window: Pair, stride: Pair, padding: Pair) -> Any:
+    """dy goes to the tap that had the maximum."""
+    taps = xp.arange(window[0] * window[1]).reshape(-1, 1, 1, 1, 1)
+    return _spread(xp, xp.where(taps == tap, dy, dy.dtype.type(0)), size, window, stride, padding)
+
+
+@max_pool2d_grad.cpu
+def _(tap: Any, dy: Any, dx: Any, *, size: Pair, window: Pair, stride: Pair, padding: Pair) -> Any:
+    return [loop(_max_pool2d_grad, tap, dy, dx, (window[1], *stride, *padding))]
+
+
+def _max_pool2d_grad(tap, dy, dx, geometry):  # type: ignore[no-untyped-def]
+    kw, sh, sw, ph, pw = geometry
+    dx[:] = 0
+    for i in range(dy.shape[0]):
+        for oy in range(dy.shape[1]):
+            for ox in range(dy.shape[2]):
+                for k in range(dy.shape[3]):
+                    t = np.int64(tap[i, oy, ox, k])
+                    dx[i, oy * sh - ph + t // kw, ox * sw - pw + t % kw, k] += dy[i, oy, ox, k]
+
+
+@kernel("avg_pool2d", flops=_flops)
+def avg_pool2d(xp: Any, x: Any, *, window: Pair, stride: Pair, padding: Pair) -> Any:
+    """The mean over all taps; those outside the image count as zeros."""
+    return _windows(xp, x, 0, window, stride, padding).sum(axis=0) * x.dtype.type(1 / (window[0] * window[1]))
+
+
+@avg_pool2d.cpu
+def _(x: Any, y: Any, *, window: Pair, stride: Pair, padding: Pair) -> Any:
+    return [loop(_avg_pool2d, x, y, (*window, *stride, *padding), x.dtype.type(1 / (window[0] * window[1])))]
+
+
+def _avg_pool2d(x, y, geometry, share):  # type: ignore[no-untyped-def]
+    kh, kw, sh, sw, ph, pw = geometry
+    n, h, w, c = x.shape
+    for i in range(n):
+        for oy in range(y.shape[1]):
+            for ox in range(y.shape[2]):
+                out = y[i, oy, ox]
+                for k in range(c):
+                    out[k] = 0
+                for ky in range(max(0, ph - oy * sh), min(kh, h + ph - oy * sh)):
+                    for kx in range(max(0, pw - ox * sw), min(kw, w + pw - ox * sw)):
+                        pixel = x[i, oy * sh - ph + ky, ox * sw - pw + kx]
+                        for k in range(c):
+                            out[k] += pixel[k]
+                for k in range(c):
+                    out[k] *= share
+
+
+@kernel("avg_pool2d_grad", flops=_flops)
+def avg_pool2d_grad(xp: Any, dy: Any, *, size: Pair, window: Pair, stride: Pair, padding: Pair) -> Any:
+    """Every tap gets the same share of dy."""
+    taps = window[0] * window[1]
+    return _spread(xp, xp.broadcast_to(dy * dy.dtype.type(1 / taps), (taps, *dy.shape)), size, window, stride, padding)
+
+
+@avg_pool2d_grad.cpu
+def _(dy: Any, dx: Any, *, size: Pair, window: Pair, stride: Pair, padding: Pair) -> Any:
+    return [loop(_avg_pool2d_grad, dy, dx, (*window, *stride, *padding), dy.dtype.type(1 / (window[0] * window[1])))]
+
+
+def _avg_pool2d_grad(dy, dx, geometry, share):  # type: ignore[no-untyped-def]
+    kh, kw, sh, sw, ph, pw = geometry
+    n, h, w, c = dx.shape
+    dx[:] = 0
+    for i in range(n):
+        for oy in range(dy.shape[1]):
+            for ox in range(dy.shape[2]):
+                g = dy[i, oy, ox]
+                for ky in range(max(0, ph - oy * sh), min(kh, h + ph - oy * sh)):
+                    for kx in range(max(0, pw - ox * sw), min(kw, w + pw - ox * sw)):
+                        pixel = dx[i, oy * sh - ph + ky, ox * sw - pw + kx]
+                        for k in range(c):
+                            pixel[k] += g[k] * share

@@ -1,0 +1,111 @@
+"""The layers of convolutional networks. Images are (n, h, w, c); `state_dict` shows weights in torch's shapes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from .. import ops, random
+from ..ops.conv import pair
+from ..tensor import Parameter, ShapeError, Tensor
+from .module import Module, state
+
+
+class Conv2d(Module):
+    """x (n, h, w, inputs) -> (n, oh, ow, outputs). The weight lies as (outputs, kh, kw, inputs / groups) and is
+    (outputs, inputs / groups, kh, kw) in a state dict; uniform in +-1/sqrt(taps * inputs / groups), as in torch."""
+
+    def __init__(self, inputs: int, outputs: int, kernel: int | Sequence[int], stride: int | Sequence[int] = 1,
+                 padding: int | Sequence[int] = 0, dilation: int | Sequence[int] = 1, groups: int = 1, bias: bool = True,
+                 dtype: str = "float32") -> None:
+        if inputs < 1 or outputs < 1 or groups < 1 or inputs % groups or outputs % groups:
+            raise ValueError(f"Conv2d({inputs}, {outputs}, groups={groups}): both must be multiples of the groups")
+        self.stride, self.padding, self.dilation = pair(stride, "stride"), pair(padding, "padding", 0), pair(dilation, "dilation")
+        self.groups = groups
+        taps = pair(kernel, "kernel")
+        bound = 1 / math.sqrt(inputs // groups * taps[0] * taps[1])
+        shape = (outputs, *taps, inputs // groups)
+        self.weight = Parameter(random.next_weights().uniform(-bound, bound, shape).astype(dtype), axes=(0, 3, 1, 2))
+        if bias:
+            self.bias = Parameter(random.next_weights().uniform(-bound, bound, outputs).astype(dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.conv2d(x, self.weight, getattr(self, "bias", None), self.stride, self.padding, self.dilation, self.groups)
+
+
+class _BatchNorm(Module):
+    """Over all axes but the last, the channels'."""
+
+    axes: tuple[int, ...] = ()
+
+    def __init__(self, channels: int, eps: float = 1e-5, momentum: float = 0.1, dtype: str = "float32") -> None:
+        if channels < 1:
+            raise ValueError(f"{type(self).__name__}({channels}): at least one channel is needed")
+        self.eps, self.momentum = eps, momentum
+        self.weight = Parameter(np.ones(channels, dtype))
+        self.bias = Parameter(np.zeros(channels, dtype))
+        self.running_mean = state(np.zeros(channels, dtype), "running_mean")
+        self.running_var = state(np.ones(channels, dtype), "running_var")
+        self.num_batches_tracked = state(np.zeros((), np.int64), "num_batches_tracked")
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.ndim not in self.axes:
+            raise ShapeError(f"{type(self).__name__} needs {' or '.join(map(str, self.axes))} axes, not shape {x.shape}")
+        running = (self.running_mean, self.running_var, self.num_batches_tracked)
+        return ops.batch_norm(x, self.weight, self.bias, running, training=self.training, momentum=self.momentum, eps=self.eps)
+
+
+class BatchNorm1d(_BatchNorm):
+    """x (n, c) or (n, length, c)."""
+
+    axes = (2, 3)
+
+
+class BatchNorm2d(_BatchNorm):
+    """x (n, h, w, c)."""
+
+    axes = (4,)
+
+
+class MaxPool2d(Module):
+    """The maximum of each window; `stride` is the window's size unless given."""
+
+    def __init__(self, kernel: int | Sequence[int], stride: int | Sequence[int] | None = None, padding: int | Sequence[int] = 0) -> None:
+        self.arguments = (kernel, stride, padding)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.max_pool2d(x, *self.arguments)
+
+
+class AvgPool2d(Module):
+    """The mean of each window, padding counted as zeros; `stride` is the window's size unless given."""
+
+    def __init__(self, kernel: int | Sequence[int], stride: int | Sequence[int] | None = None, padding: int | Sequence[int] = 0) -> None:
+        self.arguments = (kernel, stride, padding)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.avg_pool2d(x, *self.arguments)
+
+
+class GlobalAvgPool(Module):
+    """(n, h, w, c) -> (n, c)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.global_avg_pool(x)
+
+
+class ReLU6(Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.relu6(x)
+
+
+class Hardsigmoid(Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.hardsigmoid(x)
+
+
+class Hardswish(Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.hardswish(x)

@@ -1,0 +1,65 @@
+"""Batch norm. Its output gradient needs the sums that are its weight gradient, so W precedes O, by the graph alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..op import Op, same_dtype
+from ..tensor import Tensor
+
+
+class BatchNorm(Op):
+    """x (..., c), weight and bias (c,). `running`: mean, variance (c,) and the count of batches (), changed by the
+    forward task while training; `training=False` uses them instead of the batch's own."""
+
+    name = "batch_norm"
+
+    def __init__(self, running: Sequence[Tensor], training: bool, momentum: float, eps: float) -> None:
+        self.running, self.training, self.momentum, self.eps = list(running), training, momentum, eps
+        self.sums: list[Tensor] = []
+
+    def forward(self, x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        dtype = same_dtype(self, x, w, b, *self.running[:2])
+        if not x.ndim or any(t.shape != x.shape[-1:] for t in (w, b, *self.running[:2])):
+            raise self.error(f"input {x.shape} does not fit weight {w.shape}: the last axis is that of the channels")
+        if self.training and x.size <= x.shape[-1]:
+            raise self.error(f"one value per channel, shape {x.shape}, has no variance; use a larger batch, or eval()")
+        self.x, self.w = self.dense(x), self.dense(w)
+        y, rstd = self.out(x.shape, dtype), self.out(w.shape, dtype)
+        reads = [self.x, self.w, self.dense(b), *self.running]
+        if self.training:
+            self.mean, self.rstd = self.out(w.shape, dtype), rstd
+            self.call("batch_norm", reads, [y, self.mean, rstd, *self.running], eps=self.eps, momentum=self.momentum)
+        else:
+            self.mean, self.rstd = self.running[0], rstd
+            self.call("batch_norm_eval", reads[:-1], [y, rstd], eps=self.eps)
+        return y
+
+    def weight_grad(self, dy: Tensor, wanted: Sequence[int]) -> dict[int, Tensor]:
+        if 0 in wanted:  # an input that is itself made of parameters
+            return self.output_grad(dy, wanted)
+        self.sums = [self.grad(self.w), self.grad(self.w)]
+        self.call("batch_norm_weight_grad", [self.x, self.mean, self.rstd, self.dense(dy)], self.sums)
+        return {1: self.sums[0], 2: self.sums[1]}
+
+    def output_grad(self, dy: Tensor, wanted: Sequence[int]) -> dict[int, Tensor]:
+        dy = self.dense(dy)
+        found: dict[int, Tensor] = {}
+        if not self.sums and (self.training or list(wanted) != [0]):
+            found |= self.weight_grad(dy, [1, 2])
+        if 0 in wanted:
+            found[0] = self.grad(self.x)
+            if self.training:
+                self.call("batch_norm_input_grad", [self.x, self.mean, self.rstd, self.w, *self.sums, dy], [found[0]])
+            else:
+                self.call("batch_norm_eval_input_grad", [dy, self.w, self.rstd], [found[0]])
+        return found
+
+
+def batch_norm(x: Tensor, weight: Tensor, bias: Tensor, running: Sequence[Tensor], *, training: bool = True, momentum: float = 0.1,
+               eps: float = 1e-5) -> Tensor:
+    """x (..., c) normalised over all axes but the last, times `weight` plus `bias` (c,).
+
+    `running`: mean and variance (c,) and an int64 count of batches (), moved on by `momentum` while training.
+    """
+    return BatchNorm(running, training, momentum, eps)(x, weight, bias)

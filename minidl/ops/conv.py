@@ -1,0 +1,70 @@
+"""Convolution over images, channels last in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..kernels.conv import Geometry, Pair
+from ..op import Op, same_dtype
+from ..tensor import Tensor
+
+
+def pair(value: int | Sequence[int], name: str, least: int = 1) -> Pair:
+    """A number for both axes, or one for each. Raises ValueError for what is no such thing or below `least`."""
+    both = (value, value) if isinstance(value, int) else tuple(value)
+    if len(both) != 2 or any(not isinstance(v, int) or v < least for v in both):
+        raise ValueError(f"{name} is {value!r}; it must be a whole number >= {least}, or two of them")
+    return both[0], both[1]
+
+
+class Conv2d(Op):
+    """x (n, h, w, c), weight (o, kh, kw, c / groups), bias (o,) -> (n, oh, ow, o)."""
+
+    name = "conv2d"
+
+    def __init__(self, geometry: Geometry) -> None:
+        self.geometry = geometry
+
+    def forward(self, x: Tensor, w: Tensor, *bias: Tensor) -> Tensor:
+        dtype = same_dtype(self, x, w, *bias)
+        groups = self.geometry.groups
+        if x.ndim != 4 or w.ndim != 4:
+            raise self.error(f"needs an input (n, h, w, c) and a weight (o, kh, kw, c / groups), "
+                             f"not {x.shape} and {w.shape}")
+        if x.shape[3] != w.shape[3] * groups or w.shape[0] % groups:
+            raise self.error(f"input {x.shape} does not fit weight {w.shape} with {groups} groups; expected "
+                             f"{w.shape[3] * groups} channels and a multiple of {groups} outputs")
+        if any(b.shape != w.shape[:1] for b in bias):
+            raise self.error(f"bias {bias[0].shape} does not fit weight {w.shape}")
+        size = self.geometry.output(x.shape[1:3], w.shape[1:3])
+        if min(size) < 1:
+            raise self.error(f"the window {w.shape[1:3]}, dilation {self.geometry.dilation}, is larger than the image "
+                             f"{x.shape[1:3]} with padding {self.geometry.padding}")
+        self.x, self.w, self.bias = self.dense(x), self.dense(w), [self.dense(b) for b in bias]
+        y = self.out([x.shape[0], *size, w.shape[0]], dtype)
+        self.call("conv2d", [self.x, self.w, *self.bias], [y], geometry=self.geometry)
+        return y
+
+    def output_grad(self, dy: Tensor, wanted: Sequence[int]) -> dict[int, Tensor]:
+        found = self.weight_grad(dy, rest) if (rest := [i for i in wanted if i]) else {}
+        if 0 in wanted:
+            found[0] = self.grad(self.x)
+            self.call("conv2d_input_grad", [self.dense(dy), self.w], [found[0]], size=self.x.shape[1:3],
+                      geometry=self.geometry)
+        return found
+
+    def weight_grad(self, dy: Tensor, wanted: Sequence[int]) -> dict[int, Tensor]:
+        if 0 in wanted:  # an image that is itself made of parameters
+            return self.output_grad(dy, wanted)
+        dw, db = self.grad(self.w), [self.grad(b) for b in self.bias] if 2 in wanted else []
+        self.call("conv2d_weight_grad", [self.x, self.dense(dy)], [dw, *db], taps=self.w.shape[1:3], bias=bool(db),
+                  geometry=self.geometry)
+        return {1: dw, **({2: db[0]} if db else {})}
+
+
+def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: int | Sequence[int] = 1,
+           padding: int | Sequence[int] = 0, dilation: int | Sequence[int] = 1, groups: int = 1) -> Tensor:
+    """x (n, h, w, c), weight (o, kh, kw, c / groups), bias (o,) -> (n, oh, ow, o), with
+    oh = (h + 2 padding - dilation (kh - 1) - 1) // stride + 1. Numbers, or (vertical, horizontal)."""
+    geometry = Geometry(pair(stride, "stride"), pair(padding, "padding", 0), pair(dilation, "dilation"), groups)
+    return Conv2d(geometry)(x, weight, *(() if bias is None else (bias,)))

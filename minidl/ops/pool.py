@@ -1,0 +1,74 @@
+"""Maximum and average over windows of an image, channels last."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..kernels.conv import Geometry, Pair
+from ..op import Op, same_dtype
+from ..tensor import Tensor
+from .conv import pair
+from .reduce import mean
+
+
+class _Pool(Op):
+    """x (n, h, w, c) -> (n, oh, ow, c)."""
+
+    def __init__(self, window: int | Sequence[int], stride: int | Sequence[int] | None, padding: int | Sequence[int]) -> None:
+        self.geometry: dict[str, Pair] = {"window": pair(window, "window"), "padding": pair(padding, "padding", 0),
+                                          "stride": pair(window if stride is None else stride, "stride")}
+
+    def forward(self, x: Tensor) -> Tensor:
+        dtype = same_dtype(self, x)
+        window, padding, stride = self.geometry.values()
+        if x.ndim != 4:
+            raise self.error(f"needs an image (n, h, w, c), not {x.shape}")
+        if any(2 * p > w for p, w in zip(padding, window, strict=True)):
+            raise self.error(f"padding {padding} is more than half of the window {window}")
+        size = Geometry(stride, padding, (1, 1), 1).output(x.shape[1:3], window)
+        if min(size) < 1:
+            raise self.error(f"the window {window} is larger than the image {x.shape[1:3]} with padding {padding}")
+        self.x = self.dense(x)
+        y = self.out([x.shape[0], *size, x.shape[3]], dtype)
+        self.kept = self.keep(y)
+        self.call(self.name, [self.x], [y, *self.kept], **self.geometry)
+        return y
+
+    def keep(self, y: Tensor) -> list[Tensor]:
+        """What the forward kernel writes for the gradient."""
+        return []
+
+    def input_grad(self, i: int, dy: Tensor) -> Tensor:
+        dx = self.grad(self.x)
+        self.call(f"{self.name}_grad", [*self.kept, self.dense(dy)], [dx], size=self.x.shape[1:3], **self.geometry)
+        return dx
+
+
+class MaxPool2d(_Pool):
+    """Keeps which tap had the maximum; the first of equal ones gets the gradient."""
+
+    name = "max_pool2d"
+
+    def keep(self, y: Tensor) -> list[Tensor]:
+        return [self.out(y.shape, "int32")]
+
+
+class AvgPool2d(_Pool):
+    name = "avg_pool2d"
+
+
+def max_pool2d(x: Tensor, window: int | Sequence[int], stride: int | Sequence[int] | None = None,
+               padding: int | Sequence[int] = 0) -> Tensor:
+    """The maximum of each window; `stride` is the window's size unless given. Padding is at most half of the window."""
+    return MaxPool2d(window, stride, padding)(x)
+
+
+def avg_pool2d(x: Tensor, window: int | Sequence[int], stride: int | Sequence[int] | None = None,
+               padding: int | Sequence[int] = 0) -> Tensor:
+    """The mean of each window, padding counted as zeros; `stride` is the window's size unless given."""
+    return AvgPool2d(window, stride, padding)(x)
+
+
+def global_avg_pool(x: Tensor, keepdims: bool = False) -> Tensor:
+    """The mean of each channel: (n, h, w, c) -> (n, c), or (n, 1, 1, c)."""
+    return mean(x, axis=(1, 2), keepdims=keepdims)
