@@ -102,6 +102,22 @@ def scheduler(graph):
 2,main,2W2
 2,main,2W3
 """,
+    7: """
+def partition(times, processors):
+    def enough(period):
+        used, load = 1, 0
+        for time in times:
+            if load + time > period:
+                used, load = used + 1, 0
+            load += time
+        return used <= processors
+
+    low, high = max(times), sum(times)
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if enough(middle) else (middle + 1, high)
+    return low
+""",
 }
 
 

@@ -5,6 +5,7 @@ Files of exercises are run, so grade only your own.
 
 import contextlib
 import io
+import itertools
 import runpy
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ import numpy as np
 import minidl as ml
 from minidl import data, models, nn, optim
 from minidl.schedulers import pipeline
+from minidl.schedulers.layerpipe import LayerCosts, assign
 
 HERE = Path(__file__).resolve().parent
 
@@ -159,7 +161,23 @@ def exercise6(path):
     return f"the plan is valid and takes {makespan:g}\n{picture}"
 
 
-EXERCISES = {1: exercise1, 2: exercise2, 3: exercise3, 4: exercise4, 5: exercise5, 6: exercise6}
+def exercise7(path):
+    """The period of linear partitions, against trying all of them where they are few, and against minidl."""
+    function = load(path, "partition")
+    random = np.random.default_rng(2)
+    for layers, processors in [(1, 1), (3, 5), (4, 2), (6, 3), (7, 4), (20, 7), (60, 16)] * 3:
+        times = random.integers(1, 30, layers).tolist()
+        costs = LayerCosts.given(times, [0] * layers, [0] * layers)
+        period = assign(costs, processors, "pipedream").period
+        if layers < 8:
+            cuts = itertools.combinations_with_replacement(range(layers + 1), processors - 1)
+            period = min(max(sum(times[a:b]) for a, b in itertools.pairwise((0, *cut, layers))) for cut in cuts)
+        mine = function(list(times), processors)
+        require(mine == period, f"times {times} on {processors} processors: the period should be {period:g}; yours is {mine}")
+    return "the period is the smallest one, also where there are many ways to divide"
+
+
+EXERCISES = {1: exercise1, 2: exercise2, 3: exercise3, 4: exercise4, 5: exercise5, 6: exercise6, 7: exercise7}
 
 
 def main(arguments):
