@@ -1,0 +1,169 @@
+"""LayerPipe against PipeDream: the period of 2 to 16 processors, from costs by arithmetic, of networks, or given.
+
+    python bench/layerpipe.py [--model NAME]... [--batch 32] [--out FILE.json]
+    python bench/layerpipe.py --forward 1,2,2 --output-grad 0,2,2 --weight-grad 1,2,2 [--activation 8,8,8,8] [--weights 4,4,4]
+
+Nothing is measured here: a period is the busiest processor's work per batch, transfers are counted in bytes and take no
+time. Networks are recorded and priced by the analytic cost model (roofline), without launches.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
+
+from common import save
+
+import minidl as ml
+from minidl import models, nn
+from minidl.cost import CostModel
+from minidl.schedulers.layerpipe import METHODS, LayerCosts, PartitionError, compare
+
+PROCESSORS = range(2, 17)
+PUBLISHED = {"mean": 1.25, "best, 7 to 9 processors": 1.8}
+WHY = """Why ours differs from the published figures. Here a speed-up has one source: the partition. PipeDream's period is
+never below its largest layer, so once processors outnumber total work / largest layer it stands still, and LayerPipe
+goes on until its largest F, W or half O; at most that ratio is to be won (column "limit": 3 for equal F, O and W).
+Networks of many like layers leave PipeDream nearly even loads and little to win up to 16 processors; networks with a
+few heavy layers reach the published range at 7 to 9 processors and pass it beyond. A recorded network's layers are its
+units, normalisations and activations apart, which evens PipeDream's loads further. Which networks, costs and transfer
+times the published figures rest on is not known here: partition model and bytes are reconstructed, and transfers take
+no time. The bytes: taking a layer apart sends its input and its output's gradient to every processor that computes a
+part of it, and its weights after each update; cuts at whole layers send one activation and one gradient. So by this
+count LayerPipe moves more bytes per batch, not fewer."""
+
+
+def convolutional(channels: Sequence[int | None], size: int, dense: Sequence[int], batch: int) -> LayerCosts:
+    """Multiply-adds and bytes of 3x3 convolutions (None: halve the image) and dense layers; layer 0 needs no O."""
+    flops, activation, weights, last = [], [3 * size * size], [], 3
+    for channel in channels:
+        if channel is None:
+            size //= 2
+            activation[-1] //= 4
+            continue
+        flops.append(9.0 * last * channel * size * size)
+        weights.append(9 * last * channel)
+        activation.append(channel * size * size)
+        last = channel
+    features = [last * size * size, *dense]
+    for i, o in zip(features, dense, strict=False):
+        flops.append(float(i * o))
+        weights.append(i * o)
+        activation.append(o)
+    return LayerCosts.given(flops, [0.0, *flops[1:]], flops, [4 * batch * a for a in activation], [4 * w for w in weights])
+
+
+def by_hand(batch: int) -> dict[str, LayerCosts]:
+    vgg = (64, 64, None, 128, 128, None, 256, 256, 256, None, 512, 512, 512, None, 512, 512, 512, None)
+    return {
+        "8 equal layers": LayerCosts.given([1] * 8, [1] * 8, [1] * 8),
+        "VGG-16 by arithmetic": convolutional(vgg, 224, (4096, 4096, 1000), batch),
+        "fully connected, 784-4096-4096-4096-1000": dense((784, 4096, 4096, 4096, 1000), batch)}
+
+
+def dense(sizes: Sequence[int], batch: int) -> LayerCosts:
+    flops = [float(i * o) for i, o in pairwise(sizes)]
+    return LayerCosts.given(flops, [0.0, *flops[1:]], flops, [4 * batch * s for s in sizes], [4 * int(f) for f in flops])
+
+
+def of_network(name: str, batch: int) -> LayerCosts:
+    """Records one training step of a network with an image or vector as input. Raises ValueError for others."""
+    model: Any = models.create(name)
+    shape = tuple(getattr(model, "input_shape", ()))
+    if not shape or not hasattr(model, "classes"):
+        raise ValueError(f"{name} is no convolutional or fully connected network")
+    opt = ml.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(x: Any, y: Any) -> Any:
+        loss = nn.cross_entropy(model(x), y)
+        loss.backward()
+        opt.step()
+        return loss
+
+    graph = ml.record(step, np.zeros((batch, *shape), np.float32), np.zeros(batch, np.int64))
+    return LayerCosts.of(graph, CostModel.analytic(launch=0.0))
+
+
+def report(costs: LayerCosts) -> dict[str, Any]:
+    rows = compare(costs, PROCESSORS)
+    layer = costs.forward + costs.output_grad + costs.weight_grad
+    smallest = float(max(costs.forward.max(), costs.weight_grad.max(), costs.output_grad.max() / 2))
+    summary = {}
+    for method in METHODS[1:]:
+        gains = {r["processors"]: r["speed_up"] for r in rows if r["method"] == method}
+        summary[method] = {"mean": float(np.mean(list(gains.values()))), "best": max(gains.values()),
+                           "best_at": max(gains, key=gains.__getitem__),
+                           "best_7_to_9": max(gains[p] for p in (7, 8, 9))}
+    return {"layers": len(costs), "speed_up": summary, "limit": float(layer.max()) / smallest,
+            "pipedream_stands_still_from": int(np.ceil(costs.total / layer.max())), "rows": rows}
+
+
+def text(name: str, found: dict[str, Any]) -> str:
+    lines = [f"{name}: {found['layers']} layers",
+             "  processors   PipeDream period (util.)   intra          inter          MiB per batch: PipeDream, intra, inter"]
+    for p in PROCESSORS:
+        base, intra, inter = (next(r for r in found["rows"] if r["processors"] == p and r["method"] == m) for m in METHODS)
+        moved = "  ".join(f"{r['bytes_per_batch'] / 2**20:9.3g}" for r in (base, intra, inter))
+        lines.append(f"  {p:10d}   {base['period']:14.4g} ({base['utilisation']:4.0%})     "
+                     + "   ".join(f"{r['speed_up']:4.2f}x ({r['utilisation']:4.0%})" for r in (intra, inter)) + f"   {moved}")
+    return "\n".join(lines)
+
+
+def summary(found: dict[str, dict[str, Any]]) -> str:
+    lines = [f"{'speed-up over PipeDream, 2 to 16 processors':45s}  intra mean   best   inter mean   best   at   7 to 9   limit"]
+    for name, r in found.items():
+        intra, inter = r["speed_up"]["intra"], r["speed_up"]["inter"]
+        lines.append(f"{name:45s}  {intra['mean']:10.2f} {intra['best']:6.2f}   {inter['mean']:10.2f} {inter['best']:6.2f}   "
+                     f"{inter['best_at']:2d}   {inter['best_7_to_9']:6.2f}   {r['limit']:5.2f}")
+    means = [r["speed_up"]["inter"]["mean"] for r in found.values()]
+    bests = [r["speed_up"]["inter"]["best_7_to_9"] for r in found.values()]
+    lines.append(f"{'all of them; published: mean 1.25, best > 1.80':45s}  {'':17s}   {np.mean(means):10.2f} "
+                 f"{'':6s}        {max(bests):6.2f}")
+    return "\n".join(lines)
+
+
+def numbers(value: str) -> list[float]:
+    return [float(v) for v in value.split(",")]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="LayerPipe's partitions against PipeDream's")
+    parser.add_argument("--model", action="append", help="a network (default: all convolutional and fully connected ones)")
+    parser.add_argument("--batch", type=int, default=32)
+    for flag in ("--forward", "--output-grad", "--weight-grad", "--activation", "--weights"):
+        parser.add_argument(flag, type=numbers, metavar="X,X,..", help="one per layer (activations: one more)")
+    parser.add_argument("--out", metavar="FILE.json")
+    arguments = parser.parse_args()
+    cases: dict[str, LayerCosts] = {}
+    if arguments.forward or arguments.output_grad or arguments.weight_grad:
+        try:
+            cases["given"] = LayerCosts.given(
+                arguments.forward or [], arguments.output_grad or [], arguments.weight_grad or [],
+                [int(v) for v in arguments.activation] if arguments.activation else 1,
+                [int(v) for v in arguments.weights] if arguments.weights else 0)
+        except PartitionError as error:
+            parser.error(str(error))
+    else:
+        cases |= {} if arguments.model else by_hand(arguments.batch)
+        for name in arguments.model or models.names():
+            try:
+                cases[name] = of_network(name, arguments.batch)
+            except ValueError as error:
+                if arguments.model:
+                    parser.error(str(error))
+                print(f"left out: {error}", file=sys.stderr)
+    found = {name: report(costs) for name, costs in cases.items()}
+    print("\n\n".join([*(text(name, r) for name, r in found.items()), summary(found), WHY]))
+    save("layerpipe", {"published": PUBLISHED, "batch": arguments.batch, "why": WHY, "networks": found}, arguments.out)
+
+
+if __name__ == "__main__":
+    main()
