@@ -7,11 +7,10 @@ at which they will be ready, and ready tasks, by priority.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
-from ...graph import Floats, Ints, Kind, Rows, TaskGraph, unpack
+from ...graph import Floats, Ints, Kind, Rows, TaskGraph
 from ...loops import run_loop
 from ...schedule import Lane, Schedule
 from .placement import PipelineError
@@ -27,14 +26,6 @@ def work_conserving(problem: Problem, kinds: Sequence[Kind], fused: bool = False
     place[list(kinds)] = np.arange(len(kinds))
     priority = (place[graph.kind] * problem.micro_batches + graph.micro_batch) * problem.stages + graph.unit
     return list_schedule(graph, rank, durations(problem, graph), priority, problem.ranks, problem.latency)
-
-
-def by_phase(problem: Problem, kinds: Sequence[Kind]) -> Schedule:
-    """Every rank does all tasks of one kind before the next kind; within a kind as `work_conserving` does."""
-    schedule = work_conserving(problem, kinds)
-    place = np.argsort(kinds)
-    phase = place[unpack(schedule.keys)[1]]
-    return replace(schedule, keys=schedule.keys[np.lexsort((phase, schedule.lane_of_each()))])
 
 
 def durations(problem: Problem, graph: TaskGraph) -> Floats:

@@ -6,7 +6,7 @@ import numpy as np
 
 from ...graph import Kind
 from ...schedule import Schedule
-from .listing import by_phase, work_conserving
+from .listing import work_conserving
 from .problem import Order, Problem, schedule_of
 
 
@@ -23,11 +23,15 @@ def looped_bfs(problem: Problem) -> Schedule:
 
 
 def modulo(problem: Problem) -> Schedule:
-    """Modulo allocation in strict order: all F, all O, all W; in each phase what is ready, oldest micro-batch first.
+    """Modulo allocation in strict order: all F, all O, all W, in each phase chunk by chunk (out-of-order backprop, 2022).
 
-    Bubble (p-1)(F+O)/v for m >= p, peak m (out-of-order backprop, 2022).
+    Bubble (p-1)(F+O)/v for m >= p, peak m.
     """
-    return by_phase(problem, (Kind.F, Kind.O, Kind.W))
+    p, m, v = problem.ranks, problem.micro_batches, problem.chunks
+    chunk = np.repeat(np.arange(v), m)
+    kind, micro_batch = np.repeat([Kind.F, Kind.O, Kind.W], m * v), np.tile(np.arange(m), 3 * v)
+    stage = np.concatenate([chunk, chunk[::-1], chunk]) * p
+    return schedule_of([Order(kind, stage + rank, micro_batch) for rank in range(p)])
 
 
 def modulo_greedy(problem: Problem) -> Schedule:

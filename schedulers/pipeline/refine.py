@@ -15,33 +15,34 @@ from ...graph import Floats, TaskGraph
 from ...loops import run_loop
 from ...schedule import Schedule
 
-EFFORT = 20_000_000  #: tasks that are timed altogether, about
+EFFORT = 4_000_000  #: tasks that are timed altogether, about
 REACH = 4  #: a task moves by at most so many places
 
 
-def refine(graph: TaskGraph, schedule: Schedule, duration: Floats, latency: float, cap: int) -> Schedule:
-    """The schedule after as many tries as the effort allows. `cap`: live activations of one chunk per rank.
+def refine(graph: TaskGraph, schedule: Schedule, duration: Floats, latency: float, cap: int) -> tuple[float, float, Schedule]:
+    """(makespan, largest span, schedule) after as many tries as the effort allows. `cap`: live activations of one chunk per rank.
 
     For one lane per rank with equally many tasks of a split graph, no pairs.
     """
     ids = schedule.ids(graph)
     n, ranks = len(ids), len(schedule.lanes)
     each = n // ranks
-    tries = EFFORT // n
+    tries = max(1, EFFORT // n)
     rank = np.empty(n, np.int64)
     rank[ids] = schedule.lane_of_each()
-    *_, order, _, _, _, _, _, _ = run_loop(
+    result = run_loop(
         _refine, n * tries, each, tries, cap, float(latency), 1e-9 * float(duration.max()), graph.kind.astype(np.int64),
         rank, graph.preds.ptr, graph.preds.ids, duration, ids.copy(), np.zeros(n, np.int64), np.zeros(n),
-        np.zeros(n, np.int64), np.zeros(n, np.int64), np.zeros(ranks, np.int64), np.zeros(ranks))
-    return replace(schedule, keys=graph.keys[order], slots=None)
+        np.zeros(n, np.int64), np.zeros(n, np.int64), np.zeros(ranks, np.int64), np.zeros(ranks), np.zeros(2))
+    makespan, span = result[-1].tolist()
+    return makespan, span, replace(schedule, keys=graph.keys[result[-8]], slots=None)
 
 
 def _refine(n, tries, cap, latency, eps, kind, rank, pred_ptr, preds, duration, order,  # type: ignore[no-untyped-def]
-            place, end, cause, path, at, free):
+            place, end, cause, path, at, free, best):
     """`order[r * n + i]` is the i-th task of rank r, `cause[t]` what t waited for last, -1 for nothing."""
     ranks = len(at)
-    best_makespan, best_span = 1e300, 1e300
+    best[0], best[1] = 1e300, 1e300
     length, source, target, dice = 0, 0, 0, 12345
     for attempt in range(tries):
         live, fits = 0, True
@@ -91,8 +92,8 @@ def _refine(n, tries, cap, latency, eps, kind, rank, pred_ptr, preds, duration, 
                 length_of = free[r] - end[order[r * n]] + duration[order[r * n]]
                 if length_of > span:
                     span, worst = length_of, r
-        if done == len(end) and makespan <= best_makespan + eps and span <= best_span + eps:
-            best_makespan, best_span = makespan, span
+        if done == len(end) and makespan <= best[0] + eps and span <= best[1] + eps:
+            best[0], best[1] = makespan, span
             length, t = 0, order[worst * n + n - 1]
             while t >= 0:
                 path[length] = place[t]
@@ -106,7 +107,7 @@ def _refine(n, tries, cap, latency, eps, kind, rank, pred_ptr, preds, duration, 
                 target += step
             order[source] = t
         if attempt == tries - 1:
-            return best_makespan
+            return
         dice = (dice * 1103515245 + 12345) % 2147483648
         source = path[dice // 65536 % length]
         dice = (dice * 1103515245 + 12345) % 2147483648
@@ -120,4 +121,3 @@ def _refine(n, tries, cap, latency, eps, kind, rank, pred_ptr, preds, duration, 
             order[e] = order[e + step]
             e += step
         order[target] = t
-    return best_makespan
