@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from minidl.cli import main
-from minidl.cli.flags import parse
+from minidl.cli.parser import parse
 from minidl.schedulers import pipeline
 
 ROOT = Path(__file__).resolve().parent.parent
