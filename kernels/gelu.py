@@ -45,10 +45,7 @@ def _phi_single(x, y):  # type: ignore[no-untyped-def]
         p3 = (0.00474683002431 - 0.0029118387371 * t) + (0.00143801759241 - 0.000324302735391 * t) * t2
         p4 = (0.00015834142407 - 0.000246708787776 * t) + 9.73519182685e-05 * t2
         p = (p0 + p1 * t4) + ((p2 + p3 * t4) + p4 * t8) * t8
-        e = p * u
-        e = 1.0 if u > 4.0 else e
-        e = -1.0 if u < -4.0 else e
-        y[i] = 0.5 + 0.5 * e
+        y[i] = 0.5 + 0.5 * (1.0 if u > 4.0 else -1.0 if u < -4.0 else p * u)
 
 
 @kernel("gelu", flops=lambda reads, writes: 8.0 * writes[0].size)

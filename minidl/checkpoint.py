@@ -68,7 +68,7 @@ def save(path: str | Path, model: Module, optimizer: Optimizer | None = None, *,
     about: dict[str, Any] = {"format": FORMAT, "step": step, "seed": random.current_seed()}
     about["optimizer"] = None if optimizer is None else type(optimizer).__name__
     about["loader"] = None if loader is None else {"state": loader.state(), **_identity(loader)}
-    arrays = {name: np.ascontiguousarray(a) for name, a in _arrays(model, optimizer).items()}
+    arrays = {name: np.asarray(a, order="C") for name, a in _arrays(model, optimizer).items()}
     content = serialize(arrays, {"minidl": json.dumps(about, default=int), **({} if schedule is None else {"schedule": schedule})})
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

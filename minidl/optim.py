@@ -84,8 +84,7 @@ class Optimizer:
             with tape.task(unit, Kind.U):
                 for i in members:
                     if self.max_norm is not None:
-                        g = self.parameters[i].grad
-                        tape.call("mul", [g, self._factor], [g])
+                        tape.call("mul", [self.gradient(i), self._factor], [self.gradient(i)])
                     self.update(i)
         for _, members in groups:
             for i in members:
@@ -96,6 +95,12 @@ class Optimizer:
                 tape.call("tick", [step], [step])
         tape.end_step()
 
+    def gradient(self, i: int) -> Tensor:
+        """That of parameter i, which has one."""
+        g = self.parameters[i].grad
+        assert g is not None
+        return g
+
     def _find_factor(self, members: list[int]) -> None:
         """One task for the sum of squares of each gradient, and one that adds them in the order of the parameters."""
         tape = tapes.current()
@@ -103,7 +108,7 @@ class Optimizer:
         for i in members:
             squares.append(new(f"square sum {self.parameters[i].name}", [1], "float64", Role.GRADIENT))
             with tape.task(tape.new_unit(f"norm {self.parameters[i].name}"), Kind.U):
-                tape.call("square_sum", [self.parameters[i].grad], squares[-1:])
+                tape.call("square_sum", [self.gradient(i)], squares[-1:])
         with tape.task(tape.new_unit("clip"), Kind.U):
             tape.call("clip_factor", squares, [self._norm, self._factor], limit=self.max_norm)
 
@@ -137,8 +142,7 @@ class SGD(Optimizer):
             self.add_state("momentum")
 
     def update(self, i: int) -> None:
-        p, g = self.parameters[i], self.parameters[i].grad
-        assert g is not None
+        p, g = self.parameters[i], self.gradient(i)
         states = [self.states["momentum"][i]] if self.momentum else []
         tapes.current().call("sgd", [p, g, self._lr, *states], [p, *states], **self.constants)
 
@@ -160,25 +164,13 @@ class Adam(Optimizer):
         self.add_state("mean")
         self.add_state("square")
 
-    def _find_factor(self, members: list[int]) -> None:
-        """One task for the sum of squares of each gradient, and one that adds them in the order of the parameters."""
-        tape = tapes.current()
-        squares = []
-        for i in members:
-            squares.append(new(f"square sum {self.parameters[i].name}", [1], "float64", Role.GRADIENT))
-            with tape.task(tape.new_unit(f"norm {self.parameters[i].name}"), Kind.U):
-                tape.call("square_sum", [self.parameters[i].grad], squares[-1:])
-        with tape.task(tape.new_unit("clip"), Kind.U):
-            tape.call("clip_factor", squares, [self._norm, self._factor], limit=self.max_norm)
-
     def before_updates(self) -> None:
         tape = tapes.current()
         with tape.task(tape.new_unit("adam"), Kind.U):
             tape.call("adam_tick", [self.powers], [self.powers], beta1=self.betas[0], beta2=self.betas[1])
 
     def update(self, i: int) -> None:
-        p, g, m, v = self.parameters[i], self.parameters[i].grad, self.states["mean"][i], self.states["square"][i]
-        assert g is not None
+        p, g, m, v = self.parameters[i], self.gradient(i), self.states["mean"][i], self.states["square"][i]
         tapes.current().call("adam", [p, g, m, v, self._lr, self.powers], [p, m, v], **self.constants)
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:

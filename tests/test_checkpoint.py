@@ -21,15 +21,16 @@ from minidl.checkpoint import CheckpointError
 
 
 class Net(nn.Module):
-    """Linear layers, layer norm, dropout."""
+    """Linear layers, layer norm, batch norm with running statistics, dropout."""
 
     def __init__(self, width: int = 8) -> None:
         self.first = nn.Linear(64, width)
+        self.running = nn.BatchNorm1d(width)
         self.norm = nn.LayerNorm(width)
         self.last = nn.Linear(width, 10)
 
     def forward(self, x: Any) -> Any:
-        return self.last(nn.dropout(self.norm(self.first(x.flatten())).gelu(), 0.3))
+        return self.last(nn.dropout(self.norm(self.running(self.first(x.flatten()))).gelu(), 0.3))
 
 
 OPTIMIZERS = {

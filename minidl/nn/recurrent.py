@@ -24,7 +24,7 @@ def _run(kind: str, x: Tensor, states: list[Tensor], weights: list[Tensor], relu
     w_ih, w_hh, *bias = weights
     gx = ops.linear(x, w_ih, *bias[:1])
     options = {"relu": relu} if kind == "rnn" else {}
-    return getattr(ops, kind)(gx, *states, w_hh, *bias[1:], reverse=reverse, **options)  # type: ignore[no-any-return]
+    return getattr(ops, kind)(gx, *states, w_hh, *bias[1:], reverse=reverse, **options)
 
 
 class _Weights(Module):

@@ -75,4 +75,4 @@ class MultiheadAttention(Module):
                 raise ValueError(f"MultiheadAttention: input {t.shape}; expected (n, steps, {self.width})")
         q, k, v = self._project(x, 0, 3) if memory is None else (*self._project(x, 0, 1), *self._project(memory, 1, 2))
         y = ops.transpose(ops.attention(q, k, v, mask, causal=self.causal), (0, 2, 1, 3))
-        return self.out_proj(ops.reshape(y, x.shape))  # type: ignore[no-any-return]
+        return self.out_proj(ops.reshape(y, x.shape))
