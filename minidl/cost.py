@@ -13,7 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from .graph import COMMUNICATION, Floats, Kind, TaskGraph
+from .graph import COMMUNICATION, Floats, Kind, TaskGraph, parse_task
+
+_KINDS = {*Kind.__members__, "flops_per_us", "bytes_per_us"}
 
 
 class CostError(ValueError):
@@ -55,9 +57,17 @@ class CostModel:
     def __post_init__(self) -> None:
         named = {**self.tasks, **self.kinds, "launch": self.launch, "sync": self.sync, "step": self.step, "latency": self.link.latency}
         for name, value in named.items():
-            numbers = np.asarray(value, np.float64)
+            try:
+                numbers = np.asarray(value, np.float64)
+            except (TypeError, ValueError):
+                numbers = np.array(np.nan)
             if not np.isfinite(numbers).all() or (numbers < 0).any():
                 raise CostError(f"the cost of {name} is {value}; it must be a finite number >= 0")
+            if name.endswith("_per_us") and not numbers:
+                raise CostError(f"{name} is {value}; it must be more than 0")
+        unknown = self.kinds.keys() - _KINDS
+        if unknown:
+            raise CostError(f"unknown kind of task {min(unknown)!r}; known: {', '.join(k.name for k in Kind)}")
         if self.link.bandwidth is not None and not (self.link.bandwidth > 0 and np.isfinite(self.link.bandwidth)):
             raise CostError(f"the bandwidth is {self.link.bandwidth}; it must be a finite number > 0")
 
@@ -101,8 +111,6 @@ class CostModel:
                 link = self.link if kind in (Kind.A, Kind.AS, Kind.AG) else replace(self.link, latency=0.0)
                 time[mine] = 0.0 if kind in (Kind.RF, Kind.RO) else link.time(graph.bytes[mine])
         if self.tasks:
-            from .graph import parse_task
-
             keys = np.array([parse_task(name) for name in self.tasks], np.int64)
             order = np.argsort(keys)
             values = np.fromiter(self.tasks.values(), np.float64)[order]
@@ -131,6 +139,8 @@ class CostModel:
         """Raises CostError for a file that is no cost model."""
         try:
             record = json.loads(Path(path).read_text())
+            for name in record.get("tasks", {}):
+                parse_task(name)
             return cls(**{**record, "link": Link(**record["link"])})
-        except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CostError(f"{path} is no cost model: {error}") from None

@@ -29,7 +29,8 @@ def unroll(graph: TaskGraph, iterations: int) -> TaskGraph:
     outputs = {view.storage for view in graph.outputs}
     separate = np.array([ROLES[r] in _PER_ITERATION for r in graph.buffer_role], bool)
     if outputs:
-        separate |= np.isin(graph.buffer_storage, list(outputs))
+        carried = np.array([ROLES[r].persistent for r in graph.buffer_role], bool)
+        separate |= np.isin(graph.buffer_storage, list(outputs)) & ~carried
     copies = np.tile(np.where(separate[:, None], np.arange(iterations), 0), 1)
     tiled = _tiled(graph, iterations)
     return _with_copies(tiled, copies, np.repeat(np.arange(iterations), len(graph)), iterations)

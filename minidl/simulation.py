@@ -61,6 +61,8 @@ class Clock:
     @classmethod
     def of(cls, graph: TaskGraph, schedule: Schedule, cost: CostModel) -> Clock:
         ids = schedule.ids(graph)
+        if (np.bincount(ids, minlength=len(graph)) != 1).any():
+            schedule.validate(graph)
         lane = np.empty(len(graph), np.int32)
         lane[ids] = schedule.lane_of_each()
         preds = by_entry(graph.preds, ids)
