@@ -1,0 +1,132 @@
+"""The memory plan against a checker that knows nothing but the order of tasks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from helpers import SMALL, Case, cases, closure, edge_pairs, lane_pairs, planned, recorded, scheduled_graphs
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import minidl as ml
+from minidl.executors.checking import random_schedule
+from minidl.memory import ALIGNMENT, MemoryLimitError, may_share, plan_memory, rounded
+from minidl.schedule import Lane, Schedule
+
+
+def check(graph, schedule, plan):
+    """Every two storages that share a byte are used one after the other on any run."""
+    n = len(graph)
+    order = closure(n, [*edge_pairs(graph), *lane_pairs(graph, schedule)])
+    users = [set() for _ in graph.storages]
+    for t in range(n):
+        for b in (*graph.reads[t].tolist(), *graph.writes[t].tolist()):
+            users[graph.buffer(b).storage].add(t)
+    inputs, outputs = {v.storage for v in graph.inputs}, {v.storage for v in graph.outputs}
+    size = [s.bytes for s in graph.storages]
+    for s, spec in enumerate(graph.storages):
+        if spec.role.persistent:
+            assert plan.offset[s] == -1
+            continue
+        if not users[s] and s not in inputs | outputs:
+            continue
+        assert plan.offset[s] >= 0
+        assert plan.offset[s] % ALIGNMENT == 0
+        assert plan.offset[s] + size[s] <= plan.arena_bytes
+    placed = [s for s in range(len(size)) if plan.offset[s] >= 0 and size[s] and (users[s] or s in inputs | outputs)]
+    for i, a in enumerate(placed):
+        for b in placed[i + 1 :]:
+            if plan.offset[a] + size[a] <= plan.offset[b] or plan.offset[b] + size[b] <= plan.offset[a]:
+                continue
+
+            def ends_before(x, y):
+                return all(order[p, q] for p in users[x] for q in users[y]) and y not in inputs and x not in outputs
+
+            assert ends_before(a, b) or ends_before(b, a), f"{graph.storages[a].name} and {graph.storages[b].name} share memory"
+
+
+@given(scheduled_graphs(tasks=12, buffers=7, lanes=4))
+@settings(deadline=None)
+def test_plans_of_random_graphs_are_free_of_clashes(pair):
+    graph, schedule = pair
+    plan = plan_memory(graph, schedule)
+    check(graph, schedule, plan)
+    size = rounded(np.array([s.bytes for s in graph.storages]))
+    assert plan.peak_bytes <= size.sum()
+    assert plan.peak_bytes == plan.arena_bytes + plan.persistent_bytes
+    # nothing packs tighter than what is in use at once somewhere
+    users = [set(graph.storage_users[s].tolist()) for s in range(len(size))]
+    assert plan.arena_bytes >= max((sum(int(size[s]) for s in range(len(size)) if t in users[s]) for t in range(len(graph))), default=0)
+
+
+@given(case=cases(), lanes=st.integers(1, 4), seed=st.integers(0, 2**31))
+@settings(deadline=None, max_examples=30)
+def test_plans_of_random_networks_are_free_of_clashes(case, lanes, seed):
+    graph = recorded(case)
+    schedule = random_schedule(graph, lanes, np.random.default_rng(seed))
+    check(graph, schedule, plan_memory(graph, schedule))
+
+
+def test_plans_of_unrolled_and_renamed_graphs_are_free_of_clashes():
+    graph = ml.rename(ml.unroll(recorded(), 3))
+    for lanes in (1, 3):
+        schedule = random_schedule(graph, lanes, np.random.default_rng(lanes))
+        check(graph, schedule, plan_memory(graph, schedule))
+
+
+@given(scheduled_graphs(tasks=10, buffers=6, lanes=3))
+@settings(deadline=None)
+def test_storages_may_share_exactly_when_one_is_dead_before_the_other_is_born(pair):
+    graph, schedule = pair
+    order = closure(len(graph), [*edge_pairs(graph), *lane_pairs(graph, schedule)])
+    users = [graph.storage_users[s].tolist() for s in range(len(graph.storages))]
+    share = may_share(graph, schedule)
+    for a in range(len(users)):
+        for b in range(len(users)):
+            first = all(order[p, q] for p in users[a] for q in users[b])
+            second = all(order[q, p] for p in users[a] for q in users[b])
+            assert share[a, b] == (a != b and (first or second)), (a, b)
+
+
+def test_what_is_dead_makes_room():
+    """A chain of equal buffers needs two at a time."""
+    graph = planned(*((f"{i}F0", f"b{i}" if i else "", f"b{i + 1}") for i in range(20)), nbytes=1000)
+    in_order = Schedule.of(graph, {Lane(0): range(20)})
+    assert plan_memory(graph, in_order).arena_bytes == 2 * 1024
+
+
+def test_lanes_that_nothing_orders_share_nothing():
+    tasks = [(f"{i}F0", "", f"b{i}") for i in range(6)]
+    graph = planned(*tasks, nbytes=256)
+    assert plan_memory(graph, Schedule.of(graph, {Lane(0): range(6)})).arena_bytes == 256
+    assert plan_memory(graph, Schedule.of(graph, {Lane(0, f"l{i}"): [i] for i in range(6)})).arena_bytes == 6 * 256
+
+
+def test_a_step_in_order_needs_less_than_all_its_buffers_at_once():
+    graph = recorded(Case(("linear", "relu") * 6, width=32, batch=32))
+    schedule = Schedule.of(graph, {Lane(0): range(len(graph))})
+    plan = plan_memory(graph, schedule)
+    size = rounded(np.array([s.bytes for s in graph.storages]))
+    assert plan.arena_bytes < 0.8 * size[plan.offset >= 0].sum()
+    assert plan.persistent_bytes == size[plan.offset < 0].sum()
+
+
+def test_the_limit_tells_what_is_needed():
+    graph = recorded()
+    schedule = Schedule.of(graph, {Lane(0): range(len(graph))})
+    plan = plan_memory(graph, schedule)
+    assert plan_memory(graph, schedule, plan.peak_bytes).peak_bytes == plan.peak_bytes
+    with pytest.raises(MemoryLimitError, match=f"needs {plan.peak_bytes:,} bytes .* more than the limit of {plan.peak_bytes - 1:,}"):
+        plan_memory(graph, schedule, plan.peak_bytes - 1)
+
+
+def test_one_rank_at_a_time():
+    graph = planned(("0F0", "", "a"), ("1F0", "a", ""))
+    with pytest.raises(ValueError, match=r"one rank at a time"):
+        plan_memory(graph, Schedule.of(graph, {Lane(0): [0], Lane(1): [1]}))
+
+
+def test_the_same_graph_and_schedule_give_the_same_plan():
+    graph = recorded(SMALL)
+    plans = [plan_memory(graph, random_schedule(graph, 3, np.random.default_rng(7))) for _ in range(2)]
+    assert plans[0].offset.tolist() == plans[1].offset.tolist()
