@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .registry import flat, kernel, like, loop, ufunc
+from .registry import Thunk, flat, kernel, like, loop, ufunc
 
 
 @kernel("sgd", flops=lambda reads, writes: 4.0 * writes[0].size)
@@ -25,23 +25,39 @@ def sgd(xp: Any, p: Any, g: Any, lr: Any, v: Any = None, *, momentum: float = 0.
 def _(p: Any, g: Any, lr: Any, *rest: Any, momentum: float = 0.0, weight_decay: float = 0.0, nesterov: bool = False) -> Any:
     decay = like(p, weight_decay)
     if len(rest) == 1:
-        return [loop(_sgd, flat(p), flat(g), lr, flat(rest[0]), decay)]
+        (after,) = rest
+        return [*_moved(p, after), loop(_sgd, flat(after), flat(g), lr, decay)]
     v, after, v_after = rest
-    return [loop(_sgd_momentum, flat(p), flat(g), lr, flat(v), flat(after), flat(v_after), like(p, momentum), decay, nesterov)]
+    step = _sgd_nesterov if nesterov else _sgd_momentum
+    return [*_moved(p, after), *_moved(v, v_after), loop(step, flat(after), flat(g), lr, flat(v_after), like(p, momentum), decay)]
 
 
-def _sgd(p, g, lr, after, decay):  # type: ignore[no-untyped-def]
+def _moved(before: Any, after: Any) -> list[Thunk]:
+    """Loops work in place, with no array under two names: only so are they vectorised. A copy where places differ."""
+    return [] if before.ctypes.data == after.ctypes.data else [ufunc(np.positive, before, after)]
+
+
+def _sgd(p, g, lr, decay):  # type: ignore[no-untyped-def]
+    rate = lr[0]
     for i in range(p.size):
-        after[i] = p[i] - lr[0] * (g[i] + decay * p[i])
+        p[i] -= rate * (g[i] + decay * p[i])
 
 
-def _sgd_momentum(p, g, lr, v, after, v_after, momentum, decay, nesterov):  # type: ignore[no-untyped-def]
+def _sgd_momentum(p, g, lr, v, momentum, decay):  # type: ignore[no-untyped-def]
+    rate = lr[0]
+    for i in range(p.size):
+        u = momentum * v[i] + (g[i] + decay * p[i])
+        v[i] = u
+        p[i] -= rate * u
+
+
+def _sgd_nesterov(p, g, lr, v, momentum, decay):  # type: ignore[no-untyped-def]
     rate = lr[0]
     for i in range(p.size):
         d = g[i] + decay * p[i]
         u = momentum * v[i] + d
-        v_after[i] = u
-        after[i] = p[i] - rate * (d + momentum * u if nesterov else u)
+        v[i] = u
+        p[i] -= rate * (d + momentum * u)
 
 
 @kernel("adam_tick", flops=lambda reads, writes: 2.0)
@@ -80,25 +96,25 @@ def adam(xp: Any, p: Any, g: Any, m: Any, v: Any, lr: Any, powers: Any, *, beta1
 def _(p: Any, g: Any, m: Any, v: Any, lr: Any, powers: Any, after: Any, m_after: Any, v_after: Any, *, beta1: float, beta2: float,
       eps: float, weight_decay: float = 0.0, decoupled: bool = False) -> Any:
     t = p.dtype.type
-    return [loop(_adam, flat(p), flat(g), flat(m), flat(v), lr, powers, flat(after), flat(m_after), flat(v_after), t(beta1),
-                 t(1 - beta1), t(beta2), t(1 - beta2), t(eps), t(weight_decay), decoupled)]
+    shrink, grow = (weight_decay, 0.0) if decoupled else (0.0, weight_decay)
+    return [*_moved(p, after), *_moved(m, m_after), *_moved(v, v_after),
+            loop(_adam, flat(after), flat(g), flat(m_after), flat(v_after), lr, powers, t(beta1), t(1 - beta1), t(beta2), t(1 - beta2),
+                 t(eps), t(shrink), t(grow))]
 
 
-def _adam(p, g, m, v, lr, powers, after, m_after, v_after, beta1, rest1, beta2, rest2, eps, decay, decoupled):  # type: ignore[no-untyped-def]
+def _adam(p, g, m, v, lr, powers, beta1, rest1, beta2, rest2, eps, shrink, grow):  # type: ignore[no-untyped-def]
     one = p.dtype.type(1)
     rate = lr[0]
     size = rate / p.dtype.type(1.0 - powers[1])
     root = p.dtype.type(np.sqrt(1.0 - powers[2]))
+    keep = one - rate * shrink
     for i in range(p.size):
-        d, q = g[i], p[i]
-        if decoupled:
-            q = q * (one - rate * decay)
-        else:
-            d = d + decay * q
+        d = g[i] + grow * p[i]
         a = beta1 * m[i] + rest1 * d
         b = beta2 * v[i] + rest2 * d * d
-        m_after[i], v_after[i] = a, b
-        after[i] = q - size * a / (np.sqrt(b) / root + eps)
+        m[i] = a
+        v[i] = b
+        p[i] = p[i] * keep - size * a / (np.sqrt(b) / root + eps)
 
 
 @kernel("square_sum", flops=lambda reads, writes: 2.0 * reads[0].size)
