@@ -73,12 +73,28 @@ def _jitted(function: Callable[..., Any]) -> Any:
 
 def loop(function: Callable[..., Any], *arguments: Any) -> Thunk:
     """A numba loop on fixed arguments, compiled now."""
-    import numba
+    _compile(function, _kind(arguments), arguments)
+    return partial(_jitted(function), *arguments)
 
-    typeof: Any = numba.typeof
-    jitted = _jitted(function)
-    jitted.compile(tuple(typeof(a) for a in arguments))
-    return partial(jitted, *arguments)
+
+_compiled: set[Any] = set()
+
+
+def _kind(value: Any) -> Any:
+    """What the compiled code depends on."""
+    if isinstance(value, np.ndarray):
+        return value.dtype.char, value.ndim, value.flags.num
+    return tuple(map(_kind, value)) if isinstance(value, tuple) else type(value)
+
+
+def _compile(function: Callable[..., Any], kinds: Any, arguments: tuple[Any, ...]) -> None:
+    """Once for each kind of arguments: numba takes longer to find out that it has done so than a small loop to run."""
+    if (function, kinds) not in _compiled:
+        from numba import typeof
+
+        types: Any = tuple(map(typeof, arguments))
+        _jitted(function).compile(types)
+        _compiled.add((function, kinds))
 
 
 def flat(array: Any) -> Any:
