@@ -29,9 +29,13 @@ class _Piece:
 
 
 def gradients(graph: TaskGraph) -> dict[int, Ints]:
-    """For each update task that spends gradients the buffers that hold them, in the order of the tasks."""
-    is_gradient = graph.buffer_role == ROLES.index(Role.GRADIENT)
-    found = {u: graph.reads[u][is_gradient[graph.reads[u]]] for u in np.flatnonzero(graph.kind == Kind.U).tolist()}
+    """For each task that updates parameters the buffers with their gradients, in the order of the tasks."""
+    updates = np.flatnonzero(graph.kind == Kind.U).tolist()
+    made = np.zeros(len(graph.buffer_bytes), bool)  # by the backward pass, not by an update (as norms are)
+    made[graph.writes.ids[graph.kind[graph.writes.row_of_each()] != Kind.U]] = True
+    gradient = made & (graph.buffer_role == ROLES.index(Role.GRADIENT))
+    parameter = graph.buffer_role == ROLES.index(Role.PARAMETER)
+    found = {u: graph.reads[u][gradient[graph.reads[u]]] for u in updates if parameter[graph.writes[u]].any()}
     return {u: buffers for u, buffers in found.items() if len(buffers)}
 
 

@@ -1,0 +1,124 @@
+"""Ranks in one process, each in a thread of its own: for tests, and for looking at a run in a debugger."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from . import Communicator, RankError
+
+
+class _Board:
+    """Where ranks leave things for each other, by round."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.lock = threading.Lock()
+        self.rounds: dict[Any, dict[int, Any]] = {}
+        self.seen: Counter[Any] = Counter()
+        self.failed: tuple[int, str] | None = None
+
+    def post(self, key: Any, rank: int, value: Any) -> None:
+        with self.lock:
+            self.rounds.setdefault(key, {})[rank] = value
+
+    def take(self, key: Any) -> list[Any] | None:
+        """All ranks' values once they are there; the last to take them clears the round."""
+        with self.lock:
+            values = self.rounds.get(key, {})
+            if len(values) < self.size:
+                return None
+            self.seen[key] += 1
+            if self.seen[key] == self.size:
+                del self.rounds[key], self.seen[key]
+            return [values[r] for r in range(self.size)]
+
+
+class LoopBack(Communicator):
+    """One of several ranks in this process; `ranks` makes them."""
+
+    own_process = False
+
+    def __init__(self, rank: int, board: _Board) -> None:
+        self.rank, self.size, self._board = rank, board.size, board
+        self._round: Counter[Any] = Counter()
+
+    @classmethod
+    def ranks(cls, size: int) -> list[LoopBack]:
+        board = _Board(size)
+        return [cls(rank, board) for rank in range(size)]
+
+    def _all(self, channel: Any, value: Any) -> Iterator[list[Any] | None]:
+        key = (channel, self._round[channel])
+        self._round[channel] += 1
+        self._board.post(key, self.rank, value)
+        while (values := self._board.take(key)) is None:
+            yield None
+        yield values
+
+    def _everyone(self, channel: Any, value: Any) -> Generator[None, None, list[Any]]:
+        """Waits for all ranks; returns their values."""
+        for values in self._all(channel, value):
+            if values is not None:
+                return values
+            yield
+        raise AssertionError("a round ends with its values")
+
+    def _exchange(self, out: Any, into: Any, bounds: Sequence[int], slot: int) -> Iterator[None]:
+        sent = yield from self._everyone(slot, out)
+        for row, array in zip(into, sent, strict=True):
+            np.copyto(row, array[bounds[self.rank] : bounds[self.rank + 1]])
+        yield from self._everyone(slot, None)  # all have read what may now be written
+
+    def _collect(self, array: Any, bounds: Sequence[int], slot: int) -> Iterator[None]:
+        sent = yield from self._everyone(slot, array)
+        for r, other in enumerate(sent):
+            if r != self.rank:
+                np.copyto(array[bounds[r] : bounds[r + 1]], other[bounds[r] : bounds[r + 1]])
+        yield from self._everyone(slot, None)
+
+    def _sum(self, array: Any, slot: int) -> Iterator[None]:
+        sent = yield from self._everyone(slot, array.copy())
+        array[...] = sum(sent[1:], sent[0])
+
+    def _share(self, value: Any) -> Iterator[list[Any] | None]:
+        return self._all("share", value)
+
+    def check(self) -> None:
+        failed = self._board.failed
+        if failed is not None and failed[0] != self.rank:
+            raise RankError(*failed)
+
+    def fail(self, error: BaseException) -> None:
+        with self._board.lock:
+            if self._board.failed is None and not isinstance(error, RankError):
+                self._board.failed = self.rank, f"{type(error).__name__}: {error}"
+
+
+def run_ranks(size: int, work: Callable[[Communicator], Any]) -> list[Any]:
+    """`work(communicator)` on each of `size` ranks, every rank in a thread of its own; returns what they return.
+
+    Raises the error of the rank that failed first.
+    """
+    results: list[Any] = [None] * size
+    errors: list[tuple[int, BaseException]] = []
+
+    def run(communicator: LoopBack) -> None:
+        try:
+            results[communicator.rank] = work(communicator)
+        except BaseException as error:
+            communicator.fail(error)
+            errors.append((communicator.rank, error))
+
+    threads = [threading.Thread(target=run, args=(c,), name=f"rank {c.rank}") for c in LoopBack.ranks(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise next((error for _, error in errors if not isinstance(error, RankError)), errors[0][1])
+    return results

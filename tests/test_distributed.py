@@ -1,0 +1,337 @@
+"""Ranks in one process: every schedule gives the same bits on every rank, those of one process with a larger batch; failures
+end every rank with one error; reading parameters shows what synchronous training leaves."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+from helpers import bits, deadline
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import minidl as ml
+from minidl import models, nn, optim, tape
+from minidl.comm import SLOTS, Communicator, RankError
+from minidl.comm.lane import Lane
+from minidl.comm.loopback import LoopBack, run_ranks
+from minidl.cost import CostModel
+from minidl.executors import SequentialExecutor, TaskError
+from minidl.executors.distributed import DistributedExecutor
+from minidl.graph import Kind
+from minidl.schedule import Lane as ScheduleLane
+from minidl.schedule import Schedule, ScheduleError
+from minidl.schedulers.data_parallel import POLICIES, plan, prepare
+from minidl.schedulers.layer_times import with_communication
+
+SHARE, STEPS = 6, 4
+OPTIMIZERS = {"sgd": lambda p: optim.SGD(p, 0.05, momentum=0.9), "adam": lambda p: optim.Adam(p, 0.01),
+              "clipped": lambda p: optim.SGD(p, 0.05, max_norm=0.5)}
+
+
+def batches(ranks, seed=3):
+    random = np.random.default_rng(seed)
+    return random.normal(size=(STEPS, ranks, SHARE, 12)).astype("f"), random.integers(0, 5, (STEPS, ranks, SHARE))
+
+
+def network(optimizer="sgd"):
+    ml.seed(1)
+    model = models.mlp(12, 16, 16, 16, 5)
+    return model, OPTIMIZERS[optimizer](model.parameters())
+
+
+def prepared(name, ranks, optimizer="sgd", k=None):
+    """For each rank its model and its plan, made one after the other as processes would."""
+    found = []
+    for rank in range(ranks):
+        model, opt = network(optimizer)
+
+        def step(x, y, model=model, opt=opt, rank=rank):
+            with ml.micro_batch(0, rank * SHARE):
+                loss = nn.cross_entropy(model(nn.dropout(x, 0.2)), y)
+                loss.backward()
+            opt.step()
+            return loss
+
+        x, y = batches(ranks)
+        graph = prepare(name, ml.record(step, x[0, 0], y[0, 0]), buckets=2, part_bytes=300)
+        cost = with_communication(graph, CostModel.analytic(), lambda sizes: 1 + sum(sizes.values()) / 100)
+        found.append((model, plan(name, graph, cost, k)))
+    return found
+
+
+def trained(name, ranks, optimizer="sgd", k=None):
+    """Losses and parameters of every rank."""
+    own = prepared(name, ranks, optimizer, k)
+    x, y = batches(ranks)
+
+    def work(communicator):
+        model, found = own[communicator.rank]
+        run = DistributedExecutor(found.graph, found.schedule, communicator)
+        losses = [float(run(x[t, communicator.rank], y[t, communicator.rank])) for t in range(STEPS)]
+        run.close()
+        return losses, bits(*model.parameters())
+
+    with deadline():
+        return run_ranks(ranks, work)
+
+
+def alone(ranks, optimizer="sgd"):
+    """The parameters that one process leaves which takes the ranks' shares as micro-batches."""
+    model, opt = network(optimizer)
+
+    def step(*parts):
+        total = None
+        for r in range(ranks):
+            with ml.micro_batch(r, r * SHARE):
+                loss = nn.cross_entropy(model(nn.dropout(parts[2 * r], 0.2)), parts[2 * r + 1]) * (1 / ranks)
+                loss.backward()
+            total = loss
+        opt.step()
+        return total
+
+    x, y = batches(ranks)
+    shares = [[part for r in range(ranks) for part in (x[t, r], y[t, r])] for t in range(STEPS)]
+    run = SequentialExecutor(ml.record(step, *shares[0]))
+    for share in shares:
+        run(*share)
+    return model
+
+
+# --------------------------------------------------------------------------------------------------------------- bits
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_every_schedule_gives_the_bits_of_one_process_with_the_whole_batch(ranks, optimizer):
+    wanted = bits(*alone(ranks, optimizer).parameters())
+    for name in POLICIES:
+        results = trained(name, ranks, optimizer, 3 if name == "reverse_first_k" else None)
+        assert {parameters for _, parameters in results} == {wanted}, name
+
+
+def test_three_ranks_equal_one_process_to_rounding():
+    model, own = alone(3), prepared("priority", 3)
+    x, y = batches(3)
+
+    def work(communicator):
+        net, found = own[communicator.rank]
+        run = DistributedExecutor(found.graph, found.schedule, communicator)
+        for t in range(STEPS):
+            run(x[t, communicator.rank], y[t, communicator.rank])
+        run.close()
+        return [p.numpy().copy() for p in net.parameters()]
+
+    for mine, whole in zip(run_ranks(3, work)[0], model.parameters(), strict=True):
+        np.testing.assert_allclose(mine, whole.numpy(), rtol=2e-5, atol=1e-6)
+
+
+def test_after_any_step_settled_parameters_are_those_of_synchronous_training():
+    own, oracle = prepared("reverse_first_k", 2, k=3), prepared("no_overlap", 2)
+    x, y = batches(2)
+
+    def work(plans, settle):
+        def on_rank(communicator):
+            model, found = plans[communicator.rank]
+            run = DistributedExecutor(found.graph, found.schedule, communicator)
+            seen = []
+            for t in range(STEPS):
+                run(x[t, communicator.rank], y[t, communicator.rank])
+                if t in settle:
+                    run.settle()
+                    seen.append(bits(*model.parameters()))
+            run.close()
+            return seen, bits(*model.parameters())
+
+        return on_rank
+
+    always = run_ranks(2, work(oracle, range(STEPS)))[0]
+    some = run_ranks(2, work(own, (1,)))[0]
+    assert some[0] == [always[0][1]]
+    assert some[1] == always[1]
+    assert len(set(always[0])) == STEPS
+
+
+def test_reading_a_parameter_settles_where_a_rank_has_a_process_of_its_own():
+    (model, found), = prepared("priority", 1)
+    run = DistributedExecutor(found.graph, found.schedule, _Own(0, LoopBack.ranks(1)[0]._board))
+    x, y = batches(1)
+    run(x[0, 0], y[0, 0])
+    assert run in tape.unsettled
+    seen = bits(*model.parameters())
+    assert run not in tape.unsettled
+    run.close()
+    assert bits(*model.parameters()) == seen
+
+
+class _Own(LoopBack):
+    own_process = True
+
+
+@settings(max_examples=15, deadline=None)
+@given(sizes=st.lists(st.integers(1, 40), min_size=1, max_size=4), ranks=st.integers(1, 5), credit=st.sampled_from([1, 100, 10**6]),
+       scatter=st.booleans())
+def test_a_sum_is_taken_in_rank_order_however_it_is_cut(sizes, ranks, credit, scatter):
+    values = np.random.default_rng(sum(sizes)).normal(size=(ranks, sum(sizes))).astype("f") * 1e3
+    wanted = values[0].copy()
+    for row in values[1:]:
+        wanted += row
+    wanted = wanted * np.float32(1 / ranks)
+    ends = np.cumsum([0, *sizes])
+
+    def work(communicator):
+        mine = values[communicator.rank].copy()
+        windows = [mine[i:j] for i, j in zip(ends[:-1], ends[1:], strict=True)]
+        groups = [windows[:2], *([w] for w in windows[2:])]
+        lane, ended = Lane(communicator, credit), []
+        for kind in (Kind.AS, Kind.AG) if scatter else (Kind.A,):
+            for i, group in enumerate(groups):
+                transfer = communicator.prepare(kind, group, i % SLOTS)
+                lane.submit(transfer, i % SLOTS, sum(w.nbytes for w in group), lambda i=i: ended.append(i))
+            lane.drain()
+        assert sorted(set(ended)) == list(range(len(groups)))
+        return mine
+
+    with deadline():
+        for result in run_ranks(ranks, work):
+            np.testing.assert_array_equal(result, wanted)
+
+
+def test_a_credit_bounds_what_is_in_flight():
+    most = []
+
+    class Counting(Lane):
+        def _advance(self):
+            most.append(sum(nbytes for _, nbytes, _ in self._flight.values()))
+            return super()._advance()
+
+    def work(communicator):
+        lane = Counting(communicator, 100)
+        arrays = [np.ones(10, "f") for _ in range(12)]
+        for i, array in enumerate(arrays):
+            lane.submit(communicator.prepare(Kind.A, [array], i % SLOTS), i % SLOTS, 40, lambda: None)
+        lane.drain()
+
+    with deadline():
+        run_ranks(2, work)
+    assert 40 <= max(most) <= 100
+
+
+def test_gather_is_in_rank_order():
+    assert run_ranks(3, lambda c: (c.gather(c.rank * 2), c.gather("x"))) == [([0, 2, 4], ["x"] * 3)] * 3
+
+
+# ----------------------------------------------------------------------------------------------------------- failures
+class Boom(Exception):
+    pass
+
+
+@pytest.mark.parametrize("name", ["no_overlap", "barrier", "reverse_first_k", "dear"])
+@pytest.mark.parametrize("step", [0, 2])
+def test_a_rank_that_raises_ends_the_others_with_its_rank_and_error(name, step):
+    own = prepared(name, 3)
+    x, y = batches(3)
+    seen = {}
+
+    def work(communicator):
+        _, found = own[communicator.rank]
+        run = DistributedExecutor(found.graph, found.schedule, communicator)
+        try:
+            for t in range(STEPS):
+                if communicator.rank == 1 and t == step:
+                    raise Boom("out of patience")
+                run(x[t, communicator.rank], y[t, communicator.rank])
+            run.settle()
+        except Exception as error:
+            seen[communicator.rank] = error
+            with pytest.raises(type(error)):
+                raise error
+            raise
+        finally:
+            run.close()
+
+    with deadline(), pytest.raises(Boom):
+        run_ranks(3, work)
+    for rank in (0, 2):
+        assert isinstance(seen[rank], RankError)
+        assert "rank 1 failed: Boom: out of patience" in str(seen[rank])
+
+
+@pytest.mark.parametrize("kind", [Kind.F, Kind.W, Kind.U])
+def test_a_task_that_fails_is_named_with_its_rank_and_ends_the_executor(kind):
+    own = prepared("priority", 2)
+    x, y = batches(2)
+    errors = {}
+
+    def work(communicator):
+        _, found = own[communicator.rank]
+        run = DistributedExecutor(found.graph, found.schedule, communicator)
+        if communicator.rank == 0:
+            task = next(t for t in found.graph if t.kind == kind and t.launches)
+            program, tasks = run._steady
+            program[tasks.index(task.index)] = _raise
+        try:
+            for t in range(STEPS):
+                run(x[t, communicator.rank], y[t, communicator.rank])
+            run.settle()
+        except Exception as error:
+            errors[communicator.rank] = error
+            with pytest.raises(type(error)):
+                run(x[0, communicator.rank], y[0, communicator.rank])
+            raise
+        finally:
+            run.close()
+
+    with deadline(), pytest.raises(TaskError, match=rf"task \d+{kind.name}0 .*on rank 0 failed: Boom"):
+        run_ranks(2, work)
+    assert isinstance(errors[1], RankError)
+    assert errors[1].rank == 0
+
+
+def _raise():
+    raise Boom("no")
+
+
+def test_threads_end_when_executors_close():
+    before = threading.active_count()
+    trained("priority", 2)
+    assert threading.active_count() == before
+
+
+def test_a_trace_has_every_task_of_a_step_once():
+    own = prepared("reverse_first_k", 2, k=2)
+    x, y = batches(2)
+
+    def work(communicator):
+        _, found = own[communicator.rank]
+        run = DistributedExecutor(found.graph, found.schedule, communicator, trace=True)
+        for t in range(STEPS):
+            run(x[t, communicator.rank], y[t, communicator.rank])
+        run.close()
+        return run
+
+    for rank, run in enumerate(run_ranks(2, work)):
+        timeline = run.timeline
+        assert sorted(timeline.key[timeline.tasks].tolist()) == sorted(run.schedule.keys.tolist())
+        assert {lane.rank for lane in timeline.lanes} == {rank}
+        assert timeline.makespan > 0
+        assert run.peak_bytes >= run.plan.peak_bytes > 0
+
+
+def test_what_is_no_data_parallel_schedule_is_refused():
+    (_, found), = prepared("priority", 1)
+    graph, communicator = found.graph, LoopBack.ranks(1)[0]
+    ids = found.schedule.ids(graph).tolist()
+    wrong = Schedule.of(graph, {ScheduleLane(0, "main"): ids[:5], ScheduleLane(0, "sub"): ids[5:]})
+    with pytest.raises(ScheduleError, match="lanes main and comm"):
+        DistributedExecutor(graph, wrong, communicator)
+    lanes = {lane: found.schedule.ids(graph)[found.schedule.ptr[i] : found.schedule.ptr[i + 1]].tolist() for i, lane in enumerate(found.schedule.lanes)}
+    lanes[found.schedule.lanes[0]] = lanes[found.schedule.lanes[0]][:-1]
+    with pytest.raises(ScheduleError, match="missing"):
+        DistributedExecutor(graph, Schedule.of(graph, lanes), communicator)
+
+
+def test_the_interface_says_what_a_transport_must_give():
+    bare = Communicator()
+    for call in (bare.check, lambda: bare.fail(ValueError()), lambda: bare._exchange(0, 0, [], 0), lambda: bare._share(0)):
+        with pytest.raises(NotImplementedError):
+            call()
