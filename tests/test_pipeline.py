@@ -79,6 +79,7 @@ times_of = st.tuples(*[st.integers(1, 9)] * 3)
 ranks = st.integers(1, 6)
 
 
+@settings(deadline=None)
 @given(ranks, st.integers(1, 20), times_of, st.integers(0, 3))
 def test_makespan_of_gpipe_and_of_the_strict_forms(p, m, times, c):
     f, o, w = times
@@ -87,6 +88,7 @@ def test_makespan_of_gpipe_and_of_the_strict_forms(p, m, times, c):
     assert max(priced("gpipe", p, m, f, o, w, c).peak_activations) == m
 
 
+@settings(deadline=None)
 @given(ranks, st.integers(1, 20), times_of)
 def test_makespan_and_peak_of_1f1b(p, m, times):
     found = priced("one_f_one_b", p, m, *times)
@@ -94,6 +96,7 @@ def test_makespan_and_peak_of_1f1b(p, m, times):
     assert found.peak_activations == tuple(float(min(p - s, m)) for s in range(p))
 
 
+@settings(deadline=None)
 @given(ranks, st.integers(1, 4), st.integers(1, 4), times_of)
 def test_bubble_of_interleaved_schedules(p, rounds, v, times):
     f, o, w = times
@@ -107,6 +110,7 @@ def test_bubble_of_interleaved_schedules(p, rounds, v, times):
         assert priced("interleaved_zb", p, m, f, o, w, chunks=v).makespan == pytest.approx(work + (p - 1) * (f + o - w) / v)
 
 
+@settings(deadline=None)
 @given(ranks, st.integers(0, 12), st.integers(1, 4), times_of)
 def test_bubble_of_looped_schedules(p, more, v, times):
     f, o, w = times
@@ -119,6 +123,7 @@ def test_bubble_of_looped_schedules(p, more, v, times):
     assert priced("modulo_greedy", p, m, f, o, w, chunks=v).makespan >= work + (p - 1) * f / v - 1e-9
 
 
+@settings(deadline=None)
 @given(ranks, st.integers(0, 12), times_of)
 def test_bubble_and_peak_of_zb_h1(p, more, times):
     f, o, w = times
@@ -129,6 +134,7 @@ def test_bubble_and_peak_of_zb_h1(p, more, times):
     assert found.peak_activations == (float(p),) * p
 
 
+@settings(deadline=None)
 @given(ranks, st.integers(0, 12), times_of, st.integers(0, 2))
 def test_bubble_and_peak_of_zb_h2(p, more, times, c):
     f, o, w = times
@@ -139,6 +145,7 @@ def test_bubble_and_peak_of_zb_h2(p, more, times, c):
     assert found.peak_activations == (float(2 * p - 1),) * p
 
 
+@settings(deadline=None)
 @given(st.integers(1, 4), st.integers(1, 5))
 def test_chimera_with_as_many_micro_batches_as_ranks(half, t):
     m = 2 * half
@@ -147,6 +154,7 @@ def test_chimera_with_as_many_micro_batches_as_ranks(half, t):
     assert max(found.peak_activations) <= m
 
 
+@settings(deadline=None)
 @given(st.integers(1, 4), st.integers(0, 6), st.integers(1, 5))
 def test_bubble_and_peak_of_dualpipe(half, more, t):
     p = 2 * half
@@ -188,6 +196,7 @@ def chained(schedule: Schedule, iterations: int) -> Schedule:
 
 
 # ------------------------------------------------------------------------------------------------------------- stale
+@settings(deadline=None)
 @given(ranks, st.integers(1, 12), times_of)
 def test_pipedream_has_no_bubble_in_steady_state(p, m, times):
     found = priced("pipedream", p, m, *times)
@@ -198,6 +207,7 @@ def test_pipedream_has_no_bubble_in_steady_state(p, m, times):
         assert priced("pipedream_2bw", p, m, *times).period == pytest.approx(m * sum(times))
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(*[st.integers(1, 9)] * 3), min_size=1, max_size=5), st.integers(0, 3))
 def test_the_steady_state_is_what_a_long_run_tends_to(stages, c):
     p = len(stages)
@@ -212,8 +222,8 @@ def test_the_steady_state_is_what_a_long_run_tends_to(stages, c):
     assert pipedream_steady(problem) >= max(map(sum, stages)) - 1e-9
 
 
+@settings(max_examples=50, deadline=None)
 @given(st.integers(2, 6), st.integers(0, 2**31))
-@settings(max_examples=50)
 def test_the_cycle_time_is_the_worst_ratio_of_all_simple_circuits(n, seed):
     rng = np.random.default_rng(seed)
     weight, shift = rng.integers(1, 20, (n, n)).astype(float), rng.integers(1, 4, (n, n))
