@@ -31,7 +31,7 @@ def dropout(xp: Any, x: Any, step: Any, *, rate: float, seed: int, draw: int, sa
     `step` (1,) uint64 is read from a buffer; `sample` is the global index of the first sample; `draw` tells the
     dropouts of one step apart.
     """
-    n, each = x.shape[0], max(x.size // max(x.shape[0], 1), 1)
+    n, each = x.shape[0], x.size // max(x.shape[0], 1)
     blocks = (each + 3) // 4
     c0 = xp.broadcast_to(xp.arange(blocks, dtype=xp.uint64)[None, :], (n, blocks))
     c1 = xp.broadcast_to(xp.arange(sample, sample + n, dtype=xp.uint64)[:, None], (n, blocks))
@@ -44,7 +44,7 @@ def dropout(xp: Any, x: Any, step: Any, *, rate: float, seed: int, draw: int, sa
 
 @dropout.cpu
 def _(x: Any, step: Any, y: Any, *, rate: float, seed: int, draw: int, sample: int) -> Any:
-    rows = (x.shape[0], -1)
+    rows = (x.shape[0], x.size // max(x.shape[0], 1))
     return [loop(_dropout, x.reshape(rows), step, y.reshape(rows), np.uint64(int(rate * 2**32)), x.dtype.type(1 / (1 - rate)),
                  np.uint64(seed & 0xFFFFFFFF), np.uint64(seed >> 32), np.uint64(draw), np.uint64(sample))]
 

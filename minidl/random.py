@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from .graph import Role
-from .tape import Storage
+from .tape import Storage, current
 
 PURPOSES = ("weights", "order", "augment", "dropout", "synthetic", "split")
 
@@ -30,6 +30,7 @@ def seed(value: int) -> None:
     """Starts over: weights made from now on, and dropout, follow from `value` alone."""
     _state.seed, _state.made = int(value), 0
     _state.step = Storage("step", (1,), "uint64", Role.SCALAR, np.zeros(1, np.uint64).view(np.uint8))
+    current().end_step()
 
 
 def current_seed() -> int:
