@@ -122,6 +122,7 @@ def finite_difference_check(f: Callable[..., Any], *arrays: Any, seed: int = 1, 
                             atol: float = 2e-8) -> None:
     """Compares the gradients of `f` toward each float64 array with central differences, as leaves and as inner
     tensors, contiguous and strided. `f` takes tensors and returns one of any shape."""
+    arrays = tuple(np.asarray(a) for a in arrays)
     with ml.no_grad():
         shape = f(*(ml.array(a) for a in arrays)).shape
     weights = random_array(shape, seed)
@@ -135,7 +136,7 @@ def finite_difference_check(f: Callable[..., Any], *arrays: Any, seed: int = 1, 
         assert a.dtype == np.float64, "finite differences need float64"
         g = np.zeros_like(a)
         for at in np.ndindex(*a.shape):
-            moved = [x.copy() for x in arrays]
+            moved = [np.array(x) for x in arrays]
             moved[which][at] = a[at] + eps
             up = value(*moved)
             moved[which][at] = a[at] - eps
