@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import bits, finite_difference_check, random_array, torch_or_skip
+from helpers import bits, bytes_allocated, finite_difference_check, random_array, torch_or_skip
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -179,6 +179,62 @@ def test_joining_and_cutting_refuse() -> None:
     with pytest.raises(IndexError):
         x[2]
     assert [t.shape for t in x] == [(3,), (3,)]
+
+
+# a program over a pool of tensors (2, w): each line takes what earlier ones made
+LINES = st.lists(st.tuples(st.sampled_from(["concat", "grow", "slice", "tanh", "square", "row"]), st.integers(0, 9), st.integers(0, 9),
+                           st.integers(0, 9)), min_size=1, max_size=10)
+
+
+def run_program(lines: Any, pool: list[Any], concat: Any) -> Any:
+    """A scalar that depends on all that was made. `concat(tensors, room)`; all else is the same in both libraries."""
+    for name, a, b, c in lines:
+        x, y = pool[a % len(pool)], pool[b % len(pool)]
+        width = x.shape[1]
+        match name:
+            case "concat" if width + y.shape[1] < 40:
+                pool.append(concat([x, y], 0))
+            case "grow" if width + y.shape[1] < 40:
+                pool.append(concat([x, y], 3 * c))
+            case "slice":
+                begin = b % width
+                pool.append(x[:, begin : begin + 1 + c % (width - begin) : 1 + c % 2])
+            case "tanh":
+                pool.append(x.tanh())
+            case "square":
+                pool.append(x * x * 0.5)
+            case "row":
+                pool.append(x * x[b % 2])
+    total = None
+    for t in pool:
+        total = (t * t).sum() if total is None else total + (t * t).sum()
+    return total
+
+
+@settings(max_examples=80, deadline=None)
+@given(lines=LINES, seed=st.integers(0, 2**31))
+def test_programs_that_join_and_cut_have_torchs_gradients_in_any_order(lines: Any, seed: int) -> None:
+    torch = torch_or_skip()
+    arrays = [random_array((2, 1 + i), i, low=-1, high=1) for i in range(3)]
+    theirs = [torch.tensor(a, requires_grad=True) for a in arrays]
+    run_program(lines, list(theirs), lambda t, room: torch.concat(t, 1)).backward()
+    mine = [ml.Parameter(a) for a in arrays]
+
+    def step() -> Any:
+        loss = run_program(lines, [p + 0.0 for p in mine], lambda t, room: ops.concat(t, 1, room))
+        loss.backward()
+        return tuple(p.grad for p in mine)
+
+    eager = step()
+    for g, t in zip(eager, theirs, strict=True):
+        np.testing.assert_allclose(g.numpy(), t.grad.numpy(), rtol=1e-9, atol=1e-12)
+    wanted = bits(*eager)
+    for p in mine:
+        p.grad = None
+    graph = ml.record(step)
+    assert bits(*ml.SequentialExecutor(graph)()) == wanted
+    rng = np.random.default_rng(seed)
+    assert bits(*ml.CheckingExecutor(graph, random_schedule(graph, 3, rng), seed=seed)()) == wanted
 
 
 # -------------------------------------------------------------------------------------------------------- torch parity
@@ -421,6 +477,25 @@ def test_the_weight_gradient_of_all_steps_is_one_product_off_the_critical_chain(
     weights = [task for task in graph if task.kind == Kind.W]
     assert [[launch.kernel for launch in task.launches] for task in weights] == [["linear_weight_grad"]] * 2
     assert all(len(graph.succs[task.index]) == 0 for task in weights)
+
+
+def test_no_array_data_is_allocated_in_a_step() -> None:
+    embedding, attention = nn.Embedding(90, 64), nn.MultiheadAttention(64, 2, causal=True)
+    layers = [getattr(nn, kind)(64, 64, batch_first=True, bidirectional=kind == "GRU") for kind in ("RNN", "LSTM", "GRU")]
+    head, norm = nn.Linear(128, 90), nn.LayerNorm(64)
+    opt = optim.AdamW([p for m in (embedding, attention, *layers, head, norm) for p in m.parameters()], max_norm=1.0)
+
+    def step(tokens: Any, mask: Any, labels: Any) -> None:
+        x = norm(attention(embedding(tokens), None, mask)).gelu()
+        for layer in layers:
+            x, _ = layer(x)
+        nn.cross_entropy(head(x[:, -1]), labels, 0.1).backward()
+        opt.step()
+
+    rng = np.random.default_rng(0)
+    values = rng.integers(0, 90, (64, 16)), np.ones((64, 16), np.int64), rng.integers(0, 90, 64)  # a tensor has 256 KB
+    run = ml.SequentialExecutor(ml.record(step, *values))
+    assert bytes_allocated(lambda: run(*values)) < 100_000
 
 
 def test_labels_and_tokens_out_of_range_are_refused() -> None:
