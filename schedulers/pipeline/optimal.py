@@ -21,7 +21,7 @@ from ...simulation import times
 from .placement import PipelineError
 from .problem import Problem
 from .stages import stage_graph
-from .zb_auto import cap_of, lower_bound, order_of, zb_auto
+from .zb_auto import cap_of, lower_bounds, order_of, zb_auto
 
 OBJECTIVES = ("makespan", "span", "period")
 KINDS = (Kind.F, Kind.O, Kind.W)
@@ -75,7 +75,7 @@ def solve(problem: Problem, objective: str = "makespan", time_limit: float = 60.
     horizon = int(m * ticks[:3].sum() + 2 * m * p * latency)  # one task after another: no path is longer
     first, last = hint[0, :, 0], hint[2, :, -1] + duration[2]
     known = int((last if objective == "makespan" else last - first).max())
-    floor = int(np.floor(lower_bound(problem, cap) / unit * (1 - 1e-9)))  # holds wherever the ranks start
+    floor = int(np.floor(lower_bounds(problem, cap)[objective == "makespan"] / unit * (1 - 1e-9)))  # of spans it holds wherever ranks start
 
     model = cp_model.CpModel()
     start = [[[model.new_int_var(0, horizon, f"{stage}{kind.name}{i}") for i in range(m)] for stage in range(p)]

@@ -15,22 +15,24 @@ from .problem import Problem
 
 EFFORT = 8_000_000  #: tasks timed for one order, at most
 MOVES = 40  #: tried per task, at most
+SAME = 1e-11  #: times that differ by less, relatively, are equal
 
 
-def polish(problem: Problem, cap: float, kept: float, kinds: Ints, bound: float) -> tuple[tuple[float, float], Ints]:
-    """((max_span, makespan), order), no larger than before. Stops at a max_span of `bound`."""
+def polish(problem: Problem, cap: float, kept: float, kinds: Ints,
+           bounds: tuple[float, ...]) -> tuple[tuple[float, float], Ints]:
+    """((max_span, makespan), order): no larger max_span, or the same and no larger makespan. Stops at both `bounds`."""
     p, m = problem.ranks, problem.micro_batches
     n = 3 * p * m
     tries = max(1, min(EFFORT // n, MOVES * n))
     result = run_loop(
         _polish, n * tries, p, m, cap, kept, problem.forward, problem.output_grad, problem.weight_grad, problem.latency,
-        bound, tries, kinds.ravel(), np.zeros(n), np.zeros(n, np.int64), np.zeros(n, np.int64),
+        bounds[0], bounds[1], 1 - SAME, tries, kinds.ravel(), np.zeros(n), np.zeros(n, np.int64), np.zeros(n, np.int64),
         np.zeros(p, np.int64), np.zeros(3 * p, np.int64), np.zeros(n, np.int64), np.zeros(2), np.zeros(2))
     span, makespan = result[-1].tolist()
-    return (span, makespan), result[11].reshape(p, 3 * m)
+    return (span, makespan), result[13].reshape(p, 3 * m)
 
 
-def _polish(p, m, cap, kept, f, o, w, c, bound, tries, kinds, end, cause, where, placed,  # type: ignore[no-untyped-def]
+def _polish(p, m, cap, kept, f, o, w, c, span_bound, end_bound, below, tries, kinds, end, cause, where, placed,  # type: ignore[no-untyped-def]
             count, path, now, best):
     n = 3 * m
     length, step, out, to, dice = 0, 0, 0, -1, 12345
@@ -78,14 +80,18 @@ def _polish(p, m, cap, kept, f, o, w, c, bound, tries, kinds, end, cause, where,
                     placed[s] += 1
                     ran += 1
                     moved = True
-        worst = 0
+        worst = latest = 0
         now[0] = now[1] = 0.0
         for s in range(p):
             span = end[s * n + n - 1] - end[s * n] + f[s]
             if span > now[0]:
                 now[0], worst = span, s
-            now[1] = max(now[1], end[s * n + n - 1])
-        if ran == p * n and (attempt == 0 or now[0] < best[0] or (now[0] == best[0] and now[1] <= best[1])):
+            if end[s * n + n - 1] > now[1]:
+                now[1], latest = end[s * n + n - 1], s
+        if now[0] <= span_bound:  # nothing to win there
+            worst = latest
+        if ran == p * n and (attempt == 0 or now[0] < best[0] * below or (
+                now[0] * below <= best[0] and now[1] * below <= best[1])):
             best[0], best[1] = now[0], now[1]
             length = 0
             e = worst * n + n - 1
@@ -111,7 +117,7 @@ def _polish(p, m, cap, kept, f, o, w, c, bound, tries, kinds, end, cause, where,
             if out == late - 1 and kinds[out] != kinds[late] and out + reach < (late // n + 1) * n:
                 to = out + reach
                 break
-        if to < 0 or attempt == tries - 1 or best[0] <= bound:
+        if to < 0 or attempt == tries - 1 or (best[0] <= span_bound and best[1] <= end_bound):
             break
         k = kinds[out]
         for e in range(out, to):

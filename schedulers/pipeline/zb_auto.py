@@ -15,7 +15,7 @@ from ...graph import Floats, Ints, Kind
 from ...loops import run_loop
 from ...schedule import Schedule
 from .placement import PipelineError
-from .polish import polish
+from .polish import SAME, polish
 from .problem import Order, Problem, schedule_of
 
 #: forwards ahead per rank to the end, the most telling first: ZB-H1, ZB-H2, and what lies around them
@@ -23,7 +23,7 @@ SLOPES = (1.0, 2.0, 1.4, 2.4, 2.1, 1.2, 1.6, 1.8, 2.2, 3.0, 2.6, 0.75, 0.5, 0.0)
 IDLE = (np.inf, 0.0, 0.5, 1.0, 2.0, 4.0, 10.0, 30.0)  #: time a rank may idle before gaps are filled, in weight gradients
 EFFORT = 3e9  #: steps of all candidates together, about; large problems get fewer candidates
 ROUNDS = 40  #: of changing the best candidate rank by rank, at most
-POLISHED = 6  #: so many of the best orders are polished
+POLISHED = 4  #: so many of the best orders are polished
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def zb_auto(problem: Problem, kept: float = 1.0) -> Schedule:
     """The order of the smallest max_span, then makespan, that the search finds under `problem.cap` (ZB-1p, ZB-2p).
 
     `kept`: the share of an activation that a weight gradient still needs after its output gradient. 1 counts as
-    everywhere else here; the published ZB-2p rates need less: with 1 a cap of 2p rules them out (`lower_bound`).
+    everywhere else here; the published ZB-2p rates need less: with 1 a cap of 2p rules them out (`lower_bounds`).
     Reconstructed from the paper's description of its heuristic; the search is our own. Raises PipelineError for a cap
     below 1, a `kept` outside 0..1, or several stages per rank.
     """
@@ -51,13 +51,14 @@ def zb_auto(problem: Problem, kept: float = 1.0) -> Schedule:
     if not 0 < kept <= 1:
         raise PipelineError(f"kept is {kept}; it is a share of an activation, above 0 and at most 1")
     cap = cap_of(problem)
-    bound = lower_bound(problem, cap, kept) * (1 + 1e-12)
+    bounds = tuple(b * (1 + SAME) for b in lower_bounds(problem, cap, kept))
     grid = candidates(problem, cap, kept)
     found = dict(zip(grid, _spans(problem, cap, kept, grid), strict=True))
     for _ in range(ROUNDS):
         best = min(found, key=found.__getitem__)
         near = [c for c in neighbours(best, int(cap)) if c not in found]
-        if not near or len(near) > limit(problem) or found[best][0] <= bound:
+        if not near or len(near) > limit(problem) or (
+                found[best][0] <= bounds[0] and found[best][1] <= bounds[1]):
             break
         found.update(zip(near, _spans(problem, cap, kept, near), strict=True))
         if min(found, key=found.__getitem__) == best:
@@ -66,7 +67,7 @@ def zb_auto(problem: Problem, kept: float = 1.0) -> Schedule:
     best_of_line = {c.ahead: c for c in sorted(ran, key=found.__getitem__, reverse=True)}
     chosen = sorted(best_of_line.values(), key=found.__getitem__)[:POLISHED]
     orders = list_schedule(problem, cap, kept, chosen, keep=True)[2]
-    return order_of(min((polish(problem, cap, kept, order, bound) for order in orders), key=lambda one: one[0])[1])
+    return order_of(min((polish(problem, cap, kept, order, bounds) for order in orders), key=lambda one: [float(f"{t:.11g}") for t in one[0]])[1])
 
 
 def cap_of(problem: Problem) -> float:
@@ -77,23 +78,23 @@ def cap_of(problem: Problem) -> float:
     return float(min(cap, problem.micro_batches))
 
 
-def lower_bound(problem: Problem, cap: float, kept: float = 1.0) -> float:
-    """No max_span is smaller under the cap (one stage per rank, first in first out).
+def lower_bounds(problem: Problem, cap: float, kept: float = 1.0) -> tuple[float, float]:
+    """No max_span and no makespan is smaller under the cap (one stage per rank, first in first out).
 
-    The largest of two bounds. A rank's work, and its idle time before its first output gradient comes, as only `cap`
-    forwards can run before. And when rank r ends its last output gradient, at most `(cap - 1) / kept` weight gradients
-    of its own are open besides the last one, and the gradient must still reach rank s and its last W.
+    For each rank the larger of two bounds. Its work, and its idle time before its first output gradient comes, as only
+    `cap` forwards can run before. And when rank r ends its last output gradient, at most `(cap - 1) / kept` weight
+    gradients of its own are open besides the last one, and the gradient must still reach rank s and its last W.
     """
     f, o, w, c, m = problem.forward, problem.output_grad, problem.weight_grad, problem.latency, problem.micro_batches
-    first = np.concatenate([[0.0], np.cumsum(f + c)[:-1]])
+    first = np.concatenate([[0.0], np.cumsum(f + c)[:-1]])  # the start of each rank
     above = np.concatenate([[0.0], np.cumsum(o + c)])  # from rank s to rank r: above[r] - above[s]
     head = first[-1] + f[-1] + (above[-1] - above[1:]) - first
-    bound = float((m * (f + o + w) + np.maximum(0.0, head - min(m, int(cap)) * f)).max())
+    span = m * (f + o + w) + np.maximum(0.0, head - min(m, int(cap)) * f)
     open_ = min(m - 1, int((cap - 1) / kept + 1e-9))
     for r in range(problem.ranks):
         done = first[r] + m * (f[r] + o[r]) + (m - 1 - open_) * w[r]
-        bound = max(bound, float((done + above[r] - above[:r] + w[:r] - first[:r]).max(initial=0.0)))
-    return bound
+        span[:r] = np.maximum(span[:r], done + above[r] - above[:r] + w[:r] - first[:r])
+    return float(span.max()), float((first + span).max())
 
 
 def limit(problem: Problem) -> int:
@@ -105,7 +106,7 @@ def candidates(problem: Problem, cap: float, kept: float) -> list[Candidate]:
     """The grid: straight lines of forwards ahead, times idle times, times both ways to choose the next task."""
     to_end = np.arange(problem.ranks)[::-1]
     work = float((problem.forward + problem.output_grad + problem.weight_grad).max()) * problem.micro_batches
-    slack = lower_bound(problem, cap, kept) - work
+    slack = lower_bounds(problem, cap, kept)[0] - work
     idles = dict.fromkeys((slack, *(x * float(problem.weight_grad.max()) for x in IDLE)))
     lines = dict.fromkeys(tuple(np.minimum(int(cap), 1 + np.floor(slope * to_end + start)).astype(int).tolist())
                           for start in (0.0, 0.5, cap - 1) for slope in SLOPES)
@@ -124,9 +125,9 @@ def neighbours(candidate: Candidate, cap: int) -> list[Candidate]:
 
 
 def _spans(problem: Problem, cap: float, kept: float, batch: list[Candidate]) -> list[tuple[float, float]]:
-    """(max_span, makespan) of each candidate's schedule."""
+    """(max_span, makespan) of each candidate's schedule, to as many digits as rounding leaves, so that equals are equal."""
     spans, makespans, _ = list_schedule(problem, cap, kept, batch)
-    return list(zip(spans.tolist(), makespans.tolist(), strict=True))
+    return [(float(f"{span:.11g}"), float(f"{makespan:.11g}")) for span, makespan in zip(spans, makespans, strict=True)]
 
 
 def list_schedule(problem: Problem, cap: float, kept: float, batch: list[Candidate],
