@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent), str(Path(__file__).parent.parent / "tests")]
+ROOT = Path(__file__).parent.parent
+sys.path[:0] = [str(ROOT / "bench"), str(ROOT), str(ROOT / "tests")]
 
 from common import interleave, machine, ratio, save, spread
 
@@ -92,7 +93,7 @@ def main() -> int:
     parser.add_argument("--out", help="file of the record; default bench/results/cnn.json")
     options = parser.parse_args()
     record: dict[str, Any] = {"machine": machine(), "threads": 1, "target": TARGET, "networks": {}}
-    print(f"{'network':12}{'batch':>6}{'minidl ms':>12}{'torch ms':>12}{'ratio':>8}{'p10':>7}{'p90':>7}   first loss equal")
+    print(f"{'network':12}{'batch':>6}{'minidl ms':>12}{'torch ms':>12}{'ratio':>8}{'p10':>7}{'p90':>7}   loss equal")
     for case in [options.only] if options.only else CASES:
         name, arguments, batch = CASES[case]
         model, graph, x, y = ours(name, arguments, batch)
@@ -102,11 +103,11 @@ def main() -> int:
         correct = abs(mine - other) <= 1e-5 * max(1.0, abs(other))
         samples = interleave({"minidl": partial(run, x, y), "torch": step}, seconds=options.seconds, warm_up=3)
         slower = ratio(samples, "minidl", "torch")
-        entry = {"batch": batch, "minidl_ms": spread(samples["minidl"]), "torch_ms": spread(samples["torch"]), "ratio": slower,
-                 "correct": correct, "tasks": len(graph)}
+        entry = {"batch": batch, "minidl_ms": spread(samples["minidl"]), "torch_ms": spread(samples["torch"]),
+                 "ratio": slower, "correct": correct, "tasks": len(graph)}
         record["networks"][case] = entry
-        print(f"{case:12}{batch:6}{entry['minidl_ms']['median']:12.2f}{entry['torch_ms']['median']:12.2f}{slower['median']:8.2f}"
-              f"{slower['p10']:7.2f}{slower['p90']:7.2f}   {correct}")
+        print(f"{case:12}{batch:6}{entry['minidl_ms']['median']:12.2f}{entry['torch_ms']['median']:12.2f}"
+              f"{slower['median']:8.2f}{slower['p10']:7.2f}{slower['p90']:7.2f}   {correct}")
         if options.tasks:
             entry["kernels_ms"] = kernel_times(graph, x, y)
             for key, ms in list(entry["kernels_ms"].items())[: options.tasks]:

@@ -53,7 +53,8 @@ def _hardsigmoid_grad(x, dy, dx):  # type: ignore[no-untyped-def]
 
 
 _elementwise("hardsigmoid", 4, lambda xp, x: _gate(xp, x), _hardsigmoid)
-_elementwise("hardsigmoid_grad", 3, lambda xp, x, dy: xp.where((x > -3) & (x < 3), dy * x.dtype.type(1 / 6), x.dtype.type(0)), _hardsigmoid_grad)
+_elementwise("hardsigmoid_grad", 3, lambda xp, x, dy: xp.where(
+    (x > -3) & (x < 3), dy * x.dtype.type(1 / 6), x.dtype.type(0)), _hardsigmoid_grad)
 
 
 def _hardswish(x, y):  # type: ignore[no-untyped-def]
@@ -74,4 +75,5 @@ def _hardswish_grad(x, dy, dx):  # type: ignore[no-untyped-def]
 
 _elementwise("hardswish", 5, lambda xp, x: x * _gate(xp, x), _hardswish)
 _elementwise("hardswish_grad", 5, lambda xp, x, dy: xp.where(
-    (x > -3) & (x < 3), dy * (x * x.dtype.type(1 / 3) + x.dtype.type(0.5)), xp.where(x < 0, x.dtype.type(0), dy)), _hardswish_grad)
+    (x > -3) & (x < 3), dy * (x * x.dtype.type(1 / 3) + x.dtype.type(0.5)),
+    xp.where(x < 0, x.dtype.type(0), dy)), _hardswish_grad)

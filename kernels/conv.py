@@ -2,7 +2,7 @@
 
 x (n, h, w, c), weight (o, kh, kw, c / groups), y (n, oh, ow, o); all contiguous. The CPU lowers to matrix products:
 a chunk of rows of patches is gathered, then multiplied, so that the patches stay in the cache. A 1x1 convolution is
-a product without any gathering; one filter per channel (depthwise) has loops of its own in `depthwise`.
+a product without any gathering. The gathering is in `patches`, one filter per channel in `depthwise`.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import numpy as np
 
 from .depthwise import depthwise, depthwise_input_grad, depthwise_weight_grad, depthwise_work
 from .linear import gemm
+from .patches import Gather, Scatter
 from .registry import Thunk, flat, kernel, loop, ufunc
 from .sums import row_sums, row_sums_work
 
 CHUNK = 512  #: rows of patches at a time, where the image allows
-ACROSS = 16  #: patches whose lines have fewer numbers than this lie with the taps first
 Pair = tuple[int, int]
 
 
@@ -33,7 +33,8 @@ class Geometry(NamedTuple):
 
     def output(self, image: Sequence[int], taps: Sequence[int]) -> list[int]:
         """Lines and columns of the output; not positive where the window does not fit."""
-        return [(image[a] + 2 * self.padding[a] - self.dilation[a] * (taps[a] - 1) - 1) // self.stride[a] + 1 for a in (0, 1)]
+        return [(image[a] + 2 * self.padding[a] - self.dilation[a] * (taps[a] - 1) - 1) // self.stride[a] + 1
+                for a in (0, 1)]
 
 
 def _flops(y: Any, w: Any) -> float:
@@ -41,7 +42,7 @@ def _flops(y: Any, w: Any) -> float:
     return float(2 * y.size * (w.size // w.shape[0]))
 
 
-# ------------------------------------------------------------------------------------------------------------- references
+# ----------------------------------------------------------------------------------------------- references
 def _slices(tap: int, axis: int, count: int, geometry: Geometry) -> slice:
     """The places of a padded axis that a tap sees, one for each of `count` outputs."""
     start = tap * geometry.dilation[axis]
@@ -72,7 +73,8 @@ def conv2d(xp: Any, x: Any, w: Any, b: Any = None, *, geometry: Geometry) -> Any
     groups, shape = geometry.groups, (x.shape[0], *geometry.output(x.shape[1:3], w.shape[1:3]), len(w))
     padded, y = _padded(xp, x, geometry), xp.zeros((groups, shape[0] * shape[1] * shape[2], len(w) // groups), x.dtype)
     for ky, kx, seen in _taps(w.shape[1:3], shape, geometry):
-        y += xp.matmul(_grouped(padded[seen], groups), w[:, ky, kx].reshape(groups, len(w) // groups, -1).transpose(0, 2, 1))
+        tap = w[:, ky, kx].reshape(groups, len(w) // groups, -1)
+        y += xp.matmul(_grouped(padded[seen], groups), tap.transpose(0, 2, 1))
     y = y.transpose(1, 0, 2).reshape(shape)
     return y if b is None else y + b
 
@@ -98,11 +100,12 @@ def conv2d_weight_grad(xp: Any, x: Any, dy: Any, *, taps: Pair, bias: bool, geom
     groups, o = geometry.groups, dy.shape[3]
     padded, dw = _padded(xp, x, geometry), xp.empty((o, *taps, x.shape[3] // groups), x.dtype)
     for ky, kx, seen in _taps(taps, dy.shape, geometry):
-        dw[:, ky, kx] = xp.matmul(_grouped(dy, groups).transpose(0, 2, 1), _grouped(padded[seen], groups)).reshape(o, -1)
+        tap = xp.matmul(_grouped(dy, groups).transpose(0, 2, 1), _grouped(padded[seen], groups))
+        dw[:, ky, kx] = tap.reshape(o, -1)
     return (dw, dy.sum(axis=(0, 1, 2))) if bias else dw
 
 
-# -------------------------------------------------------------------------------------------------------------- CPU forms
+# ----------------------------------------------------------------------------------------------- CPU forms
 def _is_plain(w: Any, geometry: Geometry) -> bool:
     """A product of pixels and weights as they lie."""
     return bool(w.shape[1:3] == (1, 1) and geometry == Geometry((1, 1), (0, 0), geometry.dilation, 1))
@@ -157,7 +160,7 @@ def _(x: Any, w: Any, *rest: Any, geometry: Geometry) -> list[Thunk]:
         return [gemm(x.reshape(-1, w.shape[3]), w.reshape(len(w), -1).T, pixels), *add]
     if _is_depthwise(x, w, geometry):
         return [*depthwise(x, w, y, *work, geometry=geometry[:3]), *add]
-    weights, gather = _by_group(w, groups), _Gather(work[0], w.shape[2] * w.shape[3])
+    weights, gather = _by_group(w, groups), Gather(work[0], w.shape[2] * w.shape[3])
     thunks: list[Thunk] = []
     for part, group, arguments in _chunks(x, w, y, geometry):
         thunk, patches = gather(part.stop - part.start, arguments)
@@ -172,7 +175,7 @@ def _(dy: Any, w: Any, dx: Any, *work: Any, size: Pair, geometry: Geometry) -> l
         return [gemm(pixels, w.reshape(len(w), -1), dx.reshape(-1, w.shape[3]))]
     if _is_depthwise(dx, w, geometry):
         return depthwise_input_grad(dy, w, dx, *work, geometry=geometry[:3])
-    weights, scatter = _by_group(w, groups), _Again(_scatter)
+    weights, scatter = _by_group(w, groups), Scatter()
     thunks: list[Thunk] = [partial(dx.fill, 0)]
     for part, group, arguments in _chunks(dx, w, dy, geometry):
         patches = work[0][: part.stop - part.start]
@@ -190,7 +193,7 @@ def _(x: Any, dy: Any, dw: Any, *rest: Any, taps: Pair, bias: bool, geometry: Ge
     if _is_depthwise(x, dw, geometry):
         return [*depthwise_weight_grad(x, dy, dw, *work, geometry=geometry[:3]), *sums]
     weights, later = _by_group(dw, groups), _by_group(work[1], groups)
-    gather = _Gather(work[0], dw.shape[2] * dw.shape[3])
+    gather = Gather(work[0], dw.shape[2] * dw.shape[3])
     thunks: list[Thunk] = []
     for part, group, arguments in _chunks(x, dw, dy, geometry):
         thunk, patches = gather(part.stop - part.start, arguments)
@@ -201,122 +204,7 @@ def _(x: Any, dy: Any, dw: Any, *rest: Any, taps: Pair, bias: bool, geometry: Ge
     return [*thunks, *sums]
 
 
-class _Again:
-    """A loop bound to many sets of arguments of the same types: compiled once."""
-
-    def __init__(self, function: Any) -> None:
-        self.function: Any = function
-        self.compiled: Any = None
-
-    def __call__(self, *arguments: Any) -> Thunk:
-        if self.compiled is None:
-            first: Any = loop(self.function, *arguments)
-            self.compiled = first.func
-        return partial(self.compiled, *arguments)
-
-
-class _Gather:
-    """Gathers chunks of patches into one array, `run` numbers of which lie together in the image."""
-
-    def __init__(self, work: Any, run: int) -> None:
-        self.work, self.across = work, run < ACROSS
-        self.bind = _Again(_gather_across if self.across else _gather)
-
-    def __call__(self, rows: int, arguments: tuple[Any, ...]) -> tuple[Thunk, Any]:
-        """The call that gathers, and the patches (rows, taps * channels) as a view, either way round in memory."""
-        if self.across:
-            patches = self.work[:rows].reshape(self.work.shape[1], rows)
-            return self.bind(patches, *arguments), patches.T
-        patches = self.work[:rows]
-        return self.bind(patches, *arguments), patches
-
-
 def _add_bias(y, b):  # type: ignore[no-untyped-def]
     for i in range(y.shape[0]):
         for j in range(y.shape[1]):
             y[i, j] += b[j]
-
-
-# Indices are cast to unsigned because a signed one might mean "from the end", and that check keeps loops from being
-# vectorised. `shape`: h, w, c of x, then taps, stride, padding, dilation, then the lines and columns of y.
-def _gather(patches, x, first, channel, shape):  # type: ignore[no-untyped-def]
-    h, w, c, kh, kw, sh, sw, ph, pw, dh, dw, oh, ow = shape
-    each = patches.shape[1] // (kh * kw)
-    for line in range(patches.shape[0] // ow):
-        n, oy = (first + line) // oh, (first + line) % oh
-        for ky in range(kh):
-            iy = oy * sh - ph + ky * dh
-            inside = 0 <= iy < h
-            to = ky * kw * each
-            for ox in range(ow):
-                row = patches[line * ow + ox]
-                ix = ox * sw - pw
-                start = ((n * h + iy) * w + ix) * c + channel
-                if inside and dw == 1 and each == c and ix >= 0 and ix + kw <= w:
-                    for j in range(kw * each):
-                        row[np.uintp(to + j)] = x[np.uintp(start + j)]
-                    continue
-                for kx in range(kw):
-                    at = to + kx * each
-                    if inside and 0 <= ix + kx * dw < w:
-                        pixel = start + kx * dw * c
-                        for j in range(each):
-                            row[np.uintp(at + j)] = x[np.uintp(pixel + j)]
-                    else:
-                        for j in range(each):
-                            row[np.uintp(at + j)] = 0
-
-
-def _gather_across(patches, x, first, channel, shape):  # type: ignore[no-untyped-def]
-    h, w, c, kh, kw, sh, sw, ph, pw, dh, dw, oh, ow = shape
-    each = patches.shape[0] // (kh * kw)
-    step = sw * c
-    for line in range(patches.shape[1] // ow):
-        n, oy = (first + line) // oh, (first + line) % oh
-        to = line * ow
-        for ky in range(kh):
-            iy = oy * sh - ph + ky * dh
-            for kx in range(kw):
-                left = kx * dw - pw
-                low = min(ow, max(0, (sw - 1 - left) // sw))  # the columns of y whose tap lies inside x
-                high = max(low, min(ow, (w - 1 - left) // sw + 1))
-                if not 0 <= iy < h:
-                    low = high = ow
-                for i in range(each):
-                    row = patches[(ky * kw + kx) * each + i]
-                    start = ((n * h + iy) * w + left) * c + channel + i
-                    for ox in range(low):
-                        row[np.uintp(to + ox)] = 0
-                    if step == 1:
-                        for ox in range(low, high):
-                            row[np.uintp(to + ox)] = x[np.uintp(start + ox)]
-                    else:
-                        for ox in range(low, high):
-                            row[np.uintp(to + ox)] = x[np.uintp(start + ox * step)]
-                    for ox in range(high, ow):
-                        row[np.uintp(to + ox)] = 0
-
-
-def _scatter(patches, x, first, channel, shape):  # type: ignore[no-untyped-def]
-    h, w, c, kh, kw, sh, sw, ph, pw, dh, dw, oh, ow = shape
-    each = patches.shape[1] // (kh * kw)
-    for line in range(patches.shape[0] // ow):
-        n, oy = (first + line) // oh, (first + line) % oh
-        for ky in range(kh):
-            iy = oy * sh - ph + ky * dh
-            if not 0 <= iy < h:
-                continue
-            at = ky * kw * each
-            for ox in range(ow):
-                row = patches[line * ow + ox]
-                ix = ox * sw - pw
-                start = ((n * h + iy) * w + ix) * c + channel
-                if dw == 1 and each == c and ix >= 0 and ix + kw <= w:
-                    for j in range(kw * each):
-                        x[np.uintp(start + j)] += row[np.uintp(at + j)]
-                    continue
-                for kx in range(kw):
-                    if 0 <= ix + kx * dw < w:
-                        pixel = start + kx * dw * c
-                        for j in range(each):
-                            x[np.uintp(pixel + j)] += row[np.uintp(at + kx * each + j)]

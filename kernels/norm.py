@@ -23,7 +23,8 @@ def _per_element(count: float) -> Any:
 
 
 @kernel("batch_norm", flops=_per_element(7), work=lambda reads, writes, **_: [((2, reads[0].shape[-1]), "float64")])
-def batch_norm(xp: Any, x: Any, w: Any, b: Any, running_mean: Any, running_var: Any, tracked: Any, *, eps: float, momentum: float) -> Any:
+def batch_norm(xp: Any, x: Any, w: Any, b: Any, running_mean: Any, running_var: Any, tracked: Any, *, eps: float,
+               momentum: float) -> Any:
     """x (..., c) -> y, mean, 1 / std (c,) of the batch; and running mean, variance (unbiased), count of batches."""
     axes, count, t = tuple(range(x.ndim - 1)), x.size // x.shape[-1], x.dtype.type
     mean = x.mean(axis=axes, dtype="float64").astype(x.dtype)
@@ -35,11 +36,11 @@ def batch_norm(xp: Any, x: Any, w: Any, b: Any, running_mean: Any, running_var: 
 
 
 @batch_norm.cpu
-def _(x: Any, w: Any, b: Any, running_mean: Any, running_var: Any, tracked: Any, y: Any, mean: Any, rstd: Any, mean_after: Any,
-      var_after: Any, tracked_after: Any, totals: Any, *, eps: float, momentum: float) -> Any:
-    t = x.dtype.type
+def _(x: Any, w: Any, b: Any, running_mean: Any, running_var: Any, tracked: Any, y: Any, mean: Any, rstd: Any,
+      mean_after: Any, var_after: Any, tracked_after: Any, totals: Any, *, eps: float, momentum: float) -> Any:
     return [loop(_statistics, _rows(x), mean, rstd, totals[0], totals[1], eps),
-            loop(_move, _rows(x), mean, totals[1], running_mean, running_var, tracked, mean_after, var_after, tracked_after, t(momentum)),
+            loop(_move, _rows(x), mean, totals[1], running_mean, running_var, tracked, mean_after, var_after,
+                 tracked_after, x.dtype.type(momentum)),
             loop(_normalise, _rows(x), mean, rstd, w, b, _rows(y))]
 
 
@@ -69,7 +70,8 @@ def _statistics(x, mean, rstd, total, var, eps):  # type: ignore[no-untyped-def]
         rstd[j] = 1.0 / np.sqrt(var[j] + eps)
 
 
-def _move(x, mean, var, running_mean, running_var, tracked, mean_after, var_after, tracked_after, momentum):  # type: ignore[no-untyped-def]
+def _move(x, mean, var, running_mean, running_var, tracked,  # type: ignore[no-untyped-def]
+          mean_after, var_after, tracked_after, momentum):
     rows = x.shape[0]
     for j in range(x.shape[1]):
         unbiased = x.dtype.type(var[j] * (rows / (rows - 1.0)))
@@ -101,7 +103,8 @@ def _inverse_std(var, rstd, eps):  # type: ignore[no-untyped-def]
         rstd[j] = var.dtype.type(1) / np.sqrt(var[j] + eps)
 
 
-@kernel("batch_norm_weight_grad", flops=_per_element(4), work=lambda reads, writes: [((2, reads[0].shape[-1]), "float64")])
+@kernel("batch_norm_weight_grad", flops=_per_element(4),
+        work=lambda reads, writes: [((2, reads[0].shape[-1]), "float64")])
 def batch_norm_weight_grad(xp: Any, x: Any, mean: Any, rstd: Any, dy: Any) -> Any:
     """dw = sum(dy (x - mean) rstd) and db = sum(dy), both (c,)."""
     axes = tuple(range(x.ndim - 1))
@@ -133,7 +136,8 @@ def _sums(x, mean, rstd, dy, dw, db, products, total):  # type: ignore[no-untype
         db[j] = total[j]
 
 
-@kernel("batch_norm_input_grad", flops=_per_element(5), work=lambda reads, writes: [((2, reads[0].shape[-1]), reads[0].dtype)])
+@kernel("batch_norm_input_grad", flops=_per_element(5),
+        work=lambda reads, writes: [((2, reads[0].shape[-1]), reads[0].dtype)])
 def batch_norm_input_grad(xp: Any, x: Any, mean: Any, rstd: Any, w: Any, dw: Any, db: Any, dy: Any) -> Any:
     """dx = w rstd (dy - db / m - (x - mean) rstd dw / m), with m elements a channel; dw and db are the sums above."""
     m = x.dtype.type(x.size // x.shape[-1])

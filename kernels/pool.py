@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,21 +12,26 @@ from .registry import kernel, loop
 Pair = tuple[int, int]
 
 
+def _seen(y: Sequence[int], window: Pair, stride: Pair) -> list[tuple[slice, ...]]:
+    """For each tap what of a padded image it sees; y (n, oh, ow, c)."""
+    return [(slice(None), slice(ky, ky + (y[1] - 1) * stride[0] + 1, stride[0]),
+             slice(kx, kx + (y[2] - 1) * stride[1] + 1, stride[1]))
+            for ky in range(window[0]) for kx in range(window[1])]
+
+
 def _windows(xp: Any, x: Any, fill: float, window: Pair, stride: Pair, padding: Pair) -> Any:
     """(taps, n, oh, ow, c): what each tap of the window sees, `fill` outside."""
     padded = xp.pad(x, ((0, 0), (padding[0], padding[0]), (padding[1], padding[1]), (0, 0)), constant_values=fill)
-    oh, ow = ((padded.shape[1 + a] - window[a]) // stride[a] + 1 for a in (0, 1))
-    return xp.stack([padded[:, ky : ky + (oh - 1) * stride[0] + 1 : stride[0], kx : kx + (ow - 1) * stride[1] + 1 : stride[1]]
-                     for ky in range(window[0]) for kx in range(window[1])])
+    y = (len(x), *((padded.shape[1 + a] - window[a]) // stride[a] + 1 for a in (0, 1)))
+    return xp.stack([padded[seen] for seen in _seen(y, window, stride)])
 
 
 def _spread(xp: Any, shares: Any, size: Pair, window: Pair, stride: Pair, padding: Pair) -> Any:
     """The way back: shares (taps, n, oh, ow, c) added up where they came from, (n, *size, c)."""
-    _, n, oh, ow, c = shares.shape
+    _, n, _, _, c = shares.shape
     padded = xp.zeros((n, size[0] + 2 * padding[0], size[1] + 2 * padding[1], c), shares.dtype)
-    for tap in range(len(shares)):
-        ky, kx = divmod(tap, window[1])
-        padded[:, ky : ky + (oh - 1) * stride[0] + 1 : stride[0], kx : kx + (ow - 1) * stride[1] + 1 : stride[1]] += shares[tap]
+    for share, seen in zip(shares, _seen(shares.shape[1:], window, stride), strict=True):
+        padded[seen] += share
     return padded[:, padding[0] : padding[0] + size[0], padding[1] : padding[1] + size[1]]
 
 

@@ -15,6 +15,7 @@ from .cost import CostModel
 from .executors import SequentialExecutor, StreamExecutor
 from .graph import TaskGraph
 from .memory import plan_memory
+from .nn.module import shown
 from .recording import record
 from .schedule import Schedule
 from .simulation import simulate
@@ -192,7 +193,7 @@ def params_sha256(model: nn.Module) -> str:
     """Of every parameter once, in state-dict order, little-endian."""
     digest = hashlib.sha256()
     for _, p in model.named_parameters():
-        array = np.ascontiguousarray(p.numpy())
+        array = np.ascontiguousarray(shown(p))
         digest.update(array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes())
     return digest.hexdigest()
 

@@ -9,7 +9,7 @@ from .registry import model
 
 
 class LeNet(nn.Module):
-    """Grey images; those of 32 pixels are taken as they are, others get a border of two pixels, as MNIST's 28 need it."""
+    """Grey images; those of 32 pixels are taken as they are, others get a border of two, as MNIST's 28 need it."""
 
     def __init__(self, classes: int, image_size: int) -> None:
         self.input_shape, self.classes = (image_size, image_size, 1), classes

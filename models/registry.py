@@ -74,7 +74,8 @@ def create(name: str, *, preset: str | None = None, **given: Any) -> nn.Module:
             raise ValueError(f"model {name} takes no argument {key!r}; it takes {', '.join([*known, 'preset'])}")
         wanted = type(known[key])
         if type(value) is not wanted or (wanted is int and value < 1):
-            raise ValueError(f"model {name}: {key} must be {_KINDS.get(wanted, f'of type {wanted.__name__}')}, not {value!r}")
+            expected = _KINDS.get(wanted, f"of type {wanted.__name__}")
+            raise ValueError(f"model {name}: {key} must be {expected}, not {value!r}")
     return _entry(name).build(**{**base, **given})
 
 
@@ -84,5 +85,6 @@ _KINDS = {int: "an integer of at least 1", bool: "True or False", float: "a numb
 def _entry(name: str) -> _Entry:
     if name not in _MODELS:
         near = get_close_matches(name, _MODELS, n=3, cutoff=0.4)
-        raise ValueError(f"unknown model {name!r}; {'nearest: ' + ', '.join(near) if near else 'known: ' + ', '.join(_MODELS)}")
+        hint = f"nearest: {', '.join(near)}" if near else f"known: {', '.join(_MODELS)}"
+        raise ValueError(f"unknown model {name!r}; {hint}")
     return _MODELS[name]

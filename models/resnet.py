@@ -61,7 +61,8 @@ class ResNet(nn.Module):
     """`blocks[i]` blocks of width `width * 2**i` in stage i. A large image starts with a 7x7 of stride 2 and pooling, a
     small one with a 3x3."""
 
-    def __init__(self, block: type[_Block], blocks: Sequence[int], width: int, classes: int, image_size: int, small: bool) -> None:
+    def __init__(self, block: type[_Block], blocks: Sequence[int], width: int, classes: int, image_size: int,
+                 small: bool) -> None:
         self.input_shape, self.classes, self.stages = (image_size, image_size, 3), classes, len(blocks)
         self.conv1 = nn.Conv2d(3, width, 3, 1, 1, bias=False) if small else nn.Conv2d(3, width, 7, 2, 3, bias=False)
         self.bn1 = nn.BatchNorm2d(width)

@@ -9,11 +9,11 @@ import pytest
 from helpers import bits, torch_or_skip
 
 import minidl as ml
-from minidl import models, nn, optim
+from minidl import models, nn, optim, schedulers
 from minidl.executors.checking import random_schedule
 
-PARAMETERS = {"lenet": 61_706, "resnet20": 272_474, "resnet18": 11_689_512, "resnet50": 25_557_032, "resnet101": 44_549_160,
-              "resnet152": 60_192_808}
+PARAMETERS = {"lenet": 61_706, "resnet20": 272_474, "resnet18": 11_689_512, "resnet50": 25_557_032,
+              "resnet101": 44_549_160, "resnet152": 60_192_808}
 NAMES = list(PARAMETERS)
 
 
@@ -54,11 +54,12 @@ def torch_gradients(twin: Any, x: Any, y: Any) -> dict[str, Any]:
     return {"logits": logits.detach().numpy(), **{name: p.grad.numpy().copy() for name, p in twin.named_parameters()}}
 
 
-CASES = [(name, {"preset": "tiny"}, 6) for name in NAMES] + [("lenet", {}, 8), ("resnet20", {}, 4), ("resnet18", {"image_size": 64, "width": 16}, 3)]
+CASES = [*((name, {"preset": "tiny"}, 6) for name in NAMES), ("lenet", {}, 8), ("resnet20", {}, 4),
+         ("resnet18", {"image_size": 64, "width": 16}, 3)]
 
 
 @pytest.mark.parametrize("mode", ["train", "eval"])
-@pytest.mark.parametrize(("name", "given", "n"), CASES, ids=[f"{n}{'-tiny' if 'preset' in a else ''}" for n, a, _ in CASES])
+@pytest.mark.parametrize(("name", "given", "n"), CASES, ids=["-".join((name, *given)) for name, given, _ in CASES])
 def test_torch_with_the_same_weights(name: str, given: dict[str, Any], n: int, mode: str) -> None:
     """Outputs within 1e-5; gradients no further from float64's than twice as far as torch's own, or than 1e-6 of the
     largest gradient, since some are zero in theory."""
@@ -88,7 +89,8 @@ def test_running_statistics_like_torch() -> None:
     from torch_twins import load, twin
 
     model = models.create("resnet20", preset="tiny")
-    other = load(twin("resnet20", {**models.arguments("resnet20"), **models.preset_arguments("resnet20", "tiny")}), model)
+    arguments = {**models.arguments("resnet20"), **models.preset_arguments("resnet20", "tiny")}
+    other = load(twin("resnet20", arguments), model)
     for _ in range(3):
         x, y = batch(model, 5)
         torch_gradients(other, x, y)
@@ -124,13 +126,15 @@ def test_every_order_gives_the_same_bits(name: str, micro_batches: int) -> None:
     expected = trained(name, micro_batches, None)
     assert trained(name, micro_batches, ml.SequentialExecutor) == expected
     for seed in range(2):
-        rng = np.random.default_rng(seed)
-        found = trained(name, micro_batches, lambda graph, rng=rng, seed=seed: ml.CheckingExecutor(graph, random_schedule(graph, 3, rng), seed=seed))
-        assert found == expected
+
+        def checked(graph: Any, seed: int = seed) -> Any:
+            return ml.CheckingExecutor(graph, random_schedule(graph, 3, np.random.default_rng(seed)), seed=seed)
+
+        assert trained(name, micro_batches, checked) == expected
 
 
 def test_streams_give_the_same_bits() -> None:
-    from minidl import schedulers
+    def streamed(graph: Any) -> Any:
+        return ml.StreamExecutor(graph, schedulers.multi_stream(graph, streams=2))
 
-    expected = trained("resnet18", 1, None, "float64")
-    assert trained("resnet18", 1, lambda g: ml.StreamExecutor(g, schedulers.multi_stream(g, streams=2)), "float64") == expected
+    assert trained("resnet18", 1, streamed, "float64") == trained("resnet18", 1, None, "float64")

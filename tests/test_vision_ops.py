@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import finite_difference_check, random_array, torch_or_skip
+from helpers import bytes_allocated, finite_difference_check, random_array, torch_or_skip
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -53,14 +53,17 @@ def compare(mine: dict[str, Any], other: dict[str, Any], dtype: str) -> None:
         np.testing.assert_allclose(value, other[name], rtol=tolerance, atol=tolerance * max(scale, 1.0), err_msg=name)
 
 
-def run_both(mine: Any, other: Any, x: Any, weights: list[Any], to_torch: Any, from_torch: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Output and gradients of a function of an image and weights, ours and torch's. `to_torch[i]` permutes operand i."""
+def run_both(mine: Any, other: Any, x: Any, weights: list[Any], to_torch: Any, from_torch: Any
+             ) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Output and gradients of a function of an image and weights, ours and torch's; `to_torch[i]` permutes operand i,
+    `from_torch` the output."""
     torch = torch_or_skip()
     parameters = [ml.Parameter(v) for v in (x, *weights)]
     y = mine(*parameters)
     dy = random_array(y.shape, 7, y.dtype)
     (y * ml.array(dy)).sum().backward()
-    theirs = [torch.from_numpy(v.transpose(axes) if axes else v).requires_grad_() for v, axes in zip((x, *weights), to_torch, strict=True)]
+    theirs = [torch.from_numpy(v.transpose(axes) if axes else v).requires_grad_()
+              for v, axes in zip((x, *weights), to_torch, strict=True)]
     ty = other(*theirs)
     ty.backward(torch.from_numpy(dy.transpose(to_torch[0]) if to_torch[0] else dy))
     found = {"y": y.numpy(), **{f"gradient {i}": p.grad.numpy() for i, p in enumerate(parameters)}}
@@ -79,7 +82,8 @@ def test_conv2d_torch(case: str, dtype: str) -> None:
     torch = torch_or_skip()
     x, w, *geometry = CONVOLUTIONS[case]
     weights = [random_array(w, 2, dtype), random_array(w[:1], 3, dtype)]
-    found, expected = run_both(lambda x, w, b: ops.conv2d(x, w, b, *geometry), lambda x, w, b: torch.conv2d(x, w, b, *geometry),
+    found, expected = run_both(lambda x, w, b: ops.conv2d(x, w, b, *geometry),
+                               lambda x, w, b: torch.conv2d(x, w, b, *geometry),
                                random_array(x, 1, dtype), weights, (NCHW, NCHW, None), NHWC)
     compare(found, expected, dtype)
 
@@ -121,16 +125,34 @@ def agree(name: str, reads: list[Any], tolerance: float = 1e-11, **constants: An
     results = []
     for _ in range(2):
         writes = [np.full(v.shape, np.nan if v.dtype.kind == "f" else -1, v.dtype) for v in expected]
-        work = [np.full(shape, np.nan, dtype) for shape, dtype in (kernel.work(reads, writes, **constants) if kernel.work else ())]
+        scratch = kernel.work(reads, writes, **constants) if kernel.work else ()
+        work = [np.full(shape, np.nan, dtype) for shape, dtype in scratch]
         for thunk in kernel.bind(reads, writes, work, constants):
             thunk()
         results.append(writes)
     for found, again, wanted in zip(*results, expected, strict=True):
         np.testing.assert_array_equal(found, again)
-        np.testing.assert_allclose(found, wanted, rtol=tolerance, atol=tolerance * max(1.0, np.abs(wanted).max(initial=0.0)), err_msg=name)
+        scale = max(1.0, np.abs(wanted).max(initial=0.0))
+        np.testing.assert_allclose(found, wanted, rtol=tolerance, atol=tolerance * scale, err_msg=name)
     for then, now in zip(before, reads, strict=True):
         np.testing.assert_array_equal(then, now)
     return results[0]
+
+
+@pytest.mark.parametrize(("groups", "each"), [(1, 16), (1, 1), (4, 4), (16, 1)])
+def test_conv2d_calls_allocate_nothing(groups: int, each: int) -> None:
+    """Everything large is among the arrays that were bound; a call makes small Python objects at most."""
+    geometry = Geometry((1, 1), (1, 1), (1, 1), groups)
+    x, w = np.ones((8, 16, 16, groups * each), "f"), np.ones((16, 3, 3, each), "f")
+    dy = np.ones((8, 16, 16, 16), "f")
+    for name, reads, writes, constants in [
+            ("conv2d", [x, w], [dy], {}), ("conv2d_input_grad", [dy, w], [x], {"size": (16, 16)}),
+            ("conv2d_weight_grad", [x, dy], [w], {"taps": (3, 3), "bias": False})]:
+        kernel = KERNELS[name]
+        out = [np.empty_like(v) for v in writes]
+        work = [np.empty(shape, dtype) for shape, dtype in kernel.work(reads, out, geometry=geometry, **constants)]
+        thunks = kernel.bind(reads, out, work, {"geometry": geometry, **constants})
+        assert bytes_allocated(lambda thunks=thunks: [thunk() for thunk in thunks] and None) < 8192, name
 
 
 @pytest.mark.parametrize(("x", "w", "arguments", "message"), [
@@ -145,11 +167,12 @@ def agree(name: str, reads: list[Any], tolerance: float = 1e-11, **constants: An
 ])
 def test_conv2d_errors(x: Any, w: Any, arguments: dict[str, Any], message: str) -> None:
     bias = arguments.pop("bias", None)
+    x, w, b = (None if shape is None else ml.array(np.ones(shape, "f")) for shape in (x, w, bias))
     with pytest.raises(ValueError, match=message):
-        ops.conv2d(ml.array(np.ones(x, "f")), ml.array(np.ones(w, "f")), None if bias is None else ml.array(np.ones(bias, "f")), **arguments)
+        ops.conv2d(x, w, b, **arguments)
 
 
-# ------------------------------------------------------------------------------------------------------------- batch norm
+# ----------------------------------------------------------------------------------------------- batch norm
 def statistics(channels: int, dtype: str = "float64") -> list[Any]:
     """Running mean, variance and count as arrays."""
     return [random_array((channels,), 5, dtype), random_array((channels,), 6, dtype, 0.5, 2.0), np.array(3, np.int64)]
@@ -160,8 +183,8 @@ def statistics(channels: int, dtype: str = "float64") -> list[Any]:
 def test_batch_norm_finite_differences(shape: tuple[int, ...], training: bool) -> None:
     channels = shape[-1]
     running = [ml.array(v) for v in statistics(channels)]
-    finite_difference_check(lambda x, w, b: ops.batch_norm(x, w, b, running, training=training),
-                            random_array(shape, 1), random_array((channels,), 2), random_array((channels,), 3), rtol=2e-6)
+    arrays = [random_array(shape, 1), random_array((channels,), 2), random_array((channels,), 3)]
+    finite_difference_check(lambda x, w, b: ops.batch_norm(x, w, b, running, training=training), *arrays, rtol=2e-6)
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -188,19 +211,23 @@ def test_batch_norm_with_some_operands_frozen(frozen: str, training: bool) -> No
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize(("shape", "momentum", "eps"), [((7, 5), 0.1, 1e-5), ((3, 4, 5), 0.3, 1e-3), ((33, 4, 5, 17), 0.01, 1e-3)])
+@pytest.mark.parametrize(("shape", "momentum", "eps"), [((7, 5), 0.1, 1e-5), ((3, 4, 5), 0.3, 1e-3),
+                                                        ((33, 4, 5, 17), 0.01, 1e-3)])
 def test_batch_norm_torch(shape: tuple[int, ...], momentum: float, eps: float, training: bool, dtype: str) -> None:
     torch = torch_or_skip()
     channels = shape[-1]
     axes = (0, len(shape) - 1, *range(1, len(shape) - 1)) if len(shape) > 2 else None
     back = (0, *range(2, len(shape)), 1) if axes else None
-    ours, theirs = [ml.array(v) for v in statistics(channels, dtype)], [torch.from_numpy(v) for v in statistics(channels, dtype)]
+    ours = [ml.array(v) for v in statistics(channels, dtype)]
+    theirs = [torch.from_numpy(v) for v in statistics(channels, dtype)]
     found, expected = run_both(
         lambda x, w, b: ops.batch_norm(x, w, b, ours, training=training, momentum=momentum, eps=eps),
         lambda x, w, b: torch.nn.functional.batch_norm(x, *theirs[:2], w, b, training, momentum, eps),
-        random_array(shape, 1, dtype) + 3, [random_array((channels,), 2, dtype), random_array((channels,), 3, dtype)], (axes, None, None), back)
+        random_array(shape, 1, dtype) + 3, [random_array((channels,), i, dtype) for i in (2, 3)],
+        (axes, None, None), back)
     compare(found, expected, dtype)
-    compare({"mean": ours[0].numpy(), "var": ours[1].numpy()}, {"mean": theirs[0].numpy(), "var": theirs[1].numpy()}, dtype)
+    for i, name in enumerate(("mean", "var")):
+        compare({name: ours[i].numpy()}, {name: theirs[i].numpy()}, dtype)
     assert ours[2].item() == 3 + training
 
 
@@ -208,7 +235,7 @@ def test_batch_norm_torch(shape: tuple[int, ...], momentum: float, eps: float, t
 def test_batch_norm_forms_agree(shape: tuple[int, ...]) -> None:
     rng = np.random.default_rng(3)
     channels = shape[-1]
-    x, dy, w, b = rng.standard_normal(shape) + 2, rng.standard_normal(shape), rng.standard_normal(channels), rng.standard_normal(channels)
+    x, dy, w, b = (rng.standard_normal(s) + 2 for s in (shape, shape, channels, channels))
     running = statistics(channels)
     _, mean, rstd, *_ = agree("batch_norm", [x, w, b, *running], eps=1e-5, momentum=0.1)
     agree("batch_norm_eval", [x, w, b, *running[:2]], eps=1e-5)
@@ -249,9 +276,10 @@ def test_batch_norm_errors() -> None:
         nn.BatchNorm2d(3)(np.ones((2, 3), "f"))
 
 
-# ------------------------------------------------------------------------------------------------------------------ pools
+# ----------------------------------------------------------------------------------------------- pools
 POOLS = {"2x2": ((2, 4, 4, 2), 2, None, 0), "odd": ((1, 5, 7, 3), 2, None, 0), "overlapping": ((2, 5, 5, 2), 3, 2, 1),
-         "uneven": ((1, 5, 6, 2), (3, 2), (1, 2), (1, 0)), "gaps": ((1, 7, 7, 1), 2, 3, 1), "whole": ((2, 3, 4, 2), (3, 4), 1, 0)}
+         "uneven": ((1, 5, 6, 2), (3, 2), (1, 2), (1, 0)), "gaps": ((1, 7, 7, 1), 2, 3, 1),
+         "whole": ((2, 3, 4, 2), (3, 4), 1, 0)}
 
 
 @pytest.mark.parametrize("op", [ops.max_pool2d, ops.avg_pool2d])
@@ -270,7 +298,8 @@ def test_pool_torch(case: str, name: str, dtype: str, ties: bool) -> None:
     shape, *geometry = POOLS[case]
     x = random_array(shape, 1, dtype)
     x = np.maximum(np.round(x), 0) if ties else x
-    found, expected = run_both(lambda x: getattr(ops, name)(x, *geometry), lambda x: getattr(torch.nn.functional, name)(x, *geometry),
+    mine, other = getattr(ops, name), getattr(torch.nn.functional, name)
+    found, expected = run_both(lambda x: mine(x, *geometry), lambda x: other(x, *geometry),
                                x.astype(dtype), [], (NCHW,), NHWC)
     compare(found, expected, dtype)
 
@@ -278,7 +307,8 @@ def test_pool_torch(case: str, name: str, dtype: str, ties: bool) -> None:
 @pytest.mark.parametrize("case", POOLS)
 def test_pool_forms_agree(case: str) -> None:
     shape, window, stride, padding = POOLS[case]
-    geometry = {"window": ops.conv.pair(window, ""), "stride": ops.conv.pair(stride or window, ""), "padding": ops.conv.pair(padding, "", 0)}
+    given = {"window": window, "stride": stride or window, "padding": padding}
+    geometry = {name: ops.conv.pair(value, name, 0) for name, value in given.items()}
     x = random_array(shape, 1)
     x[0, 0, 0] = np.nan
     y, tap = agree("max_pool2d", [x], **geometry)
@@ -308,7 +338,7 @@ def test_pool_errors() -> None:
         ops.max_pool2d(ml.array(np.ones((4, 4), "f")), 2)
 
 
-# ------------------------------------------------------------------------------------------------------------ activations
+# ----------------------------------------------------------------------------------------------- activations
 @pytest.mark.parametrize("name", ["relu6", "hardsigmoid", "hardswish"])
 def test_activation(name: str) -> None:
     torch = torch_or_skip()
@@ -318,7 +348,8 @@ def test_activation(name: str) -> None:
         values = np.concatenate([x.ravel(), edges]).astype(dtype)
         found, expected = run_both(getattr(ops, name), getattr(torch.nn.functional, name), values, [], (None,), None)
         if edges:  # at a kink either slope is right; what matters is that the value is, and that nothing is NaN
-            found["gradient 0"], expected["gradient 0"] = found["gradient 0"][: x.size], expected["gradient 0"][: x.size]
+            for gradients in (found, expected):
+                gradients["gradient 0"] = gradients["gradient 0"][: x.size]
         slope, wanted = found.pop("gradient 0"), expected.pop("gradient 0")
         compare(found, expected, dtype)
         # torch's hardsigmoid multiplies by a float32 sixth even in float64; finite differences say that ours is right
@@ -330,7 +361,7 @@ def test_activation(name: str) -> None:
     agree(name, [np.array([np.nan, 1.0])])
 
 
-# ----------------------------------------------------------------------------------------------------------------- layers
+# ----------------------------------------------------------------------------------------------- layers
 def test_state_dict_has_torch_shapes() -> None:
     torch = torch_or_skip()
     mine, other = nn.Conv2d(4, 6, (3, 2), groups=2, padding=1), torch.nn.Conv2d(4, 6, (3, 2), groups=2, padding=1)
@@ -340,7 +371,8 @@ def test_state_dict_has_torch_shapes() -> None:
         assert value.flags.c_contiguous
         np.testing.assert_array_equal(value, state[name])
     x = random_array((2, 5, 5, 4), 1, "float32")
-    np.testing.assert_allclose(mine(x).numpy(), other(torch.from_numpy(x).permute(*NCHW)).detach().numpy().transpose(NHWC), rtol=1e-5, atol=1e-6)
+    expected = other(torch.from_numpy(x).permute(*NCHW)).detach().numpy().transpose(NHWC)
+    np.testing.assert_allclose(mine(x).numpy(), expected, rtol=1e-5, atol=1e-6)
     with pytest.raises(ValueError, match="in the model"):
         mine.load_state_dict({**state, "weight": state["weight"].transpose(0, 2, 3, 1)})
 
@@ -354,8 +386,9 @@ def test_astype_keeps_the_layout() -> None:
 
 
 def test_layers_are_their_ops() -> None:
-    x = random_array((2, 6, 6, 4), 1, "float32")
-    for layer, expected in [(nn.MaxPool2d(3, 2, 1), ops.max_pool2d(ml.array(x), 3, 2, 1)), (nn.AvgPool2d(2), ops.avg_pool2d(ml.array(x), 2)),
-                            (nn.GlobalAvgPool(), ops.global_avg_pool(ml.array(x))), (nn.ReLU6(), ops.relu6(ml.array(x))),
-                            (nn.Hardswish(), ops.hardswish(ml.array(x))), (nn.Hardsigmoid(), ops.hardsigmoid(ml.array(x)))]:
+    x = ml.array(random_array((2, 6, 6, 4), 1, "float32"))
+    for layer, expected in [(nn.MaxPool2d(3, 2, 1), ops.max_pool2d(x, 3, 2, 1)),
+                            (nn.AvgPool2d(2), ops.avg_pool2d(x, 2)),
+                            (nn.GlobalAvgPool(), ops.global_avg_pool(x)), (nn.ReLU6(), ops.relu6(x)),
+                            (nn.Hardswish(), ops.hardswish(x)), (nn.Hardsigmoid(), ops.hardsigmoid(x))]:
         np.testing.assert_array_equal(layer(x).numpy(), expected.numpy())

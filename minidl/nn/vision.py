@@ -18,12 +18,12 @@ class Conv2d(Module):
     (outputs, inputs / groups, kh, kw) in a state dict; uniform in +-1/sqrt(taps * inputs / groups), as in torch."""
 
     def __init__(self, inputs: int, outputs: int, kernel: int | Sequence[int], stride: int | Sequence[int] = 1,
-                 padding: int | Sequence[int] = 0, dilation: int | Sequence[int] = 1, groups: int = 1, bias: bool = True,
-                 dtype: str = "float32") -> None:
+                 padding: int | Sequence[int] = 0, dilation: int | Sequence[int] = 1, groups: int = 1,
+                 bias: bool = True, dtype: str = "float32") -> None:
         if inputs < 1 or outputs < 1 or groups < 1 or inputs % groups or outputs % groups:
             raise ValueError(f"Conv2d({inputs}, {outputs}, groups={groups}): both must be multiples of the groups")
-        self.stride, self.padding, self.dilation = pair(stride, "stride"), pair(padding, "padding", 0), pair(dilation, "dilation")
-        self.groups = groups
+        self.stride, self.padding, self.groups = pair(stride, "stride"), pair(padding, "padding", 0), groups
+        self.dilation = pair(dilation, "dilation")
         taps = pair(kernel, "kernel")
         bound = 1 / math.sqrt(inputs // groups * taps[0] * taps[1])
         shape = (outputs, *taps, inputs // groups)
@@ -32,7 +32,8 @@ class Conv2d(Module):
             self.bias = Parameter(random.next_weights().uniform(-bound, bound, outputs).astype(dtype))
 
     def forward(self, x: Tensor) -> Tensor:
-        return ops.conv2d(x, self.weight, getattr(self, "bias", None), self.stride, self.padding, self.dilation, self.groups)
+        return ops.conv2d(x, self.weight, getattr(self, "bias", None), self.stride, self.padding, self.dilation,
+                          self.groups)
 
 
 class _BatchNorm(Module):
@@ -52,9 +53,11 @@ class _BatchNorm(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if x.ndim not in self.axes:
-            raise ShapeError(f"{type(self).__name__} needs {' or '.join(map(str, self.axes))} axes, not shape {x.shape}")
+            known = " or ".join(map(str, self.axes))
+            raise ShapeError(f"{type(self).__name__} needs {known} axes, not shape {x.shape}")
         running = (self.running_mean, self.running_var, self.num_batches_tracked)
-        return ops.batch_norm(x, self.weight, self.bias, running, training=self.training, momentum=self.momentum, eps=self.eps)
+        return ops.batch_norm(x, self.weight, self.bias, running, training=self.training, momentum=self.momentum,
+                              eps=self.eps)
 
 
 class BatchNorm1d(_BatchNorm):
@@ -69,21 +72,23 @@ class BatchNorm2d(_BatchNorm):
     axes = (4,)
 
 
-class MaxPool2d(Module):
-    """The maximum of each window; `stride` is the window's size unless given."""
+class _Pool2d(Module):
+    """Arguments are those of the op; `stride` is the window's size unless given."""
 
-    def __init__(self, kernel: int | Sequence[int], stride: int | Sequence[int] | None = None, padding: int | Sequence[int] = 0) -> None:
+    def __init__(self, kernel: int | Sequence[int], stride: int | Sequence[int] | None = None,
+                 padding: int | Sequence[int] = 0) -> None:
         self.arguments = (kernel, stride, padding)
+
+
+class MaxPool2d(_Pool2d):
+    """The maximum of each window."""
 
     def forward(self, x: Tensor) -> Tensor:
         return ops.max_pool2d(x, *self.arguments)
 
 
-class AvgPool2d(Module):
-    """The mean of each window, padding counted as zeros; `stride` is the window's size unless given."""
-
-    def __init__(self, kernel: int | Sequence[int], stride: int | Sequence[int] | None = None, padding: int | Sequence[int] = 0) -> None:
-        self.arguments = (kernel, stride, padding)
+class AvgPool2d(_Pool2d):
+    """The mean of each window, padding counted as zeros."""
 
     def forward(self, x: Tensor) -> Tensor:
         return ops.avg_pool2d(x, *self.arguments)

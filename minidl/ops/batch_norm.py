@@ -56,8 +56,8 @@ class BatchNorm(Op):
         return found
 
 
-def batch_norm(x: Tensor, weight: Tensor, bias: Tensor, running: Sequence[Tensor], *, training: bool = True, momentum: float = 0.1,
-               eps: float = 1e-5) -> Tensor:
+def batch_norm(x: Tensor, weight: Tensor, bias: Tensor, running: Sequence[Tensor], *, training: bool = True,
+               momentum: float = 0.1, eps: float = 1e-5) -> Tensor:
     """x (..., c) normalised over all axes but the last, times `weight` plus `bias` (c,).
 
     `running`: mean and variance (c,) and an int64 count of batches (), moved on by `momentum` while training.

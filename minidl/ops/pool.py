@@ -14,7 +14,8 @@ from .reduce import mean
 class _Pool(Op):
     """x (n, h, w, c) -> (n, oh, ow, c)."""
 
-    def __init__(self, window: int | Sequence[int], stride: int | Sequence[int] | None, padding: int | Sequence[int]) -> None:
+    def __init__(self, window: int | Sequence[int], stride: int | Sequence[int] | None,
+                 padding: int | Sequence[int]) -> None:
         self.geometry: dict[str, Pair] = {"window": pair(window, "window"), "padding": pair(padding, "padding", 0),
                                           "stride": pair(window if stride is None else stride, "stride")}
 
