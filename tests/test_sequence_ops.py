@@ -506,6 +506,11 @@ def test_labels_and_tokens_out_of_range_are_refused() -> None:
     run = ml.SequentialExecutor(ml.record(lambda x: table(x).sum(), np.array([[0, 1]])))
     with pytest.raises(ValueError, match=r"4.* out of range"):
         run(np.array([[1, 4]]))
+    # labels that are cut out of an input, and copied on their way
+    run = ml.SequentialExecutor(ml.record(lambda x, ids: ops.cross_entropy(x, ops.reshape(ids[:, 1:], [-1])),
+                                          random_array((4, 3)), np.zeros((2, 3), np.int64)))
+    with pytest.raises(ValueError, match=r"3.* out of range"):
+        run(random_array((4, 3)), np.array([[0, 1, 2], [0, 1, 3]]))
 
 
 @pytest.mark.parametrize("make", [

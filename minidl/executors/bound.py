@@ -71,10 +71,13 @@ class Bound:
 
     def _label_limits(self) -> list[tuple[int, int]]:
         """(input, classes) for every input that kernels index with (labels, tokens), so that it is checked."""
-        inputs = {v.storage: i for i, v in enumerate(self.graph.inputs)}
-        found = {(inputs[launch.reads[1].storage], launch.reads[0].shape[INDEXED[launch.kernel]])
-                 for task in self.graph.launches for launch in task
-                 if launch.kernel in INDEXED and launch.reads[1].storage in inputs}
+        origin = {v.storage: i for i, v in enumerate(self.graph.inputs)}  # also of copies of an input
+        found = set()
+        for launch in (launch for task in self.graph.launches for launch in task):
+            if launch.kernel == "copy" and launch.reads[0].storage in origin:
+                origin[launch.writes[0].storage] = origin[launch.reads[0].storage]
+            elif launch.kernel in INDEXED and launch.reads[1].storage in origin:
+                found.add((origin[launch.reads[1].storage], launch.reads[0].shape[INDEXED[launch.kernel]]))
         return sorted(found)
 
     def load(self, values: tuple[Any, ...], settles: bool = True) -> None:
