@@ -1,0 +1,85 @@
+"""How planning, proving, simulating and pricing pipelines grow, from a thousand tasks to ten million.
+
+    python bench/planning.py [--largest 1e7] [--out FILE.json]
+
+One process per size and scheduler, on one core, so that peak memory is that case's own; compiled loops are warm.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
+
+from common import machine, save
+
+SHAPES = [(8, 48), (16, 64), (32, 128), (64, 256), (128, 512), (256, 1024), (512, 2048), (1024, 4096)]  # ranks, micro-batches
+SCHEDULERS = ("one_f_one_b", "zb_h1", "fast_forward_greedy")
+
+
+def measure(name: str, ranks: int, micro_batches: int) -> dict[str, Any]:
+    """Seconds of each step for one plan, and the process's peak memory."""
+    from minidl.schedulers import pipeline
+    from minidl.simulation import times
+
+    seconds: dict[str, float] = {}
+
+    def timed(step: str, work: Callable[[], Any]) -> Any:
+        begin = time.perf_counter()
+        result = work()
+        seconds[step] = round(time.perf_counter() - begin, 4)
+        return result
+
+    cost = pipeline.costs(pipeline.place(name, ranks), 1, 1, 1)
+    for _ in range(2):  # the first round only loads compiled loops
+        warm = pipeline.validate(pipeline.plan(name, 64, 512, cost=pipeline.costs(pipeline.place(name, 64), 1, 1, 1)))
+        times(warm.graph, warm.schedule, pipeline.costs(warm.placement, 1, 1, 1))
+    plan = timed("plan", lambda: pipeline.plan(name, ranks, micro_batches, cost))
+    plan = timed("validate", lambda: pipeline.validate(plan))
+    timed("simulate", lambda: times(plan.graph, plan.schedule, cost))
+    price = timed("price", lambda: pipeline.price(plan, cost))
+    total = seconds["plan"] + seconds["validate"] + seconds["simulate"]
+    return {"scheduler": name, "ranks": ranks, "micro_batches": micro_batches, "tasks": len(plan.graph),
+            "seconds": seconds, "plan_validate_simulate_s": round(total, 4),
+            "simulated_tasks_per_s": round(len(plan.graph) / seconds["simulate"]),
+            "us_per_task_planned": round(seconds["plan"] / len(plan.graph) * 1e6, 3), "makespan": price.makespan,
+            "peak_gib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--largest", type=float, default=1.3e7, help="leave out plans of more tasks")
+    parser.add_argument("--out", metavar="FILE.json")
+    parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.one:
+        os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[0]})
+        print(json.dumps(measure(arguments.one[0], *map(int, arguments.one[1:]))))
+        return
+    cases = []
+    print(f"{'scheduler':20} {'tasks':>10} {'plan':>8} {'validate':>9} {'simulate':>9} {'price':>8} {'M tasks/s':>10} {'GiB':>6}")
+    for ranks, micro_batches in SHAPES:
+        for name in SCHEDULERS:
+            if 3 * ranks * micro_batches > arguments.largest:
+                continue
+            done = subprocess.run([sys.executable, __file__, "--one", name, str(ranks), str(micro_batches)],
+                                  capture_output=True, text=True, check=True)
+            case = json.loads(done.stdout)
+            cases.append(case)
+            s = case["seconds"]
+            print(f"{name:20} {case['tasks']:10} {s['plan']:8.3f} {s['validate']:9.3f} {s['simulate']:9.3f} {s['price']:8.3f} "
+                  f"{case['simulated_tasks_per_s'] / 1e6:10.2f} {case['peak_gib']:6.2f}", flush=True)
+    save("planning", {**machine(), "cases": cases}, arguments.out)
+
+
+if __name__ == "__main__":
+    main()
