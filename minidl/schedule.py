@@ -140,8 +140,8 @@ class Schedule:
             if bad.any():
                 key = int(graph.keys[int(np.argmax(bad))])
                 on = np.flatnonzero(self.keys == key)
-                where = ", ".join(str(self.lanes[i]) for i in self.lane_of_each()[on]) or "any lane"
-                raise self.error(f"task {task_name(key)} {what} on {where}; every task must stand exactly once", [key])
+                where = ", ".join(sorted({str(self.lanes[i]) for i in self.lane_of_each()[on]}))
+                raise self.error(f"task {task_name(key)} {what}{f' on {where}' if where else ''}; every task must stand exactly once", [key])
         place = np.empty(len(graph), np.int64)  # entry of each task
         place[ids] = np.arange(len(ids))
         lane = self.lane_of_each()

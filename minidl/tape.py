@@ -203,6 +203,8 @@ class Recorder(Tape):
         self.place.draws = 0
 
     def storage(self, name: str, shape: tuple[int, ...], dtype: str, role: Role) -> Storage:
+        if role == Role.ACTIVATION:  # so that messages can tell two layers' outputs apart
+            name = f"{self.place.unit}.{name}" + (f"[{self.place.micro_batch}]" if self.place.micro_batch else "")
         return Storage(name, shape, dtype, role)
 
     def number(self, storage: Storage) -> int:

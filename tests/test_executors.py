@@ -173,7 +173,7 @@ def test_a_read_before_its_write_names_both_tasks():
         except VersionError as error:
             errors.append(str(error))
     assert errors
-    assert set(errors) == {"task 1F0 reads shift as the step before left it, but means what 0F0 writes"}
+    assert set(errors) == {"task 1F0 reads 0.shift as the step before left it, but means what 0F0 writes"}
 
 
 def test_an_overwrite_before_the_read_names_both_tasks():
