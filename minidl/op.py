@@ -63,9 +63,9 @@ class Op:
         """One kernel call of the task being emitted."""
         tapes.current().call(kernel, reads, writes, **constants)
 
-    def out(self, shape: Sequence[int], dtype: str) -> Tensor:
-        """A new activation."""
-        return new(self.name, shape, dtype)
+    def out(self, shape: Sequence[int], dtype: str, name: str = "") -> Tensor:
+        """A new activation, named after the op unless it is a second output."""
+        return new(name or self.name, shape, dtype)
 
     def grad(self, t: Tensor) -> Tensor:
         """A new gradient of t's shape."""

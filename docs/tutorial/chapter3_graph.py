@@ -34,12 +34,12 @@ graph = ml.record(step, np.zeros((2, 4), np.float32), np.zeros(2, np.int64))
 assert all((p.numpy() == b).all() for p, b in zip(model.parameters(), before, strict=True))
 
 # A task reads buffers and writes buffers. A buffer is a piece of memory with a name and a role. Here they are, in the
-# order in which the step emitted them. This order is the sequential order; it is always a legal one. Buffers made by
-# the same op have the same name, so their number stands behind it.
+# order in which the step emitted them. This order is the sequential order; it is always a legal one. The name of
+# an activation begins with the unit that makes it.
 
 
 def names(buffers):
-    return ", ".join(f"{b.name.replace('mlp/', '')}#{b.index}" for b in buffers)
+    return ", ".join(f"{b.name.replace('mlp/', '')}" for b in buffers)
 
 
 for task in graph:

@@ -47,7 +47,7 @@ class CrossEntropy(Op):
             raise self.error(f"labels must be int64, not {labels.dtype}")
         check_labels(labels, x.shape[1])
         self.x, self.labels = x, labels
-        self.p, loss = self.out(x.shape, dtype), self.out([], dtype)
+        self.p, loss = self.out(x.shape, dtype, "probabilities"), self.out([], dtype)
         self.call("cross_entropy", [self.dense(x), labels], [loss, self.p], smoothing=self.smoothing)
         return loss
 
