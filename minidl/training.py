@@ -63,15 +63,23 @@ class Job:
 
 
 class Recorded:
-    """A job's model and optimizer, and its step as a graph. Nothing has run."""
+    """A job's model and optimizer, and its step as a graph. Nothing has run.
 
-    def __init__(self, job: Job) -> None:
-        self.job = job
+    With ranks, it is the step of one of them on its equal share of each batch. Raises DataError or ValueError where the
+    batch does not divide.
+    """
+
+    def __init__(self, job: Job, rank: int = 0, ranks: int = 1) -> None:
+        self.job, self.rank, self.ranks = job, rank, ranks
         self.device = devices.get(job.device)
         random.seed(job.seed)
         self.model = models.create(job.model, **job.model_args).astype(job.dtype)
         self.optimizer = OPTIMIZERS[job.optimizer](self.model.parameters(), job.lr)
-        self.train_data = self._load("train")
+        self.train_data = self._load("train").shard(rank, ranks)
+        self.share = job.batch_size // ranks  #: samples of a step here
+        if self.share % job.micro_batches:
+            raise ValueError(f"a rank's {self.share} samples of a batch of {job.batch_size} do not divide into "
+                             f"{job.micro_batches} micro-batches")
         self.graph = record(self._step, *self._split(*self._example()), name=job.model)
 
     def _load(self, split: str) -> data.Loader:
@@ -92,7 +100,7 @@ class Recorded:
     def _step(self, *parts: Any) -> Any:
         n, total = self.job.micro_batches, None
         for i in range(n):
-            with micro_batch(i, i * self.job.batch_size // n):
+            with micro_batch(i, self.rank * self.share + i * self.share // n):
                 loss = nn.cross_entropy(self.model(parts[2 * i]), parts[2 * i + 1])
                 if n > 1:
                     loss = loss * (1 / n)
