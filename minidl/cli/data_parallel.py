@@ -1,4 +1,4 @@
-"""Data-parallel schedules priced on given layer times, or on a network's costs and a network link."""
+"""Data parallelism: schedules priced on given layer times or on a network's costs and a link, and training on MPI ranks."""
 
 from __future__ import annotations
 
@@ -27,12 +27,18 @@ def k_or_auto(text: str) -> int | None:
     return None if text == "auto" else whole(0)(text)
 
 
-def flags(parser: argparse.ArgumentParser) -> None:
+def train_flags(parser: argparse.ArgumentParser) -> None:
+    """What a run and a simulation share."""
     group = parser.add_argument_group("data parallelism")
     group.add_argument("--k", type=k_or_auto, metavar="K|auto", help="layers whose weight gradients reverse_first_k delays; auto searches it")
-    group.add_argument("--parts", type=whole(1), default=8, metavar="N", help="into which a layer's gradient is cut on given times (default 8)")
     group.add_argument("--buckets", type=whole(1), metavar="N", help="as many buckets with equal numbers of layers; default 2 on given "
                                                                     "times, 25 MB each for a network")
+
+
+def flags(parser: argparse.ArgumentParser) -> None:
+    train_flags(parser)
+    group = parser.add_argument_group("data parallelism, priced")
+    group.add_argument("--parts", type=whole(1), default=8, metavar="N", help="into which a layer's gradient is cut on given times (default 8)")
     group.add_argument("--comm", type=numbers, metavar="C0,C1,..", help="time of each layer's all-reduce; then give --forward, --output-grad, --weight-grad too")
     group.add_argument("--bandwidth", type=size, metavar="BYTES", help="of a link, per second, such as 1.25GB (default: unlimited)")
     group.add_argument("--collective", choices=SHAPES, default="ring", help="how ranks sum")
@@ -113,3 +119,99 @@ def _draw(arguments: Any, graph: TaskGraph, schedule: Schedule, cost: CostModel)
         write_atomic(arguments.svg, timeline_svg(timeline))
     if arguments.trace:
         timeline.save(arguments.trace)
+
+
+# --------------------------------------------------------------------------------------------------------------- training
+def train(arguments: Any) -> int:
+    """This process's part of a run under mpiexec. Rank 0 speaks; an error of any rank ends all of them."""
+    from ..comm import RankError
+    from ..comm.mpi import MPI
+    from ..data_parallel import Disagreement
+
+    communicator = MPI()
+    try:
+        return _train(arguments, communicator)
+    except Disagreement as error:
+        if communicator.rank == 0:
+            show.note(f"minidl: {error}")
+        return 2
+    except Exception as error:
+        if communicator.size == 1:
+            raise
+        where = "" if isinstance(error, RankError) else f"rank {communicator.rank}: "
+        show.note(f"minidl: {where}{str(error).splitlines()[0] if str(error) else type(error).__name__}")
+        communicator.fail(error)
+        return 2
+
+
+def _train(arguments: Any, communicator: Any) -> int:
+    from .. import checkpoint
+    from ..data_parallel import RankTrainer, agree, identity, measure_link
+    from ..training import Recorded
+    from . import training
+
+    first = communicator.rank == 0
+    if not first:
+        arguments.json = True  # no table, no bar
+
+    def prepare() -> tuple[Any, dict[str, Any]]:
+        _check_flags(arguments, first)
+        recorded = Recorded(job(arguments), communicator.rank, communicator.size)
+        saved = training._resume(arguments, recorded) if arguments.resume else None
+        alike = {**identity(recorded), "the number of steps": training.steps_of(arguments, recorded), "k": arguments.k,
+                 "the number of buckets": arguments.buckets, "the source of costs": arguments.costs, "the checkpoint's step": saved and saved.step}
+        return (recorded, saved), alike
+
+    recorded, saved = agree(communicator, prepare)
+    cost = communicator.gather(training.costs(arguments, recorded))[0]
+    link = (50.0, 1e-3) if arguments.costs == "analytic" else measure_link(communicator)
+    if arguments.dry_run:
+        return _dry_run(arguments, RankTrainer(recorded, cost, communicator, link, k=arguments.k, buckets=arguments.buckets), first)
+    trainer = RankTrainer(recorded, cost, communicator, link, k=arguments.k, buckets=arguments.buckets, trace=bool(arguments.trace))
+    done_before, steps = saved.step if saved else 0, training.steps_of(arguments, recorded)
+    with show.progress(f"training {arguments.model} on {communicator.size} ranks", steps) as done:
+        for step in range(done_before + 1, steps + 1):
+            trainer.step()
+            if first and arguments.checkpoint and (step == steps or step % recorded.train_data.steps_per_epoch == 0):
+                checkpoint.save(arguments.checkpoint, recorded.model, recorded.optimizer, step=step, loader=recorded.train_data)
+            done(step)
+    trainer.finish()
+    if first:
+        record = training.run_record(trainer.job, trainer) | {"ranks": communicator.size}
+        if trainer.plan.k or arguments.scheduler == "reverse_first_k":
+            record["k"] = trainer.plan.k
+        if arguments.trace and trainer.run.timeline is not None:
+            trainer.run.timeline.save(arguments.trace)
+        show.emit(arguments, record, lambda: training._summary(record))
+    communicator.gather(None)  # nobody leaves before rank 0 has said everything
+    return 0
+
+
+def _check_flags(arguments: Any, first: bool) -> None:
+    from .. import checkpoint
+    from . import training
+
+    check_scheduler(arguments.scheduler)
+    if arguments.k is not None and arguments.scheduler != "reverse_first_k":
+        raise UsageError(f"--k is for reverse_first_k; scheduler {arguments.scheduler} takes none")
+    if arguments.streams is not None or arguments.scheduler_arg:
+        raise UsageError("a data-parallel run has one compute stream and takes no --streams and no --scheduler-arg; k and buckets have their own flags")
+    if arguments.resume and not arguments.checkpoint:
+        raise UsageError("--resume needs --checkpoint DIR, the place to resume from")
+    if arguments.dry_run and (arguments.trace or arguments.checkpoint):
+        raise UsageError("--dry-run runs nothing, so it goes with neither --trace nor --checkpoint")
+    if first:
+        training._writable(arguments.trace)
+        if arguments.checkpoint and not arguments.resume and checkpoint.exists(arguments.checkpoint):
+            raise UsageError(f"{arguments.checkpoint} holds a checkpoint already; go on from it with --resume, or name another folder")
+
+
+def _dry_run(arguments: Any, trainer: Any, first: bool) -> int:
+    plan = trainer.plan
+    if first:
+        record = {"model": arguments.model, "ranks": trainer.communicator.size, "scheduler": arguments.scheduler, "tasks": len(plan.graph),
+                  "edges": plan.graph.edges, "waits": trainer.prediction.waits, "predicted_step_ms": trainer.prediction.predicted_step_ms,
+                  "lower_bound_ms": plan.bound / 1000, "hidden": plan.hidden, "k": plan.k, "peak_bytes": trainer.prediction.peak_bytes}
+        show.emit(arguments, record, lambda: trainer.run.schedule.grid() + "\n" + show.table(("what", "value"), list(record.items())))
+    trainer.run.close()
+    return 0

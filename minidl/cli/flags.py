@@ -80,7 +80,7 @@ def job_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--strict", action="store_true", help="an error instead of a substitute where data is missing")
     parser.add_argument("--device", default="cpu", help="cpu or cuda[:N]")
     parser.add_argument("--dtype", default="float32", choices=["float32", "float64"])
-    parser.add_argument("--batch-size", type=whole(1), default=64, metavar="B")
+    parser.add_argument("--batch-size", type=whole(1), default=64, metavar="B", help="of a step, over all ranks (default 64)")
     parser.add_argument("--micro-batches", type=whole(1), default=1, metavar="M", help="gradients accumulate over M parts of a batch")
     parser.add_argument("--optimizer", default="sgd", choices=list(OPTIMIZERS))
     parser.add_argument("--lr", type=float, default=0.1, metavar="X", help="learning rate (default 0.1)")

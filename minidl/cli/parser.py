@@ -41,7 +41,8 @@ def _parser() -> _Parser:
 
     verb("info", info.info, "devices and versions, or what a network is made of", model)
     verb("models", info.models, "all networks with their arguments")
-    train = verb("train", training.train, "train a network; without any flag, compare two schedules on the digits", job_flags, scheduler, length)
+    train = verb("train", training.train, "train a network; without any flag, compare two schedules on the digits", job_flags, scheduler, length,
+                 data_parallel.train_flags)
     train.add_argument("--parallel", default="none", choices=["none", "data", "pipeline"])
     train.add_argument("--checkpoint", metavar="DIR", help="save parameters and all that a run needs to go on")
     train.add_argument("--resume", action="store_true", help="go on from the checkpoint")

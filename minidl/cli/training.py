@@ -11,7 +11,7 @@ from ..cost import CostModel
 from ..schedule import Schedule
 from ..schedulers import SINGLE
 from ..training import Job, Recorded, Trainer, interleaved, predict
-from . import show
+from . import data_parallel, show
 from .flags import UsageError, job, nearest
 from .info import versions
 
@@ -48,6 +48,8 @@ def train(arguments: Any) -> int:
             setattr(arguments, key, value)
         arguments.schedulers = "in_order,multi_stream"
         return compare(arguments)
+    if arguments.parallel == "data":
+        return data_parallel.train(arguments)
     check_scheduler(arguments.scheduler)
     if arguments.parallel != "none":
         raise UsageError(f"--parallel {arguments.parallel} cannot be trained yet; `minidl plan --parallel pipeline` and "

@@ -1,0 +1,150 @@
+"""A training run on several ranks from names and numbers: do they agree, what does the link cost, and the run itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from .comm import Communicator
+from .comm.lane import Lane
+from .cost import CostModel
+from .executors.distributed import DistributedExecutor
+from .graph import Kind
+from .memory import plan_memory
+from .schedule import Schedule
+from .schedulers import data_parallel
+from .schedulers.layer_times import with_communication
+from .training import Prediction, Recorded, Trainer, TrainingError, params_sha256
+
+TRIAL_STEPS = 6  #: that each k tried takes when k is confirmed by measurement
+
+
+class Disagreement(ValueError):
+    """Ranks that were not started alike, or one that could not start; one line, the same on every rank."""
+
+
+def agree(communicator: Communicator, prepare: Callable[[], tuple[Any, Mapping[str, Any]]]) -> Any:
+    """Runs `prepare` on every rank; returns its first result where the second, what all must have alike, is equal.
+
+    Raises Disagreement on every rank with the first difference, or with the error of the first rank that failed.
+    """
+    made: Any = None
+    try:
+        made, mine = prepare()
+        report: Any = dict(mine)
+    except Exception as error:
+        report = str(error) or type(error).__name__
+    reports = communicator.gather(report)
+    broken = [r for r in range(communicator.size) if isinstance(reports[r], str)]
+    if broken:
+        everywhere = len({str(r) for r in reports}) == 1
+        raise Disagreement(reports[broken[0]] if everywhere else f"rank {broken[0]}: {reports[broken[0]]}")
+    for what in reports[0]:
+        for rank, other in enumerate(reports):
+            if other.get(what) != reports[0][what]:
+                raise Disagreement(f"{what} is {other.get(what)!r} on rank {rank} but {reports[0][what]!r} on rank 0; start every rank alike")
+    return made
+
+
+def identity(recorded: Recorded) -> dict[str, Any]:
+    """What every rank must have alike, the plainest first."""
+    import platform
+
+    from . import __version__
+
+    job, data = recorded.job, recorded.train_data
+    return {"the version of minidl": __version__, "the version of Python": platform.python_version(), "the version of NumPy": np.__version__,
+            "the model": job.model, "the model's arguments": dict(job.model_args), "the type": job.dtype, "the seed": job.seed,
+            "the data set": data.name, "the number of samples": data.dataset.samples, "the batch size": job.batch_size,
+            "the share of a batch": recorded.share, "the number of micro-batches": job.micro_batches, "the optimizer": job.optimizer,
+            "the learning rate": job.lr, "the scheduler": job.scheduler, "the scheduler's arguments": dict(job.scheduler_args),
+            "the memory limit": job.memory_limit, "the parameters' hash": params_sha256(recorded.model)}
+
+
+def measure_link(communicator: Communicator, sizes: tuple[int, ...] = (4, 2**16, 2**20), repeats: int = 5) -> tuple[float, float]:
+    """Microseconds of an all-reduce: (each, per byte). The same on every rank, since rank 0's are taken."""
+    lane, took = Lane(communicator), []
+    for size in sizes:
+        array = np.zeros(max(size // 4, communicator.size), np.float32)
+        transfer = communicator.prepare(Kind.A, [array], 0)
+        times = []
+        for _ in range(repeats):
+            communicator.gather(None)
+            begin = perf_counter()
+            lane.submit(transfer, 0, array.nbytes, lambda: None)
+            lane.drain()
+            times.append((perf_counter() - begin) * 1e6)
+        took.append(float(np.median(times)))
+    slope = max(0.0, (took[-1] - took[0]) / (sizes[-1] - sizes[0]))
+    each, rate = communicator.gather((took[0], slope))[0]
+    return float(each), float(rate)
+
+
+class RankTrainer(Trainer):
+    """One rank of a run. `cost` is that of rank 0 on every rank, so that all make the same plan.
+
+    `link`: microseconds of an all-reduce, each and per byte. `k`: of reverse_first_k; None searches it in the simulator,
+    and the first steps confirm it by measuring its neighbours: every k gives the same bits, so nothing is lost.
+    """
+
+    def __init__(self, recorded: Recorded, cost: CostModel, communicator: Communicator, link: tuple[float, float], *,
+                 k: int | None = None, buckets: int | None = None, trace: bool = False) -> None:
+        self.recorded, self.job, self.communicator, self.trace = recorded, recorded.job, communicator, trace
+        name, limit = recorded.job.scheduler, recorded.job.memory_limit
+        self.graph = data_parallel.prepare(name, recorded.graph, buckets=buckets)
+        self.cost = with_communication(self.graph, cost, lambda sizes: link[0] + link[1] * sum(sizes.values()))
+
+        def fits(schedule: Schedule) -> bool:
+            return limit is None or plan_memory(self.graph, schedule).peak_bytes <= limit
+
+        self._fits = fits
+        self.plan = data_parallel.plan(name, self.graph, self.cost, k, fits)
+        self.losses, self.seconds = [], []
+        self._trials = self._neighbours() if k is None and communicator.size > 1 and data_parallel.policy(name).delays else []
+        self._tried: list[tuple[float, int]] = []
+        self._use(self.plan)
+
+    def _use(self, plan: data_parallel.Plan) -> None:
+        self.plan = plan
+        self.run: DistributedExecutor = DistributedExecutor(  # type: ignore[assignment]
+            plan.graph, plan.schedule, self.communicator, device=self.recorded.device, trace=self.trace, memory_limit=self.job.memory_limit)
+        self.prediction = Prediction(plan.graph, self.run.schedule, len(self.run.schedule.waits(plan.graph)),
+                                     (plan.period + self.cost.step) / 1000, self.run.peak_bytes)
+
+    def _neighbours(self) -> list[data_parallel.Plan]:
+        """Plans for the k found and some around it, without doubles."""
+        layers = len(data_parallel.delayable(self.graph))
+        ks = sorted({0, self.plan.k // 2, self.plan.k, min(layers, self.plan.k + max(1, self.plan.k // 2))} - {self.plan.k})
+        others = [data_parallel.plan(self.job.scheduler, self.graph, self.cost, k) for k in ks]
+        return [self.plan, *(p for p in others if self._fits(p.schedule))]
+
+    def step(self) -> float:
+        """One step on the next batch; returns this rank's loss. Raises TrainingError, TaskError or RankError."""
+        if self._trials and len(self.losses) % TRIAL_STEPS == 0:
+            self._next_trial()
+        return super().step()
+
+    def _next_trial(self) -> None:
+        if self.losses:
+            slowest = self.communicator.gather(float(np.median(self.seconds[-TRIAL_STEPS + 2 :])))
+            self._tried.append((max(slowest), self.plan.k))
+        if len(self._tried) == len(self._trials):
+            best = min(self._tried)[1]
+            chosen, self._trials = next(p for p in self._trials if p.k == best), []
+        else:
+            chosen = self._trials[len(self._tried)]
+        if chosen is not self.plan:
+            self.run.close()
+            self._use(chosen)
+
+    def finish(self) -> None:
+        """Makes the last updates; losses become the means over ranks. Raises TrainingError where parameters differ."""
+        self.run.close()
+        shares = self.communicator.gather((self.losses, self.params_sha256()))
+        self.losses = np.mean([losses for losses, _ in shares], axis=0).tolist()
+        different = [r for r, (_, sha) in enumerate(shares) if sha != shares[0][1]]
+        if different:
+            raise TrainingError(f"rank {different[0]} has other parameters than rank 0 after {len(self.losses)} steps")
