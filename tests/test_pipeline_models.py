@@ -1,0 +1,125 @@
+"""Recorded models as pipelines: stages, fused tasks and plans compute the same bits as the step that was recorded."""
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import minidl as ml
+from minidl import models, nn, optim
+from minidl.cost import CostModel
+from minidl.executors import CheckingExecutor
+from minidl.graph import GraphError, Kind
+from minidl.passes import coarsen, fuse
+from minidl.schedule import Lane
+from minidl.schedulers import pipeline
+from minidl.schedulers.pipeline.models import linear_partition
+from minidl.tape import micro_batch
+
+MICRO_BATCHES = 4
+X, Y = np.random.default_rng(0).standard_normal((4, 8)).astype(np.float32), np.array([0, 3, 1, 2])
+COST = CostModel.analytic()
+
+
+def trained(run=None):
+    """The bits of all parameters after one step over four micro-batches, eagerly or as `run(graph)` does it."""
+    ml.seed(0)
+    model = models.mlp(8, 16, 16, 16, 16, 4)
+    opt = optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    def step(x, y):
+        for i in range(MICRO_BATCHES):
+            with micro_batch(i, i * len(X)):
+                loss = nn.cross_entropy(model(x), y)
+                loss.backward()
+        opt.step()
+        return loss
+
+    if run is None:
+        step(X, Y)
+    else:
+        run(ml.record(step, X, Y))
+    return b"".join(p.numpy().tobytes() for p in model.parameters())
+
+
+def recorded():
+    graphs = []
+    trained(graphs.append)
+    return graphs[0]
+
+
+def execute(graph, schedule):
+    """All ranks in one process: every rank's lane is a lane of its own."""
+    lanes = tuple(Lane(0, f"rank{lane.rank}") for lane in schedule.lanes)
+    CheckingExecutor(graph, replace(schedule, lanes=lanes), seed=1)(X, Y)
+
+
+@pytest.mark.parametrize(("name", "ranks", "chunks"), [
+    ("gpipe", 2, None), ("one_f_one_b", 3, None), ("zb_h1", 2, None), ("interleaved", 2, 2), ("modulo_greedy", 2, 2)])
+def test_a_pipeline_of_stages_computes_the_same_bits(name, ranks, chunks):
+    def run(graph):
+        plan, cost = pipeline.plan_model(graph, name, ranks, COST, chunks)
+        assert pipeline.price(plan, cost).makespan > 0
+        talking, schedule = pipeline.add_communication(plan.graph, plan.schedule)
+        schedule.validate(talking)
+        execute(plan.graph, plan.schedule)
+
+    assert trained(run) == trained()
+
+
+def test_stages_hold_every_task_once():
+    graph = recorded()
+    stages = pipeline.balanced(graph, COST, 3)
+    coarse, group = coarsen(graph, stages.tolist())
+    assert sorted(set(group.tolist())) == list(range(len(coarse)))
+    assert sum(len(t.launches) for t in coarse) == sum(len(t.launches) for t in graph)
+    assert coarse.flops.sum() == pytest.approx(graph.flops.sum())
+    for t in graph:
+        owner = coarse[int(group[t.index])]
+        assert owner.unit == stages[t.unit]
+        assert owner.kind == t.kind or (owner.kind, t.kind) == (Kind.O, Kind.W)
+    names = {t.name for t in coarse}
+    assert {"0F0", "1O2", "2W3", "0U0"} <= names
+    assert len(names) == len(coarse)
+
+
+def test_fuse_publishes_at_the_end():
+    graph, _ = coarsen(recorded(), pipeline.balanced(recorded(), COST, 3).tolist())
+    which = np.zeros((3, MICRO_BATCHES), bool)
+    which[1, 2] = True
+    fused = fuse(graph, which)
+    assert len(fused) == len(graph) - 1
+    both = fused["1B2"]
+    assert set(both.launches) == {*graph["1O2"].launches, *graph["1W2"].launches}
+    assert "1B2" in {fused.name(int(q)) for q in fused.preds[fused["0O2"].index]}
+    everywhere = fuse(graph)
+    assert not np.isin(everywhere.kind, (Kind.O, Kind.W)).any()
+
+
+def test_cuts_that_make_no_sense():
+    graph = recorded()
+    with pytest.raises(GraphError, match="units have a stage"):
+        coarsen(graph, [0, 1])
+    with pytest.raises(GraphError, match="cut the graph elsewhere"):
+        coarsen(graph, [0, 1] + [0] * (len(graph.unit_names) - 2))
+    with pytest.raises(pipeline.PipelineError, match="only .* blocks"):
+        pipeline.plan_model(graph, "gpipe", 40, COST)
+    for name in ("chimera", "pipedream"):
+        with pytest.raises(pipeline.PipelineError, match="a recorded"):
+            pipeline.plan_model(graph, name, 2, COST)
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 20), min_size=1, max_size=8), st.integers(1, 8))
+def test_partitions_are_the_best_there_are(items, parts):
+    parts = min(parts, len(items))
+    found = linear_partition(np.array(items, float), parts)
+    assert sorted(set(found.tolist())) == list(range(parts))
+    assert (np.diff(found) >= 0).all()
+    worst = max(np.bincount(found, items))
+    best = min(max(sum(items[a:b]) for a, b in itertools.pairwise([0, *cuts, len(items)]))
+               for cuts in itertools.combinations(range(1, len(items)), parts - 1))
+    assert worst == best
