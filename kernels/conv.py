@@ -126,7 +126,7 @@ def _work(x: Any, w: Any, y: Any, geometry: Geometry, sums: bool = False) -> lis
     if _is_plain(w, geometry):
         return []
     if _is_depthwise(x, w, geometry):
-        return depthwise_work(x.shape, w.shape, geometry.padding, x.dtype)
+        return depthwise_work(x.shape, w.shape, y.shape, geometry[:3], x.dtype)
     rows, columns = _lines(y) * y.shape[2], w.size // w.shape[0]
     return [((rows, columns), x.dtype), *([(w.shape, w.dtype)] if sums else [])]
 

@@ -1,24 +1,29 @@
-"""Convolution with one filter per channel, on the CPU: loops with the channels innermost, so that they are vectorised.
+"""Convolution with one filter per channel, on the CPU: loops along channels, so that they are vectorised.
 
-Each sample is copied into a padded image first, so that no tap has to look whether it lies inside. Taps are kept as
-(kh, kw, c), channels together. Knows no weights shared between channels: those are matrix products, in `conv`.
+Each sample is copied into a padded image first, so that no tap has to look whether it lies inside. With stride 1
+several pixels of a line are one loop over all their channels; taps are therefore kept as (kh, kw, pixels, c), repeated
+for each pixel of such a run. Knows no weights shared between channels: those are matrix products, in `conv`.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from .registry import Thunk, loop, ufunc
+from .registry import Thunk, loop
 
+RUN = 256  #: numbers that one loop takes together at most; the taps of a run should stay in the nearest cache
 Pair = tuple[int, int]
 Geometry = tuple[Pair, Pair, Pair]  # stride, padding, dilation
 
 
-def depthwise_work(x: tuple[int, ...], w: tuple[int, ...], padding: Pair, dtype: Any) -> list[Any]:
-    """Scratch arrays for x (n, h, w, c) and w (c, kh, kw, 1): a padded image, and two sets of taps."""
-    return [((x[1] + 2 * padding[0], x[2] + 2 * padding[1], x[3]), dtype), ((2, *w[1:3], x[3]), dtype)]
+def depthwise_work(x: tuple[int, ...], w: tuple[int, ...], y: tuple[int, ...], geometry: Geometry, dtype: Any) -> list[Any]:
+    """Scratch arrays for x (n, h, w, c), w (c, kh, kw, 1), y (n, oh, ow, c): a padded image, and two sets of taps."""
+    stride, padding, _ = geometry
+    pixels = max(n for n in range(1, y[2] + 1) if n == 1 or (stride[1] == 1 and y[2] % n == 0 and n * x[3] <= RUN))
+    return [((x[1] + 2 * padding[0], (x[2] + 2 * padding[1]) * x[3]), dtype), ((2, *w[1:3], pixels, x[3]), dtype)]
 
 
 def _tap_major(w: Any) -> Any:
@@ -26,97 +31,113 @@ def _tap_major(w: Any) -> Any:
     return w[..., 0].transpose(1, 2, 0)
 
 
-def _flat(geometry: Geometry) -> tuple[int, ...]:
-    return tuple(v for pair in geometry for v in pair)
+def _repeat(w: Any, taps: Any) -> Thunk:
+    return partial(np.copyto, taps, _tap_major(w)[:, :, None])
+
+
+def _rows(taps: Any) -> Any:
+    """(kh, kw, pixels * c)."""
+    return taps.reshape(*taps.shape[:2], -1)
+
+
+def _lines(x: Any) -> Any:
+    """(n, h, w * c)."""
+    return x.reshape(*x.shape[:2], -1)
+
+
+def _shape(x: Any, geometry: Geometry) -> tuple[int, ...]:
+    return (x.shape[3], *(v for pair in geometry for v in pair))
 
 
 def depthwise(x: Any, w: Any, y: Any, padded: Any, taps: Any, *, geometry: Geometry) -> list[Thunk]:
-    return [ufunc(np.positive, _tap_major(w), taps[0]),
-            loop(_forward, x, taps[0], padded, y, _flat(geometry))]
+    return [_repeat(w, taps[0]), loop(_forward, _lines(x), _rows(taps[0]), padded, _lines(y), _shape(x, geometry))]
 
 
 def depthwise_input_grad(dy: Any, w: Any, dx: Any, padded: Any, taps: Any, *, geometry: Geometry) -> list[Thunk]:
-    return [ufunc(np.positive, _tap_major(w), taps[0]),
-            loop(_input_grad, dy, taps[0], padded, dx, _flat(geometry))]
+    return [_repeat(w, taps[0]), loop(_input_grad, _lines(dy), _rows(taps[0]), padded, _lines(dx), _shape(dx, geometry))]
 
 
 def depthwise_weight_grad(x: Any, dy: Any, dw: Any, padded: Any, taps: Any, *, geometry: Geometry) -> list[Thunk]:
-    return [loop(_weight_grad, x, dy, padded, taps[0], taps[1], _flat(geometry)),
-            ufunc(np.positive, taps[0], _tap_major(dw))]
+    return [loop(_weight_grad, _lines(x), _lines(dy), padded, _rows(taps[0]), _rows(taps[1]), _shape(x, geometry)),
+            partial(np.copyto, _tap_major(dw), taps[0][:, :, 0])]
 
 
-def _forward(x, taps, padded, y, geometry):  # type: ignore[no-untyped-def]
-    sh, sw, ph, pw, dh, dw = geometry
-    kh, kw, c = taps.shape
+# Indices are cast to unsigned so that loops are vectorised, as in `patches`.
+def _forward(x, taps, padded, y, shape):  # type: ignore[no-untyped-def]
+    c, sh, sw, ph, pw, dh, dw = shape
+    kh, kw, run = taps.shape
     padded[:] = 0
     for n in range(x.shape[0]):
         for i in range(x.shape[1]):
-            for j in range(x.shape[2]):
-                source, target = x[n, i], padded[i + ph]
-                for k in range(c):
-                    target[j + pw, k] = source[j, k]
+            source, target = x[n, i], padded[i + ph]
+            for k in range(x.shape[2]):
+                target[np.uintp(pw * c + k)] = source[k]
         for oy in range(y.shape[1]):
-            for ox in range(y.shape[2]):
-                out = y[n, oy, ox]
-                for k in range(c):
+            for ox in range(y.shape[2] // run):
+                out = y[n, oy, ox * run : (ox + 1) * run]
+                for k in range(run):
                     out[k] = 0
                 for ky in range(kh):
                     row, t = padded[oy * sh + ky * dh], taps[ky]
+                    at = ox * sw * c
                     if kw == 3:
-                        a, b, d = row[ox * sw], row[ox * sw + dw], row[ox * sw + 2 * dw]
-                        ta, tb, td = t[0], t[1], t[2]
-                        for k in range(c):
-                            out[k] += a[k] * ta[k] + b[k] * tb[k] + d[k] * td[k]
+                        a, b, d = t[0], t[1], t[2]
+                        for k in range(run):
+                            out[k] += (row[np.uintp(at + k)] * a[k] + row[np.uintp(at + dw * c + k)] * b[k]
+                                       + row[np.uintp(at + 2 * dw * c + k)] * d[k])
                     else:
                         for kx in range(kw):
-                            a, ta = row[ox * sw + kx * dw], t[kx]
-                            for k in range(c):
-                                out[k] += a[k] * ta[k]
+                            a = t[kx]
+                            for k in range(run):
+                                out[k] += row[np.uintp(at + kx * dw * c + k)] * a[k]
 
 
-def _input_grad(dy, taps, padded, dx, geometry):  # type: ignore[no-untyped-def]
-    sh, sw, ph, pw, dh, dw = geometry
-    kh, kw, c = taps.shape
+def _input_grad(dy, taps, padded, dx, shape):  # type: ignore[no-untyped-def]
+    c, sh, sw, ph, pw, dh, dw = shape
+    kh, kw, run = taps.shape
     for n in range(dy.shape[0]):
         padded[:] = 0
         for oy in range(dy.shape[1]):
-            for ox in range(dy.shape[2]):
-                g = dy[n, oy, ox]
+            for ox in range(dy.shape[2] // run):
+                g = dy[n, oy, ox * run : (ox + 1) * run]
                 for ky in range(kh):
                     row = padded[oy * sh + ky * dh]
                     for kx in range(kw):
-                        out, t = row[ox * sw + kx * dw], taps[ky, kx]
-                        for k in range(c):
-                            out[k] += g[k] * t[k]
+                        t, at = taps[ky, kx], (ox * sw + kx * dw) * c
+                        for k in range(run):
+                            row[np.uintp(at + k)] += g[k] * t[k]
         for i in range(dx.shape[1]):
-            for j in range(dx.shape[2]):
-                source, target = padded[i + ph], dx[n, i]
-                for k in range(c):
-                    target[j, k] = source[j + pw, k]
+            source, target = padded[i + ph], dx[n, i]
+            for k in range(dx.shape[2]):
+                target[k] = source[np.uintp(pw * c + k)]
 
 
-def _weight_grad(x, dy, padded, total, part, geometry):  # type: ignore[no-untyped-def]
-    sh, sw, ph, pw, dh, dw = geometry
-    kh, kw, c = total.shape
+def _weight_grad(x, dy, padded, total, part, shape):  # type: ignore[no-untyped-def]
+    c, sh, sw, ph, pw, dh, dw = shape
+    kh, kw, run = total.shape
     padded[:] = 0
     total[:] = 0
     for n in range(x.shape[0]):
         for i in range(x.shape[1]):
-            for j in range(x.shape[2]):
-                source, target = x[n, i], padded[i + ph]
-                for k in range(c):
-                    target[j + pw, k] = source[j, k]
+            source, target = x[n, i], padded[i + ph]
+            for k in range(x.shape[2]):
+                target[np.uintp(pw * c + k)] = source[k]
         part[:] = 0
         for oy in range(dy.shape[1]):
             for ky in range(kh):
                 row = padded[oy * sh + ky * dh]
-                for ox in range(dy.shape[2]):
-                    g = dy[n, oy, ox]
+                for ox in range(dy.shape[2] // run):
+                    g = dy[n, oy, ox * run : (ox + 1) * run]
                     for kx in range(kw):
-                        out, a = part[ky, kx], row[ox * sw + kx * dw]
-                        for k in range(c):
-                            out[k] += g[k] * a[k]
+                        out, at = part[ky, kx], (ox * sw + kx * dw) * c
+                        for k in range(run):
+                            out[k] += g[k] * row[np.uintp(at + k)]
         for ky in range(kh):
             for kx in range(kw):
-                for k in range(c):
+                for k in range(run):
                     total[ky, kx, k] += part[ky, kx, k]
+    for ky in range(kh):
+        for kx in range(kw):
+            for first in range(c, run, c):
+                for k in range(c):
+                    total[ky, kx, k] += total[ky, kx, np.uintp(first + k)]
