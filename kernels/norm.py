@@ -18,6 +18,13 @@ def _rows(x: Any) -> Any:
     return x.reshape(-1, x.shape[-1])
 
 
+def _lines(x: Any) -> tuple[Any, int]:
+    """The memory of x from its first value to its last, flat, and how far apart its pixels begin there."""
+    rows = _rows(x)
+    step = rows.strides[0] // rows.itemsize
+    return np.lib.stride_tricks.as_strided(rows, ((len(rows) - 1) * step + rows.shape[1],), (rows.itemsize,)), step
+
+
 def _per_element(count: float) -> Any:
     return lambda reads, writes: count * reads[0].size
 
@@ -38,20 +45,21 @@ def batch_norm(xp: Any, x: Any, w: Any, b: Any, running_mean: Any, running_var: 
 @batch_norm.cpu
 def _(x: Any, w: Any, b: Any, running_mean: Any, running_var: Any, tracked: Any, y: Any, mean: Any, rstd: Any,
       mean_after: Any, var_after: Any, tracked_after: Any, totals: Any, *, eps: float, momentum: float) -> Any:
-    return [loop(_statistics, _rows(x), mean, rstd, totals[0], totals[1], eps),
-            loop(_move, _rows(x), mean, totals[1], running_mean, running_var, tracked, mean_after, var_after,
+    rows = x.size // x.shape[-1]
+    return [loop(_statistics, *_lines(x), rows, mean, rstd, totals[0], totals[1], eps),
+            loop(_move, rows, mean, totals[1], running_mean, running_var, tracked, mean_after, var_after,
                  tracked_after, x.dtype.type(momentum)),
-            loop(_normalise, _rows(x), mean, rstd, w, b, _rows(y))]
+            loop(_normalise, *_lines(x), mean, rstd, w, b, _rows(y))]
 
 
-def _statistics(x, mean, rstd, total, var, eps):  # type: ignore[no-untyped-def]
-    rows, channels = x.shape
+def _statistics(x, step, rows, mean, rstd, total, var, eps):  # type: ignore[no-untyped-def]
+    channels = len(mean)
     total[:] = 0
     for first in range(0, rows, BLOCK):
         mean[:] = 0  # of this block, for now
         for i in range(first, min(first + BLOCK, rows)):
             for j in range(channels):
-                mean[j] += x[i, j]
+                mean[j] += x[np.uintp(i * step + j)]
         for j in range(channels):
             total[j] += mean[j]
     for j in range(channels):
@@ -61,7 +69,7 @@ def _statistics(x, mean, rstd, total, var, eps):  # type: ignore[no-untyped-def]
         rstd[:] = 0
         for i in range(first, min(first + BLOCK, rows)):
             for j in range(channels):
-                d = x[i, j] - mean[j]
+                d = x[np.uintp(i * step + j)] - mean[j]
                 rstd[j] += d * d
         for j in range(channels):
             var[j] += rstd[j]
@@ -70,20 +78,19 @@ def _statistics(x, mean, rstd, total, var, eps):  # type: ignore[no-untyped-def]
         rstd[j] = 1.0 / np.sqrt(var[j] + eps)
 
 
-def _move(x, mean, var, running_mean, running_var, tracked,  # type: ignore[no-untyped-def]
+def _move(rows, mean, var, running_mean, running_var, tracked,  # type: ignore[no-untyped-def]
           mean_after, var_after, tracked_after, momentum):
-    rows = x.shape[0]
-    for j in range(x.shape[1]):
-        unbiased = x.dtype.type(var[j] * (rows / (rows - 1.0)))
+    for j in range(len(mean)):
+        unbiased = mean.dtype.type(var[j] * (rows / (rows - 1.0)))
         mean_after[j] = running_mean[j] + momentum * (mean[j] - running_mean[j])
         var_after[j] = running_var[j] + momentum * (unbiased - running_var[j])
     tracked_after[()] = tracked[()] + 1
 
 
-def _normalise(x, mean, rstd, w, b, y):  # type: ignore[no-untyped-def]
-    for i in range(x.shape[0]):
-        for j in range(x.shape[1]):
-            y[i, j] = (x[i, j] - mean[j]) * (rstd[j] * w[j]) + b[j]
+def _normalise(x, step, mean, rstd, w, b, y):  # type: ignore[no-untyped-def]
+    for i in range(y.shape[0]):
+        for j in range(y.shape[1]):
+            y[i, j] = (x[np.uintp(i * step + j)] - mean[j]) * (rstd[j] * w[j]) + b[j]
 
 
 @kernel("batch_norm_eval", flops=_per_element(3))
@@ -95,7 +102,7 @@ def batch_norm_eval(xp: Any, x: Any, w: Any, b: Any, mean: Any, var: Any, *, eps
 
 @batch_norm_eval.cpu
 def _(x: Any, w: Any, b: Any, mean: Any, var: Any, y: Any, rstd: Any, *, eps: float) -> Any:
-    return [loop(_inverse_std, var, rstd, x.dtype.type(eps)), loop(_normalise, _rows(x), mean, rstd, w, b, _rows(y))]
+    return [loop(_inverse_std, var, rstd, x.dtype.type(eps)), loop(_normalise, *_lines(x), mean, rstd, w, b, _rows(y))]
 
 
 def _inverse_std(var, rstd, eps):  # type: ignore[no-untyped-def]
@@ -114,11 +121,11 @@ def batch_norm_weight_grad(xp: Any, x: Any, mean: Any, rstd: Any, dy: Any) -> An
 
 @batch_norm_weight_grad.cpu
 def _(x: Any, mean: Any, rstd: Any, dy: Any, dw: Any, db: Any, totals: Any) -> Any:
-    return [loop(_sums, _rows(x), mean, rstd, _rows(dy), dw, db, totals[0], totals[1])]
+    return [loop(_sums, *_lines(x), mean, rstd, _rows(dy), dw, db, totals[0], totals[1])]
 
 
-def _sums(x, mean, rstd, dy, dw, db, products, total):  # type: ignore[no-untyped-def]
-    rows, channels = x.shape
+def _sums(x, step, mean, rstd, dy, dw, db, products, total):  # type: ignore[no-untyped-def]
+    rows, channels = dy.shape
     products[:] = 0
     total[:] = 0
     for first in range(0, rows, BLOCK):
@@ -126,7 +133,7 @@ def _sums(x, mean, rstd, dy, dw, db, products, total):  # type: ignore[no-untype
         db[:] = 0
         for i in range(first, min(first + BLOCK, rows)):
             for j in range(channels):
-                dw[j] += dy[i, j] * (x[i, j] - mean[j])
+                dw[j] += dy[i, j] * (x[np.uintp(i * step + j)] - mean[j])
                 db[j] += dy[i, j]
         for j in range(channels):
             products[j] += dw[j]
@@ -146,17 +153,17 @@ def batch_norm_input_grad(xp: Any, x: Any, mean: Any, rstd: Any, w: Any, dw: Any
 
 @batch_norm_input_grad.cpu
 def _(x: Any, mean: Any, rstd: Any, w: Any, dw: Any, db: Any, dy: Any, dx: Any, terms: Any) -> Any:
-    return [loop(_input_grad, _rows(x), mean, rstd, w, dw, db, _rows(dy), _rows(dx), terms[0], terms[1])]
+    return [loop(_input_grad, *_lines(x), mean, rstd, w, dw, db, _rows(dy), _rows(dx), terms[0], terms[1])]
 
 
-def _input_grad(x, mean, rstd, w, dw, db, dy, dx, shift, slope):  # type: ignore[no-untyped-def]
-    m = x.dtype.type(x.shape[0])
-    for j in range(x.shape[1]):
+def _input_grad(x, step, mean, rstd, w, dw, db, dy, dx, shift, slope):  # type: ignore[no-untyped-def]
+    m = x.dtype.type(dx.shape[0])
+    for j in range(dx.shape[1]):
         shift[j] = db[j] / m
         slope[j] = rstd[j] * dw[j] / m
-    for i in range(x.shape[0]):
-        for j in range(x.shape[1]):
-            dx[i, j] = (dy[i, j] - shift[j] - (x[i, j] - mean[j]) * slope[j]) * (w[j] * rstd[j])
+    for i in range(dx.shape[0]):
+        for j in range(dx.shape[1]):
+            dx[i, j] = (dy[i, j] - shift[j] - (x[np.uintp(i * step + j)] - mean[j]) * slope[j]) * (w[j] * rstd[j])
 
 
 @kernel("batch_norm_eval_input_grad", flops=_per_element(2))

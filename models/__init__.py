@@ -1,8 +1,11 @@
 """The networks, by name. Knows no data and no schedule."""
 
+from .densenet import densenet121, densenet169
 from .lenet import lenet
 from .mlp import mlp
+from .mobilenet import mobilenet_v3_large
 from .registry import arguments, create, names, preset_arguments, presets
 from .resnet import resnet18, resnet20, resnet50, resnet101, resnet152
 
-__all__ = ["arguments", "create", "lenet", "mlp", "names", "preset_arguments", "presets", "resnet18", "resnet20", "resnet50", "resnet101", "resnet152"]
+__all__ = ["arguments", "create", "densenet121", "densenet169", "lenet", "mlp", "mobilenet_v3_large", "names",
+           "preset_arguments", "presets", "resnet18", "resnet20", "resnet50", "resnet101", "resnet152"]

@@ -46,7 +46,8 @@ class Residual(nn.Module):
 
     def __init__(self, inputs: int, kernels: Sequence[tuple[int, int]], stride: int) -> None:
         super().__init__()
-        self.count, size, strides = len(kernels), inputs, [stride if i == [k for k, _ in kernels].index(3) else 1 for i in range(len(kernels))]
+        first = [k for k, _ in kernels].index(3)
+        self.count, size, strides = len(kernels), inputs, [stride if i == first else 1 for i in range(len(kernels))]
         for i, ((kernel, width), step) in enumerate(zip(kernels, strides, strict=True), 1):
             setattr(self, f"conv{i}", nn.Conv2d(size, width, kernel, step, kernel // 2, bias=False))
             setattr(self, f"bn{i}", nn.BatchNorm2d(width))
@@ -86,6 +87,105 @@ class ResNet(nn.Module):
         return self.fc(x.mean((2, 3)))
 
 
+class DenseLayer(nn.Module):
+    def __init__(self, inputs: int, growth: int) -> None:
+        super().__init__()
+        self.norm1, self.conv1 = nn.BatchNorm2d(inputs), nn.Conv2d(inputs, 4 * growth, 1, bias=False)
+        self.norm2, self.conv2 = nn.BatchNorm2d(4 * growth), nn.Conv2d(4 * growth, growth, 3, padding=1, bias=False)
+
+    def forward(self, x: Any) -> Any:
+        return torch.cat([x, self.conv2(F.relu(self.norm2(self.conv1(F.relu(self.norm1(x))))))], 1)
+
+
+class DenseNet(nn.Module):
+    def __init__(self, blocks: Sequence[int], growth: int, classes: int, small: bool) -> None:
+        super().__init__()
+        f, channels = nn.Sequential(), 2 * growth
+        f.add_module("conv0",
+                     nn.Conv2d(3, channels, 3 if small else 7, 1 if small else 2, 1 if small else 3, bias=False))
+        stem = [("norm0", nn.BatchNorm2d(channels)), ("relu0", nn.ReLU()), ("pool0", nn.MaxPool2d(3, 2, 1))]
+        for name, layer in [] if small else stem:
+            f.add_module(name, layer)
+        for i, count in enumerate(blocks, 1):
+            block = nn.Sequential()
+            for j in range(count):
+                block.add_module(f"denselayer{j + 1}", DenseLayer(channels + j * growth, growth))
+            f.add_module(f"denseblock{i}", block)
+            channels += count * growth
+            if i < len(blocks):
+                transition = nn.Sequential()
+                halve = nn.Conv2d(channels, channels // 2, 1, bias=False)
+                layers = {"norm": nn.BatchNorm2d(channels), "relu": nn.ReLU(), "conv": halve, "pool": nn.AvgPool2d(2)}
+                for name, layer in layers.items():
+                    transition.add_module(name, layer)
+                f.add_module(f"transition{i}", transition)
+                channels //= 2
+        f.add_module("norm5", nn.BatchNorm2d(channels))
+        self.features, self.classifier = f, nn.Linear(channels, classes)
+
+    def forward(self, x: Any) -> Any:
+        return self.classifier(F.relu(self.features(x)).mean((2, 3)))
+
+
+def divisible(channels: float) -> int:
+    rounded = max(8, int(channels + 4) // 8 * 8)
+    return rounded + 8 if rounded < 0.9 * channels else rounded
+
+
+class Unit(nn.Sequential):
+    def __init__(self, i: int, o: int, k: int, stride: int = 1, groups: int = 1, act: Any = None) -> None:
+        layers = [nn.Conv2d(i, o, k, stride, k // 2, groups=groups, bias=False),
+                  nn.BatchNorm2d(o, eps=1e-3, momentum=0.01)]
+        super().__init__(*layers, *([act()] if act else []))
+
+
+class Excite(nn.Module):
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        middle = divisible(channels // 4)
+        self.fc1, self.fc2 = nn.Conv2d(channels, middle, 1), nn.Conv2d(middle, channels, 1)
+
+    def forward(self, x: Any) -> Any:
+        return x * F.hardsigmoid(self.fc2(F.relu(self.fc1(x.mean((2, 3), keepdim=True)))))
+
+
+class Inverted(nn.Module):
+    def __init__(self, i: int, k: int, e: int, o: int, excite: bool, swish: bool, stride: int) -> None:
+        super().__init__()
+        act = nn.Hardswish if swish else nn.ReLU
+        layers = [Unit(i, e, 1, act=act)] if e != i else []
+        layers.append(Unit(e, e, k, stride, e, act))
+        layers += [Excite(e)] if excite else []
+        self.block, self.same = nn.Sequential(*layers, Unit(e, o, 1)), stride == 1 and i == o
+
+    def forward(self, x: Any) -> Any:
+        return x + self.block(x) if self.same else self.block(x)
+
+
+class MobileNetV3(nn.Module):
+    """Without dropout, whose draws are not ours."""
+
+    def __init__(self, width: float, classes: int) -> None:
+        super().__init__()
+        table = [(3, 16, 16, 0, 0, 1), (3, 64, 24, 0, 0, 2), (3, 72, 24, 0, 0, 1), (5, 72, 40, 1, 0, 2),
+                 (5, 120, 40, 1, 0, 1), (5, 120, 40, 1, 0, 1), (3, 240, 80, 0, 1, 2), (3, 200, 80, 0, 1, 1),
+                 (3, 184, 80, 0, 1, 1), (3, 184, 80, 0, 1, 1), (3, 480, 112, 1, 1, 1), (3, 672, 112, 1, 1, 1),
+                 (5, 672, 160, 1, 1, 2), (5, 960, 160, 1, 1, 1), (5, 960, 160, 1, 1, 1)]
+        i = divisible(16 * width)
+        layers: list[Any] = [Unit(3, i, 3, 2, act=nn.Hardswish)]
+        for k, e, o, excite, swish, stride in table:
+            layers.append(Inverted(i, k, divisible(e * width), divisible(o * width), bool(excite), bool(swish), stride))
+            i = divisible(o * width)
+        self.features = nn.Sequential(*layers, Unit(i, 6 * i, 1, act=nn.Hardswish))
+        hidden = divisible(1280 * width)
+        self.classifier = nn.Sequential(nn.Linear(6 * i, hidden), nn.Hardswish(), nn.Identity(),
+                                        nn.Linear(hidden, classes))
+
+    def forward(self, x: Any) -> Any:
+        return self.classifier(self.features(x).mean((2, 3)))
+
+
+BLOCKS = {"densenet121": (6, 12, 24, 16), "densenet169": (6, 12, 32, 32)}
 STAGES = {"resnet18": (False, (2, 2, 2, 2)), "resnet50": (True, (3, 4, 6, 3)), "resnet101": (True, (3, 4, 23, 3)),
           "resnet152": (True, (3, 8, 36, 3))}
 
@@ -96,6 +196,11 @@ def twin(name: str, arguments: dict[str, Any]) -> Any:
         return LeNet(**arguments)
     if name == "resnet20":
         return ResNet(False, [arguments["layers"]] * 3, arguments["width"], arguments["classes"], True)
+    if name in BLOCKS:
+        return DenseNet([min(n, arguments["layers"]) for n in BLOCKS[name]], arguments["growth"], arguments["classes"],
+                        arguments["image_size"] < 64)
+    if name == "mobilenet_v3_large":
+        return MobileNetV3(arguments["width"], arguments["classes"])
     bottleneck, blocks = STAGES[name]
     return ResNet(bottleneck, [min(n, arguments["layers"]) for n in blocks], arguments["width"], arguments["classes"],
                   arguments["image_size"] < 64)

@@ -24,7 +24,7 @@ class BatchNorm(Op):
             raise self.error(f"input {x.shape} does not fit weight {w.shape}: the last axis is that of the channels")
         if self.training and x.size <= x.shape[-1]:
             raise self.error(f"one value per channel, shape {x.shape}, has no variance; use a larger batch, or eval()")
-        self.x, self.w = self.dense(x), self.dense(w)
+        self.x, self.w = x if _pixels(x) else self.dense(x), self.dense(w)
         y, rstd = self.out(x.shape, dtype), self.out(w.shape, dtype)
         reads = [self.x, self.w, self.dense(b), *self.running]
         if self.training:
@@ -54,6 +54,14 @@ class BatchNorm(Op):
             else:
                 self.call("batch_norm_eval_input_grad", [dy, self.w, self.rstd], [found[0]])
         return found
+
+
+def _pixels(x: Tensor) -> bool:
+    """Whether all pixels lie equally far apart, each with its channels side by side."""
+    steps = [s for s, n in zip(x.strides[:-1], x.shape[:-1], strict=True) if n > 1]
+    lengths = [n for n in x.shape[:-1] if n > 1]
+    evenly = all(a == b * n for a, b, n in zip(steps, steps[1:], lengths[1:], strict=False))
+    return evenly and (x.strides[-1] == 1 or x.shape[-1] == 1)
 
 
 def batch_norm(x: Tensor, weight: Tensor, bias: Tensor, running: Sequence[Tensor], *, training: bool = True,
