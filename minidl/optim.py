@@ -30,6 +30,8 @@ class Optimizer:
         self.parameters = list(parameters)
         if not self.parameters:
             raise ValueError("the optimizer got no parameters")
+        if len({id(p) for p in self.parameters}) < len(self.parameters):
+            raise ValueError("the optimizer got a parameter twice")
         types = {p.dtype for p in self.parameters}
         if len(types) > 1:
             raise ValueError(f"the parameters have several types: {', '.join(sorted(types))}")

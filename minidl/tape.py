@@ -89,6 +89,7 @@ class _Place:
     sample: int = 0
     labels: list[str] = field(default_factory=list)
     calls: list[Call] | None = None
+    inner: bool = False  #: within a micro-batch
 
 
 class Tape:
@@ -317,9 +318,9 @@ def micro_batch(number: int, first_sample: int = 0) -> Iterator[None]:
     """
     tape = current()
     before = tape.place
-    if before.micro_batch:
+    if before.inner:
         raise ValueError("a micro-batch within a micro-batch")
-    tape.place = _Place(number, sample=before.sample + first_sample, labels=before.labels)
+    tape.place = _Place(number, sample=before.sample + first_sample, labels=before.labels, inner=True)
     try:
         yield
     finally:
