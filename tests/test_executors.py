@@ -215,13 +215,15 @@ def test_memory_that_is_taken_over_too_early_is_noticed():
             if plan.offset[a] < 0 or plan.offset[b] < 0 or free[a, b] or not len(users[a]) or not len(users[b]):
                 continue
             wrong += 1
+            if wrong % 7:
+                continue  # a sample of them
             offset = np.concatenate([plan.offset[:0], np.cumsum([0, *np.where(plan.offset >= 0, size, 0)])[:-1]])
             offset = np.where(plan.offset >= 0, offset, -1)
             offset[b] = offset[a]
             bad = replace(plan, offset=offset, arena_bytes=int(size.sum()) + int(size.max()))
             with np.errstate(all="ignore"), pytest.raises(VersionError, match=r"memory"):
                 CheckingExecutor(graph, schedule, plan=bad)(*values)
-    assert wrong > 50
+    assert wrong > 200
 
 
 def test_an_output_whose_memory_is_taken_over_is_noticed():

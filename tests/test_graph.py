@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from helpers import closure, edge_pairs, planned, planned_graphs
@@ -52,12 +54,9 @@ def test_what_is_no_task_name_is_refused(name):
 def test_numbers_that_do_not_fit_a_key_are_refused(name, what):
     with pytest.raises(GraphError, match=f"{what} .* is too large"):
         parse_task(name)
-    unit, kind, micro_batch, iteration = (int(x) for x in (2**24 if what == "unit" else 0, 0, 2**20 if what == "micro-batch" else 0,
-                                                           2**15 if what == "iteration" else 0))
-    builder = GraphBuilder()
+    unit, micro_batch, iteration = (2**24 * (what == "unit"), 2**20 * (what == "micro-batch"), 2**15 * (what == "iteration"))
     with pytest.raises(GraphError, match=r"too large"):
-        builder.task(unit, Kind(kind), micro_batch, iteration)
-        builder.build()
+        _ = replace(planned(("0F0", "", "")), unit=np.array([unit]), micro_batch=np.array([micro_batch]), iteration=np.array([iteration])).keys
 
 
 def test_the_three_kinds_of_edges():

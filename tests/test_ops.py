@@ -174,9 +174,9 @@ def test_equal_maxima_share_evenly():
 # ---------------------------------------------------------------------------------------------------------------- torch
 def torch_cases():
     """(name, ours, torch's, shapes, low): every op, with each kind of argument."""
-    torch_name = {"absolute": "abs", "neg": "neg"}
     for name in UNARY:
-        yield name, getattr(ops, name), lambda t, *x, n=torch_name.get(name, name): getattr(t, n)(*x), [(3, 4)], UNARY[name] == "positive"
+        theirs = "abs" if name == "absolute" else name
+        yield name, getattr(ops, name), lambda t, *x, n=theirs: getattr(t, n)(*x), [(3, 4)], UNARY[name] == "positive"
     for name in BINARY:
         for shapes in (((3, 4), (3, 4)), ((3, 4), (1, 4)), ((2, 1, 3), (4, 1)), ((), (3, 2))):
             yield name, getattr(ops, name), lambda t, *x, n=name: getattr(t, n)(*x), shapes, name == "div"

@@ -1,0 +1,198 @@
+"""Who may import whom, read off the sources; and that NumPy alone is enough to import everything."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = {"minidl": ROOT / "minidl", "minidl.kernels": ROOT / "kernels", "minidl.schedulers": ROOT / "schedulers",
+           "minidl.models": ROOT / "models"}
+LINKS = ("kernels", "schedulers", "models")
+
+PASSES = ("passes", "border", "synchronise")  # graph to graph
+# what may be imported from our own package, by the longest name that fits; "" is the package itself
+LAYERS: dict[str, set[str]] = {
+    "minidl.kernels": {"kernels"},
+    "minidl.graph": {"loops"},
+    "minidl.loops": set(),
+    "minidl.files": set(),
+    "minidl.schedule": {"graph", "loops", "files"},
+    "minidl.passes": {"graph"},
+    "minidl.border": {"graph"},
+    "minidl.synchronise": {"graph"},
+    "minidl.collectives": {"cost"},
+    "minidl.cost": {"graph", "files", "measure"},
+    "minidl.simulation": {"graph", "schedule", "cost", "loops", "timeline"},
+    "minidl.memory": {"graph", "schedule", "loops"},
+    "minidl.streams": set(),
+    "minidl.schedulers": {"graph", "schedule", *PASSES, "cost", "collectives", "simulation", "memory", "loops", "timeline", "schedulers"},
+    "minidl.device": {"graph", "kernels", "streams"},
+    "minidl.tape": {"graph", "kernels", "device", "tensor"},
+    "minidl.tensor": {"graph", "kernels", "device", "tape", "op"},
+    "minidl.op": {"graph", "kernels", "device", "tape", "tensor"},
+    "minidl.ops": {"graph", "kernels", "device", "tape", "tensor", "op", "ops", "random"},
+    "minidl.nn": {"graph", "kernels", "device", "tape", "tensor", "op", "ops", "random", "nn"},
+    "minidl.models": {"nn", "ops", "tensor", "models", "random", ""},
+    "minidl.executors": {"graph", "schedule", "device", "memory", "comm", "timeline", "streams", "kernels", "tape", "tensor", "executors",
+                         *PASSES},
+    "minidl.executors.distributed": {"graph", "schedule", "device", "memory", "comm", "timeline", "streams", "tape", "executors", *PASSES,
+                                     "schedulers"},  # how the lanes of one iteration repeat
+}
+# where a module outside the standard library may be imported from, and only when it is used
+LAZY: dict[str, tuple[str, ...]] = {
+    "numba": ("minidl.loops", "minidl.kernels", "minidl.schedulers", "minidl.cli", "minidl.data", "minidl.device"),
+    "mpi4py": ("minidl.comm", "minidl.cli"),
+    "cupy": ("minidl.device", "minidl.cuda", "minidl.kernels", "minidl.cli"),
+    "cudnn": ("minidl.device", "minidl.cuda", "minidl.kernels", "minidl.cli"),
+    "nvmath": ("minidl.device", "minidl.cuda", "minidl.kernels", "minidl.cli"),
+}
+
+
+def modules() -> Iterator[tuple[str, Path]]:
+    """Every module of the package by its import name."""
+    for package, folder in FOLDERS.items():
+        for path in sorted(folder.rglob("*.py")):
+            parts = path.relative_to(folder).with_suffix("").parts
+            if package == "minidl" and parts[0] in LINKS:
+                continue  # a link to a folder that is listed itself
+            yield ".".join([package, *(p for p in parts if p != "__init__")]), path
+
+
+MODULES = dict(modules())
+
+
+def imports(name: str, path: Path) -> Iterator[tuple[str, bool, int]]:
+    """(module imported, at import time?, line); what only type checkers see is left out."""
+    def visit(node: ast.AST, now: bool) -> Iterator[tuple[str, bool, int]]:
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            return
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            now = False
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, now, node.lineno
+        if isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                package = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
+                base = ".".join([*package[: len(package) - node.level + 1], *([node.module] if node.module else [])])
+            for alias in node.names:
+                full = f"{base}.{alias.name}"
+                yield (full if full in MODULES else base), now, node.lineno
+        for child in ast.iter_child_nodes(node):
+            yield from visit(child, now)
+
+    yield from visit(ast.parse(path.read_text()), True)
+
+
+def covers(rule: str, name: str) -> bool:
+    return name == rule or name.startswith(rule + ".")
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_module_imports_only_what_its_layer_may(name):
+    rules = [r for r in LAYERS if covers(r, name)]
+    if not rules:
+        return
+    allowed = LAYERS[max(rules, key=len)]
+    for target, _, line in imports(name, MODULES[name]):
+        if covers("minidl", target):
+            part = target.partition(".")[2].partition(".")[0]
+            assert part in allowed, f"{MODULES[name].relative_to(ROOT)}, line {line}: {name} imports {target}"
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_what_is_heavy_is_imported_where_it_is_used_and_nowhere_else(name):
+    known = {"minidl", "numpy", *sys.stdlib_module_names}
+    for target, now, line in imports(name, MODULES[name]):
+        top = target.partition(".")[0]
+        where = f"{MODULES[name].relative_to(ROOT)}, line {line}"
+        assert top not in LINKS, f"{where}: {top} is imported as minidl.{top}"
+        assert top in known or not now, f"{where}: {top} is imported with the module; import it where it is used"
+        if top in LAZY:
+            assert any(covers(home, name) for home in LAZY[top]), f"{where}: {top} is no business of {name}"
+
+
+def test_schedulers_reach_no_device_no_ranks_and_no_clock():
+    """Nor by way of anything that they import. Costs measure only when they are asked to."""
+    forbidden = ("device", "streams", "comm", "executors", "tape", "tensor", "op", "ops", "nn", "kernels", "optim", "measure", "training")
+    reached = {n for n in MODULES if covers("minidl.schedulers", n)}
+    todo = sorted(reached)
+    while todo:
+        name = todo.pop()
+        for target, now, line in imports(name, MODULES[name]):
+            assert target.partition(".")[0] not in ("time", "datetime", "threading", "socket"), f"{name}, line {line}: {target}"
+            if covers("minidl", target) and (now or covers("minidl.schedulers", name)) and target not in reached and target in MODULES:
+                assert target.split(".")[1:2] == [] or target.split(".")[1] not in forbidden, f"{name}, line {line}: {target}"
+                reached.add(target)
+                todo.append(target)
+    assert "minidl.graph" in reached
+
+
+def test_the_links_lead_to_the_folders():
+    for link in LINKS:
+        assert (ROOT / "minidl" / link).resolve() == ROOT / link
+
+
+BLOCKED = """
+import importlib, pkgutil, sys
+
+class Block:
+    allowed = {"numpy", "minidl", *sys.stdlib_module_names}
+
+    def find_spec(self, name, path=None, target=None):
+        top = name.partition(".")[0]
+        if top not in self.allowed and not name.startswith("_"):
+            raise ModuleNotFoundError(f"{name} is blocked", name=name)
+
+sys.meta_path.insert(0, Block())
+import minidl
+assert set(m.partition(".")[0] for m in sys.modules) & {"numba", "mpi4py", "cupy", "torch", "threadpoolctl", "rich", "matplotlib"} == set()
+"""
+
+
+def run(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", BLOCKED + code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_numpy_alone_is_enough_to_import_minidl():
+    done = run("print(minidl.__version__)")
+    assert done.returncode == 0, done.stderr
+
+
+def test_numpy_alone_is_enough_to_import_every_module_and_every_name():
+    done = run("""
+for info in pkgutil.walk_packages(minidl.__path__, "minidl."):
+    if not info.name.endswith("__main__"):
+        importlib.import_module(info.name)
+for name in minidl.__all__:
+    getattr(minidl, name)
+graph = minidl.GraphBuilder()
+graph.task(0, minidl.Kind.F)
+graph = graph.build()
+print(minidl.simulate(graph, minidl.Schedule.of(graph, {minidl.Lane(0): [0]}).validate(graph), minidl.CostModel.given(1, 1, 1)).makespan)
+""")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "1.0"
+
+
+def test_importing_minidl_imports_no_more_than_it_must():
+    done = run("""
+print(sorted(m for m in sys.modules if m.startswith("minidl")))
+""")
+    assert done.stdout.strip() == "['minidl']", done.stderr
+
+
+def test_unknown_names_are_told():
+    import minidl
+
+    with pytest.raises(AttributeError, match=r"module 'minidl' has no attribute 'Tenser'"):
+        _ = minidl.Tenser
+    assert set(minidl.__all__) <= set(dir(minidl))
+    assert all(getattr(minidl, name) is not None for name in minidl.__all__)

@@ -1,0 +1,200 @@
+"""Each kernel's CPU form against its reference over NumPy: values, exact coverage of the output, no memory of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from helpers import bytes_allocated, random_array
+
+from minidl.kernels import KERNELS
+
+HERE = ("elementwise", "linear", "reduce", "loss", "dropout", "optimizer")
+
+
+@dataclass
+class Example:
+    """One call: shapes of what is read (or arrays), shapes of what is written, constants."""
+
+    kernel: str
+    reads: tuple
+    writes: tuple
+    constants: dict = field(default_factory=dict)
+    positive: bool = False
+
+    def __str__(self):
+        return f"{self.kernel} {self.writes} {self.constants}"
+
+
+def examples(n=3, m=4):
+    """`n`, `m` scale all of them."""
+    s = (n, m)
+    for name in ("add", "sub", "mul", "div", "maximum", "minimum"):
+        for a, b in ((s, s), (s, (m,)), (s, (n, 1)), ((n, 1), (1, m)), ((), s)):
+            yield Example(name, (a, b), (s,), positive=name == "div")
+    for name in ("neg", "exp", "log", "sqrt", "tanh", "abs", "relu", "sigmoid", "copy"):
+        yield Example(name, (s,), (s,), positive=name in ("log", "sqrt"))
+        yield Example(name, ((m,),), ((m,),), positive=name in ("log", "sqrt"))
+    yield Example("copy", ((m,),), (s,))
+    for name in ("relu_grad", "sigmoid_grad", "tanh_grad", "sqrt_grad", "abs_grad"):
+        yield Example(name, (s, s), (s,), positive=name == "sqrt_grad")
+    yield Example("fill", (s,), (s,), {"value": 3.0})
+    for name, key in (("scale", "factor"), ("shift", "term")):
+        yield Example(name, (s,), (s,), {key: 0.3})
+    for e in (2.0, 0.5, -1.0):
+        yield Example("power", (s,), (s,), {"exponent": e}, positive=True)
+        yield Example("power_grad", (s, s), (s,), {"exponent": e}, positive=True)
+    yield Example("div_grad", (s, (m,), s), (s,), positive=True)
+    for name in ("maximum_grad", "minimum_grad"):
+        yield Example(name, (s, s, s), (s,))
+        yield Example(name, ((m,), s, s), (s,))
+        yield Example(name, (np.ones(s), np.ones((n, 1)), s), (s,))
+    yield Example("matmul", ((n, m), (m, n)), ((n, n),))
+    yield Example("matmul", ((2, n, m), (m, 3)), ((2, n, 3),))
+    yield Example("linear", ((n, m), (2, m)), ((n, 2),))
+    yield Example("linear", ((n, m), (2, m), (2,)), ((n, 2),))
+    yield Example("linear_weight_grad", ((n, m), (n, 2)), ((2, m),), {"bias": False})
+    yield Example("linear_weight_grad", ((n, m), (n, 2)), ((2, m), (2,)), {"bias": True})
+    for axes, out in (((0,), (1, m)), ((1,), (n, 1)), ((0, 1), (1, 1)), ((), s)):
+        for factor in (1.0, 0.25):
+            yield Example("sum", (s,), (out,), {"axes": axes, "factor": factor})
+        yield Example("max", (s,), (out,), {"axes": axes})
+        top = random_array(s, 3).max(axis=axes, keepdims=True)
+        yield Example("max_grad", (random_array(s, 3), top, out), (s,), {"axes": axes})
+        yield Example("spread", (out, s), (s,), {"factor": 0.5})
+    for shape in (s, (n,), (2, n, m)):
+        yield Example("softmax", (shape,), (shape,))
+        yield Example("softmax_grad", (shape, shape), (shape,))
+    labels = np.arange(n) % m
+    for smoothing in (0.0, 0.1):
+        yield Example("cross_entropy", (s, labels), ((), s), {"smoothing": smoothing})
+        yield Example("cross_entropy_grad", (s, labels, ()), (s,), {"smoothing": smoothing})
+    step = np.array([7], np.uint64)
+    for shape in (s, (n,), (n, 2, 3)):
+        yield Example("dropout", (shape, step), (shape,), {"rate": 0.4, "seed": 5 + (9 << 32), "draw": 2, "sample": 11})
+    yield Example("tick", (step,), (np.zeros(1, np.uint64),))
+    for decay in (0.0, 0.1):
+        yield Example("sgd", (s, s, (1,)), (s,), {"momentum": 0.0, "weight_decay": decay, "nesterov": False})
+        for nesterov in (False, True):
+            yield Example("sgd", (s, s, (1,), s), (s, s), {"momentum": 0.9, "weight_decay": decay, "nesterov": nesterov})
+        for decoupled in (False, True):
+            yield Example("adam", (s, s, s, s, (1,), np.array([2.0, 0.8, 0.9])), (s, s, s),
+                          {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": decay, "decoupled": decoupled}, positive=True)
+    yield Example("adam_tick", (np.array([2.0, 0.81, 0.98]),), (np.zeros(3),), {"beta1": 0.9, "beta2": 0.99})
+
+
+def arrays(example, dtype):
+    """What is read, and what is to be written: full of NaN, so that every element must be."""
+    def one(i, x):
+        if isinstance(x, tuple):
+            return np.asarray(random_array(x, i, dtype, low=0.2 if example.positive else -2.0))
+        scalars = example.kernel in ("adam", "adam_tick")  # powers are float64 always
+        return x.astype(dtype) if x.dtype.kind == "f" and not scalars else x.copy()
+
+    reads = [one(i, x) for i, x in enumerate(example.reads)]
+    writes = [np.full(x, np.nan, dtype) if isinstance(x, tuple) else np.zeros_like(x) for x in example.writes]
+    return reads, writes
+
+
+def bound(example, reads, writes):
+    kernel = KERNELS[example.kernel]
+    specs = kernel.work(reads, writes, **example.constants) if kernel.work else ()
+    work = [np.full(shape, np.nan if np.dtype(t).kind == "f" else 1, t) for shape, t in specs]
+    return kernel.bind(reads, writes, work, example.constants)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("example", list(examples()), ids=str)
+def test_the_cpu_form_is_the_reference(example, dtype):
+    reads, writes = arrays(example, dtype)
+    before = [r.copy() for r in reads]
+    expected = KERNELS[example.kernel].reference(np, *reads, **example.constants)
+    expected = expected if isinstance(expected, tuple) else (expected,)
+    thunks = bound(example, reads, writes)
+    for _ in range(2):  # what is prebuilt can be called again
+        for thunk in thunks:
+            thunk()
+        rtol = 3e-6 if dtype == "float32" else 1e-13
+        for y, e in zip(writes, expected, strict=True):
+            np.testing.assert_allclose(y, np.broadcast_to(e, y.shape), rtol=rtol, atol=rtol)
+            assert np.asarray(e).dtype == y.dtype
+    for r, b in zip(reads, before, strict=True):
+        np.testing.assert_array_equal(r, b)
+
+
+IN_PLACE = {"add": (0, 1), "sgd": (0, 3), "adam": (0, 2, 3), "adam_tick": (0,), "tick": (0,)}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("example", [e for e in examples() if e.kernel in IN_PLACE and len({str(r) for r in e.reads[:2]}) < 3], ids=str)
+def test_updates_may_be_in_place(example, dtype):
+    """Gradients are added onto one of the two, parameters and states are updated where they lie."""
+    for start in range(2 if example.kernel == "add" else 1):
+        reads, writes = arrays(example, dtype)
+        bound_to = [p for p in IN_PLACE[example.kernel] if p < len(reads)][start:][: len(writes)]
+        if any(reads[p].shape != w.shape for p, w in zip(bound_to, writes, strict=True)):
+            continue
+        expected = KERNELS[example.kernel].reference(np, *[r.copy() for r in reads], **example.constants)
+        for thunk in bound(example, reads, [reads[p] for p in bound_to]):
+            thunk()
+        for p, e in zip(bound_to, expected if isinstance(expected, tuple) else (expected,), strict=True):
+            np.testing.assert_allclose(reads[p], e, rtol=3e-6 if dtype == "float32" else 1e-13, atol=1e-7 if dtype == "float32" else 0)
+
+
+@pytest.mark.parametrize("example", list(examples(300, 400)), ids=str)
+def test_calls_make_no_array(example):
+    """Arrays here have 480 kB; NumPy itself goes through broadcast operands in pieces of 8192 elements."""
+    reads, writes = arrays(example, "float32")
+    thunks = bound(example, reads, writes)
+
+    def run():
+        with np.errstate(all="ignore"):
+            for thunk in thunks:
+                thunk()
+
+    assert bytes_allocated(run) < 150_000
+
+
+STRIDED = ("add", "mul", "maximum", "sum", "max", "matmul", "linear_weight_grad", "spread", "copy", "exp", "softmax", "cross_entropy")
+
+
+@pytest.mark.parametrize("example", [e for e in examples() if e.kernel in STRIDED], ids=str)
+def test_strided_operands(example):
+    """These kernels are handed views as they are."""
+    reads, writes = arrays(example, "float64")
+    strided = [np.asfortranarray(r) if r.ndim > 1 else np.repeat(r, 2)[::2] if r.ndim == 1 else r for r in reads]
+    expected = KERNELS[example.kernel].reference(np, *reads, **example.constants)
+    for thunk in bound(example, strided, writes):
+        thunk()
+    for y, e in zip(writes, expected if isinstance(expected, tuple) else (expected,), strict=True):
+        np.testing.assert_allclose(y, np.broadcast_to(e, y.shape), rtol=1e-13, atol=1e-13)
+
+
+def test_every_kernel_of_these_families_has_an_example():
+    elsewhere = {"log_softmax", "log_softmax_grad", "mse", "mse_grad", "clip_factor", "square_sum"}  # sequences, optimizers
+    mine = {name for name, k in KERNELS.items() if k.reference.__module__.rpartition(".")[2] in HERE}
+    assert mine - elsewhere == {e.kernel for e in examples()}
+
+
+def test_dropout_depends_on_the_sample_and_not_on_the_batch():
+    x = np.ones((8, 6))
+    constants = {"rate": 0.5, "seed": 3, "draw": 1}
+    whole = KERNELS["dropout"].reference(np, x, np.array([4], np.uint64), sample=0, **constants)
+    half = KERNELS["dropout"].reference(np, x[5:], np.array([4], np.uint64), sample=5, **constants)
+    assert np.array_equal(whole[5:], half)
+    for change in ({"seed": 4}, {"draw": 2}, {"seed": 3 + (1 << 32)}):
+        assert not np.array_equal(whole, KERNELS["dropout"].reference(np, x, np.array([4], np.uint64), sample=0, **{**constants, **change}))
+    assert not np.array_equal(whole, KERNELS["dropout"].reference(np, x, np.array([5], np.uint64), sample=0, **constants))
+
+
+def test_philox_is_philox():
+    """Known answers of the generator's authors."""
+    from minidl.kernels.dropout import philox
+
+    for counter, key, answer in (
+            ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
+            ((0xFFFFFFFF,) * 4, (0xFFFFFFFF,) * 2, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
+            ((0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344), (0xA4093822, 0x299F31D0), (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1))):
+        words = philox(np, *(np.array([c], np.uint64) for c in counter), *key)
+        assert tuple(int(w[0]) for w in words) == answer
