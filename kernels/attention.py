@@ -86,7 +86,8 @@ def attention_grad(xp: Any, q: Any, k: Any, v: Any, p: Any, dy: Any, *, scale: f
 
 @attention_grad.cpu
 def _(q: Any, k: Any, v: Any, p: Any, dy: Any, dq: Any, dk: Any, dv: Any, ds: Any, *, scale: float) -> Any:
-    return [ufunc(np.matmul, dy, _swap(v), ds), loop(_score_grad, p, ds, p.dtype.type(scale)), ufunc(np.matmul, ds, k, dq),
+    return [ufunc(np.matmul, dy, _swap(v), ds), loop(_score_grad, p, ds, p.dtype.type(scale)),
+            ufunc(np.matmul, ds, k, dq),
             ufunc(np.matmul, _swap(ds), q, dk), ufunc(np.matmul, _swap(p), dy, dv)]
 
 

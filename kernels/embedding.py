@@ -15,7 +15,8 @@ def embedding(xp: Any, table: Any, index: Any) -> Any:
 
 @embedding.cpu
 def _(table: Any, index: Any, y: Any) -> Any:
-    return [loop(_embedding, table, index.reshape(-1) if index.flags.c_contiguous else index, y.reshape(-1, table.shape[1]))]
+    return [loop(_embedding, table, index.reshape(-1) if index.flags.c_contiguous else index,
+                 y.reshape(-1, table.shape[1]))]
 
 
 def _embedding(table, index, y):  # type: ignore[no-untyped-def]
@@ -43,7 +44,8 @@ def embedding_grad(xp: Any, index: Any, dy: Any, *, rows: int) -> Any:
 
 @embedding_grad.cpu
 def _(index: Any, dy: Any, grad: Any, *, rows: int) -> Any:
-    return [loop(_embedding_grad, index.reshape(-1) if index.flags.c_contiguous else index, dy.reshape(-1, grad.shape[1]), grad)]
+    return [loop(_embedding_grad, index.reshape(-1) if index.flags.c_contiguous else index,
+                 dy.reshape(-1, grad.shape[1]), grad)]
 
 
 def _embedding_grad(index, dy, grad):  # type: ignore[no-untyped-def]

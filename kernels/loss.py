@@ -1,4 +1,4 @@
-"""Softmax over the last axis and its logarithm; the losses: cross-entropy from logits and labels, mean squared error."""
+"""Softmax over the last axis and its logarithm; cross-entropy from logits and labels, mean squared error."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import numpy as np
 from .registry import flat, kernel, loop, ufunc
 
 
-@kernel("softmax", flops=lambda reads, writes: 4.0 * writes[0].size, work=lambda reads, writes: [((*reads[0].shape[:-1], 1), reads[0].dtype)])
+@kernel("softmax", flops=lambda reads, writes: 4.0 * writes[0].size,
+        work=lambda reads, writes: [((*reads[0].shape[:-1], 1), reads[0].dtype)])
 def softmax(xp: Any, x: Any) -> Any:
     """Over the last axis, shifted by the maximum."""
     e = xp.exp(x - x.max(axis=-1, keepdims=True))
@@ -19,11 +20,13 @@ def softmax(xp: Any, x: Any) -> Any:
 
 @softmax.cpu
 def _(x: Any, y: Any, row: Any) -> Any:
-    return [partial(np.maximum.reduce, x, axis=-1, out=row, keepdims=True), ufunc(np.subtract, x, row, y), ufunc(np.exp, y, y),
+    return [partial(np.maximum.reduce, x, axis=-1, out=row, keepdims=True), ufunc(np.subtract, x, row, y),
+            ufunc(np.exp, y, y),
             partial(np.add.reduce, y, axis=-1, out=row, keepdims=True), ufunc(np.divide, y, row, y)]
 
 
-@kernel("softmax_grad", flops=lambda reads, writes: 4.0 * writes[0].size, work=lambda reads, writes: [((*reads[0].shape[:-1], 1), reads[0].dtype)])
+@kernel("softmax_grad", flops=lambda reads, writes: 4.0 * writes[0].size,
+        work=lambda reads, writes: [((*reads[0].shape[:-1], 1), reads[0].dtype)])
 def softmax_grad(xp: Any, y: Any, dy: Any) -> Any:
     """dx = y * (dy - sum(y dy))."""
     return y * (dy - (y * dy).sum(axis=-1, keepdims=True))
@@ -45,8 +48,10 @@ def log_softmax(xp: Any, x: Any) -> Any:
 
 @log_softmax.cpu
 def _(x: Any, y: Any, e: Any, row: Any) -> Any:
-    return [partial(np.maximum.reduce, x, axis=-1, out=row, keepdims=True), ufunc(np.subtract, x, row, y), ufunc(np.exp, y, e),
-            partial(np.add.reduce, e, axis=-1, out=row, keepdims=True), ufunc(np.log, row, row), ufunc(np.subtract, y, row, y)]
+    return [partial(np.maximum.reduce, x, axis=-1, out=row, keepdims=True), ufunc(np.subtract, x, row, y),
+            ufunc(np.exp, y, e),
+            partial(np.add.reduce, e, axis=-1, out=row, keepdims=True), ufunc(np.log, row, row),
+            ufunc(np.subtract, y, row, y)]
 
 
 @kernel("log_softmax_grad", flops=lambda reads, writes: 4.0 * writes[0].size, work=lambda reads, writes: [
@@ -58,7 +63,8 @@ def log_softmax_grad(xp: Any, y: Any, dy: Any) -> Any:
 
 @log_softmax_grad.cpu
 def _(y: Any, dy: Any, dx: Any, row: Any) -> Any:
-    return [partial(np.add.reduce, dy, axis=-1, out=row, keepdims=True), ufunc(np.exp, y, dx), ufunc(np.multiply, dx, row, dx),
+    return [partial(np.add.reduce, dy, axis=-1, out=row, keepdims=True), ufunc(np.exp, y, dx),
+            ufunc(np.multiply, dx, row, dx),
             ufunc(np.subtract, dy, dx, dx)]
 
 

@@ -1,8 +1,9 @@
-"""Recurrent layers over a whole sequence: what the input adds to the gates is given, here is what goes from step to step.
+"""Recurrent layers over a whole sequence: what the input adds to the gates is given, here is what goes on in time.
 
-T steps, n samples, d hidden values; g gates in torch's order. The outputs lie in one array with the initial state beside
-them, (T + 1, n, d): row t is the state before step t and row t + 1 the one after; in reverse (from the last step to the
-first) row t + 1 is the state before step t and row t the one after. So the products of the weight gradient are one.
+T steps, n samples, d hidden values; gates in torch's order. The outputs lie in one array with the initial state
+beside them, (T + 1, n, d): row t is the state before step t and row t + 1 the one after; in reverse (from the last
+step to the first) row t + 1 is the state before step t and row t the one after. So the products of the weight gradient
+are one.
 """
 
 from __future__ import annotations
@@ -124,8 +125,9 @@ def _(gx: Any, h0: Any, w: Any, *rest: Any, reverse: bool) -> Any:
     thunks = [ufunc(np.positive, h0, out[-1 if reverse else 0])]
     for t, before, after in steps(len(gx), reverse):
         rz, n = kept[t, :, : 2 * d], kept[t, :, 2 * d : 3 * d]
-        thunks += [gemm(out[before], w.T, gh), loop(_gru_gates, gx[t], gh, _bias(b, gx), kept[t]), ufunc(np.tanh, rz, rz),
-                   loop(_gru_new, gx[t], kept[t]), ufunc(np.tanh, n, n), loop(_gru_state, kept[t], out[before], out[after])]
+        thunks += [gemm(out[before], w.T, gh), loop(_gru_gates, gx[t], gh, _bias(b, gx), kept[t]),
+                   ufunc(np.tanh, rz, rz), loop(_gru_new, gx[t], kept[t]), ufunc(np.tanh, n, n),
+                   loop(_gru_state, kept[t], out[before], out[after])]
     return thunks
 
 
@@ -200,7 +202,7 @@ def _gru_grad(dy, dh, past, kept, before, dgx, dgh):  # type: ignore[no-untyped-
 def lstm(xp: Any, gx: Any, h0: Any, c0: Any, w: Any, b: Any = None, *, reverse: bool) -> Any:
     """gx (T, n, 4d), h0 and c0 (n, d), w (4d, d), b (4d,) -> (states (T + 2, n, d), cells (T + 1, n, d), gates
     (T, n, 4d)). Gates i, f, g, o; c' = f c + i g; h' = o tanh(c'). The cells lie as the states do, and the states have
-    the last cell as one more row at the end that time runs to (row T + 1; in reverse row 0, and all others one later)."""
+    the last cell as one more row at the end that time runs to: row T + 1; in reverse row 0, all others one later."""
     d, shift = h0.shape[1], int(reverse)
     out, cells = xp.empty((len(gx) + 2, *h0.shape), gx.dtype), xp.empty((len(gx) + 1, *h0.shape), gx.dtype)
     gates = xp.empty(gx.shape, gx.dtype)
@@ -274,9 +276,11 @@ def lstm_grad(xp: Any, dy: Any, w: Any, cells: Any, gates: Any, *, reverse: bool
 
 @lstm_grad.cpu
 def _(dy: Any, w: Any, cells: Any, gates: Any, dgx: Any, dh: Any, dc: Any, roots: Any, *, reverse: bool) -> Any:
-    thunks: list[Thunk] = [ufunc(np.tanh, cells, roots), partial(dh.fill, 0), ufunc(np.positive, dy[0 if reverse else -1], dc)]
+    thunks: list[Thunk] = [ufunc(np.tanh, cells, roots), partial(dh.fill, 0),
+                           ufunc(np.positive, dy[0 if reverse else -1], dc)]
     for t, before, after in steps(len(gates), reverse)[::-1]:
-        thunks += [loop(_lstm_grad, dy[t + reverse], dh, dc, gates[t], cells[before], roots[after], dgx[t]), gemm(dgx[t], w, dh)]
+        thunks += [loop(_lstm_grad, dy[t + reverse], dh, dc, gates[t], cells[before], roots[after], dgx[t]),
+                   gemm(dgx[t], w, dh)]
     return thunks
 
 

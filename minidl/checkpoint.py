@@ -53,8 +53,8 @@ class Checkpoint:
     schedule: str | None
 
 
-def save(path: str | Path, model: Module, optimizer: Optimizer | None = None, *, step: int = 0, loader: Loader | None = None,
-         schedule: str | None = None) -> Path:
+def save(path: str | Path, model: Module, optimizer: Optimizer | None = None, *, step: int = 0,
+         loader: Loader | None = None, schedule: str | None = None) -> Path:
     """Writes a checkpoint to the file `path` (*.safetensors) or into the directory `path`; returns the file.
 
     The file appears whole or not at all; on an error an earlier one stays. Raises CheckpointError.
@@ -69,16 +69,19 @@ def save(path: str | Path, model: Module, optimizer: Optimizer | None = None, *,
     about["optimizer"] = None if optimizer is None else type(optimizer).__name__
     about["loader"] = None if loader is None else {"state": loader.state(), **_identity(loader)}
     arrays = {name: np.asarray(a, order="C") for name, a in _arrays(model, optimizer).items()}
-    content = serialize(arrays, {"minidl": json.dumps(about, default=int), **({} if schedule is None else {"schedule": schedule})})
+    content = serialize(arrays, {"minidl": json.dumps(about, default=int),
+                                 **({} if schedule is None else {"schedule": schedule})})
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(file, content)
     except OSError as error:
-        raise CheckpointError(f"cannot save {file}: {error.strerror or error}; what was there before is unchanged") from error
+        why = error.strerror or error
+        raise CheckpointError(f"cannot save {file}: {why}; what was there before is unchanged") from error
     return file
 
 
-def load(path: str | Path, model: Module, optimizer: Optimizer | None = None, *, loader: Loader | None = None) -> Checkpoint:
+def load(path: str | Path, model: Module, optimizer: Optimizer | None = None, *,
+         loader: Loader | None = None) -> Checkpoint:
     """Puts a checkpoint's contents into model, optimizer, loader and the step counter, in place. Without an optimizer
     it is the model alone that is taken, from a run of any seed.
 
@@ -99,7 +102,8 @@ def load(path: str | Path, model: Module, optimizer: Optimizer | None = None, *,
         raise CheckpointError(f"{file} is of another model or optimizer: {what}")
     for name, a in mine.items():
         if values[name].shape != a.shape or values[name].dtype != a.dtype:
-            raise CheckpointError(f"{file} is of another model: {name} is {values[name].dtype} {values[name].shape} there, "
+            there = f"{values[name].dtype} {values[name].shape}"
+            raise CheckpointError(f"{file} is of another model: {name} is {there} there, "
                                   f"{a.dtype} {a.shape} here")
     if loader is not None:
         if about.loader is None:

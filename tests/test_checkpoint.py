@@ -1,4 +1,4 @@
-"""Checkpoints: a resumed run has the bits of one that went on; a bad file or a full disk is one line and changes nothing."""
+"""Checkpoints: a resumed run has the bits of one that went on; a bad file or full disk is one line, nothing changes."""
 
 from __future__ import annotations
 
@@ -59,7 +59,8 @@ class Run:
 
         example = next(self.loader)
         self.loader.restore({"epoch": 0, "batch": 0})
-        self.step = ml.SequentialExecutor(ml.record(step, *example)) if recorded else lambda x, y: step(ml.array(x), ml.array(y))
+        self.step = ml.SequentialExecutor(ml.record(step, *example)) if recorded else lambda x, y: step(ml.array(x),
+                                                                                                        ml.array(y))
 
     def go(self, steps: int) -> list[bytes]:
         losses = []
@@ -182,6 +183,15 @@ def about(**changes: Any) -> Any:
     return change
 
 
+def place(state: Any) -> Any:
+    """Another place in the data."""
+
+    def change(header: Any) -> None:
+        about(loader={**json.loads(header["__metadata__"]["minidl"])["loader"], "state": state})(header)
+
+    return change
+
+
 HOSTILE: dict[str, Any] = {
     "empty": lambda c: b"",
     "short": lambda c: c[:5],
@@ -203,12 +213,11 @@ HOSTILE: dict[str, Any] = {
     "step true": lambda c: rewritten(c, about(step=True)),
     "loader text": lambda c: rewritten(c, about(loader="x")),
     "loader empty": lambda c: rewritten(c, about(loader={})),
-    "loader place": lambda c: rewritten(c, lambda h: about(loader={**json.loads(h["__metadata__"]["minidl"])["loader"],
-                                                                   "state": {"epoch": 0, "batch": 10**9}})(h)),
-    "loader place text": lambda c: rewritten(c, lambda h: about(loader={**json.loads(h["__metadata__"]["minidl"])["loader"],
-                                                                        "state": "x"})(h)),
+    "loader place": lambda c: rewritten(c, place({"epoch": 0, "batch": 10**9})),
+    "loader place text": lambda c: rewritten(c, place("x")),
     "tensor out of the file": lambda c: rewritten(c, lambda h: h["model.last.bias"].update(data_offsets=[0, 10**12])),
-    "tensors overlap": lambda c: rewritten(c, lambda h: h["model.last.bias"].update(data_offsets=h["model.norm.bias"]["data_offsets"])),
+    "tensors overlap": lambda c: rewritten(c, lambda h: h["model.last.bias"].update(
+        data_offsets=h["model.norm.bias"]["data_offsets"])),
     "tensor of another type": lambda c: rewritten(c, lambda h: h["model.last.bias"].update(dtype="BF16", shape=[20])),
     "tensor of no type": lambda c: rewritten(c, lambda h: h["model.last.bias"].update(dtype="PY")),
     "tensor of another shape": lambda c: rewritten(c, lambda h: h["model.last.bias"].update(shape=[5, 2])),
@@ -292,7 +301,8 @@ def test_a_full_disk_leaves_the_old_file(call: str, tmp_path: Path, monkeypatch:
         monkeypatch.setattr(os, "fdopen", fdopen)
     else:
         monkeypatch.setattr("minidl.files.tempfile.mkstemp" if call == "mkstemp" else f"os.{call}", full)
-    with pytest.raises(CheckpointError, match=r"^cannot save .*: No space left on device; what was there before is unchanged$"):
+    with pytest.raises(CheckpointError,
+                       match=r"^cannot save .*: No space left on device; what was there before is unchanged$"):
         run.save(tmp_path)
     monkeypatch.undo()
     assert os.listdir(tmp_path) == [checkpoint.NAME]

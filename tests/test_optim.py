@@ -19,11 +19,14 @@ PAIRS: dict[str, tuple[Any, Any]] = {
     "sgd": (lambda p: optim.SGD(p, 0.1), lambda t, p: t.SGD(p, 0.1)),
     "sgd decay": (lambda p: optim.SGD(p, 0.1, weight_decay=0.2), lambda t, p: t.SGD(p, 0.1, weight_decay=0.2)),
     "momentum": (lambda p: optim.SGD(p, 0.1, 0.9, 0.2), lambda t, p: t.SGD(p, 0.1, 0.9, weight_decay=0.2)),
-    "nesterov": (lambda p: optim.SGD(p, 0.1, 0.9, 0.2, True), lambda t, p: t.SGD(p, 0.1, 0.9, weight_decay=0.2, nesterov=True)),
+    "nesterov": (lambda p: optim.SGD(p, 0.1, 0.9, 0.2, True), lambda t,
+                 p: t.SGD(p, 0.1, 0.9, weight_decay=0.2, nesterov=True)),
     "adam": (lambda p: optim.Adam(p, 0.1), lambda t, p: t.Adam(p, 0.1)),
-    "adam decay": (lambda p: optim.Adam(p, 0.1, (0.8, 0.9), 0.01, 0.2), lambda t, p: t.Adam(p, 0.1, (0.8, 0.9), 0.01, 0.2)),
+    "adam decay": (lambda p: optim.Adam(p, 0.1, (0.8, 0.9), 0.01, 0.2), lambda t,
+                   p: t.Adam(p, 0.1, (0.8, 0.9), 0.01, 0.2)),
     "adamw": (lambda p: optim.AdamW(p, 0.1), lambda t, p: t.AdamW(p, 0.1)),
-    "adamw decay": (lambda p: optim.AdamW(p, 0.1, (0.8, 0.9), 0.01, 0.5), lambda t, p: t.AdamW(p, 0.1, (0.8, 0.9), 0.01, 0.5)),
+    "adamw decay": (lambda p: optim.AdamW(p, 0.1, (0.8, 0.9), 0.01, 0.5), lambda t,
+                    p: t.AdamW(p, 0.1, (0.8, 0.9), 0.01, 0.5)),
 }
 
 
@@ -67,7 +70,8 @@ def test_five_steps_are_torchs(name: str, clip: float | None) -> None:
         np.testing.assert_allclose(p.numpy(), q.detach().numpy(), rtol=1e-9, atol=1e-12)
 
 
-def trained(executor: Any, parts: int = 1, steps: int = 4, name: str = "adamw", batch: int = 6, clip: float = 0.05) -> Any:
+def trained(executor: Any, parts: int = 1, steps: int = 4, name: str = "adamw", batch: int = 6,
+            clip: float = 0.05) -> Any:
     """Losses, parameters, states; the batch in equal parts, learning rate by a schedule."""
     ml.seed(2)
     model = Net()
@@ -75,7 +79,8 @@ def trained(executor: Any, parts: int = 1, steps: int = 4, name: str = "adamw", 
     opt.max_norm = clip
     rate = optim.warmup(optim.step_decay(0.1, 2, 0.5), 2, 0.1)
     data = [[v for m in range(parts) for v in (random_array((batch, 5), n, "float32")[m::parts],
-                                               random_array((batch, 3), n + 10, "float32")[m::parts])] for n in range(steps)]
+                                               random_array((batch, 3), n + 10, "float32")[m::parts])]
+            for n in range(steps)]
 
     def step(*values: Any) -> Any:
         total = None
@@ -92,7 +97,8 @@ def trained(executor: Any, parts: int = 1, steps: int = 4, name: str = "adamw", 
     for n, values in enumerate(data):
         opt.lr = rate(n)
         losses.append(run(*values))
-    return bits(*losses, *(t for _, t in model.named_tensors()), *(t for _, t in opt.named_tensors())) + repr(opt.norm).encode(), model
+    return bits(*losses, *(t for _, t in model.named_tensors()),
+                *(t for _, t in opt.named_tensors())) + repr(opt.norm).encode(), model
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3])
@@ -101,7 +107,9 @@ def test_recorded_training_has_the_bits_of_eager_training(name: str, parts: int)
     eager, _ = trained(None, parts, name=name)
     assert trained(ml.SequentialExecutor, parts, name=name)[0] == eager
     for seed in range(2):
-        run = lambda g, seed=seed: ml.CheckingExecutor(g, random_schedule(g, 3, np.random.default_rng(seed)), seed=seed)  # noqa: E731
+        def run(g: Any, seed: int = seed) -> Any:
+            return ml.CheckingExecutor(g, random_schedule(g, 3, np.random.default_rng(seed)), seed=seed)
+
         assert trained(run, parts, name=name)[0] == eager
 
 

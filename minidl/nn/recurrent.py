@@ -19,7 +19,8 @@ from .module import Module
 GATES = {"rnn": 1, "gru": 3, "lstm": 4}
 
 
-def _run(kind: str, x: Tensor, states: list[Tensor], weights: list[Tensor], relu: bool, reverse: bool = False) -> tuple[Tensor, ...]:
+def _run(kind: str, x: Tensor, states: list[Tensor], weights: list[Tensor], relu: bool,
+         reverse: bool = False) -> tuple[Tensor, ...]:
     """x (T, n, i), weights w_ih, w_hh and b_ih, b_hh if there are biases -> outputs and last states."""
     w_ih, w_hh, *bias = weights
     gx = ops.linear(x, w_ih, *bias[:1])
@@ -57,16 +58,18 @@ class _Weights(Module):
             return [array(np.zeros(shape, dtype), name="zeros")] * count
         states = list(given) if self.kind == "lstm" else [given]
         if len(states) != count or any(t.shape != shape for t in states):
-            raise ValueError(f"{type(self).__name__}: the initial states are {[t.shape for t in states]}; expected {count} of {shape}")
+            raise ValueError(f"{type(self).__name__}: the initial states are {[t.shape for t in states]}; "
+                             f"expected {count} of {shape}")
         return [t if isinstance(t, Tensor) else array(t) for t in states]
 
 
 class _Layers(_Weights):
-    """x (T, n, inputs), or (n, T, inputs) with `batch_first`; state (layers * directions, n, hidden), a pair of them for
-    LSTM, zeros if not given -> (outputs (T, n, directions * hidden), last state). `dropout` is between layers."""
+    """x (T, n, inputs), or (n, T, inputs) with `batch_first`; state (layers * directions, n, hidden), a pair of them
+    for LSTM, zeros if not given -> (outputs (T, n, directions * hidden), last state). `dropout` is between layers."""
 
     def __init__(self, inputs: int, hidden: int, layers: int = 1, bias: bool = True, batch_first: bool = False,
-                 dropout: float = 0.0, bidirectional: bool = False, nonlinearity: str = "tanh", dtype: str = "float32") -> None:
+                 dropout: float = 0.0, bidirectional: bool = False, nonlinearity: str = "tanh",
+                 dtype: str = "float32") -> None:
         self._start(inputs, hidden, nonlinearity)
         if layers < 1:
             raise ValueError(f"{type(self).__name__}: {layers} layers; at least 1 is needed")
@@ -80,7 +83,8 @@ class _Layers(_Weights):
 
     def forward(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
         if x.ndim != 3 or x.shape[-1] != self.inputs or not x.shape[1 if self.batch_first else 0]:
-            raise ValueError(f"{type(self).__name__}: input {x.shape}; expected {'(n, steps' if self.batch_first else '(steps, n'}, {self.inputs})")
+            form = "n, steps" if self.batch_first else "steps, n"
+            raise ValueError(f"{type(self).__name__}: input {x.shape}; expected ({form}, {self.inputs})")
         if self.batch_first:
             x = ops.transpose(x, (1, 0, 2))
         each = len(self.directions)
@@ -122,7 +126,8 @@ class LSTM(_Layers):
 class RNNCell(_Weights):
     """One step: x (n, inputs), h (n, hidden) or None for zeros -> h'."""
 
-    def __init__(self, inputs: int, hidden: int, bias: bool = True, nonlinearity: str = "tanh", dtype: str = "float32") -> None:
+    def __init__(self, inputs: int, hidden: int, bias: bool = True, nonlinearity: str = "tanh",
+                 dtype: str = "float32") -> None:
         self._start(inputs, hidden, nonlinearity)
         self._add(inputs, bias, "", dtype)
 

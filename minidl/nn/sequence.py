@@ -41,7 +41,8 @@ class LayerNorm(Module):
     def forward(self, x: Tensor) -> Tensor:
         if x.shape[-len(self.shape) :] != self.shape:
             raise ValueError(f"LayerNorm: input {x.shape} does not end in {self.shape}")
-        return ops.layer_norm(x, getattr(self, "weight", None), getattr(self, "bias", None), axes=len(self.shape), eps=self.eps)
+        return ops.layer_norm(x, getattr(self, "weight", None), getattr(self, "bias", None), axes=len(self.shape),
+                              eps=self.eps)
 
 
 class MultiheadAttention(Module):
@@ -63,8 +64,8 @@ class MultiheadAttention(Module):
     def _project(self, x: Tensor, begin: int, count: int) -> list[Tensor]:
         """`count` of query, key, value from `begin` on, each (n, heads, t, width / heads), views of one product."""
         rows = slice(begin * self.width, (begin + count) * self.width)
-        affine = [p if count == 3 else ops.cut(p, rows) for p in (self.in_proj_weight, getattr(self, "in_proj_bias", None))
-                  if p is not None]
+        both = (self.in_proj_weight, getattr(self, "in_proj_bias", None))
+        affine = [p if count == 3 else ops.cut(p, rows) for p in both if p is not None]
         y = ops.reshape(ops.linear(x, *affine), (*x.shape[:2], count, self.heads, self.width // self.heads))
         y = ops.transpose(y, (2, 0, 3, 1, 4))
         return [ops.cut(y, i) for i in range(count)]

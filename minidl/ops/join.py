@@ -50,7 +50,8 @@ class Concat(Op):
         assert slab is not None
         whole = Tensor(storage)
         for t in tensors[1:] if self.grown else tensors:
-            begin, part = slab.filled, Part(storage, t.bytes, f"{storage.name}[{slab.filled}:{slab.filled + t.shape[axis]}]")
+            begin, part = slab.filled, Part(storage, t.bytes,
+                                            f"{storage.name}[{slab.filled}:{slab.filled + t.shape[axis]}]")
             slab.regions.append((begin, begin + t.shape[axis], part))
             self.call("copy", [t], [_window(whole, axis, begin, t.shape[axis], (part,))])
         return _window(whole, axis, 0, length, slab.parts(0, length))
@@ -58,7 +59,8 @@ class Concat(Op):
     def _grows(self, first: Tensor, length: int) -> bool:
         """`first` is all that lies in its slab, and the slab has room for the rest."""
         slab, shape = first.storage.slab, first.storage.shape
-        return (slab is not None and slab.axis == self.axis and first.offset == 0 and slab.filled == first.shape[self.axis]
+        return (slab is not None and slab.axis == self.axis and first.offset == 0
+                and slab.filled == first.shape[self.axis]
                 and length <= shape[self.axis] and first.strides == Tensor(first.storage).strides
                 and all(a == self.axis or n == m for a, (n, m) in enumerate(zip(first.shape, shape, strict=True))))
 
@@ -97,12 +99,14 @@ class Slice(Op):
                 raise self.error(f"a step must be positive, not {step}")
             self.region.append((begin, max(begin, end), step))
         region = self._of(x)
-        shape, strides = ([v[a] for a in range(x.ndim) if a not in self.squeezed] for v in (region.shape, region.strides))
+        shape, strides = ([v[a] for a in range(x.ndim) if a not in self.squeezed]
+                          for v in (region.shape, region.strides))
         return Tensor(x.storage, shape, strides, region.offset, parts=self._parts(region))
 
     def _of(self, t: Tensor) -> Tensor:
         """The region of a tensor of x's shape, with all axes."""
-        return Tensor(t.storage, [len(range(*r)) for r in self.region], [s * r[2] for s, r in zip(t.strides, self.region, strict=True)],
+        return Tensor(t.storage, [len(range(*r)) for r in self.region],
+                      [s * r[2] for s, r in zip(t.strides, self.region, strict=True)],
                       t.offset + sum(s * r[0] for s, r in zip(t.strides, self.region, strict=True)), parts=t.parts)
 
     def _parts(self, region: Tensor) -> tuple[Part, ...]:
@@ -119,7 +123,8 @@ class Slice(Op):
         """dy with the axes that the index took away."""
         kept = iter(range(dy.ndim))
         axes = [None if a in self.squeezed else next(kept) for a in range(self.x.ndim)]
-        return Tensor(dy.storage, [1 if a is None else dy.shape[a] for a in axes], [0 if a is None else dy.strides[a] for a in axes],
+        return Tensor(dy.storage, [1 if a is None else dy.shape[a] for a in axes],
+                      [0 if a is None else dy.strides[a] for a in axes],
                       dy.offset, parts=dy.parts)
 
     def input_grad(self, i: int, dy: Tensor) -> Tensor:

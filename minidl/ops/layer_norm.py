@@ -20,8 +20,9 @@ class LayerNorm(Op):
     def forward(self, x: Tensor, *affine: Tensor) -> Tensor:
         dtype = same_dtype(self, x, *affine)
         self.width = math.prod(x.shape[x.ndim - self.axes :])
-        if not 0 < self.axes <= x.ndim or not self.width or any(t.shape != x.shape[x.ndim - self.axes :] for t in affine):
-            raise self.error(f"input {x.shape} does not fit weight {affine[0].shape if affine else f'of {self.axes} axes'}")
+        wrong = any(t.shape != x.shape[x.ndim - self.axes :] for t in affine)
+        if not 0 < self.axes <= x.ndim or not self.width or wrong:
+            raise self.error(f"input {x.shape} does not fit {[t.shape for t in affine] or f'{self.axes} axes'}")
         self.x, self.affine = x, affine
         self.rows = self._rows(x)
         y = self.out(x.shape, dtype)
@@ -41,8 +42,8 @@ class LayerNorm(Op):
         found = self.weight_grad(dy, rest) if (rest := [i for i in wanted if i]) else {}
         if 0 in wanted:
             found[0] = self.grad(self.x)
-            self.call("layer_norm_input_grad", [self.rows, *self.kept_sums, self._rows(dy), *map(self._row, self.affine[:1])],
-                      [self._rows(found[0])])
+            reads = [self.rows, *self.kept_sums, self._rows(dy), *map(self._row, self.affine[:1])]
+            self.call("layer_norm_input_grad", reads, [self._rows(found[0])])
         return found
 
     def weight_grad(self, dy: Tensor, wanted: Sequence[int]) -> dict[int, Tensor]:
@@ -54,7 +55,8 @@ class LayerNorm(Op):
         return dict(enumerate(grads, 1))
 
 
-def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, *, axes: int = 1, eps: float = 1e-5) -> Tensor:
+def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, *, axes: int = 1,
+               eps: float = 1e-5) -> Tensor:
     """x normalised over its last `axes` axes, times `weight` plus `bias`, which have the shape of those axes. A bias
     needs a weight."""
     if bias is not None and weight is None:

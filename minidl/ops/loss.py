@@ -85,7 +85,8 @@ def check_labels(labels: Tensor, classes: int) -> None:
     bad = (values < 0) | (values >= classes)
     if bad.any():
         at = int(bad.argmax())
-        raise ValueError(f"label {int(values.flat[at])} of sample {at} is out of range: the model has classes 0 to {classes - 1}")
+        raise ValueError(f"label {int(values.flat[at])} of sample {at} is out of range: "
+                         f"the model has classes 0 to {classes - 1}")
 
 
 def softmax(x: Tensor) -> Tensor:

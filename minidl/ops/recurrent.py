@@ -32,9 +32,11 @@ class _Recurrent(Op):
         initial, (self.w, *bias) = rest[: self.states], rest[self.states :]
         d = self.w.shape[-1] if self.w.ndim == 2 else -1
         if gx.ndim != 3 or self.w.shape != (gx.shape[-1], d) or gx.shape[-1] != self.gates * d or not gx.shape[0]:
-            raise self.error(f"gates {gx.shape} do not fit weight {self.w.shape}; expected (steps, n, {self.gates} d) and ({self.gates} d, d)")
+            raise self.error(f"gates {gx.shape} do not fit weight {self.w.shape}; "
+                             f"expected (steps, n, {self.gates} d) and ({self.gates} d, d)")
         if any(t.shape != (gx.shape[1], d) for t in initial) or any(b.shape != gx.shape[-1:] for b in bias):
-            raise self.error(f"states {[t.shape for t in initial]} or bias {[b.shape for b in bias]} do not fit gates {gx.shape}")
+            raise self.error(f"states {[t.shape for t in initial]} or bias {[b.shape for b in bias]} do not fit "
+                             f"gates {gx.shape}")
         self.gx, self.initial, self.bias = gx, initial, bias
         self.steps, self.n, self.d = gx.shape[0], gx.shape[1], d
         self.outputs = self.out([self.steps + self.rows, self.n, d], dtype)
@@ -64,7 +66,8 @@ class _Recurrent(Op):
     def output_grad(self, dy: Tensor, wanted: Sequence[int]) -> dict[int, Tensor]:
         self._back(dy)
         weights = [i for i in wanted if i > self.states]
-        return {**{i: self.grads[i] for i in wanted if i <= self.states}, **(self.weight_grad(dy, weights) if weights else {})}
+        return {**{i: self.grads[i] for i in wanted if i <= self.states},
+                **(self.weight_grad(dy, weights) if weights else {})}
 
     def weight_grad(self, dy: Tensor, wanted: Sequence[int]) -> dict[int, Tensor]:
         self._back(dy)  # unless the output gradient task has
@@ -72,7 +75,8 @@ class _Recurrent(Op):
         if len(found) < len(wanted):
             grads = [self.grad(t) for t in (self.w, *self.bias)]
             before = self._rows(self.rows if self.reverse else 0, self.steps)
-            flat = [Tensor(t.storage, [self.steps * self.n, t.shape[-1]], offset=t.offset, parts=t.parts) for t in (before, self.kept[0])]
+            flat = [Tensor(t.storage, [self.steps * self.n, t.shape[-1]], offset=t.offset, parts=t.parts)
+                    for t in (before, self.kept[0])]
             self.call("linear_weight_grad", flat, grads, bias=len(grads) > 1)
             found |= dict(enumerate(grads, 1 + self.states))
         return found
@@ -131,7 +135,8 @@ def rnn(gx: Tensor, h0: Tensor, w_hh: Tensor, b_hh: Tensor | None = None, *, rel
     return y, _last(y, reverse)
 
 
-def gru(gx: Tensor, h0: Tensor, w_hh: Tensor, b_hh: Tensor | None = None, *, reverse: bool = False) -> tuple[Tensor, Tensor]:
+def gru(gx: Tensor, h0: Tensor, w_hh: Tensor, b_hh: Tensor | None = None, *,
+        reverse: bool = False) -> tuple[Tensor, Tensor]:
     """gx (T, n, 3d), gates r, z, n as in torch -> outputs (T, n, d) and the last state (n, d)."""
     y = GRU(reverse)(gx, h0, w_hh, *(() if b_hh is None else (b_hh,)))
     return y, _last(y, reverse)
