@@ -138,7 +138,7 @@ def test_bubble_and_peak_of_zb_h1(p, more, times):
 @given(ranks, st.integers(0, 12), times_of, st.integers(0, 2))
 def test_bubble_and_peak_of_zb_h2(p, more, times, c):
     f, o, w = times
-    assume(w <= min(f, o))
+    assume(w <= min(f, o) and 2 * c <= f + o)
     m = 2 * p - 1 + more
     found = priced("zb_h2", p, m, f, o, w, c)
     assert found.max_span == m * (f + o + w) + max(0, (p - 1) * (f + o + 2 * c - 2 * w))

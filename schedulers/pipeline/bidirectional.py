@@ -12,8 +12,9 @@ from .stages import stage_graph
 def chimera(problem: Problem) -> Schedule:
     """Half of the micro-batches each way (Li, Hoefler, 2021); ranks and micro-batches even, weights held twice.
 
-    Reconstructed from its rule: backward before forward, the older micro-batch of its direction first, at most p/2 in
-    flight per direction, in slots of F = 1 and B = 2. For m = p the makespan is mF + (2m-2)(O+W) and the peak at most p.
+    Reconstructed from its rule: the older micro-batch of its direction first, at most p/2 in flight per direction, in
+    slots of F = 1 and B = 2. Up to m = p backward goes before forward: for m = p the makespan is mF + (2m-2)(O+W). Beyond,
+    forward goes first, so that a new micro-batch enters as soon as one is out. Peak at most p.
     """
     p, m = problem.ranks, problem.micro_batches
     graph = stage_graph(p, m, True, directions=2)
@@ -21,5 +22,6 @@ def chimera(problem: Problem) -> Schedule:
     backward = graph.kind == Kind.B
     age = graph.micro_batch % (m // 2)
     rank = problem.placement.rank(graph.unit, graph.micro_batch, m)
-    return list_schedule(graph, rank, 1.0 + backward, (~backward * m + age) * 2 + direction, p, 0.0,
+    later = ~backward if m <= p else backward
+    return list_schedule(graph, rank, 1.0 + backward, (later * m + age) * 2 + direction, p, 0.0,
                          admission(graph, m, max(1, p // 2), directions=2))

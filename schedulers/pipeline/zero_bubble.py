@@ -25,7 +25,8 @@ def zb_h1(problem: Problem) -> Schedule:
 def zb_h2(problem: Problem) -> Schedule:
     """Enough forwards in advance to hide the whole warm-up (Qi et al., 2023): peak 2p-1, needs m >= 2p-1.
 
-    Bubble max(0, (p-1)(F+O+2c-2W)) in every rank's span; the makespan still holds the shift between ranks.
+    Bubble max(0, (p-1)(F+O+2c-2W)) in the largest span, for W <= min(F, O) and a round trip 2c of at most F+O. The
+    makespan also holds the shift between ranks.
     """
     p, m = problem.ranks, problem.micro_batches
     return schedule_of([_same_stage(rank, m, 2 * (p - rank) - 1, 2 * rank) for rank in range(p)])
