@@ -16,6 +16,7 @@ from .graph import Kind
 from .memory import plan_memory
 from .schedule import Schedule
 from .schedulers import data_parallel
+from .schedulers.iterations import delayable
 from .schedulers.layer_times import with_communication
 from .training import Prediction, Recorded, Trainer, TrainingError, params_sha256
 
@@ -116,7 +117,7 @@ class RankTrainer(Trainer):
 
     def _neighbours(self) -> list[data_parallel.Plan]:
         """Plans for the k found and some around it, without doubles."""
-        layers = len(data_parallel.delayable(self.graph))
+        layers = len(delayable(self.graph))
         ks = sorted({0, self.plan.k // 2, self.plan.k, min(layers, self.plan.k + max(1, self.plan.k // 2))} - {self.plan.k})
         others = [data_parallel.plan(self.job.scheduler, self.graph, self.cost, k) for k in ks]
         return [self.plan, *(p for p in others if self._fits(p.schedule))]

@@ -12,11 +12,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     from .flags import UsageError
     from .parser import parse
 
+    argv = list(sys.argv[1:] if argv is None else argv)
     debug = int(os.environ.get("MINIDL_DEBUG") or 0) if (os.environ.get("MINIDL_DEBUG") or "0").isdecimal() else 0
     try:
-        arguments = parse(sys.argv[1:] if argv is None else argv)
+        arguments = parse(argv)
         return int(arguments.verb(arguments) or 0)
     except UsageError as error:
+        if argv[:1] == ["train"] and "--parallel data" in " ".join(argv).replace("=", " "):  # other ranks wait for this one
+            from .data_parallel import refuse
+
+            return refuse(error)
         message = str(error)
     except KeyboardInterrupt:
         print("minidl: stopped", file=sys.stderr)

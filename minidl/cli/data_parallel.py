@@ -144,6 +144,23 @@ def train(arguments: Any) -> int:
         return 2
 
 
+def refuse(error: UsageError) -> int:
+    """Ends all ranks where this one cannot read its flags."""
+    from ..comm.mpi import MPI
+    from ..data_parallel import Disagreement, agree
+
+    def fail() -> Any:
+        raise error
+
+    communicator = MPI()
+    try:
+        agree(communicator, fail)
+    except Disagreement as found:
+        if communicator.rank == 0:
+            show.note(f"minidl: {found}")
+    return 2
+
+
 def _train(arguments: Any, communicator: Any) -> int:
     from .. import checkpoint
     from ..data_parallel import RankTrainer, agree, identity, measure_link

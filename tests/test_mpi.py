@@ -1,0 +1,191 @@
+"""Ranks as MPI processes: the same bits in every layout, agreement at the start, and ends without hangs."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from minidl.schedulers.data_parallel import POLICIES
+
+ROOT = Path(__file__).parent.parent
+MPIEXEC = shutil.which("mpiexec") or shutil.which("mpiexec", path=str(Path(sys.executable).parent))
+COMMON = ["--model", "mlp", "--model-arg", "hidden=32", "--costs", "analytic", "--steps", "6", "--json"]
+
+pytestmark = [pytest.mark.mpi, pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec; install minidl[mpich]")]
+
+
+def command(ranks, *argv):
+    """`mpiexec -n RANKS python ARGV`; `:` begins the ranks with other arguments."""
+    line = [str(MPIEXEC), "-n", str(ranks), sys.executable]
+    for a in argv:
+        line += [":", "-n", "1", sys.executable] if a == ":" else [str(a)]
+    return line
+
+
+def run(ranks, *argv, timeout=60):
+    return subprocess.run(command(ranks, *argv), cwd=ROOT, capture_output=True, text=True, timeout=timeout)
+
+
+def train(*flags, common=COMMON):
+    return ["-m", "minidl", "train", *common, *flags]
+
+
+def parallel(scheduler, *flags, common=COMMON):
+    return train("--parallel", "data", "--scheduler", scheduler, *flags, common=common)
+
+
+def record(done):
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def one_line(done):
+    """The one line that a refused run says."""
+    assert done.returncode == 2, done.stderr
+    lines = [line for line in done.stderr.splitlines() if line.startswith("minidl:")]
+    assert len(lines) == 1, done.stderr
+    assert not done.stdout
+    return lines[0]
+
+
+def alone(*flags):
+    return record(subprocess.run([sys.executable, *train(*flags)], cwd=ROOT, capture_output=True, text=True, timeout=60))
+
+
+# --------------------------------------------------------------------------------------------------------------- bits
+def test_two_ranks_equal_one_process_with_two_micro_batches_bit_for_bit():
+    wanted = alone("--micro-batches", "2")
+    found = record(run(2, *parallel("reverse_first_k", "--k", "2")))
+    assert found["params_sha256"] == wanted["params_sha256"]
+    assert (found["ranks"], found["k"], found["steps"]) == (2, 2, 6)
+    assert found["loss_last"] == pytest.approx(wanted["loss_last"], rel=1e-6)
+    assert found["accuracy"] == wanted["accuracy"]
+
+
+def test_more_ranks_than_cores():
+    assert record(run(4, *parallel("priority")))["params_sha256"] == alone("--micro-batches", "4")["params_sha256"]
+
+
+def test_one_process_without_mpiexec():
+    single = subprocess.run([sys.executable, *parallel("dear")], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert record(single)["params_sha256"] == alone()["params_sha256"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheduler", list(POLICIES))
+def test_every_schedule_leaves_the_same_parameters(scheduler):
+    assert record(run(2, *parallel(scheduler)))["params_sha256"] == alone("--micro-batches", "2")["params_sha256"]
+
+
+@pytest.mark.slow
+def test_measured_costs_searched_k_and_a_trace(tmp_path):
+    flags = ["--model", "mlp", "--steps", "40", "--json", "--trace", tmp_path / "trace.json", "--k", "auto"]
+    found = record(run(2, *parallel("reverse_first_k", common=flags)))
+    assert found["predicted_step_ms"] > 0
+    assert json.loads((tmp_path / "trace.json").read_text())
+    plan = record(run(2, *parallel("priority", "--dry-run")))
+    assert plan["lower_bound_ms"] <= plan["predicted_step_ms"]
+
+
+# ------------------------------------------------------------------------------------------------------- started alike
+@pytest.mark.parametrize(("flags", "says"), [
+    (["--seed", "5"], "the seed is 5 on rank 1 but 0 on rank 0"),
+    (["--model-arg", "hidden=64"], "the model's arguments"),
+    (["--bogus"], "rank 1: unrecognized arguments: --bogus"),
+])
+def test_ranks_that_were_not_started_alike_end_at_once(flags, says):
+    line = one_line(run(1, *parallel("priority"), ":", *parallel("priority", *flags)))
+    assert says in line
+
+
+def test_a_batch_that_does_not_divide():
+    assert "63 rows cannot be shared equally by 2 ranks" in one_line(run(2, *parallel("priority", "--batch-size", "63")))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("flags", "says"), [
+    (["--steps", "7"], "the number of steps is 7 on rank 1"),
+    (["--model", "nothing"], "rank 1: unknown model 'nothing'"),
+    (["--batch-size", "32"], "the batch size is 32 on rank 1"),
+])
+def test_more_ways_to_be_started_differently(flags, says):
+    assert says in one_line(run(1, *parallel("priority"), ":", *parallel("priority", *flags)))
+
+
+@pytest.mark.slow
+def test_another_version_or_shard_is_found():
+    patch = "import sys, minidl; minidl.__version__ = '9.9'; from minidl.cli import main; sys.exit(main(sys.argv[1:]))"
+    line = one_line(run(1, *parallel("priority"), ":", "-c", patch, *parallel("priority")[2:]))
+    assert "the version of minidl is '9.9' on rank 1" in line
+    shorter = ("import sys; from minidl import data; data.Dataset.samples = property(lambda d: 640); "
+               "from minidl.cli import main; sys.exit(main(sys.argv[1:]))")
+    line = one_line(run(1, *parallel("priority"), ":", "-c", shorter, *parallel("priority")[2:]))
+    assert "the number of samples is 640 on rank 1" in line
+
+
+# ------------------------------------------------------------------------------------------------------------ failures
+RAISES = """
+import sys
+from minidl import data_parallel
+from minidl.cli import main
+step = data_parallel.RankTrainer.step
+def failing(self):
+    if self.communicator.rank == 1 and len(self.losses) == 3:
+        raise ArithmeticError("a bad day")
+    return step(self)
+data_parallel.RankTrainer.step = failing
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_a_rank_that_raises_stops_the_others_with_its_rank_and_error(ranks):
+    begin = time.monotonic()
+    done = run(ranks, "-c", RAISES, *parallel("priority", "--batch-size", "48")[2:], timeout=30)
+    assert done.returncode != 0
+    assert time.monotonic() - begin < 20
+    assert "minidl: rank 1: a bad day" in done.stderr
+    assert done.stderr.count("minidl: rank 1 failed: ArithmeticError: a bad day") == ranks - 1
+
+
+def test_a_killed_rank_ends_all_and_the_last_checkpoint_goes_on(tmp_path):
+    """Killed in the middle of a step; then resumed on another number of ranks."""
+    folder = tmp_path / "checkpoint"
+    common = ["--model", "mlp", "--model-arg", "hidden=32", "--costs", "analytic", "--json", "--checkpoint", folder]
+    killed = "import os, sys\n" + RAISES.replace('raise ArithmeticError("a bad day")', "os.kill(os.getpid(), 9)").replace("== 3", "== 30")
+    begin = time.monotonic()
+    done = run(2, "-c", killed, *parallel("priority", "--epochs", "40", common=common)[2:], timeout=40)
+    assert done.returncode != 0
+    assert not _running(str(folder))
+    assert time.monotonic() - begin < 30
+    resumed = record(run(4, *parallel("barrier", "--steps", "50", "--resume", common=common)))
+    assert resumed["steps"] < 50, "it did not go on from a checkpoint"
+    whole = subprocess.run([sys.executable, *train("--steps", "51", "--resume", common=common)], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert record(whole)["steps"] == 1
+
+
+def _running(mark):
+    """Processes whose command line holds `mark`, ten seconds at most after they should have gone."""
+    for _ in range(100):
+        found = [p for p in Path("/proc").glob("[0-9]*/cmdline") if mark in _text(p) and p.parent.name != str(os.getpid())]
+        if not found:
+            return []
+        time.sleep(0.1)
+    for p in found:
+        os.kill(int(p.parent.name), signal.SIGKILL)
+    return found
+
+
+def _text(path):
+    try:
+        return path.read_bytes().decode(errors="replace")
+    except OSError:
+        return ""
