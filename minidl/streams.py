@@ -64,7 +64,7 @@ class Stream:
 
     def __init__(self, name: str, priority: int = 0) -> None:
         self.name, self.priority = name, priority
-        self._start, self._done = Event(), Event()
+        self._start, self._done, self._busy = Event(), Event(), False
         self._program: Program | None = None
         self._on_error: Callable[[Stop], None] | None = None
         self._stop = Stop()
@@ -82,16 +82,18 @@ class Stream:
             self._stop = run_program(self._program)
             if self._stop.error is not None and self._on_error is not None:
                 self._on_error(self._stop)
-            self._done.record()
+            self._busy = False
+            self._done.open()
 
     def start(self, program: Program, on_error: Callable[[Stop], None] | None = None) -> None:
         """Hands over a program; `on_error` is called on the worker if it fails."""
-        self._program, self._on_error = program, on_error
+        self._program, self._on_error, self._busy = program, on_error, True
         self._start.record()
 
     def join(self) -> Stop:
         """Waits for the program handed over last. An interrupt while waiting leaves it running: join again."""
-        self._done.wait()
+        while self._busy:  # the event only wakes: one left over from an interrupted wait says nothing
+            self._done.wait()
         stop = self._stop
         self._program, self._on_error, self._stop = None, None, Stop()  # the thread keeps nobody alive
         return stop

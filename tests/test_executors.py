@@ -451,8 +451,9 @@ def test_an_interrupt_while_the_caller_waits_for_a_lane_ends_the_step_and_the_ex
     never = threading.Event()
 
     def interrupt():
+        never.wait(0.1)  # until the caller waits
         signal.pthread_kill(caller, signal.SIGINT)
-        never.wait(0.2)
+        never.wait(0.5)
         return Broken("too late")
 
     with deadline():

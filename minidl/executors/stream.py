@@ -116,11 +116,15 @@ class StreamExecutor:
         """One step on the inputs that were just loaded."""
         for stamps in self._stamps:
             stamps.clear()
-        for stream, program in zip(self._streams, self._programs[1:], strict=True):
-            stream.start(program, self._give_up)
-        stops = [run_program(program) for program in self._programs[:1]]
-        if stops and stops[0].error is not None:
-            self._give_up(stops[0])
+        stops: list[Stop] = []
+        try:
+            for stream, program in zip(self._streams, self._programs[1:], strict=True):
+                stream.start(program, self._give_up)
+            stops += [run_program(program) for program in self._programs[:1]]
+            if stops and stops[0].error is not None:
+                self._give_up(stops[0])
+        except BaseException as error:  # an interrupt between two calls
+            self._give_up(Stop(error))
         stops += self._join()
         if self._failures:
             self._fail(stops)
