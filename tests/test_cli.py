@@ -203,7 +203,8 @@ def test_table_marks_the_best(capsys):
     (["explain", "W", *SMALL], "task name"),
     (["plan", *SMALL, "--save", "/proc/x.csv"], "/proc/x.csv"),
     (["plan"], "--model"),
-    (["simulate", "--model", "mlp", "--ranks", "2"], "leave one out"),
+    (["simulate", "--model", "mlp", "--forward", "2"], "leave one out"),
+    (["simulate", "--model", "mlp", "--ranks", "2"], "in_order"),
     (["simulate", "--scheduler", "zb_h3", "--ranks", "2"], "zb_h"),
     (["simulate", "--scheduler", "zb_h2", "--ranks", "4", "--micro-batches", "3"], "micro-batches"),
     (["simulate", "--scheduler", "gpipe", "--ranks", "4", "--forward", "-1"], "-1"),
@@ -312,3 +313,23 @@ def test_a_checkpoint_is_not_overwritten_unasked(capsys, tmp_path):
     assert "2 steps already" in one_line(err)
     code, _, err = run(capsys, "train", *SMALL, "--steps", "2", "--checkpoint", str(tmp_path / "none"), "--resume")
     assert code == 2
+
+
+# ------------------------------------------------------------------------------------------------ pipelines of networks
+@pytest.mark.parametrize("scheduler", ["gpipe", "zb_h1"])
+def test_a_networks_pipeline_is_planned_and_checked(capsys, tmp_path, scheduler):
+    plan = tmp_path / "plan.csv"
+    shape = [*SMALL, "--model-arg", "layers=6", "--ranks", "3", "--micro-batches", "4"]
+    code, record = run_json(capsys, "plan", "--parallel", "pipeline", "--scheduler", scheduler, *shape, "--save", str(plan))
+    assert code == 0
+    assert record["makespan"] > 0
+    assert "0U0" in plan.read_text(), "updates are part of a network's plan"
+    code, checked = run_json(capsys, "check", str(plan), *shape)
+    assert (code, checked["valid"]) == (0, True)
+    plan.write_text(plan.read_text().replace("2F3", "2F4"))
+    code, checked = run_json(capsys, "check", str(plan), *shape)
+    assert (code, checked["valid"]) == (1, False)
+    assert "2F4" in checked["error"]
+    code, explained = run_json(capsys, "explain", "1F2", "--scheduler", scheduler, *shape)
+    assert code == 0
+    assert explained["task"] == "1F2"

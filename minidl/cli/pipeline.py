@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from ..cost import CostModel, Link
 from ..explain import explain as explain_task
-from ..schedule import ScheduleError
+from ..passes import coarsen, fuse
+from ..schedule import Schedule, ScheduleError
 from ..schedulers import pipeline as pipelines
 from ..schedulers.pipeline import names as policies
 from ..simulation import simulate as price_timeline
+from ..training import Recorded
 from . import show
-from .flags import UsageError, nearest
+from .flags import UsageError, job, nearest
+from .training import costs
 
 
 def simulate(arguments: Any) -> int:
@@ -40,6 +47,11 @@ def planned(arguments: Any, name: str) -> tuple[pipelines.Plan, Any]:
         raise UsageError("how many ranks? give --ranks P")
     if name not in policies():
         raise UsageError(f"unknown pipeline scheduler {name!r}; {nearest(name, policies())}")
+    if arguments.model:
+        recorded = Recorded(job(arguments))
+        cost = replace(costs(arguments, recorded), link=Link(arguments.latency))
+        return pipelines.plan_model(recorded.graph, name, arguments.ranks, cost, arguments.chunks,
+                                    activation_cap=arguments.activation_cap, **dict(arguments.scheduler_arg))
     times = [1.0 if value is None else value for value in (arguments.forward, arguments.output_grad, arguments.weight_grad)]
     placement = pipelines.place(name, arguments.ranks, arguments.chunks)
     cost = pipelines.costs(placement, times[0], times[1], times[2], arguments.latency)
@@ -116,17 +128,29 @@ def check(arguments: Any) -> int:
         raise UsageError("how many ranks? give --ranks P, --micro-batches M and, if a rank has several stages, --chunks V")
     try:
         schedule = pipelines.read_schedule(Path(arguments.plan).read_text(), arguments.plan)
-        made = pipelines.validate(pipelines.read_plan(schedule, arguments.ranks, arguments.micro_batches, arguments.chunks or 1,
-                                                      arguments.activation_cap))
+        if arguments.model:
+            proved = _of_model(arguments, schedule)
+        else:
+            proved = pipelines.validate(pipelines.read_plan(schedule, arguments.ranks, arguments.micro_batches, arguments.chunks or 1,
+                                                            arguments.activation_cap)).schedule
     except UnicodeDecodeError:
         raise UsageError(f"{arguments.plan} is not text") from None
     except ScheduleError as error:
         show.emit(arguments, {"valid": False, "error": error.message, "tasks": list(error.tasks)},
                   f"not valid: {error.message}\n{error.grid}".rstrip())
         return 1
-    record = {"valid": True, "tasks": len(made.schedule)}
-    show.emit(arguments, record, lambda: f"{made.schedule.grid()}\n\nvalid: {len(made.schedule)} tasks on {made.placement.ranks} ranks")
+    record = {"valid": True, "tasks": len(proved)}
+    show.emit(arguments, record, lambda: f"{proved.grid()}\n\nvalid: {len(proved)} tasks on {proved.ranks} ranks")
     return 0
+
+
+def _of_model(arguments: Any, schedule: Schedule) -> Schedule:
+    """Proves a plan of a network's stages, updates included. Where the cuts lie changes costs, not what is valid."""
+    graph = Recorded(job(arguments)).graph
+    stages = arguments.ranks * (arguments.chunks or 1)
+    coarse, _ = coarsen(graph, pipelines.balanced(graph, CostModel.analytic(), stages).tolist())
+    return schedule.validate(fuse(coarse, np.broadcast_to(pipelines.fused_in(schedule, stages, arguments.micro_batches),
+                                                          (stages, arguments.micro_batches))))
 
 
 def explain(arguments: Any) -> int:

@@ -29,11 +29,11 @@ def pipeline_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _of_pipeline(arguments: Any) -> bool:
-    """Whether the flags are about a pipeline on given times. Raises UsageError where they contradict each other."""
-    given = arguments.given & {"--ranks", "--chunks", "--forward", "--output-grad", "--weight-grad", "--latency", "--activation-cap", "--table"}
-    if given and arguments.model:
-        raise UsageError(f"{min(given)} goes with a pipeline on given times, --model with a network: leave one out")
-    return bool(given)
+    """Whether the flags are about a pipeline, on given times or of a network. Raises UsageError where they contradict each other."""
+    times = arguments.given & {"--forward", "--output-grad", "--weight-grad", "--table"}
+    if times and arguments.model:
+        raise UsageError(f"{min(times)} goes with a pipeline on given times, --model with a network: leave one out")
+    return bool(times or arguments.given & {"--ranks", "--chunks", "--latency", "--activation-cap"})
 
 
 def plan(arguments: Any) -> int:

@@ -10,12 +10,12 @@ from .grid import grid
 from .models import balanced, plan_model
 from .notation import from_torch, read_schedule, to_torch
 from .placement import PipelineError, Placement
-from .plan import POLICIES, Plan, Policy, Versions, costs, names, place, plan, policy
+from .plan import POLICIES, Plan, Policy, Versions, costs, fused_in, names, place, plan, policy
 from .pricing import Price, price
 from .problem import Problem
 from .stages import stage_graph
 
 __all__ = [
     "POLICIES", "PipelineError", "Placement", "Plan", "Policy", "Price", "Problem", "Versions", "add_communication",
-    "balanced", "costs", "from_torch", "grid", "names", "place", "plan", "plan_model", "policy", "price", "read_plan",
+    "balanced", "costs", "from_torch", "fused_in", "grid", "names", "place", "plan", "plan_model", "policy", "price", "read_plan",
     "read_schedule", "stage_graph", "swap", "to_torch", "validate"]

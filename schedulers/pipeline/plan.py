@@ -156,9 +156,9 @@ def plan(name: str, ranks: int, micro_batches: int, cost: CostModel | None = Non
 
 
 def fused_in(schedule: Schedule, stages: int, micro_batches: int) -> bool | np.ndarray:
-    """For `stage_graph`: where the schedule has one B in place of O and W."""
+    """For `stage_graph`: where the schedule has one B in place of O and W. Tasks out of range are left to the proof."""
     unit, kind, micro_batch, _ = unpack(schedule.keys)
-    joint = kind == Kind.B
+    joint = (kind == Kind.B) & (unit < stages) & (micro_batch < micro_batches)
     if not joint.any():
         return False
     fused = np.zeros((stages, micro_batches), bool)
