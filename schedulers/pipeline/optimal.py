@@ -108,6 +108,7 @@ def solve(problem: Problem, objective: str = "makespan", time_limit: float = 60.
         model.add(cost >= (ends if objective == "makespan" else ends - start[0][s][0]))
     model.minimize(cost)
     solver = cp_model.CpSolver()
+    solver.parameters.catch_sigint_signal = False  # the solver would take Ctrl-C away from the whole process
     solver.parameters.max_time_in_seconds = time_limit
     solver.parameters.random_seed = seed
     status = solver.solve(model)
