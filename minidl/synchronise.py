@@ -124,14 +124,15 @@ def _assemble(graph: TaskGraph, updates: Ints, groups: Sequence[Sequence[int]], 
     def spread(rows: Rows, task: int) -> list[int]:
         return sorted(c for b in rows[task].tolist() for c in of_buffer.get(b, [b]))
 
-    writers: dict[int, int] = {b: int(t) for t in range(int(updates[0])) for b in graph.writes[t].tolist()}
+    # where the sums of a batch norm are its gradients, an output gradient still needs this rank's own: it goes first
+    touched = {b: t for t in range(int(updates[0])) for b in (*graph.reads[t].tolist(), *graph.writes[t].tolist())}
     after: dict[int, list[tuple[int, int, list[int]]]] = {}  # task -> communication that follows: (unit, part, pieces)
     for g, group in enumerate(groups):
         unit = min(int(graph.unit[u]) for u in group)
         mine = [i for i, p in enumerate(pieces) if p.group == g]
         for part in sorted({pieces[i].part for i in mine}):
             chosen = [i for i in mine if pieces[i].part == part]
-            last = max(writers[pieces[i].buffer] for i in mine)
+            last = max(touched[pieces[i].buffer] for i in mine)
             after.setdefault(last, []).append((unit, part, chosen))
 
     columns: list[tuple[int, int, int, float, int]] = []

@@ -125,8 +125,18 @@ def test_another_version_or_shard_is_found():
     patch = "import sys, minidl; minidl.__version__ = '9.9'; from minidl.cli import main; sys.exit(main(sys.argv[1:]))"
     line = one_line(run(1, *parallel("priority"), ":", "-c", patch, *parallel("priority")[2:]))
     assert "the version of minidl is '9.9' on rank 1" in line
-    shorter = ("import sys; from minidl import data; data.Dataset.samples = property(lambda d: 640); "
-               "from minidl.cli import main; sys.exit(main(sys.argv[1:]))")
+    shorter = """
+import sys
+from minidl import data
+from minidl.cli import main
+load = data.load
+def short(*args, **kwargs):
+    loader = load(*args, **kwargs)
+    object.__setattr__(loader.dataset, "samples", 640)
+    return loader
+data.load = short
+sys.exit(main(sys.argv[1:]))
+"""
     line = one_line(run(1, *parallel("priority"), ":", "-c", shorter, *parallel("priority")[2:]))
     assert "the number of samples is 640 on rank 1" in line
 

@@ -9,7 +9,7 @@ from typing import Any
 from . import SLOTS, Communicator, Transfer
 
 CREDIT = 4 * 2**20  #: bytes in flight; one transfer may exceed it
-BURST = 32  #: looks between two naps; MPI moves some 16 KiB at each
+BURST = 8  #: looks between two naps; MPI moves some 16 KiB at each
 CHECK_SECONDS = 0.02  #: how often a rank that waits looks whether the others still run
 
 

@@ -1,0 +1,251 @@
+"""Data-parallel schedules on two ranks over a shaped loopback: every arm, several ratios of communication to computation.
+
+    python bench/data_parallel.py [--network NAME]... [--ratio 0.5]... [--rounds 3] [--out FILE.json]
+
+Each setting runs in a network namespace of its own (bench/limited_loopback.sh; needs root). Its rate is chosen so that
+summing all gradients takes `ratio` times as long as a step's computation. `buckets` is the controlled baseline, on the
+same transport as all other arms. Arms take turns; a sample is the mean step of a group in the steady state.
+
+Computation is of one of two kinds, and a record says which:
+
+- `waits` (the default): each task waits as long as its share of the step's arithmetic says, and takes no core, as if an
+  accelerator computed. What is measured is schedule and transport; the sums are real, gradients are what lies there.
+- `kernels`: the real kernels on the ranks' own cores, which the transport needs too. torch DistributedDataParallel over
+  gloo stands beside them (extra `parity`), one thread a rank.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from time import perf_counter, sleep
+from typing import Any
+
+import numpy as np
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]
+
+from common import machine, ratio, save, spread
+
+import minidl as ml
+from minidl import models, nn, optim
+from minidl.comm.mpi import MPI
+from minidl.cost import CostModel
+from minidl.data_parallel import measure_link
+from minidl.executors.distributed import DistributedExecutor
+from minidl.kernels import kernel
+from minidl.schedulers.data_parallel import POLICIES, plan, prepare
+from minidl.schedulers.layer_times import with_communication
+from minidl.training import params_sha256
+
+STEPS = 4  #: of a group, after one to warm up
+WAITED_MS = 300.0  #: computation of a step that waits
+BATCH = {"resnet50-like": 8, "head-heavy": 512, "tail-heavy": 512}  #: of one rank
+MLPS = {"head-heavy": [3072, 512] + [384] * 8 + [10], "tail-heavy": [384] * 9 + [3072]}
+
+
+def network(name: str) -> Any:
+    ml.seed(0)
+    if name in MLPS:
+        return models.mlp(*MLPS[name])
+    return models.create("resnet50", classes=100, image_size=64, width=32)
+
+
+def batch(name: str, rank: int) -> tuple[Any, Any]:
+    random = np.random.default_rng(rank)
+    shape = (MLPS[name][0],) if name in MLPS else (64, 64, 3)
+    classes = MLPS[name][-1] if name in MLPS else 100
+    return random.standard_normal((BATCH[name], *shape), np.float32), random.integers(0, classes, BATCH[name])
+
+
+def recorded(name: str, rank: int) -> tuple[Any, Any]:
+    """A fresh network and its step on this rank's batch."""
+    model = network(name)
+    opt = optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+
+    def step(x: Any, y: Any) -> Any:
+        loss = nn.cross_entropy(model(x), y)
+        loss.backward()
+        opt.step()
+        return loss
+
+    return model, ml.record(step, *batch(name, rank))
+
+
+# ------------------------------------------------------------------------------------------------------- waiting for work
+class Clock:
+    """Waits that add up exactly, although no sleep is exact: what one overslept the next makes good."""
+
+    def __init__(self) -> None:
+        self._until = 0.0
+
+    def wait(self, seconds: float) -> None:
+        now = perf_counter()
+        self._until = max(self._until, now - 5e-4) + seconds
+        if self._until - now > 2e-4:
+            sleep(self._until - now)
+
+
+CLOCK = Clock()
+
+
+@kernel("wait")
+def wait(xp: Any, *reads: Any) -> Any:
+    """Computes nothing."""
+    return reads[0]
+
+
+@wait.cpu
+def _(*arrays: Any, seconds: float) -> list[Any]:
+    return [partial(CLOCK.wait, seconds)]
+
+
+def waiting(graph: Any) -> tuple[Any, CostModel]:
+    """The same graph whose tasks wait, each for its share of the arithmetic of a step of WAITED_MS, and what they cost."""
+    share = graph.flops / graph.flops.sum() * WAITED_MS * 1000
+    launches = tuple(tuple(replace(launch, kernel="wait", work=(), constants=(("seconds", share[t] / len(task) / 1e6),)) for launch in task)
+                     for t, task in enumerate(graph.launches))
+    return replace(graph, launches=launches), CostModel(tasks={graph.name(t): float(share[t]) for t in range(len(graph))})
+
+
+# ---------------------------------------------------------------------------------------------------------- on each rank
+def work(name: str, computation: str, rounds: int) -> None:
+    """Times all arms on this rank; rank 0 writes what was found to standard output."""
+    comm = MPI()
+    x, y = batch(name, comm.rank)
+    _, graph = recorded(name, comm.rank)
+    comm.gather(None)
+    cost = waiting(graph)[1] if computation == "waits" else comm.gather(CostModel.measure(graph, seconds=2.0))[0]
+    link = measure_link(comm)
+    arms: dict[str, DistributedExecutor] = {}
+    plans: dict[str, Any] = {}
+    digests = {}
+    for arm in POLICIES:
+        model, graph = recorded(name, comm.rank)
+        made = prepare(arm, waiting(graph)[0] if computation == "waits" else graph)
+        plans[arm] = plan(arm, made, with_communication(made, cost, lambda sizes: link[0] + link[1] * sum(sizes.values())))
+        arms[arm] = DistributedExecutor(made, plans[arm].schedule, comm)
+        for _ in range(2):
+            arms[arm](x, y)
+        arms[arm].settle()
+        digests[arm] = params_sha256(model)
+    samples: dict[str, list[float]] = {arm: [] for arm in arms}
+    calls: dict[str, Callable[[], Any]] = {arm: lambda run=run: run(x, y) for arm, run in arms.items()}
+    ddp = torch_step(name, comm, x, y) if computation == "kernels" else None
+    if ddp is not None:
+        samples["torch DDP, gloo"], calls["torch DDP, gloo"] = [], ddp
+    for _ in range(rounds):
+        for arm, call in calls.items():
+            call()
+            comm.gather(None)
+            begin = perf_counter()
+            for _ in range(STEPS):
+                call()
+            samples[arm].append((perf_counter() - begin) / STEPS)
+            if arm in arms:
+                arms[arm].settle()
+    for run in arms.values():
+        run.close()
+    slowest = {arm: np.max(comm.gather(mine), axis=0).tolist() for arm, mine in samples.items()}
+    alike = len({d for all_of in comm.gather(digests) for d in all_of.values()}) == 1
+    if comm.rank == 0:
+        bound = plans["priority"].bound
+        found = {"network": name, "computation": computation, "parameters": sum(p.size for p in model.parameters()),
+                 "bits_equal": alike if computation == "kernels" else None,
+                 "link": {"us_each": link[0], "us_per_byte": link[1]}, "compute_ms": plans["priority"].compute / 1000,
+                 "communication_ms": plans["buckets"].communication / 1000, "lower_bound_ms": bound / 1000,
+                 "ceiling_over_barrier": plans["barrier"].period / bound, "k": plans["reverse_first_k"].k,
+                 "arms": {arm: {"step_ms": spread(times), "speed_up_over_buckets": ratio(slowest, "buckets", arm),
+                                "speed_up_over_barrier": ratio(slowest, "barrier", arm),
+                                "predicted_ms": plans[arm].period / 1000 if arm in plans else None,
+                                "hidden": plans[arm].hidden if arm in plans else None} for arm, times in slowest.items()}}
+        print(json.dumps(found))
+    comm.gather(None)
+
+
+def torch_step(name: str, comm: MPI, x: Any, y: Any) -> Callable[[], Any] | None:
+    """The same sizes in torch under DistributedDataParallel over gloo; None where torch is missing or has no such network."""
+    try:
+        import torch
+        from torch import distributed
+        from torch.nn.parallel import DistributedDataParallel
+    except ImportError:
+        return None
+    if name not in MLPS:
+        return None
+    torch.set_num_threads(1)
+    place = comm.gather(tempfile.mktemp(prefix="minidl-gloo-"))[0]
+    distributed.init_process_group("gloo", init_method=f"file://{place}", rank=comm.rank, world_size=comm.size)
+    layers: list[Any] = []
+    for i, o in zip(MLPS[name][:-1], MLPS[name][1:], strict=True):
+        layers += [torch.nn.Linear(i, o), torch.nn.ReLU()]
+    model = DistributedDataParallel(torch.nn.Sequential(*layers[:-1]))
+    opt = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, foreach=True)
+    tx, ty = torch.from_numpy(x), torch.from_numpy(y)
+
+    def step() -> None:
+        opt.zero_grad(set_to_none=True)
+        torch.nn.functional.cross_entropy(model(tx), ty).backward()
+        opt.step()
+
+    return step
+
+
+# --------------------------------------------------------------------------------------------------------------- driver
+def limited(rate: str, *arguments: str) -> Any:
+    """What rank 0 prints; the benchmark ends where the system gives no right to a namespace."""
+    mpiexec = str(Path(sys.executable).parent / "mpiexec")
+    command = [str(HERE / "limited_loopback.sh"), rate, mpiexec if os.path.exists(mpiexec) else "mpiexec", "-n", "2", sys.executable, __file__]
+    done = subprocess.run([*command, *arguments], stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        sys.exit(done.returncode)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--network", action="append", choices=list(BATCH))
+    parser.add_argument("--ratio", type=float, action="append", help="communication to computation (default 0.25, 0.5, 1, 2)")
+    parser.add_argument("--computation", choices=["waits", "kernels"], default="waits")
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--out")
+    parser.add_argument("--work", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.work:
+        work(arguments.work, arguments.computation, arguments.rounds)
+        return
+    settings = []
+    for name in arguments.network or BATCH:
+        about = ["--work", name, "--computation", arguments.computation]
+        size = sum(p.size for p in network(name).parameters())
+        compute = WAITED_MS if arguments.computation == "waits" else limited("unlimited", *about, "--rounds", "1")["compute_ms"]
+        for wanted in arguments.ratio or (0.25, 0.5, 1.0, 2.0):
+            # each of two ranks sends every byte once, and all of it goes through the one loopback
+            rate = 2 * 4 * size * 8 / (wanted * compute / 1000)
+            found = limited(f"{rate / 1e6:.1f}mbit", *about, "--rounds", str(arguments.rounds))
+            settings.append({"ratio_wanted": wanted, "rate_mbit": rate / 1e6, **found})
+            show(settings[-1])
+    save(f"data_parallel_{arguments.computation}", {"what": "two ranks of one thread over TCP on a shaped loopback", "settings": settings, **machine()}, arguments.out)
+
+
+def show(s: dict[str, Any]) -> None:
+    print(f"\n{s['network']}: {s['parameters']:,} parameters, {s['rate_mbit']:.0f} Mb/s; computation {s['compute_ms']:.1f} ms, communication "
+          f"{s['communication_ms']:.1f} ms, lower bound {s['lower_bound_ms']:.1f} ms, ceiling over barrier {s['ceiling_over_barrier']:.2f}, "
+          f"k = {s['k']}, bits equal: {s['bits_equal']}", file=sys.stderr)
+    for arm, a in s["arms"].items():
+        predicted = "" if a["predicted_ms"] is None else f"predicted {a['predicted_ms']:8.1f}"
+        print(f"    {arm:18} {a['step_ms']['median']:8.1f} ms  (p10 {a['step_ms']['p10']:.1f}, p90 {a['step_ms']['p90']:.1f})  over buckets "
+              f"{a['speed_up_over_buckets']['median']:.2f}  over barrier {a['speed_up_over_barrier']['median']:.2f}  {predicted}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
