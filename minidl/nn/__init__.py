@@ -15,7 +15,7 @@ from ..ops import (
     split,
 )
 from .layers import GELU, Dropout, Flatten, Linear, LogSoftmax, ReLU, Sigmoid, Softmax, Tanh
-from .module import Module, Sequential
+from .module import Module, ModuleList, Sequential
 from .recurrent import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
 from .sequence import Embedding, LayerNorm, MultiheadAttention
 from .vision import (
@@ -32,6 +32,6 @@ from .vision import (
 
 __all__ = ["GELU", "GRU", "LSTM", "RNN", "AvgPool2d", "BatchNorm1d", "BatchNorm2d", "Conv2d", "Dropout", "Embedding",
            "Flatten", "GRUCell", "GlobalAvgPool", "Hardsigmoid", "Hardswish", "LSTMCell", "LayerNorm", "Linear",
-           "LogSoftmax", "MaxPool2d", "Module", "MultiheadAttention", "RNNCell", "ReLU", "ReLU6", "Sequential", "Sigmoid",
+           "LogSoftmax", "MaxPool2d", "Module", "ModuleList", "MultiheadAttention", "RNNCell", "ReLU", "ReLU6", "Sequential", "Sigmoid",
            "Softmax", "Tanh", "attention", "concat", "cross_entropy", "dropout", "embedding", "gelu", "layer_norm",
            "log_softmax", "mse", "relu", "softmax", "split"]

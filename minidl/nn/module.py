@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -127,9 +127,29 @@ def shown(t: Tensor) -> Any:
     return t.numpy().transpose(axes) if axes else t.numpy()
 
 
+class ModuleList(Module):
+    """Modules in a list, whose parameters are found; the network that holds it calls them."""
+
+    def __init__(self, modules: Iterable[Module] = ()) -> None:
+        for module in modules:
+            self.append(module)
+
+    def append(self, module: Module) -> None:
+        setattr(self, str(len(self)), module)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self.children())
+
+    def __iter__(self) -> Iterator[Module]:
+        return (child for _, child in self.children())
+
+    def __getitem__(self, index: int) -> Module:
+        return list(self)[index]
+
+
 def state(value: Any, name: str) -> Tensor:
     """A tensor that a step changes but that has no gradient."""
     return Tensor(host_storage(np.asarray(value), Role.STATE, name))
 
 
-__all__ = ["Module", "Sequential", "shown", "state"]
+__all__ = ["Module", "ModuleList", "Sequential", "shown", "state"]
