@@ -88,7 +88,7 @@ def same_dtype(op: Op, *tensors: Tensor) -> str:
     """The one float type of these tensors. Raises ShapeError."""
     types = {t.dtype for t in tensors}
     if len(types) > 1:
-        raise op.error(f"types differ: {', '.join(t.dtype for t in tensors)}; convert one with astype")
+        raise op.error(f"types differ: {', '.join(t.dtype for t in tensors)}; they must have one type")
     (dtype,) = types
     if dtype not in FLOATS:
         raise op.error(f"needs float32 or float64, not {dtype}")

@@ -27,7 +27,9 @@ _state = _State()
 
 
 def seed(value: int) -> None:
-    """Starts over: weights made from now on, and dropout, follow from `value` alone."""
+    """Starts over: weights made from now on, and dropout, follow from `value` alone. Raises ValueError below 0."""
+    if value < 0:
+        raise ValueError(f"the seed is {value}; it must be at least 0")
     _state.seed, _state.made = int(value), 0
     _state.step = Storage("step", (1,), "uint64", Role.SCALAR, np.zeros(1, np.uint64).view(np.uint8))
     current().end_step()

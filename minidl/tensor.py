@@ -95,7 +95,7 @@ class Tensor:
     # --------------------------------------------------------------------------------------------------------- values
     def numpy(self) -> Any:
         """The array itself, no copy. Raises RuntimeError while recording, when there is no value."""
-        if tapes.unsettled:
+        if tapes.unsettled and self.storage.role.persistent:
             tapes.settle()
         if self.storage.data is None:
             raise RuntimeError(f"{self.storage.name} has no value while a step is recorded; return it from the step instead")
@@ -155,6 +155,8 @@ class Parameter(Tensor):
 
     def __init__(self, value: Any, name: str = "", axes: tuple[int, ...] | None = None) -> None:
         value = np.asarray(value)
+        if str(value.dtype) not in FLOATS:
+            raise ShapeError(f"a parameter is {' or '.join(FLOATS)}, not {value.dtype}")
         self.axes = axes
         super().__init__(host_storage(value, Role.PARAMETER, name or "parameter"), requires_grad=True)
         self.weight, self.name = True, name
