@@ -66,8 +66,8 @@ def test_fifty_random_legal_orders_under_a_random_schedule_give_the_oracles_bits
     assert len(orders) > 25, "the orders are hardly random"
 
 
-ARMS = {"multi_stream of 3": lambda graph: schedulers.multi_stream(graph, streams=3),
-        **{name: lambda graph, name=name: schedulers.single(name, graph) for name in schedulers.SINGLE}}
+ARMS = {"in_order": schedulers.in_order, "multi_stream": schedulers.multi_stream,
+        "multi_stream of 3": lambda graph: schedulers.multi_stream(graph, streams=3)}
 
 
 @pytest.mark.parametrize("arm", ARMS)

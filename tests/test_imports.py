@@ -15,34 +15,31 @@ FOLDERS = {"minidl": ROOT / "minidl", "minidl.kernels": ROOT / "kernels", "minid
            "minidl.models": ROOT / "models"}
 LINKS = ("kernels", "schedulers", "models")
 
-PASSES = ("passes", "border", "synchronise")  # graph to graph
+# data, and functions from data to data: they run nothing and know no device
+PURE = {"graph", "schedule", "loops", "files", "passes", "border", "crossing", "synchronise", "cost", "corun", "collectives", "simulation",
+        "memory", "timeline"}
+ENGINE = {"graph", "kernels", "device", "tape", "tensor"}
 # what may be imported from our own package, by the longest name that fits; "" is the package itself
 LAYERS: dict[str, set[str]] = {
     "minidl.kernels": {"kernels"},
-    "minidl.graph": {"loops"},
     "minidl.loops": set(),
     "minidl.files": set(),
-    "minidl.schedule": {"graph", "loops", "files"},
-    "minidl.passes": {"graph"},
-    "minidl.border": {"graph"},
-    "minidl.synchronise": {"graph"},
-    "minidl.collectives": {"cost"},
-    "minidl.cost": {"graph", "files", "measure"},
-    "minidl.simulation": {"graph", "schedule", "cost", "loops", "timeline"},
-    "minidl.memory": {"graph", "schedule", "loops"},
     "minidl.streams": set(),
-    "minidl.schedulers": {"graph", "schedule", *PASSES, "cost", "collectives", "simulation", "memory", "loops", "timeline", "schedulers"},
+    "minidl.graph": {"loops"},
+    "minidl.schedule": {"graph", "loops", "files"},
+    **{f"minidl.{name}": PURE for name in PURE - {"loops", "files", "graph", "schedule", "cost", "timeline"}},
+    "minidl.cost": {*PURE, "measure"},  # when it is asked to
+    "minidl.timeline": {*PURE, "report", "trace"},
+    "minidl.schedulers": {*PURE, "schedulers"},
     "minidl.device": {"graph", "kernels", "streams"},
-    "minidl.tape": {"graph", "kernels", "device", "tensor"},
-    "minidl.tensor": {"graph", "kernels", "device", "tape", "op"},
-    "minidl.op": {"graph", "kernels", "device", "tape", "tensor"},
-    "minidl.ops": {"graph", "kernels", "device", "tape", "tensor", "op", "ops", "random"},
-    "minidl.nn": {"graph", "kernels", "device", "tape", "tensor", "op", "ops", "random", "nn"},
+    "minidl.tape": ENGINE,
+    "minidl.tensor": {*ENGINE, "op"},
+    "minidl.op": ENGINE,
+    "minidl.ops": {*ENGINE, "op", "ops", "random"},
+    "minidl.nn": {*ENGINE, "op", "ops", "random", "nn"},
     "minidl.models": {"nn", "ops", "tensor", "models", "random", ""},
-    "minidl.executors": {"graph", "schedule", "device", "memory", "comm", "timeline", "streams", "kernels", "tape", "tensor", "executors",
-                         *PASSES},
-    "minidl.executors.distributed": {"graph", "schedule", "device", "memory", "comm", "timeline", "streams", "tape", "executors", *PASSES,
-                                     "schedulers"},  # how the lanes of one iteration repeat
+    "minidl.executors": {*PURE, "device", "comm", "streams", "kernels", "tape", "tensor", "executors"},
+    "minidl.executors.distributed": {*PURE, "device", "comm", "streams", "tape", "executors", "schedulers"},  # how one iteration repeats
 }
 # where a module outside the standard library may be imported from, and only when it is used
 LAZY: dict[str, tuple[str, ...]] = {

@@ -377,6 +377,8 @@ def test_states_load_whole_or_not_at_all():
     (lambda: optim.Adam([parameter(2)], betas=(1.0, 0.9)), r"betas are \(1.0, 0.9\)"),
     (lambda: optim.SGD([parameter(2), ml.Parameter(np.ones(2, np.float32))], 0.1), "several types: float32, float64"),
     (lambda: optim.SGD([w := parameter(2), w], 0.1), "twice"),
+    (lambda: ml.Parameter(np.arange(3)), "a parameter is float32 or float64, not int64"),
+    (lambda: ml.seed(-1), "the seed is -1; it must be at least 0"),
 ])
 def test_layers_and_optimizers_refuse_what_makes_no_sense(make, message):
     with pytest.raises(ValueError, match=message) as caught:
