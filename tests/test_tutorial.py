@@ -118,6 +118,11 @@ def partition(times, processors):
         low, high = (low, middle) if enough(middle) else (middle + 1, high)
     return low
 """,
+    8: """
+def lower_bound(forward, output_grad, weight_grad, comm):
+    circuits = [sum(forward[l:]) + sum(output_grad[l + 1:]) + weight_grad[l] + comm[l] for l in range(len(forward))]
+    return max(sum(forward) + sum(output_grad[1:]) + sum(weight_grad), sum(comm), *circuits)
+""",
 }
 
 

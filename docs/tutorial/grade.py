@@ -15,6 +15,10 @@ import numpy as np
 import minidl as ml
 from minidl import data, models, nn, optim
 from minidl.schedulers import pipeline
+from minidl.schedulers.data_parallel import lower_bound as bound
+from minidl.schedulers.data_parallel import prepare
+from minidl.schedulers.layer_times import layers as chain
+from minidl.schedulers.layer_times import with_communication
 from minidl.schedulers.layerpipe import LayerCosts, assign
 
 HERE = Path(__file__).resolve().parent
@@ -177,7 +181,23 @@ def exercise7(path):
     return "the period is the smallest one, also where there are many ways to divide"
 
 
-EXERCISES = {1: exercise1, 2: exercise2, 3: exercise3, 4: exercise4, 5: exercise5, 6: exercise6, 7: exercise7}
+def exercise8(path):
+    """The lower bound of data-parallel periods, against minidl on random layers."""
+    function = load(path, "lower_bound")
+    random = np.random.default_rng(3)
+    for count in [1, 2, 4, 4, 6, 9] * 4:
+        times = [random.integers(1, 9, count).tolist() for _ in range(3)]
+        comm = (random.integers(1, 9, count) * random.choice([1, 6], count)).tolist()
+        graph, cost = chain(*times, parts=1)
+        graph = prepare("fifo", graph)
+        right = bound(graph, with_communication(graph, cost, lambda sizes, comm=comm: sum(comm[layer] for layer in sizes)))
+        mine = function(*times, comm)
+        require(abs(mine - right) < 1e-9, f"forward {times[0]}, output gradient {times[1]}, weight gradient {times[2]}, "
+                                          f"communication {comm}: the bound is {right:g}; yours is {mine}")
+    return "the bound is right, also where a layer's circuit is the slowest"
+
+
+EXERCISES = {1: exercise1, 2: exercise2, 3: exercise3, 4: exercise4, 5: exercise5, 6: exercise6, 7: exercise7, 8: exercise8}
 
 
 def main(arguments):

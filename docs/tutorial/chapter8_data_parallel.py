@@ -1,0 +1,144 @@
+"""Chapter 8. Data parallelism, and why the first layer matters most.
+
+    python docs/tutorial/chapter8_data_parallel.py
+
+Several ranks train the same network, each on its share of the batch. After the backward pass they add up their
+gradients, and every rank updates alike. This chapter is about the order in which those sums travel.
+"""
+
+import numpy as np
+
+import minidl as ml
+from minidl import models, nn, optim
+from minidl.comm.loopback import run_ranks
+from minidl.executors.distributed import DistributedExecutor
+from minidl.schedulers.data_parallel import plan, prepare
+from minidl.schedulers.layer_times import layers, with_communication
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Four layers. The numbers are times: of the forward, of the output gradient (layer 0 needs none), of the weight gradient,
+# and of the sum over ranks, which is called an all-reduce. The sum of layer 0 takes long.
+
+FORWARD, OUTPUT_GRAD, WEIGHT_GRAD, COMM = [1, 2, 2, 1], [1, 2, 2, 1], [1, 2, 2, 1], [8, 1, 1, 1]
+PARTS = 8
+
+
+def planned(scheduler, k=None):
+    """One iteration as it repeats, on a compute lane and a communication lane, and what it costs."""
+    graph, cost = layers(FORWARD, OUTPUT_GRAD, WEIGHT_GRAD, parts=PARTS)
+    graph = prepare(scheduler, graph, buckets=2, part_bytes=1)
+    cost = with_communication(graph, cost, lambda sizes: sum(COMM[layer] * n / PARTS for layer, n in sizes.items()))
+    return plan(scheduler, graph, cost, k)
+
+
+# The plainest way: compute, then communicate. Everything takes its turn.
+
+serial = planned("no_overlap")
+print(f"no overlap: {serial.compute:g} of computation and {serial.communication:g} of communication make {serial.period:g}\n")
+assert serial.period == serial.compute + serial.communication == 28
+
+# A gradient can travel while the backward pass goes on. But the next forward starts with layer 0, whose gradient comes
+# last. If all sums must be there before any update (a barrier), the largest sum is exposed.
+
+barrier = planned("barrier")
+print(f"with a barrier: {barrier.period:g}")
+print(barrier.schedule.validate(barrier.graph).grid(), "\n")
+assert barrier.period == 25
+
+# Look where the updates U stand in the grid: in front. It shows one iteration as it repeats, so its updates are those
+# of the iteration before. In a schedule without a barrier each update stands just before its layer's forward, and only
+# that forward waits. Gradients are also cut in parts, 0A0 to 0A7, and the part that is needed first goes first.
+
+priority = planned("priority")
+print(f"by priority, across the border of the iteration: {priority.period:g}")
+print(priority.schedule.validate(priority.graph).grid(), "\n")
+assert priority.period == 25
+
+# Nothing gained! The sum of layer 0 is needed first, but it cannot start before the gradient of layer 0 is computed, and
+# that is the last thing that the backward pass does. No order of communication can help. The order of computation can.
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Weight gradients may wait, as chapter 2 showed. Reverse first-k lets those of the first k layers wait until all output
+# gradients are done, and then computes them in ascending order: layer 0 first, as the next forward wants them.
+
+for k in range(5):
+    found = planned("reverse_first_k", k)
+    print(f"    k = {k}   period {found.period:4g}   {'#' * round(2 * found.period)}")
+best = planned("reverse_first_k")  # without a k it is searched for
+print(f"\nthe best is k = {best.k}:")
+print(best.schedule.validate(best.graph).grid(), "\n")
+assert (best.k, best.period) == (4, 20)
+
+# Nothing can be better than 20, and that can be proved. There is one compute stream and one channel, so a period is at
+# least all computation, and at least all communication. And there is a circuit for each layer: from its forward up
+# through the layers above and back down to its weight gradient, then the sum, and then its next forward.
+
+assert best.bound == 20
+print(f"computation {best.compute:g}, communication {best.communication:g}, the slowest circuit and so the bound {best.bound:g}\n")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Now for real. Ranks are processes under `mpiexec`; here they are threads of one process, joined by a loop-back. Each
+# records its own step. The pass behind `prepare` adds the sums to the graph.
+
+RANKS, SHARE = 2, 16
+random = np.random.default_rng(0)
+images = random.standard_normal((5, RANKS, SHARE, 20)).astype(np.float32)
+labels = random.integers(0, 4, (5, RANKS, SHARE))
+
+
+def fresh():
+    ml.seed(0)
+    model = models.mlp(20, 32, 32, 4)
+    return model, optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def on_two_ranks(scheduler, k=None):
+    """The parameters of both ranks after five steps, as bytes."""
+    ranks = []
+    for _ in range(RANKS):
+        model, optimizer = fresh()
+
+        def step(x, y, model=model, optimizer=optimizer):
+            loss = nn.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        graph = prepare(scheduler, ml.record(step, images[0, 0], labels[0, 0]), part_bytes=1000)
+        cost = with_communication(graph, ml.CostModel.analytic(), lambda sizes: 5 + sum(sizes.values()) / 100)
+        ranks.append((model, plan(scheduler, graph, cost, k)))
+
+    def work(communicator):
+        model, found = ranks[communicator.rank]
+        run = DistributedExecutor(found.graph, found.schedule, communicator)
+        for x, y in zip(images, labels, strict=True):
+            run(x[communicator.rank], y[communicator.rank])  # returns while gradients still travel
+        run.close()  # the last updates
+        return b"".join(p.numpy().tobytes() for p in model.parameters())
+
+    return run_ranks(RANKS, work)
+
+
+# And one process that takes both shares as micro-batches:
+
+model, optimizer = fresh()
+for x, y in zip(images, labels, strict=True):
+    for rank in range(RANKS):
+        (nn.cross_entropy(model(ml.array(x[rank])), ml.array(y[rank])) * (1 / RANKS)).backward()
+    optimizer.step()
+alone = b"".join(p.numpy().tobytes() for p in model.parameters())
+
+for scheduler in ("no_overlap", "barrier", "buckets", "fifo", "priority", "dear", "reverse_first_k"):
+    assert on_two_ranks(scheduler, 2 if scheduler == "reverse_first_k" else None) == [alone, alone]
+print("seven schedules, two ranks, one process: the same bits everywhere")
+
+# The bits are the same because sums over ranks are taken in the order of the ranks, however the gradients are cut and
+# whichever part arrives first. On MPI the same run is
+#
+#     mpiexec -n 2 python -m minidl train --model mlp --parallel data --scheduler reverse_first_k --steps 100
+#
+# Exercise 8. The bound. exercises/exercise8.py asks for the lower bound of the period from the four lists of times.
+# Grade it with
+#
+#     python docs/tutorial/grade.py 8 my_bound.py
