@@ -95,6 +95,15 @@ def test_measured_costs_searched_k_and_a_trace(tmp_path):
     assert plan["lower_bound_ms"] <= plan["predicted_step_ms"]
 
 
+def test_info_looks_at_every_rank():
+    ranks = len(os.sched_getaffinity(0)) + 1
+    done = run(ranks, "-m", "minidl", "info", "--each-rank", "--json")
+    found = json.loads(done.stdout)
+    assert done.returncode == 1
+    assert found["problems"] == [f"{ranks} ranks share {ranks - 1} cores on {found['ranks'][0]['host']}"]
+    assert [r["local_rank"] for r in found["ranks"]] == list(range(ranks))
+
+
 # ------------------------------------------------------------------------------------------------------- started alike
 @pytest.mark.parametrize(("flags", "says"), [
     (["--seed", "5"], "the seed is 5 on rank 1 but 0 on rank 0"),

@@ -26,20 +26,25 @@ def versions() -> dict[str, str]:
     return found
 
 
-def info(arguments: Any) -> None:
+def info(arguments: Any) -> int:
     """Without a model: devices, versions, MPI. With one: parameters, flops, layers."""
+    if arguments.each_rank:
+        from . import ranks
+
+        return ranks.info(arguments)
     record: dict[str, Any]
     if arguments.model:
         record = model_info(arguments.model, dict(arguments.model_arg))
         rows = [(layer["name"], layer["op"], layer["parameters"]) for layer in record["layers"]]
         show.emit(arguments, record, f"{record['model']}: {record['parameters']:,} parameters, {record['flops_per_sample']:,} flops a sample "
                                      f"(forward)\n" + show.table(("layer", "op", "parameters"), rows))
-        return
+        return 0
     record = {"devices": [{"name": "cpu", "cores": len(os.sched_getaffinity(0)), "processor": platform.processor() or platform.machine()}],
               "mpi": _mpi(), "versions": versions()}
     show.emit(arguments, record, show.table(("what", "is"), [
         *((f"device {d['name']}", f"{d['cores']} cores, {d['processor']}") for d in record["devices"]),
         ("MPI", record["mpi"] or "none found"), *record["versions"].items()]))
+    return 0
 
 
 def _mpi() -> str | None:

@@ -39,7 +39,8 @@ def _parser() -> _Parser:
         added.set_defaults(verb=run, parser=added)
         return added
 
-    verb("info", info.info, "devices and versions, or what a network is made of", model)
+    about = verb("info", info.info, "devices and versions, or what a network is made of", model)
+    about.add_argument("--each-rank", action="store_true", help="under mpiexec: what every rank sees, and whether it fits together")
     verb("models", info.models, "all networks with their arguments")
     train = verb("train", training.train, "train a network; without any flag, compare two schedules on the digits", job_flags, scheduler, length,
                  data_parallel.train_flags)

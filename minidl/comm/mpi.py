@@ -40,6 +40,7 @@ class MPI(Communicator):
         self._slots = [mpi.COMM_WORLD.Dup() for _ in range(SLOTS)]
         self._sharing = mpi.COMM_WORLD.Dup()
         self.rank, self.size = self._control.Get_rank(), self._control.Get_size()
+        self.library: str = mpi.Get_library_version().splitlines()[0].strip()  #: its own name and version
 
     def _done(self, request: Any) -> Iterator[None]:
         while not request.Test():

@@ -1,0 +1,40 @@
+"""`info --each-rank`: what every rank of a job sees, and whether that fits together."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections import Counter
+from typing import Any
+
+from . import show
+from .info import versions
+
+MUST_AGREE = ("minidl", "python", "numpy", "mpi4py")
+
+
+def info(arguments: Any) -> int:
+    """One record from rank 0; exit 1 where versions differ, or where ranks outnumber the cores that they may use."""
+    from ..comm.mpi import MPI
+
+    communicator = MPI()
+    cores = sorted(os.sched_getaffinity(0))
+    ranks = communicator.gather({"host": socket.gethostname(), "cores": cores, "mpi": communicator.library, "versions": versions()})
+    problems = [f"rank {r} has {what} {rank['versions'].get(what)}, rank 0 {ranks[0]['versions'].get(what)}"
+                for r, rank in enumerate(ranks) for what in MUST_AGREE if rank["versions"].get(what) != ranks[0]["versions"].get(what)]
+    problems += [f"rank {r} uses {rank['mpi']}, rank 0 {ranks[0]['mpi']}" for r, rank in enumerate(ranks) if rank["mpi"] != ranks[0]["mpi"]]
+    on_host = Counter(rank["host"] for rank in ranks)
+    for host, count in on_host.items():
+        available = {core for rank in ranks if rank["host"] == host for core in rank["cores"]}
+        if count > len(available):
+            problems.append(f"{count} ranks share {len(available)} cores on {host}")
+    if communicator.rank == 0:
+        seen: Counter[str] = Counter()
+        for rank in ranks:
+            rank["local_rank"], rank["cores"] = seen[rank["host"]], len(rank["cores"])
+            seen[rank["host"]] += 1
+        rows = [(r, rank["host"], rank["local_rank"], rank["cores"], rank["mpi"], rank["versions"]["minidl"]) for r, rank in enumerate(ranks)]
+        table = show.table(("rank", "host", "on host", "cores", "MPI", "minidl"), rows)
+        show.emit(arguments, {"ranks": ranks, "problems": problems}, "\n".join([table, *(problems or ["everything fits"])]))
+    communicator.gather(None)
+    return 1 if problems else 0
