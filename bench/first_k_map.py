@@ -1,0 +1,83 @@
+"""Where reverse first-k wins over priority: simulated, over how much is communicated and how uneven the layers are.
+
+    python bench/first_k_map.py [--layers 16] [--out FILE.json] [--svg FILE.svg]       (--svg needs the extra `plot`)
+
+Every layer computes alike (F = O = W = 1); communication in all is `ratio` times the computation and falls by a factor
+e^unevenness from the first layer to the last (negative: it grows, as where a network ends in a large matrix).
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
+
+from common import save
+
+from minidl.schedulers.data_parallel import plan, prepare
+from minidl.schedulers.layer_times import layers, with_communication
+
+RATIOS = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
+UNEVENNESS = (-4.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0, 6.0)
+PARTS = 8
+
+
+def point(count: int, ratio: float, unevenness: float) -> dict[str, Any]:
+    """Periods of both, the bound, and k."""
+    ones = [1.0] * count
+    weight = np.exp(-unevenness * np.linspace(0, 1, count))
+    comm = ratio * (3 * count - 1) * weight / weight.sum()
+    found = {}
+    for name in ("barrier", "priority", "reverse_first_k"):
+        graph, cost = layers(ones, ones, ones, parts=PARTS)
+        graph = prepare(name, graph, part_bytes=1)
+        found[name] = plan(name, graph, with_communication(graph, cost, lambda sizes: sum(comm[u] * n / PARTS for u, n in sizes.items())))
+    return {"ratio": ratio, "unevenness": unevenness, "k": found["reverse_first_k"].k, "bound": found["priority"].bound,
+            **{name: p.period for name, p in found.items()}, "gain": found["priority"].period / found["reverse_first_k"].period,
+            "gain_over_barrier": found["barrier"].period / found["reverse_first_k"].period}
+
+
+def draw(points: list[dict[str, Any]], path: str) -> None:
+    import matplotlib
+
+    matplotlib.use("svg")
+    from matplotlib import pyplot
+
+    table = np.array([p["gain"] for p in points]).reshape(len(UNEVENNESS), len(RATIOS))
+    figure, axes = pyplot.subplots(figsize=(7, 5))
+    image = axes.imshow(table, origin="lower", aspect="auto", cmap="viridis")
+    axes.set_xticks(range(len(RATIOS)), [f"{r:g}" for r in RATIOS])
+    axes.set_yticks(range(len(UNEVENNESS)), [f"{u:g}" for u in UNEVENNESS])
+    axes.set_xlabel("communication / computation")
+    axes.set_ylabel("unevenness (positive: the first layers communicate most)")
+    for i, j in np.ndindex(table.shape):
+        axes.text(j, i, f"{table[i, j]:.2f}", ha="center", va="center", color="white" if table[i, j] < table.mean() else "black")
+    axes.set_title("priority / reverse first-k, period, simulated")
+    figure.colorbar(image)
+    figure.tight_layout()
+    figure.savefig(path)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layers", type=int, default=16)
+    parser.add_argument("--out")
+    parser.add_argument("--svg")
+    arguments = parser.parse_args()
+    points = [point(arguments.layers, r, u) for u in UNEVENNESS for r in RATIOS]
+    print("gain over priority (over barrier), k\n" + " " * 11 + "".join(f"{r:>18g}" for r in RATIOS))
+    for i, u in enumerate(UNEVENNESS):
+        row = points[i * len(RATIOS) : (i + 1) * len(RATIOS)]
+        print(f"{u:>10g} " + "".join(f"{p['gain']:7.2f} ({p['gain_over_barrier']:.2f}) {p['k']:3}" for p in row))
+    save("first_k_map", {"what": "simulated", "layers": arguments.layers, "parts": PARTS, "points": points}, arguments.out)
+    if arguments.svg:
+        draw(points, arguments.svg)
+
+
+if __name__ == "__main__":
+    main()
