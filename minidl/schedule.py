@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from .graph import Floats, GraphError, Ints, Rows, TaskGraph, parse_task, task_name
+from .graph import Floats, GraphError, Ints, Rows, TaskGraph, pack, parse_task, task_name, unpack
 from .loops import run_loop
 
 HEADER = ["rank", "lane", "task"]
@@ -120,6 +120,14 @@ class Schedule:
             raise self.error(f"unknown task {name} on lane {lane}: the graph ({len(graph)} tasks) has no such task",
                              [int(self.keys[missing[0]])])
         return ids
+
+    def only(self, graph: TaskGraph) -> Schedule:
+        """The part that a graph with fewer tasks has, in the same order; without the lanes that have nothing left."""
+        keep = graph.find(self.keys) >= 0
+        count = np.add.reduceat(np.append(keep, False), self.ptr[:-1]) * (np.diff(self.ptr) > 0)
+        used = np.flatnonzero(count)
+        return Schedule(tuple(self.lanes[i] for i in used), np.append(0, np.cumsum(count[used])), self.keys[keep],
+                        None if self.joined is None else self.joined[keep])
 
     def error(self, message: str, keys: Iterable[int] = ()) -> ScheduleError:
         keys = list(keys)
@@ -258,6 +266,15 @@ class Schedule:
             np.maximum(have, clock[task], out=have)
             have[column[task]] = place[task] + 1
         return np.array(found, np.int64).reshape(-1, 2)
+
+    def repeated(self, iterations: int) -> Schedule:
+        """The same order in each of `iterations` iterations, one after the other on every lane; for an unrolled graph."""
+        keys, ptr = [], [0]
+        for lane in range(len(self.lanes)):
+            unit, kind, micro_batch, _ = unpack(self.order(lane))
+            keys += [pack(unit, kind, micro_batch, t) for t in range(iterations)]
+            ptr.append(ptr[-1] + iterations * len(unit))
+        return Schedule(self.lanes, np.array(ptr, np.int64), np.concatenate([*keys, np.empty(0, np.int64)]))
 
     # ------------------------------------------------------------------------------------------------ text and files
     def grid(self, width: int = 110, mark: Iterable[int] = (), near: bool = False) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..cost import CostModel
-from ..graph import COMMUNICATION, Floats, Kind, TaskGraph, pack, unpack
+from ..graph import COMMUNICATION, Floats, Kind, TaskGraph
 from ..schedule import Lane, Schedule
 
 
@@ -184,13 +184,3 @@ def _delayed(graph: TaskGraph, body: Sequence[int], units: Sequence[int]) -> lis
                 if not missing[s]:
                     heapq.heappush(ready, key[s])
     return order
-
-
-def repeated(schedule: Schedule, iterations: int) -> Schedule:
-    """The schedule of `iterations` iterations in a row, for a graph unrolled as often."""
-    lanes = {}
-    for i, lane in enumerate(schedule.lanes):
-        unit, kind, micro_batch, _ = unpack(schedule.order(i))
-        lanes[lane] = np.concatenate([pack(unit, kind, micro_batch, t) for t in range(iterations)])
-    ptr = np.concatenate([[0], np.cumsum([len(keys) for keys in lanes.values()])])
-    return Schedule(tuple(lanes), ptr, np.concatenate(list(lanes.values())))

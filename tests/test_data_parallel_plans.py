@@ -22,7 +22,7 @@ from minidl.memory import plan_memory
 from minidl.passes import unroll
 from minidl.schedulers import data_parallel
 from minidl.schedulers.data_parallel import POLICIES, delayable, plan, prepare, search
-from minidl.schedulers.iterations import Steady, repeated
+from minidl.schedulers.iterations import Steady
 from minidl.schedulers.layer_times import layers, with_communication
 from minidl.simulation import times
 from minidl.synchronise import gradients, reverse_buckets, synchronise
@@ -143,7 +143,7 @@ def test_the_simulator_says_the_same_of_the_plan_unrolled(case, name, data):
     assert 0 <= found.hidden <= 1 + 1e-9
     n = 24
     rolled = unroll(graph, n)
-    _, end, _ = times(rolled, repeated(found.schedule, n).validate(rolled), cost)
+    _, end, _ = times(rolled, found.schedule.repeated(n).validate(rolled), cost)
     backward = [max(end[t] for t in np.flatnonzero((rolled.iteration == i) & (rolled.kind <= Kind.W))) for i in range(n)]
     steps = np.diff(backward[n // 2 :])
     if np.ptp(steps) < 1e-9:
@@ -282,7 +282,7 @@ def test_every_schedule_of_a_real_network_is_valid_over_several_iterations(name)
     found = plan(name, graph, cost)
     found.schedule.validate(graph)
     rolled = unroll(graph, 3)
-    repeated(found.schedule, 3).validate(rolled)
+    found.schedule.repeated(3).validate(rolled)
     assert plan_memory(graph, found.schedule).peak_bytes > 0
 
 

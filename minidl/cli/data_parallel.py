@@ -14,7 +14,6 @@ from ..memory import plan_memory
 from ..passes import unroll
 from ..schedule import Schedule
 from ..schedulers import data_parallel
-from ..schedulers.iterations import repeated
 from ..schedulers.layer_times import layers, with_communication
 from ..simulation import simulate as price
 from . import show
@@ -114,7 +113,7 @@ def _draw(arguments: Any, graph: TaskGraph, schedule: Schedule, cost: CostModel)
     from ..draw import timeline_svg
     from ..files import write_atomic
 
-    timeline = price(unroll(graph, SHOWN), repeated(schedule, SHOWN), cost)
+    timeline = price(unroll(graph, SHOWN), schedule.repeated(SHOWN), cost)
     if arguments.svg:
         write_atomic(arguments.svg, timeline_svg(timeline))
     if arguments.trace:

@@ -27,7 +27,6 @@ from ..graph import Ints, Kind, Role, TaskGraph
 from ..memory import plan_memory
 from ..passes import unroll
 from ..schedule import Schedule, ScheduleError
-from ..schedulers.iterations import repeated
 from ..streams import Event, Program, Stop, Stream, run_program
 from ..synchronise import COLLECTIVE
 from ..tape import Storage
@@ -60,7 +59,7 @@ class DistributedExecutor:
         if names not in (["main"], ["main", "comm"]):
             raise ScheduleError(f"a data-parallel schedule has the lanes main and comm, not {', '.join(map(str, schedule.lanes))}")
         self.schedule = schedule.validate(graph)
-        repeated(schedule, 2).validate(unroll(graph, 2))
+        schedule.repeated(2).validate(unroll(graph, 2))
         self.device = device or devices.cpu()
         self.graph = _with_memory(graph, self.device)
         self.communicator, self.trace = communicator, trace
