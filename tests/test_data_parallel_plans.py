@@ -297,6 +297,25 @@ def test_a_memory_limit_bounds_k():
     assert plan_memory(graph, found.schedule).peak_bytes <= limit
 
 
+@pytest.mark.slow
+def test_resnet50_reaches_the_ceiling_over_a_barrier():
+    """What any order can gain over a barrier, by communication over computation, with times by arithmetic."""
+    from minidl.training import Job, Recorded
+
+    step = Recorded(Job(model="resnet50", data="synthetic", batch_size=1))
+    flops = CostModel(tasks={step.graph.name(t): float(step.graph.flops[t]) for t in range(len(step.graph))})
+    compute, nbytes = step.graph.flops.sum(), sum(p.bytes for p in step.model.parameters())
+    for ratio, ceiling in ((0.5, 1.0), (0.75, 1.09), (1.0, 1.34), (1.25, 1.27), (1.5, 1.22)):
+        found = {}
+        for name in ("barrier", "priority", "reverse_first_k"):
+            graph = prepare(name, step.graph)
+            found[name] = plan(name, graph, with_communication(graph, flops, lambda s, r=ratio: r * compute * sum(s.values()) / nbytes))
+        gain = found["barrier"].period / found["reverse_first_k"].period
+        assert gain == pytest.approx(ceiling, abs=0.01)
+        assert found["reverse_first_k"].period <= found["priority"].period
+        assert found["reverse_first_k"].period <= found["reverse_first_k"].bound / 0.95
+
+
 # --------------------------------------------------------------------------------------------------------- collectives
 def test_what_an_all_reduce_costs():
     link = Link(1.0, 10.0)

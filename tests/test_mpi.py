@@ -104,6 +104,26 @@ def test_info_looks_at_every_rank():
     assert [r["local_rank"] for r in found["ranks"]] == list(range(ranks))
 
 
+@pytest.mark.slow
+def test_a_limited_loopback_changes_no_bits_or_says_why_it_cannot():
+    script = str(ROOT / "bench" / "limited_loopback.sh")
+    done = subprocess.run([script, "500mbit", *command(2, *parallel("reverse_first_k", "--k", "1"))], cwd=ROOT, capture_output=True,
+                          text=True, timeout=90)
+    if done.returncode == 3:
+        assert done.stderr.startswith("limited_loopback: ")
+        assert len(done.stderr.splitlines()) == 1
+        return
+    assert record(done)["params_sha256"] == alone("--micro-batches", "2")["params_sha256"]
+
+
+def test_the_limited_loopback_says_what_is_missing(tmp_path):
+    script = ROOT / "bench" / "limited_loopback.sh"
+    (tmp_path / "sh").symlink_to(shutil.which("sh"))
+    done = subprocess.run(["/bin/sh", script, "1gbit", "true"], capture_output=True, text=True, env={"PATH": str(tmp_path)}, timeout=20)
+    assert (done.returncode, done.stderr) == (3, "limited_loopback: unshare is not installed (util-linux, iproute2)\n")
+    assert subprocess.run(["/bin/sh", script], capture_output=True, timeout=20).returncode == 2
+
+
 # ------------------------------------------------------------------------------------------------------- started alike
 @pytest.mark.parametrize(("flags", "says"), [
     (["--seed", "5"], "the seed is 5 on rank 1 but 0 on rank 0"),
