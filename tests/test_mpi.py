@@ -70,10 +70,12 @@ def test_two_ranks_equal_one_process_with_two_micro_batches_bit_for_bit():
     assert found["accuracy"] == wanted["accuracy"]
 
 
+@pytest.mark.slow
 def test_more_ranks_than_cores():
     assert record(run(4, *parallel("priority")))["params_sha256"] == alone("--micro-batches", "4")["params_sha256"]
 
 
+@pytest.mark.slow
 def test_one_process_without_mpiexec():
     single = subprocess.run([sys.executable, *parallel("dear")], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert record(single)["params_sha256"] == alone()["params_sha256"]
@@ -95,6 +97,7 @@ def test_measured_costs_searched_k_and_a_trace(tmp_path):
     assert plan["lower_bound_ms"] <= plan["predicted_step_ms"]
 
 
+@pytest.mark.slow
 def test_info_looks_at_every_rank():
     ranks = len(os.sched_getaffinity(0)) + 1
     done = run(ranks, "-m", "minidl", "info", "--each-rank", "--json")
@@ -127,8 +130,8 @@ def test_the_limited_loopback_says_what_is_missing(tmp_path):
 # ------------------------------------------------------------------------------------------------------- started alike
 @pytest.mark.parametrize(("flags", "says"), [
     (["--seed", "5"], "the seed is 5 on rank 1 but 0 on rank 0"),
-    (["--model-arg", "hidden=64"], "the model's arguments"),
-    (["--bogus"], "rank 1: unrecognized arguments: --bogus"),
+    pytest.param(["--model-arg", "hidden=64"], "the model's arguments", marks=pytest.mark.slow),
+    pytest.param(["--bogus"], "rank 1: unrecognized arguments: --bogus", marks=pytest.mark.slow),
 ])
 def test_ranks_that_were_not_started_alike_end_at_once(flags, says):
     line = one_line(run(1, *parallel("priority"), ":", *parallel("priority", *flags)))
