@@ -1,7 +1,7 @@
 """Weight gradients across the border of an iteration: some W and U of step t run beside the forward of step t+1.
 
-The pass cuts a recorded step in the graphs that a steady run needs. Each holds every task at most once, under its own
-name: a delayed task in a body is that of the step before. What delayed tasks read is kept in two copies, used in turn,
+The pass cuts a recorded step in the graphs that a steady run needs. Each holds every task at most once. A delayed task is
+that of the step before: its name says so, `4W0@1` is 4W0 one step late, as in the kernel of a software pipeline. What delayed tasks read is kept in two copies, used in turn,
 so that no forward overwrites what a weight gradient still needs. Staleness there is none: U(t) comes before F(t+1) by
 the graph. The pass runs nothing and knows no schedule.
 """
@@ -68,7 +68,7 @@ def cross_border(graph: TaskGraph, delayed: Iterable[int]) -> Border:
             raise GraphError(f"task {graph.name(task)} cannot cross the border alone: {graph.name(early[0])} of the same step needs it")
     now, then = np.flatnonzero(~late).tolist(), np.flatnonzero(late).tolist()
     written = set(graph.buffer_storage[graph.writes.ids].tolist())
-    touched = {v.storage for t in then for launch in graph.launches[t] for v in launch.reads}
+    touched = {s for t in then for s in graph.buffer_storage[graph.reads[t]].tolist()}
     made_late = set(graph.buffer_storage[np.concatenate([graph.writes[t] for t in then])].tolist()) if late.any() else set()
     made_early = set(graph.buffer_storage[np.concatenate([graph.writes[t] for t in now])].tolist())
     inputs = {v.storage for v in graph.inputs}
@@ -86,7 +86,8 @@ def cross_border(graph: TaskGraph, delayed: Iterable[int]) -> Border:
 
     def part(parity: int, *, current: bool, previous: bool) -> TaskGraph:
         tasks = [(t, 1 - parity if current else parity) for t in then if previous] + [(t, parity) for t in now if current]
-        return _assembled(base, tasks, copies, current, parity)
+        part = _assembled(base, tasks, copies, current, parity)
+        return replace(part, iteration=np.repeat(np.array([1, 0], np.int32), [len(then) * previous, len(now) * current]))
 
     return Border(graph, late, (part(0, current=True, previous=False), part(1, current=True, previous=False)),
                   (part(0, current=True, previous=True), part(1, current=True, previous=True)),
@@ -118,6 +119,6 @@ def _assembled(base: TaskGraph, tasks: list[tuple[int, int]], copies: dict[int, 
         buffer_storage=np.concatenate([base.buffer_storage, np.array([copies[int(base.buffer_storage[b])][p] for b in carried for p in (0, 1)],
                                                                      base.buffer_storage.dtype)]),
         buffer_names=base.buffer_names + names if base.buffer_names else (),
-        launches=tuple(tuple(launch.moved(moved[p]) for launch in base.launches[t]) for t, p in tasks),
+        launches=tuple(tuple(launch.moved(moved[p]) for launch in base.launches[t]) for t, p in tasks) if base.launches else (),
         inputs=tuple(replace(v, storage=moved[parity].get(v.storage, v.storage)) for v in base.inputs) if current else (),
         outputs=base.outputs if current else ())

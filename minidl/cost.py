@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from .corun import CoRun
 from .graph import COMMUNICATION, Floats, Kind, TaskGraph, parse_task
 
 _KINDS = {*Kind.__members__, "flops_per_us", "bytes_per_us"}
@@ -40,7 +41,8 @@ class CostModel:
 
     `tasks`: by task name. `kinds`: by kind's name, one number or one per unit, for tasks not named. Where neither is
     given, a send costs its bytes over the link's bandwidth, a receive nothing, a collective the link's time. `launch`:
-    added to every task. `sync`: added where a task waits for another lane. `source` says where the numbers are from:
+    added to every task. `sync`: added where a task waits for another lane. `corun`: how much tasks on two streams of one
+    device slow each other down. `source` says where the numbers are from:
     given, measured or analytic.
     """
 
@@ -53,6 +55,7 @@ class CostModel:
     source: str = "given"
     unit: str = "us"
     device: str = ""
+    corun: CoRun | None = None
 
     def __post_init__(self) -> None:
         named = {**self.tasks, **self.kinds, "launch": self.launch, "sync": self.sync, "step": self.step, "latency": self.link.latency}
@@ -141,6 +144,7 @@ class CostModel:
             record = json.loads(Path(path).read_text())
             for name in record.get("tasks", {}):
                 parse_task(name)
-            return cls(**{**record, "link": Link(**record["link"])})
+            corun = CoRun(**record["corun"]) if record.get("corun") else None
+            return cls(**{**record, "link": Link(**record["link"]), "corun": corun})
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CostError(f"{path} is no cost model: {error}") from None

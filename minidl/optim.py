@@ -53,7 +53,8 @@ class Optimizer:
     def lr(self, value: float) -> None:
         if not (np.isfinite(value) and value >= 0):
             raise ValueError(f"the learning rate is {value}; it must be a finite number >= 0")
-        self._lr.numpy()[0] = value
+        # written as it lies, without settling a step: tasks that are late have their own copy of the host's number
+        tapes.current().device.array(self._lr.storage.data, self._lr.view(0))[0] = value
 
     @property
     def norm(self) -> float:

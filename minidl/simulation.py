@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .corun import play
 from .cost import CostModel
 from .graph import COMMUNICATION, Floats, Ints, Rows, TaskGraph
 from .loops import run_loop
@@ -37,10 +38,31 @@ def simulate(graph: TaskGraph, schedule: Schedule, cost: CostModel) -> Timeline:
 
 
 def times(graph: TaskGraph, schedule: Schedule, cost: CostModel) -> tuple[Floats, Floats, Floats]:
-    """Start and end of each task, and when its last dependency was there: float64, by task id."""
+    """Start and end of each task, and when its last dependency was there: float64, by task id.
+
+    On one rank, tasks on several lanes slow each other down where the costs say so.
+    """
+    if cost.corun and schedule.ranks == 1 and schedule.joined is None:
+        return _contended(graph, schedule, cost)
     clock = Clock.of(graph, schedule, cost)
     begin, end, ready = clock.run()
     return begin[clock.action], end[clock.action], ready[clock.action]
+
+
+def _contended(graph: TaskGraph, schedule: Schedule, cost: CostModel) -> tuple[Floats, Floats, Floats]:
+    assert cost.corun is not None
+    ids = schedule.ids(graph)
+    lanes = [ids[schedule.ptr[i] : schedule.ptr[i + 1]].tolist() for i in range(len(schedule.lanes))]
+    lane = np.empty(len(graph), np.int32)
+    lane[ids] = schedule.lane_of_each()
+    preds = [graph.preds[t].tolist() for t in range(len(graph))]
+    begin, end = play(lanes, preds, (cost.durations(graph) + cost.launch).tolist(), cost.sync, *cost.corun.table(graph))
+    if min(end, default=0.0) < 0:
+        schedule.validate(graph)
+    start, stop, ready = np.array(begin), np.array(end), np.zeros(len(graph))
+    source, target = graph.preds.ids, graph.preds.row_of_each()
+    np.maximum.at(ready, target, stop[source] + np.where(lane[source] != lane[target], cost.sync, 0.0))
+    return start, stop, ready
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ import numpy as np
 from . import data, models, nn, ops, optim, random, schedulers
 from . import device as devices
 from .cost import CostModel
-from .executors import SequentialExecutor, StreamExecutor
+from .crossing import steady
+from .executors import SequentialExecutor, executor
 from .graph import TaskGraph
-from .memory import plan_memory
 from .nn.module import shown
 from .recording import record
 from .schedule import Schedule
@@ -117,8 +117,9 @@ class Recorded:
                 raise ValueError(f"--streams {self.job.streams} contradicts --scheduler in_order, which uses one stream")
             if self.job.scheduler != "in_order":
                 arguments["streams"] = self.job.streams
-        if cost is not None and "cost" in schedulers.arguments(self.job.scheduler):
-            arguments["cost"] = cost
+        for name, value in ("cost", cost), ("memory_limit", self.job.memory_limit):
+            if value is not None and name in schedulers.arguments(self.job.scheduler):
+                arguments[name] = value
         return schedulers.single(self.job.scheduler, self.graph, **arguments)
 
     def measure(self, progress: Callable[[float], None] | None = None) -> CostModel:
@@ -127,7 +128,7 @@ class Recorded:
 
 @dataclass(frozen=True)
 class Prediction:
-    """A job planned but not run. Times in milliseconds."""
+    """A job planned but not run: a step as it repeats. Times in milliseconds."""
 
     graph: TaskGraph
     schedule: Schedule
@@ -138,10 +139,10 @@ class Prediction:
 
 def predict(recorded: Recorded, cost: CostModel, schedule: Schedule | None = None) -> Prediction:
     """Schedules (unless a schedule is given), proves, plans the memory and simulates; runs nothing."""
-    schedule = (schedule or recorded.schedule(cost)).validate(recorded.graph)
-    plan = plan_memory(recorded.graph, schedule, recorded.job.memory_limit)
-    timeline = simulate(recorded.graph, schedule, cost)
-    return Prediction(recorded.graph, schedule, len(schedule.waits(recorded.graph)), (timeline.makespan + cost.step) / 1000, plan.peak_bytes)
+    run = steady(recorded.graph, schedule or recorded.schedule(cost))
+    timeline = simulate(run.graph, run.schedule, cost)
+    return Prediction(run.graph, run.schedule, len(run.schedule.waits(run.graph)), (timeline.makespan + cost.step) / 1000,
+                      run.peak_bytes(recorded.job.memory_limit))
 
 
 class Trainer:
@@ -153,8 +154,8 @@ class Trainer:
     def __init__(self, recorded: Recorded, cost: CostModel, *, trace: bool = False, schedule: Schedule | None = None) -> None:
         self.recorded, self.job, self.cost = recorded, recorded.job, cost
         self.prediction = predict(recorded, cost, schedule)
-        self.run = StreamExecutor(recorded.graph, self.prediction.schedule, device=recorded.device, trace=trace,
-                                  memory_limit=recorded.job.memory_limit)
+        self.run = executor(recorded.graph, self.prediction.schedule, device=recorded.device, trace=trace,
+                            memory_limit=recorded.job.memory_limit)
         self.losses: list[float] = []
         self.seconds: list[float] = []
 

@@ -12,11 +12,12 @@ from typing import Any
 
 from ..graph import TaskGraph
 from ..schedule import Schedule
+from .multi_region import multi_region
 from .single import in_order, multi_stream
 
-SINGLE: dict[str, Callable[..., Schedule]] = {"in_order": in_order, "multi_stream": multi_stream}
+SINGLE: dict[str, Callable[..., Schedule]] = {"in_order": in_order, "multi_stream": multi_stream, "multi_region": multi_region}
 
-__all__ = ["SINGLE", "arguments", "in_order", "multi_stream", "single"]
+__all__ = ["SINGLE", "arguments", "in_order", "multi_region", "multi_stream", "single"]
 
 
 def arguments(name: str) -> list[str]:

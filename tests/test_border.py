@@ -114,3 +114,19 @@ def test_with_clipping_by_global_norm_every_update_crosses_or_none():
     _, _, graph = recorded(optim.SGD, momentum=0.9, max_norm=1.0)
     with pytest.raises(GraphError, match="cannot cross the border alone"):
         ml.cross_border(graph, [graph.index("5W0"), graph.index("5U0")])
+
+
+def test_reading_losses_and_setting_the_learning_rate_do_not_settle():
+    """Both happen after every step; neither is a parameter."""
+    expected = synchronous(optim.SGD, momentum=0.9)
+    model, opt, graph = recorded(optim.SGD, momentum=0.9)
+    late = [t for t in range(len(graph)) if not must_stay(graph)[t] and graph[t].kind in (Kind.W, Kind.U)]
+    run = ml.SteadyExecutor(ml.cross_border(graph, late), schedulers.multi_stream)
+    for i in range(STEPS):
+        opt.lr = 0.05 / (i + 1)
+        assert run._pending == (i > 0)
+        assert float(run(X[i], Y[i])) == expected[i][0]
+        assert run._pending
+    assert bits(model) == expected[-1][1]
+    assert not run._pending
+    run.close()

@@ -2,7 +2,8 @@
 
 from .checking import CheckingExecutor, VersionError, random_order
 from .sequential import SequentialExecutor
-from .steady import SteadyExecutor
+from .steady import SteadyExecutor, executor
 from .stream import StreamExecutor, TaskError
 
-__all__ = ["CheckingExecutor", "SequentialExecutor", "SteadyExecutor", "StreamExecutor", "TaskError", "VersionError", "random_order"]
+__all__ = ["CheckingExecutor", "SequentialExecutor", "SteadyExecutor", "StreamExecutor", "TaskError", "VersionError", "executor",
+           "random_order"]

@@ -15,6 +15,7 @@ import numpy as np
 from .. import device as devices
 from .. import tape as tapes
 from ..border import Border
+from ..crossing import steady
 from ..graph import Role, TaskGraph, View
 from ..schedule import Schedule
 from ..tape import Storage
@@ -50,6 +51,11 @@ class SteadyExecutor:
     def schedule(self) -> Schedule:
         """That of a body."""
         return self._body[0].schedule
+
+    @property
+    def graph(self) -> TaskGraph:
+        """A body."""
+        return self._body[0].graph
 
     @property
     def peak_bytes(self) -> int:
@@ -94,3 +100,12 @@ class SteadyExecutor:
         self.settle()
         for run in (*self._first, *self._body, *self._drain):
             run.close()
+
+
+def executor(graph: TaskGraph, schedule: Schedule, *, device: Any = None, trace: bool = False,
+             memory_limit: int | None = None) -> StreamExecutor | SteadyExecutor:
+    """What runs a recorded graph under a schedule, also one in which tasks are late: `4W0@1`."""
+    border = steady(graph, schedule).border
+    if border is None:
+        return StreamExecutor(graph, schedule, device=device, trace=trace, memory_limit=memory_limit)
+    return SteadyExecutor(border, schedule.only, device=device, trace=trace, memory_limit=memory_limit)

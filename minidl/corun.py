@@ -1,0 +1,107 @@
+"""Tasks on two streams at once slow each other down: by how much, and what that makes of a schedule.
+
+Tasks belong to groups, and a table says how much longer a task of one group takes while one of another runs beside it.
+The table comes from pairs that were measured by themselves (`minidl.measure_pairs`) or from flops and bytes; never from
+a schedule that is to be predicted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from .graph import TaskGraph, task_name
+
+_BARE = (1 << 48) - 1  # a task's key without its iteration
+
+
+@dataclass(frozen=True)
+class CoRun:
+    """`groups`: task name -> group. `slowdown[a][b]`: how many times longer a task of group a takes while one of group
+    b runs on another stream; what is not named does not slow down. `source`: measured, estimated or given."""
+
+    groups: Mapping[str, str] = field(default_factory=dict)
+    slowdown: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    source: str = "given"
+
+    def __post_init__(self) -> None:
+        for a, row in self.slowdown.items():
+            for b, factor in row.items():
+                if not (np.isfinite(factor) and factor > 0):
+                    raise ValueError(f"the slowdown of {a} beside {b} is {factor}; it must be a finite number above 0")
+
+    def factor(self, a: str, b: str) -> float:
+        return float(self.slowdown.get(a, {}).get(b, 1.0))
+
+    def gain(self, a: str, b: str) -> float:
+        """How much work two streams do together in the time that one takes for it alone: 2 at best, 1 for none."""
+        return 1 / self.factor(a, b) + 1 / self.factor(b, a)
+
+    def table(self, graph: TaskGraph) -> tuple[list[int], list[list[float]]]:
+        """The group number of each task of the graph, and the slowdown of each group beside each other."""
+        names = sorted({*self.slowdown, *(b for row in self.slowdown.values() for b in row)})
+        number = {name: i + 1 for i, name in enumerate(names)}  # 0: whatever has no group
+        group = [number.get(self.groups.get(task_name(key & _BARE), ""), 0) for key in graph.keys.tolist()]
+        return group, [[1.0] * (len(names) + 1), *([1.0, *(self.factor(a, b) for b in names)] for a in names)]
+
+    @classmethod
+    def estimated(cls, graph: TaskGraph, groups: Mapping[str, str], pairs: Iterable[tuple[str, str]],
+                  flops_per_us: float = 2e4, bytes_per_us: float = 1e4) -> CoRun:
+        """From flops and bytes: streams share the memory, so two groups that together want more of it than there is
+        slow down alike. Defaults: one modest CPU core."""
+        arithmetic, traffic = dict[str, float](), dict[str, float]()
+        for task, key in enumerate(graph.keys.tolist()):
+            name = groups.get(task_name(key & _BARE), "")
+            arithmetic[name] = arithmetic.get(name, 0.0) + float(graph.flops[task]) / flops_per_us
+            traffic[name] = traffic.get(name, 0.0) + float(graph.bytes[task]) / bytes_per_us
+        share = {g: min(1.0, traffic[g] / max(arithmetic[g], traffic[g], 1e-12)) for g in traffic}
+        slowdown: dict[str, dict[str, float]] = {}
+        for a, b in pairs:
+            slowdown.setdefault(a, {})[b] = slowdown.setdefault(b, {})[a] = max(1.0, share.get(a, 0.0) + share.get(b, 0.0))
+        return cls(dict(groups), slowdown, "estimated")
+
+
+def play(lanes: Sequence[Sequence[int]], preds: Sequence[Sequence[int]], duration: Sequence[float], sync: float,
+         group: Sequence[int], factor: Sequence[Sequence[float]]) -> tuple[list[float], list[float]]:
+    """Begin and end of each task, -1 for what never ran. A lane runs its tasks in order, each as early as it can, and
+    while others run beside it at 1 / (1 + the sum of their slowdowns less 1) of its speed."""
+    count = len(lanes)
+    begin, end, lane_of = [-1.0] * len(duration), [-1.0] * len(duration), [-1] * len(duration)
+    for lane, order in enumerate(lanes):
+        for task in order:
+            lane_of[task] = lane
+    at, left, running, now = [0] * count, [0.0] * count, [-1] * count, 0.0
+    while True:
+        step = np.inf
+        for lane in range(count):
+            if running[lane] < 0 and at[lane] < len(lanes[lane]):
+                task, ready = lanes[lane][at[lane]], 0.0
+                for p in preds[task]:
+                    there = end[p]
+                    if there < 0:
+                        ready = np.inf
+                        break
+                    if lane_of[p] != lane:
+                        there += sync
+                    ready = max(ready, there)
+                if ready <= now:
+                    running[lane], left[lane], begin[task] = task, duration[task], now
+                    at[lane] += 1
+                elif ready - now < step:
+                    step = ready - now
+        busy = [lane for lane in range(count) if running[lane] >= 0]
+        if not busy and step == np.inf:
+            return begin, end
+        slow = {}
+        for lane in busy:
+            mine = factor[group[running[lane]]]
+            slow[lane] = 1.0 + sum(mine[group[running[other]]] - 1.0 for other in busy if other != lane)
+            step = min(step, left[lane] * slow[lane])
+        now += step
+        for lane in busy:
+            left[lane] -= step / slow[lane]
+            if left[lane] <= 1e-9 * duration[running[lane]]:
+                end[running[lane]] = now
+                running[lane] = -1

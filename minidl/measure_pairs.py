@@ -1,0 +1,96 @@
+"""How much two tasks on two streams slow each other down, measured pair by pair on the device.
+
+Never in the schedule that is to be predicted: one stream runs a piece of the chain over and over, the other one weight
+gradient, and both are timed alone and together.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from .corun import CoRun
+from .cost import CostModel
+from .executors.bound import Bound
+from .graph import TaskGraph
+from .streams import Program, Stream, run_program
+
+PIECE = 2000.0  #: microseconds of a group's tasks that stand for all of them
+
+
+def measure_pairs(graph: TaskGraph, cost: CostModel, groups: Mapping[str, str], pairs: Iterable[tuple[str, str]], *,
+                  device: Any = None, rounds: int = 3, seed: int = 0, progress: Callable[[float], None] | None = None) -> CoRun:
+    """The slowdown of each pair (a, b) of groups, both ways; `groups`: task name -> group, `cost`: of the tasks alone.
+
+    Works on copies, so no parameter changes. `progress(share done)` is called after each pair.
+    """
+    pairs = list(pairs)
+    bound = Bound(graph, None, device, private=True)
+    bound.load_random(np.random.Generator(np.random.Philox(seed)))
+    with np.errstate(all="ignore"):
+        for task in range(len(graph)):  # in order, so that everything holds a value
+            for call in bound.thunks(task):
+                call()
+    duration = cost.durations(graph)
+    members: dict[str, list[int]] = {}
+    for task in range(len(graph)):
+        members.setdefault(groups.get(graph.name(task), ""), []).append(task)
+    pieces = {name: _piece(members[name], duration) for name in {g for pair in pairs for g in pair}}
+    programs = {name: [c for t in piece for c in bound.thunks(t)] for name, piece in pieces.items()}
+    alone = {name: max(float(duration[piece].sum()), 1.0) for name, piece in pieces.items()}
+    slowdown: dict[str, dict[str, float]] = {}
+    stream = Stream("pairs", 1)
+    try:
+        for n, (a, b) in enumerate(pairs):
+            found = [_together(stream, programs[a], programs[b], alone[a], alone[b]) for _ in range(rounds)]
+            for one, other, which in ((a, b, 0), (b, a, 1)):
+                slowdown.setdefault(one, {})[other] = max(1.0, statistics.median(f[which] for f in found))
+            if progress:
+                progress((n + 1) / len(pairs))
+    finally:
+        stream.close()
+    return CoRun(dict(groups), slowdown, "measured")
+
+
+def _piece(tasks: Sequence[int], duration: Any) -> list[int]:
+    """Tasks evenly over a group, about PIECE long; at least one, of median length."""
+    total = float(duration[list(tasks)].sum())
+    if total <= PIECE:
+        return list(tasks)
+    count = max(1, int(len(tasks) * PIECE / total))
+    if count == 1:
+        return [sorted(tasks, key=lambda t: duration[t])[len(tasks) // 2]]
+    return [tasks[i * len(tasks) // count] for i in range(count)]
+
+
+def _together(stream: Stream, one: Program, other: Program, one_alone: float, other_alone: float) -> tuple[float, float]:
+    """How many times longer each program takes beside the other. The second runs for as long as the first, and longer."""
+    times = max(1, round(PIECE / one_alone))
+    repeats = max(2, round(2.5 * times * one_alone / other_alone))
+    base_one, base_other = _seconds(one, times), _seconds(other, max(1, repeats // 2)) / max(1, repeats // 2)
+    stamps: list[float] = []
+    program: Program = []
+    for _ in range(repeats):
+        program += [*other, lambda: stamps.append(perf_counter())]
+    stream.start([lambda: stamps.append(perf_counter()), *program])
+    while not stamps:
+        pass
+    begin = perf_counter()
+    run_program(one * times)
+    end = perf_counter()
+    stream.join()
+    inside = [s for s in stamps if begin <= s <= end]
+    slow_one = (end - begin) / base_one
+    if len(inside) >= 3:
+        return slow_one, (inside[-1] - inside[0]) / (len(inside) - 1) / base_other
+    return slow_one, (stamps[1] - stamps[0]) / base_other
+
+
+def _seconds(program: Program, times: int) -> float:
+    begin = perf_counter()
+    run_program(program * times)
+    return perf_counter() - begin

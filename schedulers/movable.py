@@ -1,0 +1,203 @@
+"""What of a recorded step can leave its place: weight gradients with the updates that only they hold up.
+
+The rest, the chain, runs on the main stream in its recorded order. A place for each item makes a schedule: on which
+stream, before which task of the chain, and whether one step late, beside the forward of the next iteration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from ..border import must_stay
+from ..corun import CoRun, play
+from ..cost import CostModel
+from ..crossing import late
+from ..graph import ROLES, Kind, Rows, TaskGraph, derive_edges
+from ..schedule import Lane, Schedule
+
+MAIN, SUB = "main", "sub"
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """Tasks that move together, in recorded order. It may start when the chain has done its first `release` tasks and,
+    one step late, must end before the next iteration's chain reaches its task number `deadline`. Recorded it was before
+    task number `home`."""
+
+    tasks: tuple[int, ...]
+    home: int
+    release: int
+    deadline: int
+    preds: tuple[int, ...]  # items of the same step that must come first
+    succs: tuple[int, ...]
+    work: float
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """On `lane`, before task number `before` of the chain; `late`: one step late. `before` may be the chain's length."""
+
+    lane: str
+    before: int
+    late: bool = False
+
+
+Places = Mapping[int, Place]  #: by item; an item without a place runs where it was recorded, on the main stream
+
+
+@dataclass(frozen=True)
+class Step:
+    """A recorded step, its costs, its chain (task ids) and its items."""
+
+    graph: TaskGraph
+    cost: CostModel
+    chain: tuple[int, ...]
+    items: tuple[Item, ...]
+
+    @classmethod
+    def of(cls, graph: TaskGraph, cost: CostModel, apart: bool = False) -> Step:
+        """`apart`: updates are items of their own, also where they wait for one weight gradient alone."""
+        duration = (cost.durations(graph) + cost.launch).tolist()
+        stays = must_stay(graph)
+        chain = tuple(np.flatnonzero(stays).tolist())
+        place = {task: i for i, task in enumerate(chain)}
+        members: list[list[int]] = []
+        item_of: dict[int, int] = {}
+        origin: list[set[int]] = []  # the weight gradients that an item waits for
+        for task in np.flatnonzero(~stays).tolist():
+            before = {item_of[p] for p in graph.preds[task].tolist() if p in item_of}
+            awaited = set().union(*(origin[b] for b in before))
+            if graph.kind[task] == Kind.U and len(awaited) == 1 and awaited <= before and not apart:
+                (item_of[task],) = awaited  # an update goes with the one weight gradient that holds it up
+                members[item_of[task]].append(task)
+            else:
+                item_of[task] = len(members)
+                members.append([task])
+                origin.append({item_of[task]} if graph.kind[task] == Kind.W else awaited)
+        preds = [sorted({item_of[p] for t in tasks for p in graph.preds[t].tolist() if p in item_of} - {i})
+                 for i, tasks in enumerate(members)]
+        succs: list[list[int]] = [[] for _ in members]
+        for i, some in enumerate(preds):
+            for p in some:
+                succs[p].append(i)
+        release = [0] * len(members)
+        for i, tasks in enumerate(members):
+            own = [place[p] + 1 for t in tasks for p in graph.preds[t].tolist() if p in place]
+            release[i] = max([*own, *(release[p] for p in preds[i])], default=0)
+        for i in reversed(range(len(members))):  # what waits for nothing, such as a counter, comes just in time
+            if not release[i] and succs[i]:
+                release[i] = min(release[s] for s in succs[i])
+        needed = _first_readers(graph, chain)
+        items = tuple(Item(tuple(tasks), int(np.searchsorted(chain, tasks[0])), release[i], min((needed.get(b, len(chain)) for t in tasks
+                                                          for b in graph.writes[t].tolist()), default=len(chain)),
+                           tuple(preds[i]), tuple(succs[i]), sum(duration[t] for t in tasks))
+                      for i, tasks in enumerate(members))
+        return cls(graph, cost, chain, items)
+
+    def taken_apart(self, places: Places) -> tuple[Step, Places]:
+        """The same step with updates as items of their own, and the same places."""
+        fine = Step.of(self.graph, self.cost, apart=True)
+        of_task = {t: places[i] for i, item in enumerate(self.items) if i in places for t in item.tasks}
+        return fine, {i: of_task[item.tasks[0]] for i, item in enumerate(fine.items) if item.tasks[0] in of_task}
+
+    @property
+    def corun(self) -> CoRun:
+        return self.cost.corun or CoRun()
+
+    @cached_property
+    def duration(self) -> list[float]:
+        return (self.cost.durations(self.graph) + self.cost.launch).tolist()
+
+    @cached_property
+    def _groups(self) -> tuple[list[int], list[list[float]]]:
+        return self.corun.table(self.graph)
+
+    @cached_property
+    def global_update(self) -> bool:
+        """Whether some update waits for the weight gradients of several layers, as clipping by global norm does."""
+        graph, units = self.graph, list[set[int]]()
+        for item in self.items:
+            own = {int(graph.unit[t]) for t in item.tasks if graph.kind[t] == Kind.W}
+            units.append(own or set().union(*(units[p] for p in item.preds)))
+            if not own and len(units[-1]) > 1:
+                return True
+        return False
+
+    @cached_property
+    def _edges(self) -> tuple[list[list[int]], list[list[int]]]:
+        """Predecessors of each task within a step, and in the step before."""
+        graph, n = self.graph, len(self.graph)
+        shared = np.array([ROLES[r].persistent for r in graph.buffer_role], bool)
+        buffers = len(shared)
+
+        def twice(rows: Rows) -> Rows:
+            second = np.where(shared[rows.ids], rows.ids, rows.ids + buffers)
+            return Rows(np.append(rows.ptr, rows.ptr[1:] + rows.ptr[-1]), np.append(rows.ids, second).astype(np.int32))
+
+        both = derive_edges(twice(graph.reads), twice(graph.writes), 2 * buffers)
+        return [graph.preds[t].tolist() for t in range(n)], [[p for p in both[t + n].tolist() if p < n] for t in range(n)]
+
+    def lanes(self, places: Places) -> dict[str, list[int]]:
+        """The tasks of both streams in order."""
+        number = {task: i for i, task in enumerate(self.chain)}
+        keyed: dict[str, list[tuple[float, int, int, int]]] = {MAIN: [(i, 1, 0, t) for t, i in number.items()], SUB: []}
+        for i, item in enumerate(self.items):
+            place = places.get(i)
+            for t in item.tasks:
+                lane, before, now = (MAIN, int(np.searchsorted(self.chain, t)), 1) if place is None else (
+                    place.lane, place.before, int(not place.late))
+                keyed[lane].append((before, 0, t + now * len(self.graph), t))  # what is late goes first
+        return {lane: [t for *_, t in sorted(tasks)] for lane, tasks in keyed.items()}
+
+    def makespan(self, places: Places) -> float:
+        """Of a step as it repeats; infinite where the streams would wait for each other for ever."""
+        here, across = self._edges
+        delayed = {t for i, p in places.items() if p.late for t in self.items[i].tasks}
+        preds = here
+        if delayed:
+            preds = [[p for p in here[t] if p in delayed] if t in delayed
+                     else here[t] + [p for p in across[t] if p in delayed] for t in range(len(here))]
+        lanes = [order for order in self.lanes(places).values() if order]
+        _, end = play(lanes, preds, self.duration, self.cost.sync, *self._groups)
+        return max(end, default=0.0) if min(end, default=0.0) >= 0 else float("inf")
+
+    def schedule(self, places: Places) -> Schedule:
+        lanes = {Lane(0, name): order for name, order in self.lanes(places).items() if order}
+        delayed = [t for i, p in places.items() if p.late for t in self.items[i].tasks]
+        schedule = Schedule.of(self.graph, lanes)
+        return late(schedule, self.graph, np.array(delayed, np.int64)) if delayed else schedule
+
+    def bounds(self, places: Places, i: int, crossing: bool) -> tuple[int, int]:
+        """The numbers of the first and last place of item i, as the other items stand."""
+        item, end = self.items[i], len(self.chain)
+
+        first = max([item.release, *(self.number(places, p) for p in item.preds)])
+        last = min([self.round + item.deadline if crossing else end, *(self.number(places, s) for s in item.succs)])
+        return first, last
+
+    def number(self, places: Places, i: int) -> int:
+        """Of the place of item i."""
+        place = places.get(i)
+        return self.items[i].home if place is None else place.before + self.round * place.late
+
+    @property
+    def round(self) -> int:
+        """How many places a step has. Numbers of places count on into the next one."""
+        return len(self.chain) + 1
+
+    def place(self, lane: str, number: int) -> Place:
+        return Place(lane, number % self.round, number >= self.round)
+
+
+def _first_readers(graph: TaskGraph, chain: Sequence[int]) -> dict[int, int]:
+    """For each buffer that outlives a step the first task of the chain, by its number, that reads or writes it."""
+    found: dict[int, int] = {}
+    for i, task in enumerate(chain):
+        for b in (*graph.reads[task].tolist(), *graph.writes[task].tolist()):
+            if ROLES[graph.buffer_role[b]].persistent:
+                found.setdefault(b, i)
+    return found

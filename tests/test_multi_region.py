@@ -1,0 +1,178 @@
+"""multi_region: never slower than the others under the same limit, near the exhaustive optimum, the same bits."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+import minidl as ml
+from minidl import schedulers
+from minidl.border import cross_border
+from minidl.corun import CoRun
+from minidl.crossing import delayed, steady
+from minidl.graph import GraphBuilder, Kind, Role, TaskGraph
+from minidl.memory import MemoryLimitError
+from minidl.schedulers.movable import Step
+from minidl.schedulers.multi_region import plan
+from minidl.schedulers.regions import regions
+
+
+def network(layers: int, nbytes: int = 1000) -> TaskGraph:
+    """A step of a plain network without kernels: F, then O and W of each layer, then U."""
+    b = GraphBuilder()
+    x = b.buffer("x", nbytes, Role.INPUT)
+    weights = [b.buffer(f"w{i}", nbytes, Role.PARAMETER) for i in range(layers)]
+    activations = [x]
+    for i in range(layers):
+        activations.append(b.buffer(f"a{i}", nbytes))
+        b.task(i, Kind.F, reads=[activations[i], weights[i]], writes=[activations[i + 1]])
+    gradient, grads = activations[-1], []
+    for i in reversed(range(layers)):
+        grads.append((i, b.buffer(f"dw{i}", nbytes, Role.GRADIENT)))
+        b.task(i, Kind.W, reads=[activations[i], gradient], writes=[grads[-1][1]])
+        if i:
+            below = b.buffer(f"d{i}", nbytes, Role.GRADIENT)
+            b.task(i, Kind.O, reads=[gradient, weights[i]], writes=[below])
+            gradient = below
+    for i, g in sorted(grads):
+        b.task(i, Kind.U, reads=[g, weights[i]], writes=[weights[i]])
+    return b.build()
+
+
+def optimum(graph: TaskGraph, duration: list[float], best: float) -> float:
+    """The shortest makespan on two streams, by trying all active schedules; `best` is known to be possible."""
+    n = len(graph)
+    preds, succs = [graph.preds[t].tolist() for t in range(n)], [graph.succs[t].tolist() for t in range(n)]
+    tail = [0.0] * n
+    for t in reversed(range(n)):
+        tail[t] = duration[t] + max((tail[s] for s in succs[t]), default=0.0)
+    seen: dict[Any, float] = {}
+
+    def go(done: int, end: dict[int, float], free: tuple[float, float], rest: float) -> None:
+        nonlocal best
+        if done == (1 << n) - 1:
+            best = min(best, max(free))
+            return
+        if (sum(free) + rest) / 2 >= best - 1e-9:
+            return
+        open_ends = tuple((t, end[t]) for t in end if any(not done >> s & 1 for s in succs[t]) and end[t] > free[0])
+        key = (done, free, open_ends)
+        if key in seen:
+            return
+        seen[key] = 0.0
+        for t in range(n):
+            if done >> t & 1 or any(not done >> p & 1 for p in preds[t]):
+                continue
+            ready = max((end[p] for p in preds[t]), default=0.0)
+            for lane in (0, 1):
+                begin = max(free[lane], ready)
+                if begin + tail[t] >= best - 1e-9:
+                    continue
+                after = tuple(sorted((begin + duration[t], free[1 - lane])))
+                go(done | 1 << t, {**end, t: begin + duration[t]}, (after[0], after[1]), rest - duration[t])
+
+    go(0, {}, (0.0, 0.0), sum(duration))
+    return best
+
+
+def best_of_all(graph: TaskGraph, cost: ml.CostModel, known: float) -> float:
+    """Over every set of layers whose W and U are one step late."""
+    layers = int(graph.unit.max()) + 1
+    for count in range(layers + 1):
+        for late in itertools.combinations(range(layers), count):
+            ids = [t for t in range(len(graph)) if graph.kind[t] in (Kind.W, Kind.U) and graph.unit[t] in late]
+            body = cross_border(graph, ids).body[0] if ids else graph
+            known = min(known, optimum(body, cost.durations(body).tolist(), known))
+    return known
+
+
+def price(graph: TaskGraph, schedule: ml.Schedule, cost: ml.CostModel) -> float:
+    run = steady(graph, schedule)
+    return ml.simulate(run.graph, run.schedule, cost).makespan
+
+
+def random_costs(seed: int, layers: int) -> ml.CostModel:
+    rng = np.random.default_rng(seed)
+    return ml.CostModel.given(*(rng.integers(1, 10, layers).tolist() for _ in range(3)), update=rng.integers(0, 3, layers).tolist())
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_small_graphs_within_2_percent_of_the_optimum(seed: int) -> None:
+    layers = 2 + seed % 3
+    graph, cost = network(layers), random_costs(seed, layers)
+    found = price(graph, schedulers.multi_region(graph, cost), cost)
+    assert found <= 1.02 * best_of_all(graph, cost, found)
+
+
+@settings(max_examples=15, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+@given(seed=st.integers(0, 10**6), layers=st.integers(1, 6), slow=st.floats(1.0, 2.5), crossing=st.booleans(), data=st.data())
+def test_never_slower_than_the_others_under_the_same_limit(seed: int, layers: int, slow: float, crossing: bool, data: Any) -> None:
+    graph = network(layers, nbytes=512)
+    groups = {graph.name(t): graph.kind[t].item() for t in range(len(graph))}
+    corun = CoRun({k: str(v) for k, v in groups.items()}, {"0": {"2": slow}, "1": {"2": 1.2}, "2": {"0": slow, "1": 1.1}})
+    cost = ml.CostModel(**{**vars(random_costs(seed, layers)), "corun": corun})
+    others = {n: schedulers.single(n, graph, **({"cost": cost} if n == "multi_stream" else {})) for n in ("in_order", "multi_stream")}
+    peaks = {name: steady(graph, s).peak_bytes() for name, s in others.items()}
+    limit = data.draw(st.one_of(st.none(), st.integers(min(peaks.values()), 2 * max(peaks.values()))))
+    mine = plan(graph, cost, limit, crossing)
+    run = steady(graph, mine.schedule)
+    assert limit is None or run.peak_bytes() <= limit
+    assert crossing or not len(delayed(graph, mine.schedule))
+    fitting = [s for name, s in others.items() if limit is None or peaks[name] <= limit]
+    assert price(graph, mine.schedule, cost) <= min(price(graph, s, cost) for s in fitting) * (1 + 1e-9)
+    assert plan(graph, cost, limit, crossing).schedule.to_csv() == mine.schedule.to_csv()
+
+
+def test_the_smallest_limit_that_can_work_is_named() -> None:
+    graph, cost = network(5), random_costs(1, 5)
+    least = plan(graph, cost, curve=True).smallest_limit
+    assert steady(graph, schedulers.multi_region(graph, cost, memory_limit=least)).peak_bytes() <= least
+    with pytest.raises(MemoryLimitError, match=f"the smallest limit that can work is {least:,}"):
+        schedulers.multi_region(graph, cost, memory_limit=least - 1)
+
+
+def test_the_curve_falls() -> None:
+    graph = network(8)
+    cost = ml.CostModel.given(1, 1, 3)
+    curve = plan(graph, cost, curve=True).curve
+    assert len(curve) > 1
+    assert all(a.peak_bytes < b.peak_bytes and a.makespan > b.makespan for a, b in itertools.pairwise(curve))
+    for c in curve:
+        assert plan(graph, cost, memory_limit=c.peak_bytes).chosen.makespan <= c.makespan * (1 + 1e-9)
+
+
+def test_slow_pairs_are_kept_apart() -> None:
+    """Beside the backward pass nothing is won, so weight gradients go beside the next forward."""
+    graph, cost = network(8), ml.CostModel.given(3, 3, 1)
+    groups = {graph.name(t): graph[t].kind.name for t in range(len(graph))}
+    corun = CoRun(groups, {"O": {"W": 2.5}, "W": {"O": 2.5}})
+    schedule = schedulers.multi_region(graph, ml.CostModel(**{**vars(cost), "corun": corun}))
+    assert len(delayed(graph, schedule)) >= 8
+    assert not len(delayed(graph, schedulers.multi_region(graph, cost, crossing=False)))
+
+
+def test_regions_are_all_of_the_chain() -> None:
+    for layers in (1, 3, 40):
+        step = Step.of(network(layers), random_costs(0, layers))
+        cut = regions(step.graph, step.chain, step.duration)
+        assert [r.begin for r in cut] == [0, *(r.end for r in cut[:-1])]
+        assert cut[-1].end == len(step.chain)
+        assert sum(r.time for r in cut) == pytest.approx(sum(step.duration[t] for t in step.chain))
+
+
+def test_a_plan_with_late_tasks_survives_its_file(tmp_path: Any) -> None:
+    graph, cost = network(6), ml.CostModel.given(2, 1, 2)
+    schedule = schedulers.multi_region(graph, cost)
+    assert len(delayed(graph, schedule))
+    schedule.save(tmp_path / "plan.csv")
+    again = ml.Schedule.load(tmp_path / "plan.csv")
+    assert delayed(graph, again).tolist() == delayed(graph, schedule).tolist()
+    assert price(graph, again, cost) == price(graph, schedule, cost)
+    late = next(name for lane in range(2) for name in schedule.names(lane) if name.endswith("W0@1"))
+    with pytest.raises(ml.ScheduleError, match="unknown task 9W0@1"):
+        steady(graph, ml.Schedule.from_csv(again.to_csv().replace(f",{late}", ",9W0@1")))
