@@ -31,7 +31,7 @@ def priced(problem, cost, schedule):
 
 
 @pytest.mark.parametrize(("cap", "makespan", "span"), [
-    (2, 41, 41), (3, 31, 31), (4, 27, 27), (5, 27, 26), (6, 27, 25), (7, 27, 24), (8, 27, 24), (None, 27, 24)])
+    pytest.param(2, 41, 41, marks=pytest.mark.slow), pytest.param(3, 31, 31, marks=pytest.mark.slow), (4, 27, 27), (5, 27, 26), (6, 27, 25), (7, 27, 24), (8, 27, 24), (None, 27, 24)])
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_exact_optima_of_4_ranks_and_8_micro_batches(cap, makespan, span, objective):
     problem, cost = problem_of(4, 8, cap=cap)

@@ -46,7 +46,7 @@ def plans(draw):
 
 
 @given(plans())
-@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 def test_every_policy_is_valid_whatever_the_costs(found):
     plan, cost = found
     proved = pipeline.validate(plan)
@@ -60,7 +60,7 @@ def test_every_policy_is_valid_whatever_the_costs(found):
 
 
 @given(plans())
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 def test_communication_neither_deadlocks_nor_costs_time(found):
     plan, cost = found
     graph, schedule = pipeline.add_communication(plan.graph, plan.schedule)

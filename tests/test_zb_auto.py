@@ -82,6 +82,7 @@ def test_every_order_is_valid_within_the_cap_and_not_below_the_bound(data, p, m,
     assert found.makespan <= serial * (1 + 1e-9)
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(p=st.integers(2, 6), m=st.integers(2, 12), f=COSTS, o=COSTS, w=COSTS, latency=st.sampled_from([0, 0.5, 2]))
 def test_is_never_slower_than_the_handmade_zero_bubble_schedules_under_their_peak(p, m, f, o, w, latency):

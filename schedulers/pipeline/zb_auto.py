@@ -11,12 +11,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ...graph import Floats, Ints, Kind
+from ...graph import Floats, Ints, Kind, unpack
 from ...loops import run_loop
 from ...schedule import Schedule
+from .flush import one_f_one_b
 from .placement import PipelineError
 from .polish import SAME, polish
 from .problem import Order, Problem, schedule_of
+from .zero_bubble import zb_h1, zb_h2
 
 #: forwards ahead per rank to the end, the most telling first: ZB-H1, ZB-H2, and what lies around them
 SLOPES = (1.0, 2.0, 1.4, 2.4, 2.1, 1.2, 1.6, 1.8, 2.2, 3.0, 2.6, 0.75, 0.5, 0.0)
@@ -66,8 +68,23 @@ def zb_auto(problem: Problem, kept: float = 1.0) -> Schedule:
     ran = [c for c in found if found[c][0] < np.inf]
     best_of_line = {c.ahead: c for c in sorted(ran, key=found.__getitem__, reverse=True)}
     chosen = sorted(best_of_line.values(), key=found.__getitem__)[:POLISHED]
-    orders = list_schedule(problem, cap, kept, chosen, keep=True)[2]
+    orders = [*list_schedule(problem, cap, kept, chosen, keep=True)[2], *_handmade(problem, cap)]
     return order_of(min((polish(problem, cap, kept, order, bounds) for order in orders), key=lambda one: [float(f"{t:.11g}") for t in one[0]])[1])
+
+
+def _handmade(problem: Problem, cap: float) -> list[Ints]:
+    """The kinds, rank by rank, of the published orders that fit the cap: what the search finds is no worse than they are."""
+    p, m = problem.ranks, problem.micro_batches
+    fitting = [zb_h1, one_f_one_b] if cap >= min(p, m) else []
+    fitting += [zb_h2] if cap >= 2 * p - 1 <= m else []
+    orders = []
+    for order in fitting:
+        kinds = unpack(order(problem).keys)[1]
+        joint = kinds == Kind.B
+        split = np.repeat(kinds, np.where(joint, 2, 1))
+        split[split == Kind.B] = np.tile([Kind.O, Kind.W], int(joint.sum()))
+        orders.append(split.reshape(p, 3 * m).astype(np.int8))
+    return orders
 
 
 def cap_of(problem: Problem) -> float:
