@@ -166,8 +166,11 @@ def test_reading_a_parameter_settles_where_a_rank_has_a_process_of_its_own():
     (model, found), = prepared("priority", 1)
     run = DistributedExecutor(found.graph, found.schedule, _Own(0, LoopBack.ranks(1)[0]._board))
     x, y = batches(1)
-    run(x[0, 0], y[0, 0])
+    run(ml.array(x[0, 0]), ml.array(y[0, 0]))
     assert run in tape.unsettled
+    with pytest.raises(ml.ShapeError):
+        run(x[0, 0, :1], y[0, 0])
+    assert run in tape.unsettled, "an input that does not fit changes nothing"
     seen = bits(*model.parameters())
     assert run not in tape.unsettled
     run.close()

@@ -161,16 +161,24 @@ class DistributedExecutor:
     def __call__(self, *inputs: Any) -> Any:
         if self._error is not None:
             raise self._error
-        if self.communicator.own_process and tapes.unsettled - {self}:
-            tapes.settle()
-        self._bound.load(inputs, settles=False)
+        tapes.unsettled.discard(self)
+        try:
+            if self.communicator.own_process and tapes.unsettled:
+                tapes.settle()
+            self._bound.load(inputs, settles=False)
+        finally:
+            self._remember()
         owed, self._owed = self._owed, False
         tapes.unsettled.discard(self)
         self._run(self._steady if owed else self._first)
         self._owed = True
-        if self.communicator.own_process:
-            tapes.unsettled.add(self)
+        self._remember()
         return self._bound.results()
+
+    def _remember(self) -> None:
+        """Whoever reads parameters from now on settles first, if updates are due."""
+        if self._owed and self.communicator.own_process:
+            tapes.unsettled.add(self)
 
     def settle(self) -> None:
         """Waits for the communication of the last step and makes its updates."""
