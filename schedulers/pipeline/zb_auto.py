@@ -77,7 +77,7 @@ def _handmade(problem: Problem, cap: float) -> list[Ints]:
     p, m = problem.ranks, problem.micro_batches
     fitting = [zb_h1, one_f_one_b] if cap >= min(p, m) else []
     fitting += [zb_h2] if cap >= 2 * p - 1 <= m else []
-    orders = []
+    orders: list[Ints] = []
     for order in fitting:
         kinds = unpack(order(problem).keys)[1]
         joint = kinds == Kind.B
@@ -167,7 +167,7 @@ def list_schedule(problem: Problem, cap: float, kept: float, batch: list[Candida
 
 def order_of(kinds: Ints) -> Schedule:
     """The schedule of kinds in order per rank, each kind first in first out."""
-    orders = []
+    orders: list[Ints] = []
     for rank, kind in enumerate(kinds):
         micro = np.empty(len(kind), np.int64)
         for k in (Kind.F, Kind.O, Kind.W):

@@ -1,0 +1,88 @@
+"""The README's table of measurements, made from the records in `bench/results/`.
+
+    python bench/tables.py            prints it
+    python bench/tables.py --write    puts it into README.md between its two marks
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+sys.path[:0] = [str(Path(__file__).parent)]
+
+from common import RESULTS
+
+README = Path(__file__).parent.parent / "README.md"
+MARKS = "<!-- measured: made by bench/tables.py -->", "<!-- end of measured -->"
+Row = tuple[str, str, str, str]
+
+
+def times(r: dict[str, float]) -> str:
+    """A ratio with its spread."""
+    return f"{r['median']:.2f}x ({r['p10']:.2f} to {r['p90']:.2f})"
+
+
+def mlp(record: dict[str, Any]) -> Iterator[Row]:
+    targets = {"16 x 64, batch 8": ">= 3.5x", "784-512-512-10, batch 64": ">= 1.0x", "8 x 1024, batch 256": "-"}
+    for name, e in record["networks"].items():
+        for key, value in e.items():
+            if key.startswith("against torch"):
+                yield f"MLP {name}: {key.removeprefix('against ')} / minidl in order", times(value), targets[name] if "eager" in key else "-", "mlp"
+        if name.startswith("8 x"):
+            yield f"MLP {name}: one stream / two streams", times(e["two_streams_against_one"]), ">= 1.3x, ideal 1.41x", "mlp"
+            both = e["step_ms"]["minidl in_order"]["median"] / e["step_ms"]["one stream, two BLAS threads"]["median"]
+            yield f"MLP {name}: one stream / one stream with two BLAS threads", f"{both:.2f}x", "-", "mlp"
+        if "overhead_us_per_task" in e:
+            yield "a task beyond its kernel calls, one lane", f"{e['overhead_us_per_task']['median']:.2f} us", "<= 0.2 us", "mlp"
+        errors = ", ".join(f"{k} {v['median']:+.1%} (worst {v['worst']:+.1%})" for k, v in e["prediction_error"].items())
+        yield f"MLP {name}: predicted against measured step", errors, "5 %, two streams 10 %", "mlp"
+
+
+def cnn(record: dict[str, Any]) -> Iterator[Row]:
+    for name, e in record["networks"].items():
+        yield f"{name}, batch {e['batch']}: minidl / torch channels-last", times(e["ratio"]), "<= 2.5x", "cnn"
+
+
+def planning(record: dict[str, Any]) -> Iterator[Row]:
+    for c in record["cases"]:
+        if (c["ranks"], c["micro_batches"]) in ((256, 1024), (1024, 4096)):
+            target = "<= 10 s" if c["ranks"] == 256 else "<= 120 s, 12 GiB"
+            yield (f"{c['scheduler']}, {c['ranks']} ranks, {c['micro_batches']} micro-batches: plan, prove, simulate",
+                   f"{c['plan_validate_simulate_s']:.1f} s, {c['peak_gib']:.1f} GiB, {c['simulated_tasks_per_s'] / 1e6:.1f} M tasks/s simulated", target, "planning")
+
+
+TABLES: dict[str, Callable[[dict[str, Any]], Iterator[Row]]] = {"mlp": mlp, "cnn": cnn, "planning": planning}
+
+
+def table() -> str:
+    """Markdown."""
+    lines = ["| what | seen | target | record |", "|---|---|---|---|"]
+    where = []
+    for name, rows in TABLES.items():
+        path = RESULTS / f"{name}.json"
+        if path.exists():
+            record = json.loads(path.read_text())
+            lines += [f"| {what} | {seen} | {target} | [{source}](bench/results/{source}.json) |" for what, seen, target, source in rows(record)]
+            about = record.get("machine", record)
+            where.append(f"{name}: {about['cpu']}, {about['cores']} cores, commit {about['commit']}, {about['date']}")
+    return "\n".join([*lines, "", *(f"{w}  " for w in where)])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--write", action="store_true")
+    if not parser.parse_args().write:
+        print(table())
+        return
+    text = README.read_text()
+    before, rest = text.split(MARKS[0])
+    README.write_text(f"{before}{MARKS[0]}\n{table()}\n{MARKS[1]}{rest.split(MARKS[1])[1]}")
+
+
+if __name__ == "__main__":
+    main()
