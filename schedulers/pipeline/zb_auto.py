@@ -167,7 +167,7 @@ def list_schedule(problem: Problem, cap: float, kept: float, batch: list[Candida
 
 def order_of(kinds: Ints) -> Schedule:
     """The schedule of kinds in order per rank, each kind first in first out."""
-    orders: list[Ints] = []
+    orders = []
     for rank, kind in enumerate(kinds):
         micro = np.empty(len(kind), np.int64)
         for k in (Kind.F, Kind.O, Kind.W):
