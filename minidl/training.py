@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from . import data, models, nn, ops, optim, random, schedulers
 from . import device as devices
+from .corun import CoRun
 from .cost import CostModel
 from .crossing import steady
 from .executors import SequentialExecutor, executor
 from .graph import TaskGraph
+from .measure_pairs import measure_pairs
 from .nn.module import shown
 from .recording import record
 from .schedule import Schedule
@@ -66,8 +68,10 @@ class Recorded:
     """A job's model and optimizer, and its step as a graph. Nothing has run.
 
     With ranks, it is the step of one of them on its equal share of each batch. Raises DataError or ValueError where the
-    batch does not divide.
+    batch does not divide. `notes`: what the scheduler had to say.
     """
+
+    notes: tuple[str, ...] = ()
 
     def __init__(self, job: Job, rank: int = 0, ranks: int = 1) -> None:
         self.job, self.rank, self.ranks = job, rank, ranks
@@ -120,7 +124,23 @@ class Recorded:
         for name, value in ("cost", cost), ("memory_limit", self.job.memory_limit):
             if value is not None and name in schedulers.arguments(self.job.scheduler):
                 arguments[name] = value
+        if self.job.scheduler == "multi_region":
+            found = self.region_plan(**arguments)
+            self.notes = found.notes
+            return found.schedule
         return schedulers.single(self.job.scheduler, self.graph, **arguments)
+
+    def region_plan(self, cost: CostModel | None = None, **arguments: Any) -> schedulers.RegionPlan:
+        """What multi_region makes of the graph, and why."""
+        schedulers.check("multi_region", self.job.scheduler_args)
+        return schedulers.region_plan(self.graph, cost, **{**self.job.scheduler_args, **arguments})
+
+    def with_pairs(self, cost: CostModel, measured: bool, progress: Callable[[float], None] | None = None) -> CostModel:
+        """The costs, with how much pairs slow each other down: measured now, or from flops and bytes."""
+        groups, pairs = schedulers.profile_groups(self.graph, cost)
+        if not measured:
+            return replace(cost, corun=CoRun.estimated(self.graph, groups, pairs))
+        return replace(cost, corun=measure_pairs(self.graph, cost, groups, pairs, device=self.device, progress=progress))
 
     def measure(self, progress: Callable[[float], None] | None = None) -> CostModel:
         return CostModel.measure(self.graph, device=self.device, progress=progress)

@@ -86,7 +86,7 @@ class MobileNetV3(nn.Module):
         return self.classifier(self.avgpool(self.features(x)))
 
 
-@model(tiny={"classes": 10, "image_size": 16, "width": 0.1})
+@model(tiny={"classes": 10, "image_size": 16, "width": 0.15})
 def mobilenet_v3_large(classes: int = 1000, image_size: int = 224, width: float = 1.0) -> MobileNetV3:
     """x (n, image_size, image_size, 3) -> logits (n, classes)."""
     return MobileNetV3(classes, image_size, width)

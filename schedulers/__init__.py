@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from ..graph import TaskGraph
 from ..schedule import Schedule
-from .multi_region import multi_region
+from .multi_region import RegionPlan, multi_region, profile_groups
+from .multi_region import plan as region_plan
 from .single import in_order, multi_stream
 
-SINGLE: dict[str, Callable[..., Schedule]] = {"in_order": in_order, "multi_stream": multi_stream, "multi_region": multi_region}
+SINGLE: dict[str, Callable[..., Schedule]] = {"in_order": in_order, "multi_stream": multi_stream,
+                                              "multi_region": multi_region}
 
-__all__ = ["SINGLE", "arguments", "in_order", "multi_region", "multi_stream", "single"]
+__all__ = ["SINGLE", "RegionPlan", "arguments", "in_order", "multi_region", "multi_stream", "profile_groups",
+           "region_plan", "single"]
 
 
 def arguments(name: str) -> list[str]:
@@ -30,8 +33,13 @@ def arguments(name: str) -> list[str]:
 
 def single(name: str, graph: TaskGraph, **given: Any) -> Schedule:
     """The named single-device scheduler's schedule. Raises ValueError for an unknown name or argument."""
+    check(name, given)
+    return SINGLE[name](graph, **given)
+
+
+def check(name: str, given: Iterable[str]) -> None:
+    """Raises ValueError for an unknown name or argument."""
     known = arguments(name)
     for argument in given:
         if argument not in known:
             raise ValueError(f"scheduler {name} takes no argument {argument!r}; it takes: {', '.join(known) or 'none'}")
-    return SINGLE[name](graph, **given)

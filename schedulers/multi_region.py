@@ -225,7 +225,8 @@ def profile_groups(graph: TaskGraph, cost: CostModel) -> tuple[dict[str, str], l
     Weight gradients are alike where they call the same kernels and take about as long, within a factor of four.
     """
     step = Step.of(graph, cost)
-    groups, cut = {}, regions(graph, step.chain, step.duration)
+    groups: dict[str, str] = {}
+    cut = regions(graph, step.chain, step.duration)
     for number, region in enumerate(cut):
         groups |= {graph.name(t): f"{number} {region.name}" for t in step.chain[region.begin : region.end]}
     theirs = list(dict.fromkeys(groups.values()))

@@ -23,12 +23,20 @@ def in_order(graph: TaskGraph) -> Schedule:
     return Schedule.of(graph, {Lane(0): range(len(graph))})
 
 
-def multi_stream(graph: TaskGraph, streams: int = 2, cost: CostModel | None = None) -> Schedule:
+def multi_stream(graph: TaskGraph, streams: int = 2, cost: CostModel | None = None,
+                 map: str | None = None) -> Schedule:
     """F and O on `main`, W and U on `streams - 1` sub streams in the order in which they become ready.
 
     A weight gradient whose result an output gradient needs (the sums of a batch norm) stays on `main`. `cost` tells
-    when tasks become ready; by default from flops and bytes. Raises ValueError for fewer than 2 streams.
+    when tasks become ready; by default from flops and bytes. `map`: as the authors placed them in densenet121 or
+    mobilenet_v3. Raises ValueError for fewer than 2 streams, and for a map that does not fit.
     """
+    if map is not None:
+        from .published import published
+
+        if streams != 2:
+            raise ValueError(f"the map {map} is for 2 streams, not {streams}")
+        return published(graph, map, cost)
     if streams < 2:
         raise ValueError(f"multi_stream needs at least 2 streams, not {streams}; one stream is in_order")
     side = np.isin(graph.kind, [int(Kind.W), int(Kind.U)])

@@ -89,6 +89,9 @@ def job_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--scheduler-arg", type=pair, action="append", default=[], metavar="K=V")
     parser.add_argument("--memory-limit", type=size, metavar="SIZE", help="bound on the peak of the memory plan, such as 2GiB")
     parser.add_argument("--costs", metavar="measured|analytic|FILE", default="measured", help="task costs for plans and predictions")
+    parser.add_argument("--pairs", choices=["measured", "estimated", "none"],
+                        help="how much tasks on two streams slow each other down (default: as --costs for multi_region, else none)")
+    parser.add_argument("--save-costs", metavar="FILE.json", help="write costs and pairs, for --costs")
     parser.add_argument("--config", metavar="FILE.toml", help="flags from a file: batch-size = 32; the command line wins")
 
 

@@ -55,6 +55,7 @@ def _parser() -> _Parser:
     plan.add_argument("--parallel", default="none", choices=["none", "pipeline"])
     plan.add_argument("--save", metavar="FILE.csv", help="write the schedule")
     plan.add_argument("--svg", metavar="FILE.svg", help="draw the predicted timeline")
+    plan.add_argument("--curve", action="store_true", help="predicted step time against memory limit (multi_region)")
     check = verb("check", planning.check, "validate a saved or edited schedule", job_flags, planning.pipeline_flags)
     check.add_argument("plan", metavar="PLAN.csv")
     explain = verb("explain", planning.explain, "why a task stands where it does", job_flags, scheduler, planning.pipeline_flags)

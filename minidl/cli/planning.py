@@ -6,8 +6,8 @@ import argparse
 from typing import Any
 
 from ..cost import CostModel
+from ..crossing import steady
 from ..explain import explain as explain_task
-from ..memory import plan_memory
 from ..schedule import Schedule, ScheduleError
 from ..simulation import simulate as price
 from ..timeline import Timeline
@@ -41,7 +41,10 @@ def plan(arguments: Any) -> int:
     if arguments.parallel == "pipeline" or _of_pipeline(arguments):
         return pipeline.plan(arguments)
     recorded, cost = _recorded(arguments)
+    if arguments.curve:
+        return _curve(arguments, recorded, cost)
     p = predict(recorded, cost)
+    show.notes(recorded.notes)
     timeline = price(p.graph, p.schedule, cost)
     if arguments.save:
         p.schedule.save(arguments.save)
@@ -52,21 +55,34 @@ def plan(arguments: Any) -> int:
     return 0
 
 
+def _curve(arguments: Any, recorded: Recorded, cost: CostModel) -> int:
+    """Predicted step time against memory limit."""
+    if arguments.scheduler != "multi_region":
+        raise UsageError(f"--curve is for --scheduler multi_region; {arguments.scheduler} gives nothing back for memory")
+    found = recorded.region_plan(cost, curve=True)
+    points = [{"memory_limit": c.peak_bytes, "predicted_step_ms": round((c.makespan + cost.step) / 1000, 4), "plan": c.name}
+              for c in found.curve]
+    record = {"smallest_limit": found.smallest_limit, "curve": points}
+    show.emit(arguments, record, lambda: show.table(("memory limit", "predicted ms", "plan"), [tuple(p.values()) for p in points]))
+    return 0
+
+
 def check(arguments: Any) -> int:
     """Exit 0 for a valid plan; 1 for one that is not, with the culprit marked in its grid."""
     if _of_pipeline(arguments):
         return pipeline.check(arguments)
     recorded = Recorded(job(arguments))
     try:
-        schedule = Schedule.load(arguments.plan).validate(recorded.graph)
+        run = steady(recorded.graph, Schedule.load(arguments.plan))
+        schedule = run.schedule
         if schedule.ranks > 1:
             raise ScheduleError(f"the plan has {schedule.ranks} ranks; a step of {arguments.model} on one device has one")
-        peak = plan_memory(recorded.graph, schedule, arguments.memory_limit).peak_bytes
+        peak = run.peak_bytes(arguments.memory_limit)
     except ScheduleError as error:
         record = {"valid": False, "error": error.message, "tasks": list(error.tasks)}
         show.emit(arguments, record, f"not valid: {error.message}\n{error.grid}".rstrip())
         return 1
-    record = {"valid": True, "tasks": len(schedule), "waits": len(schedule.waits(recorded.graph)), "peak_bytes": peak}
+    record = {"valid": True, "tasks": len(schedule), "waits": len(schedule.waits(run.graph)), "peak_bytes": peak}
     show.emit(arguments, record, lambda: f"{schedule.grid()}\n\nvalid: {len(schedule)} tasks, {record['waits']} waits, {peak:,} bytes at the peak")
     return 0
 
@@ -77,6 +93,7 @@ def explain(arguments: Any) -> int:
         return pipeline.explain(arguments)
     recorded, cost = _recorded(arguments)
     p = predict(recorded, cost)
+    show.notes(recorded.notes)
     found = explain_task(p.graph, p.schedule, cost, arguments.task)
     show.emit(arguments, found.as_json(), str(found))
     return 0
@@ -90,6 +107,7 @@ def simulate(arguments: Any) -> int:
         return pipeline.simulate(arguments)
     recorded, cost = _recorded(arguments)
     p = predict(recorded, cost)
+    show.notes(recorded.notes)
     timeline = price(p.graph, p.schedule, cost)
     _draw(arguments, timeline)
     if arguments.trace:

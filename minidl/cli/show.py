@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,6 +19,11 @@ def emit(arguments: Any, record: dict[str, Any], text: str | Callable[[], str]) 
 
 def note(line: str) -> None:
     print(line, file=sys.stderr)
+
+
+def notes(lines: Iterable[str]) -> None:
+    for line in lines:
+        note(line)
 
 
 @contextmanager

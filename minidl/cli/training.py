@@ -20,13 +20,23 @@ SMALL: dict[str, Any] = {"model": "mlp", "model_arg": [("hidden", 1024), ("layer
 
 
 def costs(arguments: Any, recorded: Recorded) -> CostModel:
-    """As --costs says: measured now, analytic, or from a file."""
+    """As --costs and --pairs say: measured now, from flops and bytes, or from a file."""
     if arguments.costs == "analytic":
-        return CostModel.analytic()
-    if arguments.costs != "measured":
-        return CostModel.load(arguments.costs)
-    with show.progress("measuring costs", 1.0) as done:
-        return recorded.measure(done)
+        cost = CostModel.analytic()
+    elif arguments.costs != "measured":
+        cost = CostModel.load(arguments.costs)
+    else:
+        with show.progress("measuring costs", 1.0) as done:
+            cost = recorded.measure(done)
+    asked = arguments.pairs
+    if asked is None and cost.corun is None and "multi_region" in (recorded.job.scheduler, *getattr(arguments, "schedulers", "").split(",")):
+        asked = "measured" if arguments.costs == "measured" else "estimated"
+    if asked in ("measured", "estimated"):
+        with show.progress("measuring pairs", 1.0) as done:
+            cost = recorded.with_pairs(cost, asked == "measured", done)
+    if arguments.save_costs:
+        cost.save(arguments.save_costs)
+    return cost
 
 
 def steps_of(arguments: Any, recorded: Recorded) -> int:
@@ -71,6 +81,7 @@ def train(arguments: Any) -> int:
     if saved is not None and saved.schedule and "--scheduler" not in arguments.given:
         schedule = Schedule.from_csv(saved.schedule, f"the schedule in {arguments.checkpoint}")
     trainer = Trainer(recorded, cost, trace=bool(arguments.trace), schedule=schedule)
+    show.notes(recorded.notes)
     done_before, steps = saved.step if saved else 0, steps_of(arguments, recorded)
     with show.progress(f"training {task.model}", steps) as done:
         for step in range(done_before + 1, steps + 1):
@@ -111,6 +122,7 @@ def _writable(path: str | None) -> None:
 
 def _dry_run(arguments: Any, recorded: Recorded, cost: CostModel) -> int:
     p = predict(recorded, cost)
+    show.notes(recorded.notes)
     record = {"model": recorded.job.model, "parameters": parameters(recorded), "scheduler": recorded.job.scheduler, "tasks": len(p.graph),
               "edges": p.graph.edges, "waits": p.waits, "predicted_step_ms": p.predicted_step_ms, "peak_bytes": p.peak_bytes}
     show.emit(arguments, record, lambda: p.schedule.grid() + "\n" + show.table(("what", "value"), list(record.items())))
@@ -156,6 +168,7 @@ def compare(arguments: Any) -> int:
                                     scheduler_args={} if single_stream else one.scheduler_args))
         # all arms have the same tasks, so they share the costs measured for the first
         trainers.append(Trainer(recorded, trainers[0].cost if trainers else costs(arguments, recorded)))
+        show.notes(recorded.notes)
     steps = steps_of(arguments, trainers[0].recorded)
     with show.progress(f"training {one.model} under {len(names)} schedules", steps) as done:
         interleaved(trainers, steps, done)

@@ -1,0 +1,203 @@
+"""One device, DenseNet-121 and MobileNetV3-Large: what recording, a second stream, regions and the border give each.
+
+    python bench/single_device.py [--seconds 20] [--only NAME] [--torch] [--plot] [--out FILE.json]
+
+Arms: eager; recorded on one stream; multi_stream; the authors' map; multi_region within and across the border. All from
+one seed and interleaved; their parameters must be equal bit for bit. `--torch` needs the extra `parity`, `--plot` the
+extra `plot`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent), str(Path(__file__).parent.parent / "tests")]
+
+from common import RESULTS, interleave, machine, ratio, save, spread
+
+import minidl as ml
+from minidl import models, nn, optim, schedulers
+from minidl.crossing import delayed, steady
+from minidl.executors import executor
+from minidl.measure_pairs import measure_pairs
+
+CASES: dict[str, tuple[str, dict[str, Any], int]] = {
+    "mobilenet_v3_large a0.25 32px b32": ("mobilenet_v3_large", {"width": 0.25, "image_size": 32, "classes": 10}, 32),
+    "mobilenet_v3_large a1 32px b32": ("mobilenet_v3_large", {"width": 1.0, "image_size": 32, "classes": 10}, 32),
+    "densenet121 k12 32px b8": ("densenet121", {"growth": 12, "image_size": 32, "classes": 10}, 8),
+    "densenet121 k24 32px b8": ("densenet121", {"growth": 24, "image_size": 32, "classes": 10}, 8),
+}
+MAPS = {"densenet121": "densenet121", "mobilenet_v3_large": "mobilenet_v3"}
+
+
+def training(case: str) -> tuple[Any, Callable[..., Any], Any, Any]:
+    """Model fresh from seed 0, its SGD step, images and labels."""
+    name, arguments, batch = CASES[case]
+    ml.seed(0)
+    model = models.create(name, **arguments)
+    opt = optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+
+    def step(x: Any, y: Any) -> Any:
+        loss = nn.cross_entropy(model(x), y)
+        loss.backward()
+        opt.step()
+        return loss
+
+    rng = np.random.default_rng(0)
+    return model, step, rng.standard_normal((batch, *model.input_shape), np.float32), rng.integers(0, model.classes, batch)
+
+
+def with_pairs(graph: Any, cost: Any) -> Any:
+    groups, pairs = schedulers.profile_groups(graph, cost)
+    return replace(cost, corun=measure_pairs(graph, cost, groups, pairs))
+
+
+def plans(case: str, graph: Any, cost: Any) -> dict[str, Any]:
+    return {"in_order": schedulers.in_order(graph), "multi_stream": schedulers.multi_stream(graph, cost=cost),
+            "published map": schedulers.multi_stream(graph, cost=cost, map=MAPS[CASES[case][0]]),
+            "multi_region, border kept": schedulers.multi_region(graph, cost, crossing=False),
+            "multi_region": schedulers.multi_region(graph, cost)}
+
+
+def torch_arms(case: str, model: Any, x: Any, y: Any) -> dict[str, Callable[[], Any]]:
+    """The same step in torch on one thread, channels last: eager and compiled."""
+    import torch
+    from torch_twins import images, load, twin
+
+    torch.set_num_threads(1)
+    name, given, _ = CASES[case]
+    inputs, labels, arms = images(x), torch.from_numpy(y), {}
+    for how in ("eager", "compiled"):
+        network = load(twin(name, {**models.arguments(name), **given}), model).to(memory_format=torch.channels_last)
+        opt = torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9, fused=True)
+        run = torch.compile(network) if how == "compiled" else network
+
+        def step(run: Any = run, opt: Any = opt) -> None:
+            opt.zero_grad(set_to_none=True)
+            torch.nn.functional.cross_entropy(run(inputs), labels).backward()
+            opt.step()
+
+        try:
+            step()
+            arms[f"torch {how}"] = step
+        except Exception as error:  # a compiler that is missing is no reason to measure nothing
+            print(f"torch {how} is left out: {str(error).splitlines()[0][:120]}", file=sys.stderr)
+    return arms
+
+
+def measured(case: str, seconds: float, with_torch: bool, svg: Path | None) -> dict[str, Any]:
+    model, eager, x, y = training(case)
+    graph = ml.record(eager, x, y)
+    cost = with_pairs(graph, ml.CostModel.measure(graph, seconds=seconds / 5))
+    made = plans(case, graph, cost)
+    runs, nets = {}, {"eager": model}
+    for arm, schedule in made.items():
+        nets[arm], step, *_ = training(case)
+        runs[arm] = executor(ml.record(step, x, y), schedule)
+    arms: dict[str, Any] = {"eager": lambda: eager(ml.array(x), ml.array(y)), **{arm: (lambda run=run: run(x, y)) for arm, run in runs.items()}}
+    for _ in range(3):
+        for arm in arms.values():
+            arm()
+    equal = len({b"".join(p.numpy().tobytes() for p in net.parameters()) for net in nets.values()}) == 1
+    if with_torch:
+        arms |= torch_arms(case, model, x, y)
+    samples = interleave(arms, seconds=seconds)
+    entry: dict[str, Any] = {"tasks": len(graph), "equal_bits": equal, "step_ms": {arm: spread(s) for arm, s in samples.items()},
+                             "late_tasks": {arm: len(delayed(graph, s)) for arm, s in made.items()},
+                             "peak_bytes": {arm: run.peak_bytes for arm, run in runs.items()},
+                             "against": {f"{slow} / {fast}": ratio(samples, slow, fast) for slow, fast in
+                                         [("eager", "in_order"), *(("in_order", arm) for arm in made if arm != "in_order"),
+                                          *(("in_order", arm) for arm in arms if arm.startswith("torch"))]}}
+    entry["prediction_error"] = prediction_errors(graph, made, runs, cost, x, y, seconds)
+    if svg:
+        traced = executor(graph, made["multi_region"], trace=True)
+        for _ in range(3):
+            traced(x, y)
+        _draw(graph, made["multi_region"], cost, traced.timeline, svg)
+        traced.close()
+    for run in runs.values():
+        run.close()
+    return entry
+
+
+def prediction_errors(graph: Any, made: dict[str, Any], runs: dict[str, Any], cost: Any, x: Any, y: Any, seconds: float) -> dict[str, Any]:
+    """Predicted over measured step time, less 1. Costs are measured anew before each round, since speed drifts; pairs,
+    which are ratios, once."""
+    errors: dict[str, list[float]] = {arm: [] for arm in made}
+    bodies = {arm: steady(graph, schedule) for arm, schedule in made.items()}
+    for _ in range(5):
+        now = replace(ml.CostModel.measure(graph, seconds=seconds / 20), corun=cost.corun)
+        found = interleave({arm: (lambda run=run: run(x, y)) for arm, run in runs.items()}, seconds=seconds / 10, warm_up=1)
+        for arm, body in bodies.items():
+            predicted = (ml.simulate(body.graph, body.schedule, now).makespan + now.step) / 1e6
+            errors[arm].append(predicted / float(np.median(found[arm])) - 1)
+    return {arm: {"median": round(float(np.median(np.abs(e))), 4), "worst": round(max(e, key=abs), 4), "n": len(e)} for arm, e in errors.items()}
+
+
+def _draw(graph: Any, schedule: Any, cost: Any, timeline: Any, path: Path) -> None:
+    """Predicted above measured, as a picture and as text."""
+    from minidl.draw import timeline_svg
+    from minidl.files import write_atomic
+    from minidl.report import compare
+
+    body = steady(graph, schedule)
+    predicted = ml.simulate(body.graph, body.schedule, cost)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, timeline_svg(predicted, beside=timeline))
+    print(compare(predicted, timeline))
+
+
+def plot(record: dict[str, Any], path: Path) -> None:
+    """Step time of every arm over that of one stream, recorded."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    cases = record["networks"]
+    figure, axes = pyplot.subplots(1, len(cases), figsize=(4 * len(cases), 3.5), squeeze=False)
+    for axis, (case, entry) in zip(axes[0], cases.items(), strict=True):
+        base = entry["step_ms"]["in_order"]["median"]
+        names = list(entry["step_ms"])
+        axis.barh(names, [entry["step_ms"][n]["median"] / base for n in names])
+        axis.axvline(1, color="black", linewidth=0.8)
+        axis.invert_yaxis()
+        axis.set_title(case, fontsize=9)
+        axis.set_xlabel("time / one stream, recorded")
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=20.0, help="per network, at least")
+    parser.add_argument("--only", metavar="NAME", default="", help="networks whose name contains this")
+    parser.add_argument("--torch", action="store_true", help="also torch, eager and compiled")
+    parser.add_argument("--plot", action="store_true", help="a PNG beside the record, and SVGs of predicted and measured timelines")
+    parser.add_argument("--out", help="where to write the record")
+    arguments = parser.parse_args()
+    record: dict[str, Any] = {"machine": machine(), "networks": {}}
+    for case in (c for c in CASES if arguments.only in c):
+        svg = RESULTS / f"single_device {case}.svg".replace(" ", "_") if arguments.plot else None
+        entry = record["networks"][case] = measured(case, arguments.seconds, arguments.torch, svg)
+        print(f"\n{case}   ({entry['tasks']} tasks, equal bits: {entry['equal_bits']})")
+        for arm, s in entry["step_ms"].items():
+            peak, late = entry["peak_bytes"].get(arm, 0), entry["late_tasks"].get(arm, 0)
+            print(f"  {arm:28} {s['median']:9.3f} ms   p10 {s['p10']:9.3f}   p90 {s['p90']:9.3f}   n {s['n']:4}   peak {peak:13,}   late {late}")
+        for name, r in entry["against"].items():
+            print(f"  {name:44} {r['median']:7.3f}x   p10 {r['p10']:7.3f}   p90 {r['p90']:7.3f}")
+        print("  prediction error: " + ", ".join(f"{a} {e['median']:.1%} (worst {e['worst']:+.1%})" for a, e in entry["prediction_error"].items()))
+    target = save("single_device", record, arguments.out)
+    if arguments.plot:
+        plot(record, target.with_suffix(".png"))
+
+
+if __name__ == "__main__":
+    main()

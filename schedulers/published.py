@@ -1,0 +1,47 @@
+"""The two maps that the authors of out-of-order backprop published, to compare ours with (their released code).
+
+DenseNet-121: every weight gradient on the second stream beside the backward pass of its own layer, those of the last
+dense block one step late, beside the next forward, the highest layer first. MobileNetV3-Large: the same without the
+border; the first depthwise convolution stays on the main stream, and the one of layer 7 waits for the output gradient
+of layer 2. (Their network has one more convolution in its first block, so their numbers from 2 on are one higher.)
+"""
+
+from __future__ import annotations
+
+from ..cost import CostModel
+from ..graph import Kind, TaskGraph
+from ..schedule import Schedule
+from .movable import SUB, Item, Place, Step
+
+MAPS = ("densenet121", "mobilenet_v3")
+
+
+def published(graph: TaskGraph, name: str, cost: CostModel | None = None) -> Schedule:
+    """The named map on a graph of its network, of any width or growth. Raises ValueError for another network or name."""
+    if name not in MAPS:
+        raise ValueError(f"unknown map {name!r}; known: {', '.join(MAPS)}")
+    step = Step.of(graph, cost or CostModel.analytic())
+    places = {i: Place(SUB, item.release) for i, item in enumerate(step.items)}
+    if name == "densenet121":
+        late = [i for i, item in enumerate(step.items) if "/denseblock4/" in _unit(step, item) and _is_weight_grad(step, item)]
+        if not late:
+            raise ValueError(f"the map densenet121 is for a DenseNet; {graph.name_of_graph} has no dense block 4")
+        # in recorded order, which is that of the backward pass: the highest first
+        places |= {i: Place(SUB, 0, late=True) for i in late}
+        return step.schedule(places)
+    layers = [i for i, item in sorted(enumerate(step.items), key=lambda pair: graph.unit[pair[1].tasks[0]])
+              if _is_weight_grad(step, item) and "/fc" not in _unit(step, item)]  # squeeze and excite is not counted
+    if len(layers) != 48:
+        raise ValueError(f"the map mobilenet_v3 is for MobileNetV3-Large with its 48 layers; {graph.name_of_graph} has {len(layers)}")
+    del places[layers[1]]
+    unit = graph.unit[step.items[layers[2]].tasks[0]]
+    places[layers[7]] = Place(SUB, next(n for n, t in enumerate(step.chain) if graph.unit[t] == unit and graph.kind[t] == Kind.O))
+    return step.schedule(places)
+
+
+def _is_weight_grad(step: Step, item: Item) -> bool:
+    return bool(step.graph.kind[item.tasks[0]] == Kind.W)
+
+
+def _unit(step: Step, item: Item) -> str:
+    return step.graph.unit_names[step.graph.unit[item.tasks[0]]]
