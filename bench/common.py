@@ -51,6 +51,20 @@ def ratio(samples: Mapping[str, list[float]], slow: str, fast: str) -> dict[str,
     return spread([a / b for a, b in zip(samples[slow], samples[fast], strict=True)], 1.0)
 
 
+def prediction_errors(graph: Any, plans: dict[str, Any], arms: dict[str, Any], seconds: float) -> dict[str, dict[str, float]]:
+    """Predicted over measured step time, less 1. Costs are measured anew before each round, since the machine's speed drifts."""
+    errors: dict[str, list[float]] = {key: [] for key in plans}
+    import minidl as ml
+
+    for _ in range(7):
+        cost = ml.CostModel.measure(graph, seconds=seconds / 14)
+        measured = interleave({key: arms[key] for key in plans}, seconds=seconds / 14)
+        for key, plan in plans.items():
+            predicted = (ml.simulate(graph, plan, cost).makespan + cost.step) / 1e6
+            errors[key].append(predicted / float(np.median(measured[key])) - 1)
+    return {key: {"median": round(float(np.median(e)), 4), "worst": round(max(e, key=abs), 4), "n": len(e)} for key, e in errors.items()}
+
+
 def machine() -> dict[str, Any]:
     """Where and with what a record was made."""
     from minidl.cli.info import versions

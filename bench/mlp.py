@@ -16,7 +16,7 @@ import numpy as np
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
 
-from common import interleave, machine, ratio, save, spread
+from common import interleave, machine, prediction_errors, ratio, save, spread
 
 import minidl as ml
 from minidl import device, models, nn, optim, schedulers
@@ -137,7 +137,7 @@ def main() -> None:
         for arm in arms:
             if arm.startswith("torch"):
                 entry[f"against {arm}"] = ratio(samples, arm, "minidl in_order")
-        entry["prediction_error"] = prediction_errors(graph, plans, arms, arguments.seconds)
+        entry["prediction_error"] = prediction_errors(graph, plans, {key: arms[f"minidl {key}"] for key in plans}, arguments.seconds)
         if batch == 8:
             entry["overhead_us_per_task"] = overhead(graph, x, y)
         if batch == 256:
@@ -152,18 +152,6 @@ def main() -> None:
         for run in runs.values():
             run.close()
     save("mlp", record, arguments.out)
-
-
-def prediction_errors(graph: Any, plans: dict[str, Any], arms: dict[str, Any], seconds: float) -> dict[str, dict[str, float]]:
-    """Predicted over measured step time, less 1. Costs are measured anew before each round, since the machine's speed drifts."""
-    errors: dict[str, list[float]] = {key: [] for key in plans}
-    for _ in range(7):
-        cost = ml.CostModel.measure(graph, seconds=seconds / 14)
-        measured = interleave({key: arms[f"minidl {key}"] for key in plans}, seconds=seconds / 14)
-        for key, plan in plans.items():
-            predicted = (ml.simulate(graph, plan, cost).makespan + cost.step) / 1e6
-            errors[key].append(predicted / float(np.median(measured[key])) - 1)
-    return {key: {"median": round(float(np.median(e)), 4), "worst": round(max(e, key=abs), 4), "n": len(e)} for key, e in errors.items()}
 
 
 def _equal_bits(sizes: list[int], batch: int) -> bool:
