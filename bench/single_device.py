@@ -97,15 +97,13 @@ def measured(case: str, seconds: float, with_torch: bool, svg: Path | None) -> d
     graph = ml.record(eager, x, y)
     cost = with_pairs(graph, ml.CostModel.measure(graph, seconds=seconds / 5))
     made = plans(case, graph, cost)
-    runs, nets = {}, {"eager": model}
+    equal = len({_bits(case, schedule) for schedule in (None, *made.values())}) == 1
+    runs = {}
     for arm, schedule in made.items():
-        nets[arm], step, *_ = training(case)
+        _, step, *_ = training(case)
         runs[arm] = executor(ml.record(step, x, y), schedule)
+    model, eager, x, y = training(case)
     arms: dict[str, Any] = {"eager": lambda: eager(ml.array(x), ml.array(y)), **{arm: (lambda run=run: run(x, y)) for arm, run in runs.items()}}
-    for _ in range(3):
-        for arm in arms.values():
-            arm()
-    equal = len({b"".join(p.numpy().tobytes() for p in net.parameters()) for net in nets.values()}) == 1
     if with_torch:
         arms |= torch_arms(case, model, x, y)
     samples = interleave(arms, seconds=seconds)
@@ -125,6 +123,18 @@ def measured(case: str, seconds: float, with_torch: bool, svg: Path | None) -> d
     for run in runs.values():
         run.close()
     return entry
+
+
+def _bits(case: str, schedule: Any) -> bytes:
+    """The parameters after three steps under a schedule; None: eagerly."""
+    model, step, x, y = training(case)
+    run = executor(ml.record(step, x, y), schedule) if schedule else lambda x, y: step(ml.array(x), ml.array(y))
+    for _ in range(3):
+        run(x, y)
+    found = b"".join(p.numpy().tobytes() for p in model.parameters())
+    if schedule:
+        run.close()
+    return found
 
 
 def prediction_errors(graph: Any, made: dict[str, Any], runs: dict[str, Any], cost: Any, x: Any, y: Any, seconds: float) -> dict[str, Any]:
@@ -185,7 +195,8 @@ def main() -> None:
     arguments = parser.parse_args()
     record: dict[str, Any] = {"machine": machine(), "networks": {}}
     for case in (c for c in CASES if arguments.only in c):
-        svg = RESULTS / f"single_device {case}.svg".replace(" ", "_") if arguments.plot else None
+        folder = Path(arguments.out).parent if arguments.out else RESULTS
+        svg = folder / f"single_device {case}.svg".replace(" ", "_") if arguments.plot else None
         entry = record["networks"][case] = measured(case, arguments.seconds, arguments.torch, svg)
         print(f"\n{case}   ({entry['tasks']} tasks, equal bits: {entry['equal_bits']})")
         for arm, s in entry["step_ms"].items():
