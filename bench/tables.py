@@ -58,7 +58,24 @@ def planning(record: dict[str, Any]) -> Iterator[Row]:
                    f"{c['plan_validate_simulate_s']:.1f} s, {c['peak_gib']:.1f} GiB, {c['simulated_tasks_per_s'] / 1e6:.1f} M tasks/s simulated", target, "planning")
 
 
-TABLES: dict[str, Callable[[dict[str, Any]], Iterator[Row]]] = {"mlp": mlp, "cnn": cnn, "planning": planning}
+def single_device(record: dict[str, Any]) -> Iterator[Row]:
+    for name, e in record["networks"].items():
+        for arms, r in e["against"].items():
+            yield f"{name}: {arms}", times(r), "", "single_device"
+        errors = ", ".join(f"{a} {v['median']:.1%} (worst {v['worst']:+.1%})" for a, v in e["prediction_error"].items())
+        yield f"{name}: predicted against measured step", errors, "5 %, two streams 10 %", "single_device"
+
+
+def data_parallel(record: dict[str, Any]) -> Iterator[Row]:
+    for s in record["settings"]:
+        best = s["arms"]["reverse_first_k"]["speed_up_over_barrier"]
+        buckets = s["arms"]["reverse_first_k"]["speed_up_over_buckets"]
+        yield (f"two ranks, {s['network']}, communication / computation {s['ratio_wanted']:g}: barrier / reverse first-{s['k']}",
+               f"{times(best)}; over buckets {buckets['median']:.2f}x; ceiling {s['ceiling_over_barrier']:.2f}x", "", "data_parallel_waits")
+
+
+TABLES: dict[str, Callable[[dict[str, Any]], Iterator[Row]]] = {"mlp": mlp, "cnn": cnn, "single_device": single_device,
+                                                                   "data_parallel_waits": data_parallel, "planning": planning}
 
 
 def table() -> str:
