@@ -53,10 +53,10 @@ def plan_memory(graph: TaskGraph, schedule: Schedule, limit: int | None = None) 
     planned = np.flatnonzero(~persistent & touched)
     free = may_share(graph, schedule)
     offset = np.full(len(size), -1, np.int64)
-    placed: list[int] = []
+    placed = np.zeros(len(size), bool)
     arena = 0
     for s in sorted(planned.tolist(), key=lambda s: (-size[s], s)):
-        clash = np.array([t for t in placed if not free[s, t]], np.int64)
+        clash = np.flatnonzero(placed & ~free[s])
         at = 0
         if len(clash):
             order = clash[np.argsort(offset[clash], kind="stable")]
@@ -65,7 +65,7 @@ def plan_memory(graph: TaskGraph, schedule: Schedule, limit: int | None = None) 
             at = int(end[gap[0] - 1]) if len(gap) and gap[0] else 0 if len(gap) else int(end[-1])
         offset[s] = at
         arena = max(arena, at + int(size[s]))
-        placed.append(s)
+        placed[s] = True
     plan = MemoryPlan(offset, arena, int(size[persistent].sum()))
     if limit is not None and plan.peak_bytes > limit:
         raise MemoryLimitError(f"the plan needs {plan.peak_bytes:,} bytes ({plan.arena_bytes:,} in the arena, "

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import permutations
+from itertools import accumulate, permutations
 
 from ..cost import CostModel
 from ..crossing import steady
@@ -24,8 +24,9 @@ from .movable import MAIN, SUB, Place, Places, Step
 from .regions import Region, regions
 from .single import in_order, multi_stream
 
-EFFORT = 80_000  #: tasks that the search may simulate
+EFFORT = 30_000  #: tasks that the search may simulate
 SMALL = 64  #: tasks of a graph up to which updates are moved apart from their weight gradients, and items in pairs
+LEAST = 0.001  #: share of a step that is worth memory
 LEVELS = 8  #: how finely overlap is given back for memory
 
 
@@ -89,10 +90,11 @@ def plan(graph: TaskGraph, cost: CostModel | None = None, memory_limit: int | No
         crossing = False
         notes.append("nothing crosses the border of the iteration: an update waits for the weight gradients of several "
                      "layers, as clipping by global norm does")
-    assigned = assign(step, cut, crossing)
-    places = improve(step, cut, assigned, crossing)
+    starts = [assign(step, cut, crossing), early_filled(step, crossing)]
+    gains, fills = map(step.makespan, starts)
+    places = improve(step, cut, starts[fills < gains * (1 - LEAST)], crossing)  # late items take memory
     if len(graph) <= SMALL:  # where it costs nothing, more is tried
-        starts: tuple[Places, ...] = (places, {}, {i: step.place(SUB, step.bounds({}, i, crossing)[1]) for i in range(len(step.items))})
+        starts += [places, {}, {i: step.place(SUB, step.bounds({}, i, crossing)[1]) for i in range(len(step.items))}]
         places = min((improve(step, cut, start, crossing, pairs=True) for start in starts), key=step.makespan)
         step, places = step.taken_apart(places)
         places = improve(step, cut, places, crossing, pairs=True)
@@ -169,6 +171,19 @@ def assign(step: Step, cut: list[Region], crossing: bool = True) -> Places:
             places[i] = step.place(SUB, at)
             for q, used in taken:
                 room[q] -= used
+    return places
+
+
+def early_filled(step: Step, crossing: bool = True) -> Places:
+    """The second stream busy from the start: late items, the next to be needed first, until weight gradients of the step
+    itself are there; these as they come."""
+    time, reached = 0.0, [0.0, *accumulate(step.duration[t] for t in step.chain)]
+    first = min((reached[item.release] for item in step.items), default=0.0)
+    places = {i: Place(SUB, item.release) for i, item in enumerate(step.items)}
+    for i in sorted(range(len(step.items)), key=lambda i: (step.items[i].deadline, i)):
+        item = step.items[i]
+        if crossing and not item.succs and time < first and time + item.work <= reached[item.deadline]:
+            places[i], time = Place(SUB, item.deadline, late=True), time + item.work
     return places
 
 
