@@ -21,17 +21,19 @@ from ..tensor import ShapeError, Tensor
 class Bound:
     """With a plan, storages lie in one arena as planned; without one, each has memory of its own.
 
-    `private`: works on copies of parameters and states, so that a run changes nothing outside.
+    `private`: works on copies of parameters and states, so that a run changes nothing outside. `arena`: memory to lie
+    in, for graphs that never run at the same time.
     """
 
-    def __init__(self, graph: TaskGraph, plan: MemoryPlan | None, device: Any = None, *, private: bool = False) -> None:
+    def __init__(self, graph: TaskGraph, plan: MemoryPlan | None, device: Any = None, *, private: bool = False,
+                 arena: Any = None) -> None:
         if len(graph) and not graph.launches:
             raise GraphError(f"graph {graph.name_of_graph!r} is a plan without kernels; only recorded graphs can run")
         self.graph, self.plan = graph, plan
         self.device = device or devices.cpu()
         self._live = {i: s.live for i, s in enumerate(graph.storages) if s.live is not None}
         if plan is not None:
-            self.arena = self.device.allocate(max(plan.arena_bytes, 1))
+            self.arena = arena if arena is not None else self.device.allocate(max(plan.arena_bytes, 1))
         else:
             own = [0 if i in self._live else int(rounded(np.array([s.bytes]))[0]) for i, s in enumerate(graph.storages)]
             self._own = np.cumsum([0, *own])

@@ -17,6 +17,7 @@ from .. import tape as tapes
 from ..border import Border
 from ..crossing import steady
 from ..graph import Role, TaskGraph, View
+from ..memory import plan_memory
 from ..schedule import Schedule
 from ..tape import Storage
 from .stream import StreamExecutor
@@ -39,11 +40,13 @@ class SteadyExecutor:
                 specs[s] = replace(specs[s], live=live)
         self._storages = tuple(specs)
 
-        def executor(graph: TaskGraph) -> StreamExecutor:
-            return StreamExecutor(replace(graph, storages=self._storages), schedule(graph), device=self.device, trace=trace,
-                                  memory_limit=memory_limit, settles=False)
-
-        self._first, self._body, self._drain = ([executor(g) for g in pair] for pair in (border.first, border.body, border.drain))
+        graphs = [replace(g, storages=self._storages) for pair in (border.first, border.body, border.drain) for g in pair]
+        schedules = [schedule(g) for g in graphs]
+        plans = [plan_memory(g, s, memory_limit) for g, s in zip(graphs, schedules, strict=True)]
+        arena = self.device.allocate(max(1, *(p.arena_bytes for p in plans)))  # they take turns
+        runs = [StreamExecutor(g, s, device=self.device, trace=trace, settles=False, plan=p, arena=arena)
+                for g, s, p in zip(graphs, schedules, plans, strict=True)]
+        self._first, self._body, self._drain = runs[:2], runs[2:4], runs[4:]
         self._scalars = [self._scalar(s) for s in border.snapshots]
         self._parity, self._pending = 0, False
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..graph import Ints, TaskGraph
-from ..memory import plan_memory
+from ..memory import MemoryPlan, plan_memory
 from ..schedule import Schedule, ScheduleError
 from ..streams import Event, Program, Stop, Stream, run_program
 from ..timeline import Timeline, What
@@ -34,20 +34,21 @@ class StreamExecutor:
     """Call it with a step's inputs; it returns the step's outputs.
 
     The schedule is validated and the memory planned here, before anything runs. `trace` fills `timeline` at each
-    step. `memory_limit` in bytes bounds the plan. `settles`: see `Bound.load`. After a TaskError the executor can run again, but parameters may
+    step. `memory_limit` in bytes bounds the plan. `settles`: see `Bound.load`; `plan` and `arena`: where given, of that memory. After a TaskError the executor can run again, but parameters may
     be those of an unfinished step.
     """
 
     def __init__(self, graph: TaskGraph, schedule: Schedule, *, device: Any = None, trace: bool = False,
-                 memory_limit: int | None = None, settles: bool = True) -> None:
+                 memory_limit: int | None = None, settles: bool = True,
+                 plan: MemoryPlan | None = None, arena: Any = None) -> None:
         self._settles = settles
         self.schedule = schedule.validate(graph)
         if schedule.ranks > 1:
             raise ScheduleError(f"the schedule has {schedule.ranks} ranks; this executor runs one")
         self.graph, self.trace = graph, trace
         self.waits = schedule.waits(graph)
-        self.plan = plan_memory(graph, schedule, memory_limit)
-        self._bound = Bound(graph, self.plan, device)
+        self.plan = plan or plan_memory(graph, schedule, memory_limit)
+        self._bound = Bound(graph, self.plan, device, arena=arena)
         self._debug = int(os.environ.get("MINIDL_DEBUG") or 0)
         self._stamps: list[list[float]] = [[] for _ in schedule.lanes]
         self._failures: list[Stop] = []
