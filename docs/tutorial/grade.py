@@ -14,6 +14,8 @@ import numpy as np
 
 import minidl as ml
 from minidl import data, models, nn, optim
+from minidl.crossing import steady
+from minidl.executors import executor
 from minidl.schedulers import pipeline
 from minidl.schedulers.data_parallel import lower_bound as bound
 from minidl.schedulers.data_parallel import prepare
@@ -197,7 +199,27 @@ def exercise8(path):
     return "the bound is right, also where a layer's circuit is the slowest"
 
 
-EXERCISES = {1: exercise1, 2: exercise2, 3: exercise3, 4: exercise4, 5: exercise5, 6: exercise6, 7: exercise7, 8: exercise8}
+def exercise9(path):
+    """A scheduler for two lanes across the border: 18 or less on the given costs, and the same bits as the oracle."""
+    scheduler = load(path, "scheduler")
+    graph = network(layers=8, hidden=64)[1]
+    run = steady(graph, scheduler(graph))
+    require(len(run.schedule.lanes) <= 2, f"the schedule uses {len(run.schedule.lanes)} lanes; two are allowed")
+    linear = [float(name.endswith("linear")) for name in graph.unit_names]
+    makespan = ml.simulate(run.graph, run.schedule, ml.CostModel.given(linear, linear, [2 * l for l in linear])).makespan
+    picture = run.schedule.grid(width=200)
+    require(makespan <= 18, f"the schedule is valid and takes {makespan:g} on the given costs; 18 can be reached\n{picture}")
+    after = []
+    for make in (ml.SequentialExecutor, lambda graph: executor(graph, scheduler(graph))):
+        model, graph = network(layers=8, hidden=64)
+        step, train = make(graph), data.digits(batch_size=32)
+        after.append(([float(step(*next(train))) for _ in range(5)], [p.numpy().tobytes() for p in model.parameters()]))
+    require(after[0] == after[1], "the run and the oracle differ")
+    return f"valid, {makespan:g} on the given costs, and the same bits as the oracle\n{picture}"
+
+
+EXERCISES = {1: exercise1, 2: exercise2, 3: exercise3, 4: exercise4, 5: exercise5, 6: exercise6, 7: exercise7, 8: exercise8,
+             9: exercise9}
 
 
 def main(arguments):

@@ -1,0 +1,132 @@
+"""Chapter 9. Regions: where a weight gradient waits best.
+
+    python docs/tutorial/chapter9_regions.py
+
+Chapter 5 put weight gradients on a second stream as soon as they were ready. Here we ask where each of them goes best,
+and let some of them wait until the next iteration.
+"""
+
+from dataclasses import replace
+
+import minidl as ml
+from minidl import data, models, nn, optim, schedulers
+from minidl.corun import CoRun
+from minidl.crossing import delayed, steady
+from minidl.executors import executor
+
+
+def build(**arguments):
+    """A model fresh from seed 0, its optimizer, and its step as a graph."""
+    ml.seed(0)
+    model = models.create("mlp", layers=8, hidden=64)
+    optimizer = optim.SGD(model.parameters(), lr=0.05, momentum=0.9, **arguments)
+
+    def step(x, y):
+        loss = nn.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return model, optimizer, ml.record(step, *next(data.digits(batch_size=32)))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Why a weight gradient can wait. Its result is wanted by one task, the update of its layer; and the update is wanted by
+# nobody before the layer's next forward. So it may run at any time between two moments: its release, when the gradient
+# from above is there, and its deadline, the next forward of its own layer. For the last layers the release comes early
+# and the deadline late; for the first layer they nearly meet.
+#
+# What it may not do is change the numbers. The next forward of a layer always comes after its update: that is an edge.
+
+model, optimizer, graph = build()
+print(graph["15W0"].label, "is needed by", [graph.name(t) for t in graph.succs[graph.index("15W0")]])
+
+# Suppose that a weight gradient takes twice as long as the rest. Then the second stream has more to do than the main one
+# while the backward pass runs, and nothing at all during the forward pass.
+
+linear = [float(name.endswith("linear")) for name in graph.unit_names]
+cost = ml.CostModel.given(linear, linear, [2 * l for l in linear])
+kept = schedulers.multi_region(graph, cost, crossing=False)
+crossing = schedulers.multi_region(graph, cost)
+
+
+def price(schedule, cost):
+    """The time of a step as it repeats."""
+    run = steady(graph, schedule)
+    return ml.simulate(run.graph, run.schedule, cost).makespan
+
+
+for name, schedule in {"in order": schedulers.in_order(graph), "multi_stream": schedulers.multi_stream(graph, cost=cost),
+                       "regions, border kept": kept, "regions": crossing}.items():
+    print(f"{name:22} {price(schedule, cost):5.1f}   late: {[graph.name(t) for t in delayed(graph, schedule)]}")
+assert price(crossing, cost) < price(kept, cost) < price(schedulers.multi_stream(graph, cost=cost), cost)
+
+# In a schedule `15W0@1` is 15W0 one step late. It stands at the front of its stream, since there it is the weight
+# gradient of the step before. What it reads is kept in two copies that are used in turn, so that the forward beside it
+# does not overwrite it.
+
+print("\n" + crossing.grid(width=100) + "\n")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Launch overhead. On a GPU a small kernel may take less time than to launch it. Then the device waits for the host, and a
+# second stream hides launches, not arithmetic. Published gains of overlap were often measured so. If the whole step is
+# replayed at once, as a CUDA graph or here as a list of calls that were made before, launches cost next to nothing, and
+# overlap gives what it really gives: at most (F + O + W) / (F + O). Always compare with one stream that is recorded too.
+
+alone, busy = sum(2 * l for l in linear), price(schedulers.in_order(graph), cost)
+print(f"weight gradients are {alone / busy:.0%} of this step, so hiding all of them gives at most {busy / (busy - alone):.2f}x\n")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Regions. Two tasks at once are rarely twice as fast: they share memory, caches, and on a CPU the interpreter. How much
+# they lose depends on the pair. So cut the chain into regions of like kernels, and measure each pair of a region and a
+# kind of weight gradient: `minidl.measure_pairs`. Its gain is the work done together in the time of one. Then give out
+# the pairs, the largest gain first, as long as there is room beside the region.
+#
+# Here is a machine on which nothing is won beside the backward pass.
+
+kinds = {graph.name(t): graph[t].kind.name for t in range(len(graph))}
+shared = replace(cost, corun=CoRun(kinds, {"O": {"W": 2.2}, "W": {"O": 2.2}}))
+for name, schedule in {"multi_stream": schedulers.multi_stream(graph, cost=cost), "regions, pairs known": schedulers.multi_region(graph, shared)}.items():
+    print(f"{name:22} {price(schedule, shared):5.1f}   late: {len(delayed(graph, schedule))} tasks")
+assert price(schedulers.multi_region(graph, shared), shared) < price(schedulers.multi_stream(graph, cost=cost), shared)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Waiting costs memory: what a late task reads stays alive. A limit makes the scheduler give overlap back.
+
+for candidate in schedulers.region_plan(graph, cost, curve=True).curve:
+    print(f"{candidate.peak_bytes:12,} bytes   {candidate.makespan:5.1f}")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# And it is still synchronous training. After any step whoever looks at a parameter finds what training in order would
+# have left: looking finishes what is late. Losses and learning rates are no parameters, so they settle nothing.
+
+seen = []
+for schedule in (schedulers.in_order(graph), crossing):
+    model, optimizer, fresh = build()
+    run, train = executor(fresh, schedule), data.digits(batch_size=32)
+    losses = []
+    for step in range(20):
+        optimizer.lr = 0.05 / (1 + step / 10)
+        losses.append(float(run(*next(train))))
+    seen.append((losses, [p.numpy().tobytes() for p in model.parameters()]))
+    run.close()
+assert seen[0] == seen[1]
+print("\nafter 20 steps: equal losses, and equal parameters bit for bit")
+
+# One thing keeps the border. Clipping by the global norm needs every gradient before the first update.
+
+print(*schedulers.region_plan(build(max_norm=1.0)[2], cost).notes, sep="\n")
+
+# On a network of your own:
+#
+#     python -m minidl compare --model mobilenet_v3_large --model-arg preset=tiny --schedulers in_order,multi_stream,multi_region
+#     python -m minidl plan --curve --scheduler multi_region --model densenet121 --model-arg preset=tiny
+
+# Exercise 9. exercises/exercise9.py puts all weight gradients beside the backward pass, and the step takes 24 on the
+# costs above. Choose which of them run one step late, and where the rest goes, so that it takes 18 or less:
+#
+#     python docs/tutorial/grade.py 9 my_regions.py
