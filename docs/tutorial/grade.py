@@ -13,9 +13,8 @@ from pathlib import Path
 import numpy as np
 
 import minidl as ml
-from minidl import data, models, nn, optim
+from minidl import data, executors, models, nn, optim
 from minidl.crossing import steady
-from minidl.executors import executor
 from minidl.schedulers import pipeline
 from minidl.schedulers.data_parallel import lower_bound as bound
 from minidl.schedulers.data_parallel import prepare
@@ -210,7 +209,7 @@ def exercise9(path):
     picture = run.schedule.grid(width=200)
     require(makespan <= 18, f"the schedule is valid and takes {makespan:g} on the given costs; 18 can be reached\n{picture}")
     after = []
-    for make in (ml.SequentialExecutor, lambda graph: executor(graph, scheduler(graph))):
+    for make in (ml.SequentialExecutor, lambda graph: executors.executor(graph, scheduler(graph))):
         model, graph = network(layers=8, hidden=64)
         step, train = make(graph), data.digits(batch_size=32)
         after.append(([float(step(*next(train))) for _ in range(5)], [p.numpy().tobytes() for p in model.parameters()]))

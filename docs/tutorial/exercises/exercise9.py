@@ -14,10 +14,12 @@ its own layer. 18 or less can be reached.
 from minidl import Kind, Lane, Schedule
 from minidl.crossing import late
 
+LATE = []  # the units whose weight gradients run one step late, in the order in which they do
+
 
 def scheduler(graph):
     """F and O on main; on sub first what is late, then the other W and U in the order in which they were recorded."""
-    is_late = [task.index for task in graph if task.kind in (Kind.W, Kind.U) and task.unit in ()]
+    is_late = [task.index for unit in LATE for task in graph if task.kind in (Kind.W, Kind.U) and task.unit == unit]
     main = [task.index for task in graph if task.kind in (Kind.F, Kind.O)]
     sub = [task.index for task in graph if task.kind in (Kind.W, Kind.U) and task.index not in is_late]
     return late(Schedule.of(graph, {Lane(0, "main"): main, Lane(0, "sub"): is_late + sub}), graph, is_late)
