@@ -79,7 +79,7 @@ def _forward(x, taps, padded, y, shape):  # type: ignore[no-untyped-def]
                     out[k] = 0
                 for ky in range(kh):
                     row, t = padded[oy * sh + ky * dh], taps[ky]
-                    at = ox * sw * c
+                    at = ox * sw * run
                     if kw == 3:
                         a, b, d = t[0], t[1], t[2]
                         for k in range(run):
@@ -103,7 +103,7 @@ def _input_grad(dy, taps, padded, dx, shape):  # type: ignore[no-untyped-def]
                 for ky in range(kh):
                     row = padded[oy * sh + ky * dh]
                     for kx in range(kw):
-                        t, at = taps[ky, kx], (ox * sw + kx * dw) * c
+                        t, at = taps[ky, kx], ox * sw * run + kx * dw * c
                         for k in range(run):
                             row[np.uintp(at + k)] += g[k] * t[k]
         for i in range(dx.shape[1]):
@@ -129,7 +129,7 @@ def _weight_grad(x, dy, padded, total, part, shape):  # type: ignore[no-untyped-
                 for ox in range(dy.shape[2] // run):
                     g = dy[n, oy, ox * run : (ox + 1) * run]
                     for kx in range(kw):
-                        out, at = part[ky, kx], (ox * sw + kx * dw) * c
+                        out, at = part[ky, kx], ox * sw * run + kx * dw * c
                         for k in range(run):
                             out[k] += g[k] * row[np.uintp(at + k)]
         for ky in range(kh):
