@@ -109,6 +109,7 @@ def test_small_graphs_within_2_percent_of_the_optimum(seed: int) -> None:
     assert found <= 1.02 * best_of_all(graph, cost, found)
 
 
+@pytest.mark.slow
 @settings(max_examples=10, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 @given(seed=st.integers(0, 10**6), layers=st.integers(1, 6), slow=st.floats(1.0, 2.5), crossing=st.booleans(), data=st.data())
 def test_never_slower_than_the_others_under_the_same_limit(seed: int, layers: int, slow: float, crossing: bool, data: Any) -> None:
@@ -128,6 +129,7 @@ def test_never_slower_than_the_others_under_the_same_limit(seed: int, layers: in
     assert plan(graph, cost, limit, crossing).schedule.to_csv() == mine.schedule.to_csv()
 
 
+@pytest.mark.slow
 def test_the_smallest_limit_that_can_work_is_named() -> None:
     graph, cost = network(5), random_costs(1, 5)
     least = plan(graph, cost, curve=True).smallest_limit
@@ -136,6 +138,7 @@ def test_the_smallest_limit_that_can_work_is_named() -> None:
         schedulers.multi_region(graph, cost, memory_limit=least - 1)
 
 
+@pytest.mark.slow
 def test_the_curve_falls() -> None:
     graph = network(5)
     cost = ml.CostModel.given(1, 1, 3)
