@@ -18,7 +18,7 @@ from .streams import Event, Stream
 
 def measure(graph: TaskGraph, *, device: Any = None, seconds: float = 1.0, seed: int = 0,
             progress: Callable[[float], None] | None = None) -> CostModel:
-    """Median time of each task in microseconds; works on copies, so no parameter changes.
+    """Mean time of each task in microseconds, since means are what adds up; works on copies, so no parameter changes.
 
     Runs for about `seconds`, but at least 5 and at most 100 times, in random legal orders, so that caches are as full
     of other things as in a real step. `progress(share done)` is called after every run.
@@ -47,7 +47,7 @@ def measure(graph: TaskGraph, *, device: Any = None, seconds: float = 1.0, seed:
                 samples[task].append(perf_counter_ns() - begin)
         if progress:
             progress(min(1.0, done))
-    times = {graph.name(t): max(statistics.median(s[2:]) - tick, 0.0) / 1000 for t, s in enumerate(samples) if graph[t].iteration == 0}
+    times = {graph.name(t): max(_mean(s[2:]) - tick, 0.0) / 1000 for t, s in enumerate(samples) if graph[t].iteration == 0}
     return CostModel(tasks=times, sync=measure_sync(), step=_measure_step(bound), source="measured", device=bound.device.name)
 
 
@@ -61,6 +61,12 @@ def _measure_step(bound: Bound) -> float:
         bound.results()
         samples.append((perf_counter_ns() - begin) / 1000)
     return statistics.median(samples)
+
+
+def _mean(samples: list[int]) -> float:
+    """Without those above four times the median, when the machine did something else."""
+    bound = 4 * statistics.median(samples)
+    return statistics.fmean([s for s in samples if s <= bound])
 
 
 def _timer_overhead() -> float:
