@@ -18,10 +18,10 @@ import numpy as np
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT / "bench"), str(ROOT), str(ROOT / "tests")]
 
-from common import interleave, machine, prediction_errors, ratio, save, spread
+from common import interleave, machine, prediction_errors, ratio, save, sgd_step, spread
 
 import minidl as ml
-from minidl import models, nn, optim, schedulers
+from minidl import models, schedulers
 from minidl.executors.bound import Bound
 
 CASES = {"lenet": ("lenet", {}, 64), "resnet20": ("resnet20", {}, 32)}
@@ -32,18 +32,10 @@ def ours(name: str, arguments: dict[str, Any], batch: int) -> tuple[Any, Any, An
     """(model, graph, x, y) of one SGD step with momentum."""
     ml.seed(0)
     model = models.create(name, **arguments)
-    opt = optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-
-    def step(x: Any, y: Any) -> Any:
-        loss = nn.cross_entropy(model(x), y)
-        loss.backward()
-        opt.step()
-        return loss
-
     rng = np.random.default_rng(0)
     x = rng.standard_normal((batch, *model.input_shape), np.float32)
     y = rng.integers(0, model.classes, batch)
-    return model, ml.record(step, x, y, name=name), x, y
+    return model, ml.record(sgd_step(model), x, y, name=name), x, y
 
 
 def theirs(name: str, arguments: dict[str, Any], model: Any, x: Any, y: Any) -> Any:

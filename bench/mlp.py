@@ -16,10 +16,10 @@ import numpy as np
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
 
-from common import interleave, machine, prediction_errors, ratio, save, spread
+from common import interleave, machine, prediction_errors, ratio, save, sgd_step, spread
 
 import minidl as ml
-from minidl import device, models, nn, optim, schedulers
+from minidl import device, models, schedulers
 from minidl.executors.bound import Bound
 from minidl.memory import plan_memory
 from minidl.streams import run_program
@@ -32,17 +32,9 @@ def recorded(sizes: list[int], batch: int) -> tuple[Any, Any, Any, Any]:
     """(model, graph, x, y) of one SGD step with momentum."""
     ml.seed(0)
     model = models.mlp(*sizes)
-    opt = optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-
-    def step(x: Any, y: Any) -> Any:
-        loss = nn.cross_entropy(model(x), y)
-        loss.backward()
-        opt.step()
-        return loss
-
     rng = np.random.default_rng(0)
     x, y = rng.standard_normal((batch, sizes[0]), np.float32), rng.integers(0, sizes[-1], batch)
-    return model, ml.record(step, x, y), x, y
+    return model, ml.record(sgd_step(model), x, y), x, y
 
 
 def torch_steps(sizes: list[int], x: Any, y: Any, seconds: float) -> dict[str, Any]:

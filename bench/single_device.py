@@ -20,10 +20,10 @@ import numpy as np
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent), str(Path(__file__).parent.parent / "tests")]
 
-from common import RESULTS, interleave, machine, ratio, save, spread
+from common import RESULTS, interleave, machine, ratio, save, sgd_step, spread
 
 import minidl as ml
-from minidl import models, nn, optim, schedulers
+from minidl import models, schedulers
 from minidl.crossing import delayed, steady
 from minidl.executors import executor
 from minidl.measure_pairs import measure_pairs
@@ -42,16 +42,8 @@ def training(case: str) -> tuple[Any, Callable[..., Any], Any, Any]:
     name, arguments, batch = CASES[case]
     ml.seed(0)
     model = models.create(name, **arguments)
-    opt = optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-
-    def step(x: Any, y: Any) -> Any:
-        loss = nn.cross_entropy(model(x), y)
-        loss.backward()
-        opt.step()
-        return loss
-
     rng = np.random.default_rng(0)
-    return model, step, rng.standard_normal((batch, *model.input_shape), np.float32), rng.integers(0, model.classes, batch)
+    return model, sgd_step(model), rng.standard_normal((batch, *model.input_shape), np.float32), rng.integers(0, model.classes, batch)
 
 
 def with_pairs(graph: Any, cost: Any) -> Any:

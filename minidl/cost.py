@@ -41,9 +41,9 @@ class CostModel:
 
     `tasks`: by task name. `kinds`: by kind's name, one number or one per unit, for tasks not named. Where neither is
     given, a send costs its bytes over the link's bandwidth, a receive nothing, a collective the link's time. `launch`:
-    added to every task. `sync`: added where a task waits for another lane. `corun`: how much tasks on two streams of one
-    device slow each other down. `source` says where the numbers are from:
-    given, measured or analytic.
+    added to every task. `sync`: added where a task waits for another lane. `step`: once per step, inputs in and outputs
+    out. `corun`: how much tasks on two streams of one device slow each other down. `source` says where the numbers are
+    from: given, measured or analytic.
     """
 
     tasks: Mapping[str, float] = field(default_factory=dict)

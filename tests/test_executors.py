@@ -467,6 +467,31 @@ def test_an_interrupt_while_the_caller_waits_for_a_lane_ends_the_step_and_the_ex
     run.close()
 
 
+def test_an_error_of_a_signal_handler_while_the_caller_waits_is_no_tasks_fault(faulty_step):
+    graph = ml.record(faulty_step, X)
+    run = StreamExecutor(graph, lanes_of(graph, 2))
+
+    def alarm(*_):
+        raise TimeoutError("enough")
+
+    def slow():
+        threading.Event().wait(0.6)
+        return Broken("too late")
+
+    FAULT.update({"in": "left", "raise": slow})
+    before = signal.signal(signal.SIGALRM, alarm)
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    try:
+        with pytest.raises((TimeoutError, TaskError)):
+            run(X)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    FAULT["in"] = None
+    assert np.isfinite(float(run(X)))
+    run.close()
+
+
 def test_threads_end_with_their_executor(faulty_step):
     graph = ml.record(faulty_step, X)
     before = set(threading.enumerate())

@@ -154,8 +154,8 @@ class StreamExecutor:
         failures, self._failures = self._failures, []
         self._build()
         for stop in failures:
-            if stop.error is not None and not isinstance(stop.error, Exception):
-                raise stop.error  # KeyboardInterrupt and the like are nobody's fault
+            if stop.error is not None and (stop.index < 0 or not isinstance(stop.error, Exception)):
+                raise stop.error  # KeyboardInterrupt, or a signal handler's own error: no task's fault
         lane = stops.index(failures[0])
         error, task = failures[0].error, self._tasks[lane][failures[0].index]
         where = f"task {self.graph[task].label} on lane {self.schedule.lanes[lane]}"
