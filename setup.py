@@ -18,7 +18,7 @@ setup(
     python_requires=">=3.11,<3.14",
     packages=["minidl", "minidl.cli", "minidl.comm", "minidl.data", "minidl.executors", "minidl.nn", "minidl.ops", "minidl.kernels",
               "minidl.models", "minidl.schedulers", "minidl.schedulers.pipeline"],
-    package_data={"minidl": ["py.typed"], "minidl.data": ["*.csv.gz", "*.md"], "minidl.kernels": ["*.cu"]},
+    package_data={"minidl": ["py.typed"], "minidl.data": ["*.csv.gz", "*.md"], "minidl.kernels": ["*.cu", "*.cuh"]},
     install_requires=[
         "numpy>=2.0",
         "numba>=0.60",

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from .cuda import c_type, each
 from .registry import flat, kernel, like, loop, ufunc
 
 
@@ -97,6 +98,11 @@ def relu(xp: Any, x: Any) -> Any:
 @relu.cpu
 def _(x: Any, y: Any) -> Any:
     return [loop(_relu, flat(x), flat(y))]
+
+
+@relu.cuda()
+def _(x: Any, y: Any) -> Any:
+    return each("elementwise.cu", f"relu<{c_type(x)}>", x.size, x, y, x.size)
 
 
 def _relu(x, y):  # type: ignore[no-untyped-def]

@@ -8,7 +8,11 @@
     def _(x, y):                        # read, written and work arrays in; calls without arguments out
         return [ufunc(np.maximum, x, zero(x), y)]
 
-The CPU form is bound once to fixed arrays and then only called: it may allocate while binding, never in its calls.
+    @relu.cuda()
+    def _(x, y):                        # the same, but launches out: see `cuda`
+        return each("elementwise.cu", f"relu<{c_type(x)}>", x.size, x, y, x.size)
+
+Both are bound once to fixed arrays and then only called: they may allocate while binding, never in their calls.
 """
 
 from __future__ import annotations
@@ -20,19 +24,25 @@ from typing import Any
 
 import numpy as np
 
+from .cuda import Call
+
 Thunk = Callable[[], Any]
+Work = Callable[..., Sequence[tuple[tuple[int, ...], Any]]]
 KERNELS: dict[str, Kernel] = {}
 
 
 @dataclass
 class Kernel:
-    """`reference(xp, *reads, **constants)`; `cpu` binder; `work` arrays as (shape, dtype); flops of one launch."""
+    """`reference(xp, *reads, **constants)`; a binder for the CPU and one for CUDA, each with the scratch arrays that it
+    needs as (shape, dtype); flops of one launch."""
 
     name: str
     reference: Callable[..., Any]
-    work: Callable[..., Sequence[tuple[tuple[int, ...], Any]]] | None = None
+    work: Work | None = None
     flops: Callable[..., float] | None = None
+    cuda_work: Work | None = None
     _cpu: Callable[..., list[Thunk]] | None = field(default=None, repr=False)
+    _cuda: Callable[..., list[Call]] | None = field(default=None, repr=False)
 
     def cpu(self, binder: Callable[..., list[Thunk]]) -> Kernel:
         """Registers the CPU form (a decorator)."""
@@ -44,8 +54,23 @@ class Kernel:
         assert self._cpu is not None, f"kernel {self.name} has no CPU form"
         return self._cpu(*reads, *writes, *work, **constants)
 
+    def cuda(self, work: Work | None = None) -> Callable[[Callable[..., list[Call]]], Kernel]:
+        """Registers the CUDA form (a decorator) and the scratch arrays that it needs, as `work` of `kernel`."""
 
-def kernel(name: str, *, work: Callable[..., Any] | None = None, flops: Callable[..., float] | None = None
+        def define(binder: Callable[..., list[Call]]) -> Kernel:
+            self._cuda, self.cuda_work = binder, work
+            return self
+
+        return define
+
+    def cuda_calls(self, reads: Sequence[Any], writes: Sequence[Any], work: Sequence[Any], constants: dict[str, Any]) -> list[Call]:
+        """What CUDA has to do for one launch on these arrays. Raises NotImplementedError where there is no CUDA form."""
+        if self._cuda is None:
+            raise NotImplementedError(f"kernel {self.name} has no CUDA form")
+        return self._cuda(*reads, *writes, *work, **constants)
+
+
+def kernel(name: str, *, work: Work | None = None, flops: Callable[..., float] | None = None
            ) -> Callable[[Callable[..., Any]], Kernel]:
     """Defines a kernel by its reference. `work(reads, writes, **constants)` gives the scratch arrays it needs;
     `flops(reads, writes)` its arithmetic, where reads and writes have shape and size."""

@@ -1,0 +1,71 @@
+// What every kernel uses: the types that sums are made in, loops over a grid, sums over a warp and a block.
+// Kernels are templates over T, the type in memory; arithmetic is done in Sum<T>, float for the 16-bit types.
+#pragma once
+#ifndef MINIDL_STAND_IN
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#endif
+
+template <typename T> struct SumOf { typedef float type; };
+template <> struct SumOf<double> { typedef double type; };
+template <typename T> using Sum = typename SumOf<T>::type;
+
+__device__ __forceinline__ float value(float x) { return x; }
+__device__ __forceinline__ double value(double x) { return x; }
+__device__ __forceinline__ float value(__half x) { return __half2float(x); }
+__device__ __forceinline__ float value(__nv_bfloat16 x) { return __bfloat162float(x); }
+
+template <typename T> __device__ __forceinline__ T as(Sum<T> x) { return T(x); }
+template <> __device__ __forceinline__ __half as<__half>(float x) { return __float2half(x); }
+template <> __device__ __forceinline__ __nv_bfloat16 as<__nv_bfloat16>(float x) { return __float2bfloat16(x); }
+
+// The elements that belong to a thread: for (long long i = first(); i < count; i += step()).
+__device__ __forceinline__ long long first() { return (long long)blockIdx.x * blockDim.x + threadIdx.x; }
+__device__ __forceinline__ long long step() { return (long long)gridDim.x * blockDim.x; }
+
+// Sums and maxima in a fixed order, so that their bits do not change from run to run. All 32 threads of a warp take part.
+template <typename S> __device__ __forceinline__ S warp_sum(S x) {
+    for (int d = 16; d > 0; d /= 2) x += __shfl_xor_sync(0xffffffffu, x, d);
+    return x;
+}
+template <typename S> __device__ __forceinline__ S warp_max(S x) {
+    for (int d = 16; d > 0; d /= 2) {
+        S other = __shfl_xor_sync(0xffffffffu, x, d);
+        x = x < other || other != other ? other : x;
+    }
+    return x;
+}
+
+// All threads of a one-dimensional block (whole warps, at most 1024 threads) take part and get the result.
+template <typename S> __device__ S block_sum(S x) {
+    __shared__ S part[32];
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+    x = warp_sum(x);
+    __syncthreads();  // the last call's parts have been read
+    if (lane == 0) part[warp] = x;
+    __syncthreads();
+    return warp_sum(lane < warps ? part[lane] : S(0));
+}
+template <typename S> __device__ S block_max(S x) {
+    __shared__ S part[32];
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+    x = warp_max(x);
+    __syncthreads();
+    if (lane == 0) part[warp] = x;
+    __syncthreads();
+    return warp_max(part[lane < warps ? lane : 0]);
+}
+
+// Dynamic shared memory as an array of T.
+#ifndef DYNAMIC_SHARED
+#define DYNAMIC_SHARED(T, name)                                  \
+    extern __shared__ __align__(16) unsigned char name##_bytes[]; \
+    T* name = reinterpret_cast<T*>(name##_bytes)
+#endif
+
+// Up to three arrays seen with one shape: lengths and steps in elements; the last axis changes fastest.
+struct Strides {
+    int axes;
+    int length[6];
+    long long step[3][6];
+};

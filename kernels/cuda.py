@@ -1,0 +1,211 @@
+"""What a launch is on CUDA, as data: a grid of one of our kernels, a product, a convolution, zeros, a copy.
+
+A kernel's CUDA form (`@relu.cuda()`) returns these calls on the arrays it is given and runs nothing, so the same form
+is run by the driver, run on the CPU by the tests, and checked everywhere. Sources are the `.cu` files beside this one.
+Knows no device: an array is anything with a pointer, shape, strides (bytes) and dtype.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+SOURCES = Path(__file__).parent
+THREADS = 256  #: of a block, where a kernel has no reason for another number
+WAVES = 16  #: blocks of one launch at most, in units of 132 (the multiprocessors of an H200); loops take the rest
+
+#: NumPy's type as C names it
+C_TYPES = {"float32": "float", "float64": "double", "float16": "__half", "bfloat16": "__nv_bfloat16", "bool": "bool",
+           "int8": "signed char", "uint8": "unsigned char", "int32": "int", "uint32": "unsigned int", "int64": "long long",
+           "uint64": "unsigned long long"}
+_SCALARS: dict[str, Any] = {"float": ctypes.c_float, "double": ctypes.c_double, "int": ctypes.c_int, "unsigned int": ctypes.c_uint,
+            "long long": ctypes.c_longlong, "unsigned long long": ctypes.c_ulonglong, "bool": ctypes.c_bool}
+
+
+class LaunchError(ValueError):
+    """A launch that does not fit its kernel; the message names the kernel and the argument."""
+
+
+@dataclass(frozen=True)
+class Struct:
+    """A C struct that is passed by value: its name and its bytes."""
+
+    name: str
+    content: bytes
+
+
+@dataclass(frozen=True)
+class Grid:
+    """One launch of one of our kernels. `kernel` with its template arguments: `relu<float>`; `arguments` in the order
+    of its parameters: arrays for pointers, Python numbers, `Struct`s. `shared`: bytes of dynamic shared memory."""
+
+    source: str
+    kernel: str
+    blocks: tuple[int, ...]
+    threads: tuple[int, ...]
+    arguments: tuple[Any, ...]
+    shared: int = 0
+
+
+@dataclass(frozen=True)
+class Product:
+    """out = a @ b for matrices, or for equally many of them along leading axes. Strides may transpose a and b.
+
+    `bias` (n,): added to every row of out, in the same call. `accumulate`: added to what out holds.
+    """
+
+    a: Any
+    b: Any
+    out: Any
+    bias: Any = None
+    accumulate: bool = False
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """`what`: forward (x, w -> y), input_grad (dy, w -> dx) or weight_grad (x, dy -> dw); arrays as in `conv`."""
+
+    what: str
+    x: Any
+    w: Any
+    y: Any
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    dilation: tuple[int, int]
+    groups: int
+
+
+@dataclass(frozen=True)
+class Zeros:
+    """All bytes of a contiguous array become 0."""
+
+    out: Any
+
+
+@dataclass(frozen=True)
+class Copy:
+    """Bytes of one contiguous array to another."""
+
+    source: Any
+    out: Any
+
+
+Call = Grid | Product | Convolution | Zeros | Copy
+
+
+def c_type(array: Any) -> str:
+    """The C type of an array's elements."""
+    return C_TYPES[str(array.dtype)]
+
+
+def each(source: str, kernel: str, count: int, *arguments: Any, threads: int = THREADS) -> list[Grid]:
+    """A launch with a thread for each of `count` elements, up to a limit: kernels loop over what is left. None for 0."""
+    blocks = min(-(-count // threads), 132 * WAVES)
+    return [Grid(source, kernel, (blocks,), (threads,), arguments)] if count else []
+
+
+def contiguous(*arrays: Any) -> bool:
+    return all(a.flags.c_contiguous for a in arrays)
+
+
+def pointer(array: Any) -> int:
+    """The address of the first element."""
+    return int(array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr)
+
+
+# ---------------------------------------------------------------------------------------------------------- signatures
+_KERNEL = re.compile(r"(?:template\s*<([^>]*)>\s*)?(?:extern\s+\"C\"\s+)?__global__\s+(?:void\s+(?:__launch_bounds__\([^)]*\)\s+)?"
+                     r"|__launch_bounds__\([^)]*\)\s+void\s+)(\w+)\s*\(([^)]*)\)")
+
+
+@cache
+def text(source: str) -> str:
+    """A source with the files of ours that it includes."""
+    lines = (SOURCES / source).read_text(encoding="utf-8")
+    return re.sub(r'^#include "(\w+\.cuh)"$', lambda m: text(m[1]), lines, flags=re.MULTILINE)
+
+
+@cache
+def kernels_of(source: str) -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
+    """Of every kernel in a source: its template parameters (`typename T`) and its parameters' types."""
+    plain = re.sub(r"//[^\n]*|/\*.*?\*/", "", text(source), flags=re.DOTALL)
+    return {name: (tuple(p.strip() for p in (template or "").split(",") if p.strip()),
+                   tuple(_type_of(p) for p in parameters.split(",") if p.strip()))
+            for template, name, parameters in _KERNEL.findall(plain)}
+
+
+def _type_of(parameter: str) -> str:
+    """`const T* __restrict__ x` as `T*`."""
+    bare = re.sub(r"\b(const|__restrict__)\b", " ", parameter)
+    kind, _ = re.fullmatch(r"\s*(.*?[\s*])(\w+)\s*", bare, re.DOTALL).groups()  # type: ignore[union-attr]
+    return re.sub(r"\s+", " ", kind).replace(" *", "*").strip()
+
+
+@cache
+def signature(source: str, kernel: str) -> tuple[str, ...]:
+    """The parameters' types of `relu<float>`. Raises LaunchError for a kernel that the source does not have."""
+    name, _, given = kernel.partition("<")
+    found = kernels_of(source).get(name)
+    if found is None:
+        raise LaunchError(f"{source} has no kernel {name}")
+    names = [p.split()[-1] for p in found[0]]
+    values = [v.strip() for v in given.rstrip(">").split(",") if v.strip()]
+    if len(names) != len(values):
+        raise LaunchError(f"{source}: {kernel} has {len(values)} template arguments; {name} takes {len(names)}")
+    meant = dict(zip(names, values, strict=True))
+    return tuple(re.sub(r"\w+", lambda m: meant.get(m[0], m[0]), t) for t in found[1])
+
+
+def check(grid: Grid) -> None:
+    """Raises LaunchError where the geometry is impossible or the arguments are not those of the kernel."""
+    blocks, threads = (*grid.blocks, 1, 1)[:3], (*grid.threads, 1, 1)[:3]
+    limits = (2**31 - 1, 65535, 65535)
+    if any(not 1 <= b <= limit for b, limit in zip(blocks, limits, strict=True)):
+        raise LaunchError(f"{grid.kernel}: {blocks} blocks; each axis has 1 to {limits}")
+    if min(threads) < 1 or math.prod(threads) > 1024 or threads[2] > 64:
+        raise LaunchError(f"{grid.kernel}: {threads} threads a block; there can be 1 to 1024")
+    if not 0 <= grid.shared <= 48 * 1024:
+        raise LaunchError(f"{grid.kernel}: {grid.shared} bytes of shared memory; there are at most 49152")
+    types = signature(grid.source, grid.kernel)
+    if len(types) != len(grid.arguments):
+        raise LaunchError(f"{grid.kernel} takes {len(types)} arguments, not {len(grid.arguments)}")
+    for i, (kind, value) in enumerate(zip(types, grid.arguments, strict=True)):
+        if not _fits(kind, value):
+            given = f"an array of {value.dtype}" if hasattr(value, "strides") and hasattr(value, "dtype") else repr(value)
+            raise LaunchError(f"{grid.kernel}: argument {i} is {kind}, not {given}")
+
+
+def _fits(kind: str, value: Any) -> bool:
+    if kind.endswith("*"):
+        return hasattr(value, "strides") and hasattr(value, "shape") and C_TYPES.get(str(value.dtype)) == kind[:-1]
+    if isinstance(value, Struct):
+        return value.name == kind
+    if kind in ("float", "double"):
+        return isinstance(value, float | int) and not isinstance(value, bool)
+    if kind == "bool":
+        return isinstance(value, bool)
+    if kind not in _SCALARS or not isinstance(value, int) or isinstance(value, bool):
+        return False
+    return bool(_SCALARS[kind](value).value == value)
+
+
+class Packed:
+    """A launch's arguments as the driver takes them: `address` of an array of pointers to the values."""
+
+    def __init__(self, grid: Grid) -> None:
+        check(grid)
+        self.values: list[Any] = []
+        for kind, value in zip(signature(grid.source, grid.kernel), grid.arguments, strict=True):
+            if isinstance(value, Struct):
+                self.values.append(ctypes.create_string_buffer(value.content, len(value.content)))
+            else:
+                self.values.append(ctypes.c_void_p(pointer(value)) if kind.endswith("*") else _SCALARS[kind](value))
+        self.pointers = (ctypes.c_void_p * max(len(self.values), 1))(*(ctypes.addressof(v) for v in self.values))
+        self.address = ctypes.addressof(self.pointers)

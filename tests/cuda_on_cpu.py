@@ -1,0 +1,136 @@
+"""CUDA launches run on the CPU: sources compiled by g++ against `cuda_stand_in.h`, products and convolutions by NumPy.
+
+So every kernel's indices, barriers and arguments are tried without a GPU. `CudaOnCpu` is a device whose memory is
+NumPy's and whose kernels are CUDA's; it says nothing about streams, cuBLAS, cuDNN or time.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from minidl.device import CPU
+from minidl.graph import Launch
+from minidl.kernels import KERNELS, Thunk, cuda
+from minidl.kernels.conv import Geometry
+
+HEADER = Path(__file__).with_name("cuda_stand_in.h")
+FLAGS = ("-std=c++20", "-O1", "-g1", "-fPIC", "-shared", "-w", "-ffp-contract=off", "-U_FORTIFY_SOURCE")
+
+
+def instances(source: str, kernel: str) -> list[str]:
+    """What is compiled together: the kernel, and if it has one type alone, all others of its source for that type."""
+    name, _, given = kernel.partition("<")
+    found = cuda.kernels_of(source)
+    if found[name][0] in ((), ("typename T",)):
+        return [f"{n}<{given.rstrip('>') or 'float'}>" if t else n for n, (t, _) in found.items() if t in ((), ("typename T",))]
+    return [kernel]
+
+
+def program(source: str, kernels: Sequence[str]) -> str:
+    """C++ of a library in which `run(i, ...)` launches kernel i."""
+    cases = "\n".join(f"    case {i}: return stand_in::call(&{name}, a, g, t, shared, seed);" for i, name in enumerate(kernels))
+    return (f'#include "{HEADER}"\nusing namespace std;\n{cuda.text(source)}\n'
+            f'extern "C" const char* run(int i, void** a, const unsigned* g, const unsigned* t, unsigned long shared, unsigned seed) {{\n'
+            f"  switch (i) {{\n{cases}\n  }}\n  return \"no such kernel\";\n}}\n")
+
+
+@cache
+def build(code: str, flags: tuple[str, ...] = ()) -> Path:
+    """Compiles once for each content, also across processes."""
+    key = hashlib.sha256("\0".join([code, HEADER.read_text(), *FLAGS, *flags]).encode()).hexdigest()[:24]
+    folder = Path(tempfile.gettempdir()) / f"minidl-cuda-on-cpu-{os.getuid()}"
+    folder.mkdir(exist_ok=True)
+    library = folder / f"{key}.so"
+    if not library.exists():
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            path = Path(scratch) / "program.cpp"
+            path.write_text(code)
+            done = subprocess.run(["g++", *FLAGS, *flags, str(path), "-o", f"{scratch}/out.so"], capture_output=True, text=True)
+            assert done.returncode == 0, done.stderr[:4000]
+            os.replace(f"{scratch}/out.so", library)
+    return library
+
+
+@cache
+def _library(source: str, kernels: tuple[str, ...]) -> Any:
+    library = ctypes.CDLL(str(build(program(source, kernels))))
+    library.run.restype = ctypes.c_char_p
+    library.run.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_uint]
+    return library
+
+
+def run_grid(grid: cuda.Grid, packed: cuda.Packed | None = None, seed: int = 0) -> None:
+    """Runs one launch to its end; `seed` decides the order of its threads."""
+    packed = packed or cuda.Packed(grid)
+    kernels = tuple(instances(grid.source, grid.kernel))
+    blocks, threads = (np.array((*v, 1, 1)[:3], np.uint32) for v in (grid.blocks, grid.threads))
+    failure = _library(grid.source, kernels).run(kernels.index(grid.kernel), packed.address, blocks.ctypes.data,
+                                                 threads.ctypes.data, grid.shared, seed)
+    assert failure is None, f"{grid.kernel}: {failure.decode()}"
+
+
+def _wide(a: Any) -> Any:
+    """16-bit floats are multiplied and added as float32."""
+    return a.astype(np.float32) if a.dtype.itemsize == 2 else a
+
+
+def run(call: cuda.Call, seed: int = 0) -> None:
+    """What the driver, cuBLAS and cuDNN would do."""
+    if isinstance(call, cuda.Grid):
+        run_grid(call, seed=seed)
+    elif isinstance(call, cuda.Product):
+        y = np.matmul(_wide(call.a), _wide(call.b))
+        y = y if call.bias is None else y + _wide(call.bias)
+        call.out[...] = y + _wide(call.out) if call.accumulate else y
+    elif isinstance(call, cuda.Zeros):
+        assert call.out.flags.c_contiguous
+        call.out[...] = 0
+    elif isinstance(call, cuda.Copy):
+        assert call.out.flags.c_contiguous
+        assert call.source.flags.c_contiguous
+        assert call.out.nbytes == call.source.nbytes
+        call.out.reshape(-1).view(np.uint8)[...] = call.source.reshape(-1).view(np.uint8)
+    else:
+        geometry = Geometry(call.stride, call.padding, call.dilation, call.groups)
+        x, w, y = map(_wide, (call.x, call.w, call.y))
+        if call.what == "forward":
+            call.y[...] = KERNELS["conv2d"].reference(np, x, w, geometry=geometry)
+        elif call.what == "input_grad":
+            call.x[...] = KERNELS["conv2d_input_grad"].reference(np, y, w, size=x.shape[1:3], geometry=geometry)
+        else:
+            call.w[...] = KERNELS["conv2d_weight_grad"].reference(np, x, y, taps=w.shape[1:3], bias=False, geometry=geometry)
+
+
+def run_kernel(name: str, reads: Sequence[Any], writes: Sequence[Any], seed: int = 0, **constants: Any) -> list[cuda.Call]:
+    """Runs the CUDA form of a kernel on NumPy arrays and returns its calls."""
+    kernel = KERNELS[name]
+    specs = kernel.cuda_work(reads, writes, **constants) if kernel.cuda_work else ()
+    work = [np.full(shape, np.nan if np.dtype(t).kind == "f" else 77, t) for shape, t in specs]  # nobody has written it
+    calls = kernel.cuda_calls(reads, writes, work, constants)
+    for i, call in enumerate(calls):
+        run(call, seed + i)
+    return calls
+
+
+class CudaOnCpu(CPU):
+    """Host memory, CUDA kernels."""
+
+    name = "cuda on cpu"
+    kernels = "cuda"
+
+    def bind(self, launch: Launch, array: Any) -> list[Thunk]:
+        reads, writes, work = ([array(v) for v in views] for views in (launch.reads, launch.writes, launch.work))
+        thunks: list[Thunk] = []
+        for call in KERNELS[launch.kernel].cuda_calls(reads, writes, work, dict(launch.constants)):
+            thunks.append(partial(run_grid, call, cuda.Packed(call)) if isinstance(call, cuda.Grid) else partial(run, call))
+        return thunks
