@@ -22,7 +22,7 @@ import numpy as np
 from . import random
 from .files import write_atomic
 from .nn import Module
-from .nn.module import shown
+from .nn.module import put, shown
 from .optim import Optimizer
 from .tensor import Tensor
 
@@ -68,7 +68,7 @@ def save(path: str | Path, model: Module, optimizer: Optimizer | None = None, *,
     about: dict[str, Any] = {"format": FORMAT, "step": step, "seed": random.current_seed()}
     about["optimizer"] = None if optimizer is None else type(optimizer).__name__
     about["loader"] = None if loader is None else {"state": loader.state(), **_identity(loader)}
-    arrays = {name: np.asarray(a, order="C") for name, a in _arrays(model, optimizer).items()}
+    arrays = {name: np.asarray(shown(t), order="C") for name, t in _tensors(model, optimizer).items()}
     content = serialize(arrays, {"minidl": json.dumps(about, default=int),
                                  **({} if schedule is None else {"schedule": schedule})})
     try:
@@ -90,7 +90,7 @@ def load(path: str | Path, model: Module, optimizer: Optimizer | None = None, *,
     """
     file = _file(path)
     about, raw, values = _read(file)
-    mine = _arrays(model, optimizer)
+    mine = _tensors(model, optimizer)
     if optimizer is None:
         values = {name: value for name, value in values.items() if name.startswith("model.")}
     else:
@@ -100,7 +100,8 @@ def load(path: str | Path, model: Module, optimizer: Optimizer | None = None, *,
     if missing or unknown:
         what = f"it lacks {missing[0]!r}" if missing else f"it has {unknown[0]!r}, which this run does not"
         raise CheckpointError(f"{file} is of another model or optimizer: {what}")
-    for name, a in mine.items():
+    for name, t in mine.items():
+        a = shown(t)
         if values[name].shape != a.shape or values[name].dtype != a.dtype:
             there = f"{values[name].dtype} {values[name].shape}"
             raise CheckpointError(f"{file} is of another model: {name} is {there} there, "
@@ -114,8 +115,8 @@ def load(path: str | Path, model: Module, optimizer: Optimizer | None = None, *,
             loader.restore(about.loader["state"])
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise CheckpointError(f"{file} names no place in the data: {error}") from error
-    for name, a in mine.items():
-        a[...] = values[name]
+    for name, t in mine.items():
+        put(t, values[name])
     for p in model.parameters():
         p.used = True  # a gradient of before belongs to no parameter that is here now
     return about
@@ -136,14 +137,13 @@ def _file(path: str | Path) -> Path:
     return path if path.suffix == ".safetensors" else path / NAME
 
 
-def _arrays(model: Module, optimizer: Optimizer | None) -> dict[str, Any]:
-    """All that is kept, the arrays themselves by name: the model's as in its state dict, a shared parameter once for
-    each name."""
-    arrays = {f"model.{name}": shown(t) for name, t in model.named_tensors()}
+def _tensors(model: Module, optimizer: Optimizer | None) -> dict[str, Tensor]:
+    """All that is kept, by name: the model's as in its state dict, a shared parameter once for each name."""
+    tensors = {f"model.{name}": t for name, t in model.named_tensors()}
     if optimizer is not None:
-        arrays |= {f"optimizer.{name}": t.numpy() for name, t in optimizer.named_tensors()}
-        arrays["random.step"] = Tensor(random.step_storage()).numpy()
-    return arrays
+        tensors |= {f"optimizer.{name}": t for name, t in optimizer.named_tensors()}
+        tensors["random.step"] = Tensor(random.step_storage())
+    return tensors
 
 
 def _identity(loader: Loader) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from . import device as devices
 from . import random
 from . import tape as tapes
 from .graph import Kind, Role
@@ -54,7 +55,8 @@ class Optimizer:
         if not (np.isfinite(value) and value >= 0):
             raise ValueError(f"the learning rate is {value}; it must be a finite number >= 0")
         # written as it lies, without settling a step: tasks that are late have their own copy of the host's number
-        tapes.current().device.array(self._lr.storage.data, self._lr.view(0))[0] = value
+        device = devices.of(self._lr.storage.data)
+        device.write(device.array(self._lr.storage.data, self._lr.view(0)), value)
 
     @property
     def norm(self) -> float:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from .graph import Role
+from .graph import Role, View
 from .tape import Storage, current
 
 PURPOSES = ("weights", "order", "augment", "dropout", "synthetic", "split")
@@ -20,7 +20,8 @@ class _State:
     def __init__(self) -> None:
         self.seed = 0
         self.made = 0
-        self.step = Storage("step", (1,), "uint64", Role.SCALAR, np.zeros(1, np.uint64).view(np.uint8))
+        self.step: Storage | None = None
+        self.device: Any = None  #: that `step` lies on
 
 
 _state = _State()
@@ -31,7 +32,7 @@ def seed(value: int) -> None:
     if value < 0:
         raise ValueError(f"the seed is {value}; it must be at least 0")
     _state.seed, _state.made = int(value), 0
-    _state.step = Storage("step", (1,), "uint64", Role.SCALAR, np.zeros(1, np.uint64).view(np.uint8))
+    _state.step = None
     current().end_step()
 
 
@@ -41,6 +42,11 @@ def current_seed() -> int:
 
 def step_storage() -> Storage:
     """The step's number, (1,) uint64: what dropout reads and an optimizer's step moves on."""
+    device = current().device
+    if _state.step is None or _state.device is not device:
+        step = Storage("step", (1,), "uint64", Role.SCALAR, device.allocate(8))
+        device.write(device.array(step.data, View(0, (1,), (1,), 0, "uint64")), 0)
+        _state.step, _state.device = step, device
     return _state.step
 
 

@@ -19,7 +19,7 @@ def record(step: Callable[..., Any], *example: Any, name: str = "") -> TaskGraph
     `step` returns a tensor, a tuple of tensors, or nothing. No kernel runs; parameters, states, counters and gradients
     are as before. Values of tensors cannot be asked for inside `step`.
     """
-    tape = Recorder()
+    tape = Recorder(tapes.current().device)
     inputs = [_input(i, value) for i, value in enumerate(example)]
     for t in inputs:
         tape.number(t.storage)

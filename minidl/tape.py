@@ -132,6 +132,11 @@ class Tape:
         """Called before a parameter's gradient changes."""
 
     # --------------------------------------------------------------------------------------------------------- tasks
+    def _work(self, call: Call) -> Sequence[tuple[tuple[int, ...], Any]]:
+        """Scratch arrays of a call on this tape's device, as (shape, type)."""
+        work = self.device.work(KERNELS[call.kernel])
+        return work(call.reads, call.writes, **call.constants) if work else ()
+
     def storage(self, name: str, shape: tuple[int, ...], dtype: str, role: Role) -> Storage:
         storage = Storage(name, shape, dtype, role)
         storage.data = self.device.allocate(max(storage.bytes, 1))
@@ -159,7 +164,7 @@ class Tape:
         if unsettled:
             settle()
         for call in calls:
-            work = [self.storage("work", tuple(shape), str(np.dtype(dtype)), Role.WORKSPACE) for shape, dtype in _work(call)]
+            work = [self.storage("work", tuple(shape), str(np.dtype(dtype)), Role.WORKSPACE) for shape, dtype in self._work(call)]
             tensors = [*call.reads, *call.writes]
             numbers = {id(s): i for i, s in enumerate({id(t.storage): t.storage for t in tensors}.values())}
             held = [t.storage for t in tensors]
@@ -238,7 +243,7 @@ class Recorder(Tape):
         launches, flops, nbytes = [], 0.0, 0
         made: set[int] = set()  # written by an earlier launch of this very task: no read of the task
         for call in calls:
-            work = [self.storage(f"work{unit}", tuple(shape), str(np.dtype(dtype)), Role.WORKSPACE) for shape, dtype in _work(call)]
+            work = [self.storage(f"work{unit}", tuple(shape), str(np.dtype(dtype)), Role.WORKSPACE) for shape, dtype in self._work(call)]
             launch = Launch(call.kernel, tuple(t.view(self.number(t.storage)) for t in call.reads),
                             tuple(t.view(self.number(t.storage)) for t in call.writes),
                             tuple(_whole(self.number(s), s) for s in work), tuple(call.constants.items()))
@@ -260,11 +265,6 @@ class Recorder(Tape):
             return tuple(t.view(self.number(t.storage)) for t in tensors)
 
         return self._builder.build(views(inputs), views(outputs), name)
-
-
-def _work(call: Call) -> Sequence[tuple[tuple[int, ...], Any]]:
-    work = KERNELS[call.kernel].work
-    return work(call.reads, call.writes, **call.constants) if work else ()
 
 
 def _flops(call: Call) -> float:
@@ -298,6 +298,13 @@ _current = _Current()
 def current() -> Tape:
     """This thread's tape."""
     return _current.tape
+
+
+def set_default_device(device: Any) -> None:
+    """Where this thread's tensors are made and its steps run from now on: a name (`cpu`, `cuda`, `cuda:1`) or a device.
+    What was made before stays where it is."""
+    settle()
+    _current.tape = Tape(devices.get(device) if isinstance(device, str) else device)
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from . import device as devices
 from . import tape as tapes
 from .device import strides_of
 from .graph import Kind, Role, View
@@ -94,12 +95,23 @@ class Tensor:
 
     # --------------------------------------------------------------------------------------------------------- values
     def numpy(self) -> Any:
-        """The array itself, no copy. Raises RuntimeError while recording, when there is no value."""
+        """The array itself, no copy; from CUDA a copy. Raises RuntimeError while recording, when there is no value."""
+        device, array = self._array()
+        return device.read(array)
+
+    def assign(self, value: Any) -> None:
+        """Takes over the elements of a NumPy array of the same shape, where the tensor lies."""
+        device, array = self._array()
+        device.write(array, value)
+
+    def _array(self) -> tuple[Any, Any]:
+        """The device that the values are on, and the values there."""
         if tapes.unsettled and self.storage.role.persistent:
             tapes.settle()
         if self.storage.data is None:
             raise RuntimeError(f"{self.storage.name} has no value while a step is recorded; return it from the step instead")
-        return tapes.current().device.array(self.storage.data, self.view(0))
+        device = devices.of(self.storage.data)
+        return device, device.array(self.storage.data, self.view(0))
 
     def item(self) -> Any:
         """The one value, as a Python number."""
@@ -169,7 +181,7 @@ def host_storage(value: Any, role: Role, name: str) -> Storage:
     device = tapes.current().device
     storage.data = device.allocate(max(storage.bytes, 1))
     if value.size:
-        device.array(storage.data, View(0, value.shape, strides_of(value.shape), 0, str(value.dtype)))[...] = value
+        device.write(device.array(storage.data, View(0, value.shape, strides_of(value.shape), 0, str(value.dtype))), value)
     return storage
 
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from minidl.device import CPU
 from minidl.graph import Launch
-from minidl.kernels import KERNELS, Thunk, cuda
+from minidl.kernels import KERNELS, Kernel, Thunk, Work, cuda
 from minidl.kernels.conv import Geometry
 
 HEADER = Path(__file__).with_name("cuda_stand_in.h")
@@ -126,9 +126,11 @@ class CudaOnCpu(CPU):
     """Host memory, CUDA kernels."""
 
     name = "cuda on cpu"
-    kernels = "cuda"
 
-    def bind(self, launch: Launch, array: Any) -> list[Thunk]:
+    def work(self, kernel: Kernel) -> Work | None:
+        return kernel.cuda_work
+
+    def bind(self, launch: Launch, array: Any, stream: Any = None) -> list[Thunk]:
         reads, writes, work = ([array(v) for v in views] for views in (launch.reads, launch.writes, launch.work))
         thunks: list[Thunk] = []
         for call in KERNELS[launch.kernel].cuda_calls(reads, writes, work, dict(launch.constants)):

@@ -31,14 +31,15 @@ LAYERS: dict[str, set[str]] = {
     "minidl.cost": {*PURE, "measure"},  # when it is asked to
     "minidl.timeline": {*PURE, "report", "trace"},
     "minidl.schedulers": {*PURE, "schedulers"},
-    "minidl.device": {"graph", "kernels", "streams"},
+    "minidl.lanes": {"kernels", "streams"},
+    "minidl.device": {"graph", "kernels", "lanes", "cuda"},
     "minidl.tape": ENGINE,
     "minidl.tensor": {*ENGINE, "op"},
     "minidl.op": ENGINE,
     "minidl.ops": {*ENGINE, "op", "ops", "random"},
     "minidl.nn": {*ENGINE, "op", "ops", "random", "nn"},
     "minidl.models": {"nn", "ops", "tensor", "models", "random", ""},
-    "minidl.executors": {*PURE, "device", "comm", "streams", "kernels", "tape", "tensor", "executors"},
+    "minidl.executors": {*PURE, "device", "comm", "streams", "lanes", "kernels", "tape", "tensor", "executors"},
     "minidl.executors.distributed": {*PURE, "device", "comm", "streams", "tape", "executors", "schedulers"},  # how one iteration repeats
 }
 # where a module outside the standard library may be imported from, and only when it is used

@@ -349,8 +349,8 @@ class BothForms(CPU):
     def __init__(self) -> None:
         self.seen: set[str] = set()
 
-    def bind(self, launch: Any, array: Any) -> list[Any]:
-        thunks = super().bind(launch, array)
+    def bind(self, launch: Any, array: Any, stream: Any = None) -> list[Any]:
+        thunks = super().bind(launch, array, stream)
 
         def both() -> None:
             reads = [np.array(array(v)) for v in launch.reads]

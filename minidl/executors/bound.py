@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from .. import device as devices
 from .. import tape as tapes
 from ..graph import GraphError, Role, TaskGraph, View
 from ..kernels import Thunk
@@ -30,7 +29,7 @@ class Bound:
         if len(graph) and not graph.launches:
             raise GraphError(f"graph {graph.name_of_graph!r} is a plan without kernels; only recorded graphs can run")
         self.graph, self.plan = graph, plan
-        self.device = device or devices.cpu()
+        self.device = device or tapes.current().device
         self._live = {i: s.live for i, s in enumerate(graph.storages) if s.live is not None}
         if plan is not None:
             self.arena = arena if arena is not None else self.device.allocate(max(plan.arena_bytes, 1))
@@ -38,15 +37,11 @@ class Bound:
             own = [0 if i in self._live else int(rounded(np.array([s.bytes]))[0]) for i, s in enumerate(graph.storages)]
             self._own = np.cumsum([0, *own])
             self.arena = self.device.allocate(max(int(self._own[-1]), 1))
-        self._bound_to = {i: self._copy(s.data) if private else s.data for i, s in self._live.items()}
+        self._bound_to = {i: self.device.duplicate(s.data) if private else s.data for i, s in self._live.items()}
         self._inputs = [self.array(v) for v in graph.inputs]
+        self._feed = self.device.feed(self._inputs)
         self._outputs = [(graph.storages[v.storage].name, self.array(v)) for v in graph.outputs]
         self._labels = self._label_limits()
-
-    def _copy(self, memory: Any) -> Any:
-        copy = self.device.allocate(len(memory))
-        copy[...] = memory
-        return copy
 
     def load_random(self, random: np.random.Generator) -> None:
         """Fills the inputs with values that a step can work on: normal numbers, labels in range."""
@@ -55,7 +50,7 @@ class Bound:
                         else random.standard_normal(a.shape).astype(a.dtype) for i, a in enumerate(self._inputs)))
 
     def copies_of_inputs(self) -> tuple[Any, ...]:
-        return tuple(array.copy() for array in self._inputs)
+        return tuple(np.array(self.device.read(array)) for array in self._inputs)
 
     def place(self, storage: int) -> tuple[Any, int]:
         """The memory that holds a storage, and the byte at which it begins there."""
@@ -67,9 +62,9 @@ class Bound:
         memory, base = self.place(view.storage)
         return self.device.array(memory, view, base)
 
-    def thunks(self, task: int) -> list[Thunk]:
-        """The prebuilt calls of one task."""
-        return [thunk for launch in self.graph.launches[task] for thunk in self.device.bind(launch, self.array)]
+    def thunks(self, task: int, stream: Any = None) -> list[Thunk]:
+        """The prebuilt calls of one task, on a stream of the device."""
+        return [thunk for launch in self.graph.launches[task] for thunk in self.device.bind(launch, self.array, stream)]
 
     def _label_limits(self) -> list[tuple[int, int]]:
         """(input, classes) for every input that kernels index with (labels, tokens), so that it is checked."""
@@ -101,12 +96,11 @@ class Bound:
                 bad = (arrays[i] < 0) | (arrays[i] >= classes)
                 at = int(bad.argmax())
                 raise ValueError(f"label {int(arrays[i].flat[at])} of sample {at} is out of range: the model has classes 0 to {classes - 1}")
-        for value, place in zip(arrays, self._inputs, strict=True):
-            np.copyto(place, value)
+        self._feed(arrays)
 
     def results(self) -> Any:
         """The outputs, copied out: a tensor, a tuple of them, or None."""
-        out = tuple(Tensor(Storage(name, array.shape, str(array.dtype), Role.ACTIVATION, array.copy().reshape(-1).view(np.uint8)))
+        out = tuple(Tensor(Storage(name, array.shape, str(array.dtype), Role.ACTIVATION, self.device.snapshot(array)))
                     for name, array in self._outputs)
         return out if len(out) > 1 else out[0] if out else None
 
@@ -114,7 +108,7 @@ class Bound:
         """Raises FloatingPointError that names the task whose result is not finite."""
         for launch in self.graph.launches[task]:
             for view in launch.writes:
-                array = self.array(view)
+                array = self.device.read(self.array(view))
                 if array.dtype.kind == "f" and not np.isfinite(array).all():
                     raise FloatingPointError(f"task {self.graph[task].label}: {launch.kernel} wrote a value that is not finite "
                                              f"to {self.graph.storages[view.storage].name}")

@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 
-from .. import device as devices
 from .. import tape as tapes
 from ..comm import SLOTS, Communicator, RankError
 from ..comm.lane import CREDIT, Abandoned, Lane
@@ -60,7 +59,7 @@ class DistributedExecutor:
             raise ScheduleError(f"a data-parallel schedule has the lanes main and comm, not {', '.join(map(str, schedule.lanes))}")
         self.schedule = schedule.validate(graph)
         schedule.repeated(2).validate(unroll(graph, 2))
-        self.device = device or devices.cpu()
+        self.device = device or tapes.current().device
         self.graph = _with_memory(graph, self.device)
         self.communicator, self.trace = communicator, trace
         self.plan = plan_memory(self.graph, schedule, memory_limit)

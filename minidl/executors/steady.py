@@ -10,13 +10,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from .. import device as devices
 from .. import tape as tapes
 from ..border import Border
 from ..crossing import steady
 from ..graph import Role, TaskGraph, View
+from ..kernels import Thunk
 from ..memory import plan_memory
 from ..schedule import Schedule
 from ..tape import Storage
@@ -32,7 +31,7 @@ class SteadyExecutor:
     def __init__(self, border: Border, schedule: Callable[[TaskGraph], Schedule], *, device: Any = None, trace: bool = False,
                  memory_limit: int | None = None) -> None:
         self.border = border
-        self.device = device or devices.cpu()
+        self.device = device or tapes.current().device
         specs = list(border.first[0].storages)
         for pair in border.copies.values():
             for s in pair:
@@ -70,19 +69,19 @@ class SteadyExecutor:
         """Of the body that ran last, where `trace` was asked for."""
         return self._body[1 - self._parity].timeline
 
-    def _scalar(self, s: int) -> tuple[Any, list[Any]]:
-        """The host's scalar and its two copies, as arrays."""
+    def _scalar(self, s: int) -> list[Thunk]:
+        """Calls that copy the host's scalar to its two copies."""
         spec = self._storages[s]
         view = View(0, spec.shape, devices.strides_of(spec.shape), 0, spec.dtype)
-        return (self.device.array(spec.live.data, view),
-                [self.device.array(self._storages[c].live.data, view) for c in self.border.copies[s]])
+        live = self.device.array(spec.live.data, view)
+        return [self.device.copier(live, self.device.array(self._storages[c].live.data, view)) for c in self.border.copies[s]]
 
     def __call__(self, *inputs: Any) -> Any:
         if tapes.unsettled - {self}:
             tapes.settle()
         p = self._parity
-        for live, copies in self._scalars:
-            np.copyto(copies[p], live)
+        for copies in self._scalars:
+            copies[p]()
         run = (self._body if self._pending else self._first)[p]
         self._pending = False  # a step that fails leaves nothing that could be finished
         tapes.unsettled.discard(self)

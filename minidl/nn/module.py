@@ -81,7 +81,7 @@ class Module:
             if value.shape != expected.shape or value.dtype != expected.dtype:
                 raise ShapeError(f"{name} is {value.dtype} {value.shape} in the state, {expected.dtype} {expected.shape} in the model")
         for name, t in mine.items():
-            shown(t)[...] = values[name]
+            put(t, values[name])
 
     # ---------------------------------------------------------------------------------------------------------- modes
     def train(self, mode: bool = True) -> Module:
@@ -127,6 +127,12 @@ def shown(t: Tensor) -> Any:
     return t.numpy().transpose(axes) if axes else t.numpy()
 
 
+def put(t: Tensor, value: Any) -> None:
+    """Takes over an array whose axes are as `shown` gives them."""
+    axes = t.axes if isinstance(t, Parameter) else None
+    t.assign(np.transpose(value, np.argsort(axes)) if axes else value)
+
+
 class ModuleList(Module):
     """Modules in a list, whose parameters are found; the network that holds it calls them."""
 
@@ -152,4 +158,4 @@ def state(value: Any, name: str) -> Tensor:
     return Tensor(host_storage(np.asarray(value), Role.STATE, name))
 
 
-__all__ = ["Module", "ModuleList", "Sequential", "shown", "state"]
+__all__ = ["Module", "ModuleList", "Sequential", "put", "shown", "state"]
