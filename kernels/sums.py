@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from .cuda import Call, Grid, c_type
 from .registry import Thunk, loop
 
 BLOCK = 64
@@ -30,3 +31,42 @@ def _row_sums(x, out, total):  # type: ignore[no-untyped-def]
             total[j] += out[j]
     for j in range(x.shape[1]):
         out[j] = total[j]
+
+
+def _tile(columns: int) -> tuple[int, int]:
+    """Threads of a CUDA block along columns and along rows: neighbours in memory are read together, few columns too."""
+    across = 1 << min((columns - 1).bit_length(), 5)
+    return across, 512 // across
+
+
+def _parts(rows: int, columns: int) -> int:
+    """Into how many parts CUDA cuts the rows: 16 rows a thread, until there are blocks enough to fill a device."""
+    across, down = _tile(columns)
+    blocks = -(-columns // across)
+    return max(1, min(-(-rows // (16 * down)), 512, 1056 // blocks))
+
+
+def cuda_row_sums_work(rows: int, columns: int) -> list[Any]:
+    """The scratch arrays that `cuda_row_sums` needs: none where one launch does it."""
+    parts = _parts(rows, columns) if columns else 1
+    return [((parts, columns), "float64")] if parts > 1 else []
+
+
+def cuda_row_sums(x: Any, out: Any, *work: Any) -> list[Call]:
+    """`row_sums` on CUDA: x (m, c) of any strides -> out (c,). One launch, or two with the parts' sums in `work`."""
+    rows, columns = x.shape
+    if not columns:
+        return []
+    steps = (x.strides[0] // x.dtype.itemsize, x.strides[1] // x.dtype.itemsize)
+
+    def launch(kernel: str, source: Any, to: Any, rows: int, steps: tuple[int, int], parts: int) -> Call:
+        threads = _tile(columns)
+        return Grid("sums.cu", kernel, (-(-columns // threads[0]), parts), threads,
+                    (source, to, rows, columns, *steps, max(-(-rows // parts), 1)))
+
+    name = c_type(x), c_type(out)
+    if not work:
+        return [launch(f"row_sums<{name[0]}, {name[1]}>", x, out, rows, steps, 1)]
+    parts = len(work[0])
+    return [launch(f"row_sums<{name[0]}, double>", x, work[0], rows, steps, parts),
+            launch(f"row_sums<double, {name[1]}>", work[0], out, parts, (columns, 1), 1)]

@@ -5,6 +5,7 @@
 // that only a part of the block reaches, or a shuffle that only a part of the warp reaches, is an error.
 #pragma once
 #define MINIDL_STAND_IN
+#include <algorithm>  // min and max: programs are in namespace std
 #include <atomic>
 #include <cmath>
 #include <cstdint>
@@ -62,8 +63,6 @@ static inline float4 make_float4(float x, float y, float z, float w) { return {x
 static inline float2 make_float2(float x, float y) { return {x, y}; }
 static inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 static inline double rsqrt(double x) { return 1.0 / std::sqrt(x); }
-template <typename T> static inline T min(T a, T b) { return b < a ? b : a; }
-template <typename T> static inline T max(T a, T b) { return a < b ? b : a; }
 template <typename T> static inline T __ldg(const T* p) { return *p; }
 static inline unsigned __umulhi(unsigned a, unsigned b) { return (unsigned)(((unsigned long long)a * b) >> 32); }
 
