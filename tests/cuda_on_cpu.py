@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import itertools
 import os
+import re
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -17,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from minidl.device import CPU
 from minidl.graph import Launch
@@ -24,7 +28,8 @@ from minidl.kernels import KERNELS, Kernel, Thunk, Work, cuda
 from minidl.kernels.conv import Geometry
 
 HEADER = Path(__file__).with_name("cuda_stand_in.h")
-FLAGS = ("-std=c++20", "-O1", "-g1", "-fPIC", "-shared", "-w", "-ffp-contract=off", "-U_FORTIFY_SOURCE")
+FLAGS = ("-std=c++20", "-O1", "-g1", "-w", "-ffp-contract=off", "-U_FORTIFY_SOURCE")
+LIBRARY = ("-fPIC", "-shared")
 
 
 def instances(source: str, kernel: str) -> list[str]:
@@ -36,29 +41,51 @@ def instances(source: str, kernel: str) -> list[str]:
     return [kernel]
 
 
-def program(source: str, kernels: Sequence[str]) -> str:
-    """C++ of a library in which `run(i, ...)` launches kernel i."""
-    cases = "\n".join(f"    case {i}: return stand_in::call(&{name}, a, g, t, shared, seed);" for i, name in enumerate(kernels))
-    return (f'#include "{HEADER}"\nusing namespace std;\n{cuda.text(source)}\n'
+_SHARED = re.compile(r"(?<!extern )\b__shared__\s+((?:__align__\([^)]*\)\s+)?)([\w\s:<>]+?)\s*(\w+\s*(?:\[[^;]*\])?(?:\s*,\s*\w+\s*(?:\[[^;]*\])?)*)\s*;")
+
+
+def with_shared_memory(code: str) -> str:
+    """`__shared__ T a[8], b;` as `SHARED(1, a, T[8]); SHARED(2, b, T);`: memory of the block that runs."""
+    count = itertools.count(1)
+
+    def declare(found: re.Match[str]) -> str:
+        names = re.findall(r"(\w+)\s*((?:\[[^\]]*\]\s*)*)(?:,|$)", found[3])
+        return " ".join(f"SHARED({next(count)}, {name}, {found[2]}{size});" for name, size in names)
+
+    done = _SHARED.sub(declare, code)
+    left = [line for line in done.splitlines() if "__shared__" in line and "extern" not in line]
+    assert not left, f"one variable each, please: {left}"
+    return done
+
+
+def program(source: str, kernels: Sequence[str], real_threads: bool = False) -> str:
+    """C++ in which `run(i, ...)` launches kernel i and `bytes_of(i, n)` is the size of its argument n."""
+    def switch(call: str) -> str:
+        return "".join(f"    case {i}: return stand_in::{call.format(name)};\n" for i, name in enumerate(kernels))
+
+    return (f'{"#define REAL_THREADS" if real_threads else ""}\n#include "{HEADER}"\nusing namespace std;\n{with_shared_memory(cuda.text(source))}\n'
             f'extern "C" const char* run(int i, void** a, const unsigned* g, const unsigned* t, unsigned long shared, unsigned seed) {{\n'
-            f"  switch (i) {{\n{cases}\n  }}\n  return \"no such kernel\";\n}}\n")
+            f'  switch (i) {{\n{switch("call(&{}, a, g, t, shared, seed)")}  }}\n  return "no such kernel";\n}}\n'
+            f'extern "C" size_t bytes_of(int i, int n) {{\n  switch (i) {{\n{switch("bytes_of(&{}, n)")}  }}\n  return 0;\n}}\n')
 
 
 @cache
-def build(code: str, flags: tuple[str, ...] = ()) -> Path:
+def build(code: str, flags: tuple[str, ...] = LIBRARY) -> Path:
     """Compiles once for each content, also across processes."""
+    if shutil.which("g++") is None:
+        pytest.skip("CUDA kernels are not run on the CPU: g++ is not installed")
     key = hashlib.sha256("\0".join([code, HEADER.read_text(), *FLAGS, *flags]).encode()).hexdigest()[:24]
     folder = Path(tempfile.gettempdir()) / f"minidl-cuda-on-cpu-{os.getuid()}"
     folder.mkdir(exist_ok=True)
-    library = folder / f"{key}.so"
-    if not library.exists():
+    built = folder / key
+    if not built.exists():
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             path = Path(scratch) / "program.cpp"
             path.write_text(code)
-            done = subprocess.run(["g++", *FLAGS, *flags, str(path), "-o", f"{scratch}/out.so"], capture_output=True, text=True)
+            done = subprocess.run(["g++", *FLAGS, *flags, str(path), "-o", f"{scratch}/out"], capture_output=True, text=True)
             assert done.returncode == 0, done.stderr[:4000]
-            os.replace(f"{scratch}/out.so", library)
-    return library
+            os.replace(f"{scratch}/out", built)
+    return built
 
 
 @cache
@@ -66,6 +93,7 @@ def _library(source: str, kernels: tuple[str, ...]) -> Any:
     library = ctypes.CDLL(str(build(program(source, kernels))))
     library.run.restype = ctypes.c_char_p
     library.run.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_uint]
+    library.bytes_of.restype = ctypes.c_size_t
     return library
 
 
@@ -74,8 +102,12 @@ def run_grid(grid: cuda.Grid, packed: cuda.Packed | None = None, seed: int = 0) 
     packed = packed or cuda.Packed(grid)
     kernels = tuple(instances(grid.source, grid.kernel))
     blocks, threads = (np.array((*v, 1, 1)[:3], np.uint32) for v in (grid.blocks, grid.threads))
-    failure = _library(grid.source, kernels).run(kernels.index(grid.kernel), packed.address, blocks.ctypes.data,
-                                                 threads.ctypes.data, grid.shared, seed)
+    library, kernel = _library(grid.source, kernels), kernels.index(grid.kernel)
+    for n, value in enumerate(grid.arguments):
+        if isinstance(value, cuda.Struct):
+            size = library.bytes_of(kernel, n)
+            assert len(value.content) == size, f"{grid.kernel}: argument {n}, {value.name}, has {size} bytes, not {len(value.content)}"
+    failure = library.run(kernel, packed.address, blocks.ctypes.data, threads.ctypes.data, grid.shared, seed)
     assert failure is None, f"{grid.kernel}: {failure.decode()}"
 
 

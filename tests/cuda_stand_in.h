@@ -1,8 +1,9 @@
 // CUDA's built-ins for g++, so that kernels run on the CPU. For tests alone.
 //
-// Blocks run one after the other. The threads of a block are fibers (fast, in an order drawn from a seed), or with
-// -DREAL_THREADS real threads, so that ThreadSanitizer and AddressSanitizer see them as they see any program. A barrier
-// that only a part of the block reaches, or a shuffle that only a part of the warp reaches, is an error.
+// Blocks run one after the other, from one that a seed decides, forwards or backwards. The threads of a block are fibers
+// (fast, in an order drawn from the seed), or with -DREAL_THREADS real threads, so that sanitizers see them as they see any
+// program. A barrier that only a part of the block reaches, or a shuffle that only a part of the warp reaches, is an error
+// of fibers; real threads wait for ever. Shared memory is full of 0xff when a block begins: NaN, nobody has written it.
 #pragma once
 #define MINIDL_STAND_IN
 #include <algorithm>  // min and max: programs are in namespace std
@@ -12,13 +13,17 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
+#include <memory>
+#include <type_traits>
+#include <utility>
 #include <vector>
 #ifdef REAL_THREADS
 #include <barrier>
-#include <thread>
+#include <pthread.h>
+#include <unistd.h>
 #else
 #include <csetjmp>
-#include <memory>
 #include <ucontext.h>
 #endif
 
@@ -26,7 +31,6 @@ struct uint3 { unsigned x, y, z; };
 struct dim3 { unsigned x = 1, y = 1, z = 1; };
 inline thread_local uint3 threadIdx, blockIdx;
 inline thread_local dim3 blockDim, gridDim;
-inline thread_local unsigned char* stand_in_shared = nullptr;
 static const int warpSize = 32;
 
 #define __global__ static
@@ -38,12 +42,10 @@ static const int warpSize = 32;
 #define __launch_bounds__(...)
 #define __align__(n) alignas(n)
 #define __constant__ static const
-#ifdef REAL_THREADS
-#define __shared__ static
-#else
-#define __shared__ static thread_local
-#endif
-#define DYNAMIC_SHARED(T, name) T* name = reinterpret_cast<T*>(stand_in_shared)
+#define DYNAMIC_SHARED(T, name) T* name = reinterpret_cast<T*>(stand_in::block->dynamic.get())
+// `__shared__ T x[8];` has been made `SHARED(1, x, T[8]);`, with another number for each declaration.
+#define SHARED(n, name, ...) \
+    std::type_identity_t<__VA_ARGS__>& name = *(std::type_identity_t<__VA_ARGS__>*)stand_in::block->fixed[stand_in::shared_index<__VA_ARGS__, n>].get()
 
 // ------------------------------------------------------------------------------------------------------ 16-bit types
 struct __half { unsigned short bits; };
@@ -68,39 +70,82 @@ static inline unsigned __umulhi(unsigned a, unsigned b) { return (unsigned)(((un
 
 // ------------------------------------------------------------------------------------------------ threads of a block
 namespace stand_in {
-enum State { RUNS, AT_BARRIER, AT_WARP, DONE };
 inline std::atomic<const char*> failure{nullptr};
 inline unsigned threads_of_block() { return blockDim.x * blockDim.y * blockDim.z; }
 inline unsigned my_rank() { return threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z); }
 inline uint3 place(unsigned rank) { return {rank % blockDim.x, rank / blockDim.x % blockDim.y, rank / blockDim.x / blockDim.y}; }
 
+// Shared memory: every declaration, and every instance of it, has an index; every block has an allocation for each.
+inline std::vector<size_t>& shared_sizes() { static std::vector<size_t> sizes; return sizes; }
+template <class A, int> inline const size_t shared_index = (shared_sizes().push_back(sizeof(A)), shared_sizes().size() - 1);
+struct Free { void operator()(unsigned char* p) const { free(p); } };
+using Memory = std::unique_ptr<unsigned char, Free>;
+inline Memory memory(size_t bytes) { return Memory((unsigned char*)memset(malloc(bytes ? bytes : 1), 0xff, bytes)); }
+struct Shared {
+    size_t bytes;
+    Memory dynamic;
+    std::vector<Memory> fixed;
+    explicit Shared(size_t n) : bytes(n), dynamic(memory(n)) { for (size_t size : shared_sizes()) fixed.push_back(memory(size)); }
+    void forget() {
+        memset(dynamic.get(), 0xff, bytes);
+        for (size_t i = 0; i < fixed.size(); i++) memset(fixed[i].get(), 0xff, shared_sizes()[i]);
+    }
+};
+
 #ifdef REAL_THREADS
-struct Block {
+// Nothing orders the threads of two blocks, as ThreadSanitizer sees it, although they do not run at the same time: two
+// blocks that touch one place are reported as two threads are.
+struct Block : Shared {
     std::barrier<> all;
     std::vector<std::unique_ptr<std::barrier<>>> warps;
-    std::vector<unsigned long long> slots;
-    explicit Block(unsigned n) : all(n), slots(n) {
+    std::vector<std::atomic<unsigned long long>> slots;
+    std::function<void()> body;
+    dim3 threads = blockDim, blocks = gridDim;
+    uint3 index = blockIdx;
+    std::atomic<unsigned> begun{0}, done{0};
+    Block(unsigned n, size_t bytes, std::function<void()> f) : Shared(bytes), all(n), slots(n), body(f) {
         for (unsigned i = 0; i < n; i += 32) warps.push_back(std::make_unique<std::barrier<>>(n - i < 32 ? n - i : 32));
     }
 };
 inline thread_local Block* block = nullptr;
+inline std::atomic<unsigned> ended{0};
 inline void barrier() { block->all.arrive_and_wait(); }
 inline void warp_barrier() { block->warps[my_rank() / 32]->arrive_and_wait(); }
-inline unsigned long long& slot(unsigned rank) { return block->slots[rank]; }
+inline std::atomic<unsigned long long>& slot(unsigned rank) { return block->slots[rank]; }
 
-template <class Body> void run_block(Body body, unsigned) {
-    Block b(threads_of_block());
-    dim3 bd = blockDim, gd = gridDim; uint3 bi = blockIdx; unsigned char* shared = stand_in_shared;
-    std::vector<std::thread> threads;
-    for (unsigned r = 0; r < b.slots.size(); r++)
-        threads.emplace_back([&, r] {
-            blockDim = bd; gridDim = gd; blockIdx = bi; threadIdx = place(r); block = &b; stand_in_shared = shared;
-            body();
-        });
-    for (auto& t : threads) t.join();
+inline void* enter(void* b) {
+    block = (Block*)b;
+    blockDim = block->threads; gridDim = block->blocks; blockIdx = block->index;
+    threadIdx = place(block->begun.fetch_add(1, std::memory_order_relaxed));
+    block->body();
+    block->done.fetch_add(1, std::memory_order_relaxed);
+    ended.fetch_add(1, std::memory_order_release);
+    return nullptr;
 }
+
+struct Grid {
+    std::vector<std::unique_ptr<Block>> blocks;
+    size_t shared;
+    explicit Grid(size_t bytes) : shared(bytes) { ended = 0; }
+    ~Grid() { while (ended.load(std::memory_order_acquire) < blocks.size() * threads_of_block()) usleep(20); }
+    template <class Body> void run_block(Body body, unsigned) {
+        unsigned n = threads_of_block();
+        blocks.push_back(std::make_unique<Block>(n, shared, body));
+        Block& b = *blocks.back();
+        pthread_attr_t attributes;
+        pthread_attr_init(&attributes);
+        pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+        pthread_attr_setstacksize(&attributes, 512 * 1024);
+        for (unsigned r = 0; r < n; r++) {
+            pthread_t thread;
+            if (pthread_create(&thread, &attributes, enter, &b)) { fprintf(stderr, "no thread could be started\n"); abort(); }
+        }
+        while (b.done.load(std::memory_order_relaxed) < n) usleep(20);
+    }
+};
 #else
 constexpr size_t STACK = 64 * 1024;
+enum State { RUNS, AT_BARRIER, AT_WARP, DONE };
 struct Fiber {
     ucontext_t context; jmp_buf place; State state = RUNS; bool begun = false; unsigned rank = 0;
     std::unique_ptr<unsigned char[]> stack{new unsigned char[STACK]};
@@ -112,6 +157,7 @@ struct Block {
     void (*call)(void*) = nullptr; void* body = nullptr;
 };
 inline thread_local Block pool;
+inline thread_local Shared* block = nullptr;
 
 inline void pause(State state) {
     Fiber* me = pool.current;
@@ -143,6 +189,7 @@ inline void resume(Fiber& f) {
 
 template <class Body> void run_block(Body body, unsigned seed) {
     unsigned n = threads_of_block();
+    block->forget();
     while (pool.fibers.size() < n) pool.fibers.push_back(std::make_unique<Fiber>());
     pool.slots.assign(n, 0);
     pool.body = &body;
@@ -170,37 +217,58 @@ template <class Body> void run_block(Body body, unsigned seed) {
         if (!moved && done < n) { failure = "a barrier or shuffle is reached by only a part of its threads"; return; }
     }
 }
+
+struct Grid {
+    Shared shared;
+    explicit Grid(size_t bytes) : shared(bytes) { block = &shared; }
+    template <class Body> void run_block(Body body, unsigned seed) { stand_in::run_block(body, seed); }
+};
 #endif
 
+// A shuffle meets the warp but orders none of its accesses to memory.
+#ifdef __SANITIZE_THREAD__
+extern "C" void AnnotateIgnoreSyncBegin(const char*, int);
+extern "C" void AnnotateIgnoreSyncEnd(const char*, int);
+struct Unordered {
+    Unordered() { AnnotateIgnoreSyncBegin(__FILE__, __LINE__); }
+    ~Unordered() { AnnotateIgnoreSyncEnd(__FILE__, __LINE__); }
+};
+#else
+struct Unordered { ~Unordered() {} };
+#endif
 template <class T> T exchange(T x, unsigned source_lane) {
     static_assert(sizeof(T) <= 8, "shuffles move at most 8 bytes");
-    unsigned me = my_rank(), first = me / 32 * 32;
-    memcpy(&slot(me), &x, sizeof(T));
+    Unordered unordered;
+    unsigned me = my_rank(), from = me / 32 * 32 + source_lane;
+    unsigned long long bits = 0;
+    memcpy(&bits, &x, sizeof(T));
+    slot(me) = bits;
     warp_barrier();
-    T y;
-    unsigned from = first + source_lane;
-    memcpy(&y, &slot(from < threads_of_block() ? from : me), sizeof(T));
+    bits = slot(from < threads_of_block() ? from : me);
     warp_barrier();
-    return y;
+    memcpy(&x, &bits, sizeof(T));
+    return x;
 }
 
 // A kernel called as the driver does: one pointer to each argument.
-template <class... P, size_t... I> void launch(void (*k)(P...), void** a, dim3 grid, dim3 threads, size_t shared,
-                                               unsigned seed, std::index_sequence<I...>) {
-    std::vector<unsigned char> memory(shared + 16);
-    gridDim = grid; blockDim = threads;
-    stand_in_shared = (unsigned char*)(((uintptr_t)memory.data() + 15) & ~(uintptr_t)15);
-    for (unsigned z = 0; z < grid.z; z++) for (unsigned y = 0; y < grid.y; y++) for (unsigned x = 0; x < grid.x; x++) {
-        blockIdx = {x, y, z};
-        memset(stand_in_shared, 0xff, shared);  // NaN: nobody has written it yet
-        run_block([&] { k(*(std::remove_const_t<std::remove_reference_t<P>>*)a[I]...); }, seed);
+template <class... P, size_t... I> void launch(void (*k)(P...), void** a, size_t shared, unsigned seed, std::index_sequence<I...>) {
+    Grid grid(shared);
+    unsigned total = gridDim.x * gridDim.y * gridDim.z, at = seed % total, stride = seed & 1 ? total - 1 : 1;
+    for (unsigned i = 0; i < total && !failure; i++, at = (at + stride) % total) {
+        blockIdx = {at % gridDim.x, at / gridDim.x % gridDim.y, at / gridDim.x / gridDim.y};
+        grid.run_block([=] { k(*(std::remove_const_t<std::remove_reference_t<P>>*)a[I]...); }, seed);
         seed = seed * 1664525u + 1013904223u;
     }
 }
 template <class... P> const char* call(void (*k)(P...), void** a, const unsigned* g, const unsigned* t, size_t shared, unsigned seed) {
     failure = nullptr;
-    launch(k, a, dim3{g[0], g[1], g[2]}, dim3{t[0], t[1], t[2]}, shared, seed, std::index_sequence_for<P...>{});
+    gridDim = dim3{g[0], g[1], g[2]}; blockDim = dim3{t[0], t[1], t[2]};
+    launch(k, a, shared, seed, std::index_sequence_for<P...>{});
     return failure;
+}
+template <class... P> size_t bytes_of(void (*)(P...), int argument) {
+    const size_t sizes[] = {sizeof(P)..., 0};
+    return sizes[argument];
 }
 }  // namespace stand_in
 
@@ -222,15 +290,12 @@ static inline unsigned __ballot_sync(unsigned, int p) {
     for (int i = 0; i < 32; i++) found |= (stand_in::exchange(p != 0 ? 1u : 0u, i) ? 1u : 0u) << i;
     return found;
 }
-template <class T> static inline T atomicAdd(T* p, T x) {
+// Atomics order nothing but themselves.
+template <class T, class F> static inline T stand_in_update(T* p, F f) {
     std::atomic_ref<T> a(*p);
-    T old = a.load();
-    while (!a.compare_exchange_weak(old, old + x)) {}
+    T old = a.load(std::memory_order_relaxed);
+    while (!a.compare_exchange_weak(old, f(old), std::memory_order_relaxed)) {}
     return old;
 }
-template <class T> static inline T atomicMax(T* p, T x) {
-    std::atomic_ref<T> a(*p);
-    T old = a.load();
-    while (old < x && !a.compare_exchange_weak(old, x)) {}
-    return old;
-}
+template <class T> static inline T atomicAdd(T* p, T x) { return stand_in_update(p, [=](T old) { return (T)(old + x); }); }
+template <class T> static inline T atomicMax(T* p, T x) { return stand_in_update(p, [=](T old) { return old < x ? x : old; }); }

@@ -125,7 +125,8 @@ __global__ void constants(unsigned char* const x, double const d) {}
 """
 ECHO = """
 #include "common.cuh"
-__global__ void echo(float f, double d, int i, unsigned int u, long long l, unsigned long long w, bool b, Strides s,
+struct Box { int axes; long long step[4][6]; };
+__global__ void echo(float f, double d, int i, unsigned int u, long long l, unsigned long long w, bool b, Box s,
                      double* small, unsigned long long* whole, const __half* half) {
     small[0] = f; small[1] = d; small[2] = i; small[3] = u; small[4] = b; small[5] = s.axes; small[6] = value(half[0]);
     whole[0] = l; whole[1] = w; whole[2] = s.step[2][5];
@@ -230,10 +231,10 @@ def test_arguments_are_checked_one_by_one(data):
        half=st.floats(width=16, allow_nan=False))
 def test_arguments_arrive(odd, f, d, i, u, l, w, b, step, half):
     """What is packed as the driver takes it is what a kernel compiled by a C++ compiler reads."""
-    fields = np.zeros(1, np.dtype([("axes", np.int32), ("length", np.int32, 6), ("step", np.int64, (3, 6))], align=True))
+    fields = np.zeros(1, np.dtype([("axes", np.int32), ("step", np.int64, (4, 6))], align=True))
     fields["axes"], fields["step"][0, 2, 5] = 6, step
     small, whole = np.zeros(7), np.zeros(3, np.uint64)
-    run_grid(Grid("echo.cu", "echo", (1,), (1,), (f, d, i, u, l, w, b, Struct("Strides", fields.tobytes()), small, whole, np.full(1, half, np.float16))))
+    run_grid(Grid("echo.cu", "echo", (1,), (1,), (f, d, i, u, l, w, b, Struct("Box", fields.tobytes()), small, whole, np.full(1, half, np.float16))))
     assert small.tolist() == [f, d, i, u, b, 6, half]
     assert whole.tolist() == [n % 2**64 for n in (l, w, step)]
 
