@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from .cuda import THREADS, WAVES, Call, Grid, Product, Struct, Zeros, c_type, pointer
 from .registry import Thunk, kernel, loop, ufunc
+from .sums import cuda_row_sums, cuda_row_sums_work
 
 
 def _gemm_flops(reads: Any, writes: Any) -> float:
@@ -21,6 +25,103 @@ def gemm(a: Any, b: Any, out: Any) -> Thunk:
     return ufunc(np.matmul, a, b, out)
 
 
+# ------------------------------------------------------------------------------------------------- products on CUDA
+def _steps(array: Any) -> list[int]:
+    """Strides in elements, of an array or of a tensor, which counts in elements itself."""
+    unit = getattr(array, "itemsize", 1)
+    return [s // unit for s in array.strides]
+
+
+def layout(a: Any) -> tuple[bool, int, int, int] | None:
+    """How a BLAS takes the matrices (..., r, c) as they lie: (transposed, leading dimension, how many, elements from one
+    to the next); `transposed` where a column's elements are neighbours. None for what it cannot take.
+
+    An axis of length 1 may have any step. Leading axes must have a single step between them, 0 where they repeat.
+    """
+    *lead, r, c = zip(a.shape, _steps(a), strict=True)
+    lead = [(n, s) for n, s in lead if n != 1]
+    if any(s != next_n * next_s for (_, s), (next_n, next_s) in zip(lead, lead[1:], strict=False)):
+        return None
+    count, apart = int(np.prod([n for n, _ in lead], dtype=np.int64)), lead[-1][1] if lead else 0
+    for transposed, (outer, outer_step), (inner, inner_step) in ((False, r, c), (True, c, r)):
+        leading = max(inner, 1) if outer == 1 else outer_step
+        if (inner == 1 or inner_step == 1) and leading >= inner:
+            return transposed, leading, count, apart
+    return None
+
+
+def _unfit(a: Any) -> bool:
+    """A matrix, or matrices, or a bias, that a product cannot take as it lies."""
+    return a.size > 1 and (_steps(a)[0] != 1 if a.ndim == 1 else layout(a) is None)
+
+
+def dense_work(*arrays: Any) -> list[Any]:
+    """The scratch arrays that `dense` needs."""
+    return [(a.shape, a.dtype) for a in arrays if _unfit(a)]
+
+
+class _DenseCopy(ctypes.Structure):
+    _fields_ = [("source", ctypes.c_void_p), ("to", ctypes.c_void_p), ("runs", ctypes.c_longlong), ("run", ctypes.c_int),
+                ("axes", ctypes.c_int), ("length", ctypes.c_longlong * 6), ("step", ctypes.c_longlong * 6)]
+
+
+def dense(arrays: Sequence[Any], work: Sequence[Any]) -> tuple[list[Any], list[Call]]:
+    """Matrices and biases as products take them: as they are, or copied to `work`; and the launch that copies them all."""
+    spare = list(work)
+    found = [spare.pop(0) if _unfit(a) else a for a in arrays]
+    return found, dense_copies([(a, f) for a, f in zip(arrays, found, strict=True) if a is not f])
+
+
+def dense_copies(pairs: Sequence[tuple[Any, Any]]) -> list[Call]:
+    """One launch that copies at most four arrays of one type and of any strides to contiguous ones of their shapes."""
+    pairs = [(a, to) for a, to in pairs if to.size]
+    if not pairs:
+        return []
+    copies = (_DenseCopy * 4)(*(_dense_copy(a, to) for a, to in pairs))
+    blocks = max(min(-(-copy.runs // THREADS), 132 * WAVES) for copy in copies)
+    return [Grid("linear.cu", f"make_dense<{c_type(pairs[0][1])}>", (blocks, len(pairs)), (THREADS,), (Struct("DenseCopies", bytes(copies)),))]
+
+
+def _dense_copy(a: Any, to: Any) -> _DenseCopy:
+    axes: list[tuple[int, int]] = []
+    for n, s in zip(a.shape, _steps(a), strict=True):
+        if axes and axes[-1][1] == n * s:
+            axes[-1] = (axes[-1][0] * n, s)
+        elif n != 1:
+            axes.append((n, s))
+    axes = axes or [(1, 0)]
+    if len(axes) > 6:
+        raise ValueError(f"an array of shape {a.shape} and strides {a.strides} has more than 6 axes that do not join")
+    run = next(n for n in (4, 2, 1) if axes[-1][0] % n == 0)
+    return _DenseCopy(pointer(a), pointer(to), to.size // run, run, len(axes), tuple(n for n, _ in axes), tuple(s for _, s in axes))
+
+
+def product(a: Any, b: Any, out: Any, bias: Any = None, accumulate: bool = False) -> list[Call]:
+    """out (..., m, n) = a (..., m, k) @ b (..., k, n), leading axes broadcast, + bias (n,): as few products as possible.
+
+    Operands lie so that `layout` can tell how (`dense` makes them so). Where leading axes do not join to one, there is a
+    product for each index of the shortest.
+    """
+    if not out.size:
+        return []
+    if not a.shape[-1]:
+        if accumulate:
+            return []
+        return [Zeros(out)] if bias is None else dense_copies([(np.broadcast_to(bias, out.shape), out)])
+    if out.ndim > 2 and b.size == b.shape[-2] * b.shape[-1] and a.flags.c_contiguous and out.flags.c_contiguous:
+        a, b, out = a.reshape(-1, a.shape[-1]), b.reshape(b.shape[-2:]), out.reshape(-1, out.shape[-1])  # one taller matrix
+    if out.ndim > 2:
+        a, b = (np.broadcast_to(x, (*out.shape[:-2], *x.shape[-2:])) for x in (a, b))
+    if any(layout(x) is None for x in (a, b, out)):
+        apart = [(n, axis) for axis, n in enumerate(out.shape[:-2]) if n > 1]
+        if len(apart) < 2:
+            raise ValueError(f"no product takes operands with strides {a.strides}, {b.strides} and {out.strides} as they lie")
+        n, axis = min(apart)
+        every = [(*(slice(None),) * axis, i) for i in range(n)]
+        return [call for i in every for call in product(a[i], b[i], out[i], bias, accumulate)]
+    return [Product(a, b, out, bias, accumulate)]
+
+
 @kernel("matmul", flops=_gemm_flops)
 def matmul(xp: Any, a: Any, b: Any) -> Any:
     """(..., m, k) @ (..., k, n) -> (..., m, n)."""
@@ -30,6 +131,12 @@ def matmul(xp: Any, a: Any, b: Any) -> Any:
 @matmul.cpu
 def _(a: Any, b: Any, y: Any) -> Any:
     return [gemm(a, b, y)]
+
+
+@matmul.cuda(work=lambda reads, writes: dense_work(*reads))
+def _(a: Any, b: Any, y: Any, *work: Any) -> Any:
+    (a, b), copies = dense([a, b], work)
+    return [*copies, *product(a, b, y)]
 
 
 @kernel("linear", flops=_gemm_flops)
@@ -43,6 +150,13 @@ def linear(xp: Any, x: Any, w: Any, b: Any = None) -> Any:
 def _(x: Any, w: Any, *rest: Any) -> Any:
     *bias, y = rest
     return [gemm(x, w.T, y), *(loop(_add_row, y, b) for b in bias)]
+
+
+@linear.cuda(work=lambda reads, writes: dense_work(*reads))
+def _(x: Any, w: Any, *rest: Any) -> Any:
+    bias, (y, *work) = ([rest[0]], rest[1:]) if rest[0].ndim == 1 else ([], rest)
+    (x, w, *bias), copies = dense([x, w, *bias], work)
+    return [*copies, *product(x, w.T, y, bias[0] if bias else None)]
 
 
 def _add_row(y, b):  # type: ignore[no-untyped-def]
@@ -61,6 +175,18 @@ def linear_weight_grad(xp: Any, x: Any, dy: Any, *, bias: bool) -> Any:
 @linear_weight_grad.cpu
 def _(x: Any, dy: Any, dw: Any, *rest: Any, bias: bool) -> Any:
     return [gemm(dy.T, x, dw), *(loop(_sum_rows, dy, db) for db in rest)]
+
+
+def _weight_grad_work(reads: Any, writes: Any, bias: bool) -> list[Any]:
+    return [*dense_work(*reads), *(cuda_row_sums_work(*reads[1].shape) if bias else [])]
+
+
+@linear_weight_grad.cuda(work=_weight_grad_work)
+def _(x: Any, dy: Any, dw: Any, *rest: Any, bias: bool) -> Any:
+    db, work = rest[:bias], rest[bias:]
+    copied = len(dense_work(x, dy))
+    (x, dy), copies = dense([x, dy], work[:copied])
+    return [*copies, *product(dy.T, x, dw), *(call for b in db for call in cuda_row_sums(dy, b, *work[copied:]))]
 
 
 def _sum_rows(x, total):  # type: ignore[no-untyped-def]
