@@ -63,9 +63,11 @@ template <typename S> __device__ S block_max(S x) {
     T* name = reinterpret_cast<T*>(name##_bytes)
 #endif
 
-// Up to three arrays seen with one shape: lengths and steps in elements; the last axis changes fastest.
+// Up to four arrays seen with one shape: lengths and steps in elements, 0 where an array repeats itself; the last axis
+// changes fastest. `vector` is 4 where four neighbours on the last axis may be loaded and stored at once, else 1.
 struct Strides {
-    int axes;
-    int length[6];
-    long long step[3][6];
+    int axes, vector;
+    long long count;
+    long long length[6];
+    long long step[4][6];
 };

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -109,6 +110,65 @@ def each(source: str, kernel: str, count: int, *arguments: Any, threads: int = T
     """A launch with a thread for each of `count` elements, up to a limit: kernels loop over what is left. None for 0."""
     blocks = min(-(-count // threads), 132 * WAVES)
     return [Grid(source, kernel, (blocks,), (threads,), arguments)] if count else []
+
+
+#: `Strides` of common.cuh
+STRIDES = np.dtype([("axes", np.int32), ("vector", np.int32), ("count", np.int64), ("length", np.int64, 6),
+                    ("step", np.int64, (4, 6))], align=True)
+
+
+def steps(array: Any, shape: Sequence[int]) -> list[int]:
+    """Elements from one place to the next along each axis of `shape`, to which the array is broadcast."""
+    own = [0 if n == 1 else s // array.dtype.itemsize for n, s in zip(array.shape, array.strides, strict=True)]
+    return [0] * (len(shape) - len(own)) + own
+
+
+def strides(lengths: Sequence[int], *rows: Sequence[int], vector: int = 1) -> Struct:
+    """A `Strides` of these lengths, a row of steps for each array. Axes that are one in memory become one; raises
+    LaunchError where more than six are left."""
+    axes = _collapsed(lengths, rows) or [(1, *(0 for _ in rows))]
+    if len(axes) > 6:
+        raise LaunchError(f"lengths {tuple(lengths)} with steps {rows}: kernels take at most six axes")
+    value = np.zeros((), STRIDES)
+    value["axes"], value["vector"], value["count"] = len(axes), vector, math.prod(lengths)
+    for a, (n, *step) in enumerate(axes):
+        value["length"][a], value["step"][: len(rows), a] = n, step
+    return Struct("Strides", value.tobytes())
+
+
+def _collapsed(lengths: Sequence[int], rows: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
+    """Axes as (length, step of each array), those merged that are one in memory."""
+    axes: list[tuple[int, ...]] = []
+    for n, *step in zip(lengths, *rows, strict=True):
+        if n == 1:
+            continue
+        if axes and all(outer == n * inner for outer, inner in zip(axes[-1][1:], step, strict=True)):
+            axes[-1] = (axes[-1][0] * n, *step)
+        else:
+            axes.append((n, *step))
+    return axes
+
+
+def elements(source: str, kernel: str, inputs: Sequence[Any], out: Any, *numbers: Any) -> list[Grid]:
+    """A launch of a kernel (inputs, out, Strides, numbers) that makes each element of `out` from the inputs, which are
+    broadcast to it: array 0 of the Strides is `out`. None where `out` is empty."""
+    arrays = (out, *inputs)
+    rows = [steps(a, out.shape) for a in arrays]
+    order = sorted(range(out.ndim), key=lambda a: [-abs(row[a]) for row in rows])  # neighbours of `out` come last
+    lengths, rows = [out.shape[a] for a in order], [[row[a] for a in order] for row in rows]
+    vector = 4 if _by_four(arrays, _collapsed(lengths, rows)) else 1
+    return each(source, kernel, out.size // vector, *inputs, out, strides(lengths, *rows, vector=vector), *numbers)
+
+
+def _by_four(arrays: Sequence[Any], axes: Sequence[tuple[int, ...]]) -> bool:
+    """Four neighbours on the last axis are one aligned piece of memory (at most 16 bytes are loaded at once), or one value."""
+    if not axes or axes[-1][0] % 4 or axes[-1][1] != 1:
+        return False
+    for k, array in enumerate(arrays, 1):
+        aligned = pointer(array) % min(4 * array.dtype.itemsize, 16) == 0 and all(axis[k] % 4 == 0 for axis in axes[:-1])
+        if axes[-1][k] and not (axes[-1][k] == 1 and aligned):
+            return False
+    return True
 
 
 def contiguous(*arrays: Any) -> bool:

@@ -9,7 +9,7 @@ import re
 
 import numpy as np
 import pytest
-from cuda_on_cpu import run_grid
+from cuda_on_cpu import run_grid, sources
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -137,15 +137,8 @@ __global__ void echo(float f, double d, int i, unsigned int u, long long l, unsi
 @pytest.fixture(scope="module")
 def odd():
     """Two sources of this test beside common.cuh."""
-    texts = {"odd.cu": ODD, "echo.cu": ECHO}
-    read = cuda.text
-
-    def text(source):
-        return texts[source].replace('#include "common.cuh"', read("common.cuh")) if source in texts else read(source)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cuda, "text", text)
-        yield texts
+    with sources({"odd.cu": ODD, "echo.cu": ECHO}):
+        yield
 
 
 def test_sources_may_be_written_in_other_ways(odd):
