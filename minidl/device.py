@@ -30,6 +30,11 @@ class CPU:
     xp = np
     lanes = Threads
 
+    @staticmethod
+    def captured(work: Any, trace: bool = False) -> Any:
+        """Lanes that are replayed by one launch; the CPU has none."""
+        raise DeviceError("the CPU has no graphs to capture; use StreamExecutor")
+
     def __init__(self, blas_threads: int = 1) -> None:
         self.set_blas_threads(blas_threads)
 
@@ -110,9 +115,9 @@ def get(name: str) -> Any:
         return cpu()
     kind, colon, number = name.partition(":")
     if kind == "cuda" and (number.isdigit() or not colon):
-        from .cuda.device import cuda
+        from .cuda.device import cuda_device
 
-        return cuda(int(number or 0))
+        return cuda_device(int(number or 0))
     raise ValueError(f"unknown device {name!r}; known: cpu, cuda, cuda:N")
 
 

@@ -21,13 +21,16 @@ from .streams import Event, Program, Stop, Stream, run_program
 @dataclass(frozen=True)
 class Work:
     """What lanes have to do: of each lane its name, its priority (lower first) and its tasks in order; pairs (waiter,
-    source) of tasks on different lanes; and the calls of a task, given the stream that they go to (None on the CPU)."""
+    source) of tasks on different lanes; the calls of a task, given the stream that they go to (None on the CPU); its
+    name; and the memory that outlives a step."""
 
     names: Sequence[str]
     priorities: Sequence[int]
     tasks: Sequence[Sequence[int]]
     waits: Sequence[tuple[int, int]]
     calls: Callable[[int, Any], list[Thunk]]
+    name: Callable[[int], str]
+    persistent: Sequence[Any] = ()
 
 
 class LaneError(Exception):

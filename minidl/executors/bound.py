@@ -52,6 +52,11 @@ class Bound:
     def copies_of_inputs(self) -> tuple[Any, ...]:
         return tuple(np.array(self.device.read(array)) for array in self._inputs)
 
+    @property
+    def persistent(self) -> list[Any]:
+        """The memory that a step changes and that outlives it."""
+        return list(self._bound_to.values())
+
     def place(self, storage: int) -> tuple[Any, int]:
         """The memory that holds a storage, and the byte at which it begins there."""
         if storage in self._live:

@@ -71,7 +71,7 @@ class StreamExecutor:
         self._lanes = self._make_lanes(Work(
             [str(lane) for lane in schedule.lanes], [lane.priority for lane in schedule.lanes],
             [ids[begin:end] for begin, end in pairwise(schedule.ptr.tolist())],
-            [(waiter, source) for waiter, source in self.waits.tolist()], _calls(self._bound, debug)))
+            [(waiter, source) for waiter, source in self.waits.tolist()], _calls(self._bound, debug), graph.name, self._bound.persistent))
         self.timeline: Timeline | None = None
         if debug:
             print(self.schedule.grid(), file=sys.stderr)
@@ -129,3 +129,13 @@ class StreamExecutor:
     def close(self) -> None:
         """Ends the worker threads."""
         self._lanes.close()
+
+
+class GraphExecutor(StreamExecutor):
+    """The same, but the step is captured once as a CUDA graph of forked and joined streams, and replayed by one launch.
+
+    Raises DeviceError on a device that cannot capture.
+    """
+
+    def _make_lanes(self, work: Work) -> Any:
+        return self._bound.device.captured(work, self.trace)

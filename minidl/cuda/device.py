@@ -1,0 +1,267 @@
+"""The CUDA device: what `minidl.device.CPU` is for the CPU, on one GPU.
+
+Everything outside a step (copies to and from the host, results, eager tasks) goes through the main stream, so one order
+holds. Products and convolutions are set up when first needed, with a package each. Knows no schedules.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..device import DeviceError
+from ..graph import Launch, View
+from ..kernels import KERNELS, Kernel, Thunk, Work, cuda
+from .lanes import Captured, Streams
+
+#: packages beside CuPy, by the name they are imported under
+PACKAGES = {"cupy": "cupy", "nvmath": "nvmath-python", "cudnn": "nvidia-cudnn-frontend"}
+
+
+class Cuda:
+    """One GPU. `driver`, `products`, `convolutions`: what runs the three kinds of calls; the tests put others in their
+    place. `tf32`: float32 products and convolutions may round their inputs for the tensor cores."""
+
+    def __init__(self, driver: Any, products: Callable[[], Any], convolutions: Callable[[], Any], name: str) -> None:
+        self.driver, self.name = driver, name
+        self._make = {"products": products, "convolutions": convolutions}
+        self._made: dict[str, Any] = {}
+        self.main = driver.stream()
+        self._streams = [self.main]
+        self._priorities = [0]
+
+    @property
+    def xp(self) -> Any:
+        """The array module."""
+        return self.driver.cupy
+
+    def _library(self, name: str) -> Any:
+        if name not in self._made:
+            self._made[name] = self._make[name]()
+        return self._made[name]
+
+    # -------------------------------------------------------------------------------------------------------- memory
+    def allocate(self, nbytes: int) -> Any:
+        """Zeroed bytes; given back, they serve the main stream again."""
+        memory = self.driver.allocate(nbytes, self.main)
+        self.driver.zeros(memory, self.main)()
+        return memory
+
+    def array(self, memory: Any, view: View, base: int = 0) -> Any:
+        """The strided array that `view` means in `memory`, whose storage begins at byte `base`."""
+        size = np.dtype(view.dtype).itemsize
+        return self.driver.array(memory, view.shape, view.dtype, tuple(s * size for s in view.strides), base + view.offset * size)
+
+    def read(self, array: Any) -> Any:
+        """A NumPy copy, when all that was issued before has run."""
+        host = np.empty(array.shape, array.dtype)
+        dense = self._dense(array)
+        self.driver.copy(dense, host, self.main)()
+        self.driver.synchronize(self.main)
+        return host
+
+    def write(self, array: Any, value: Any) -> None:
+        """Host values into an array, after all that was issued before. One number goes with a launch and is not waited
+        for, so that a learning rate can be set while a step runs."""
+        if array.size == 1 and array.dtype.kind == "f":
+            for call in KERNELS["fill"].cuda_calls([array], [array], [], {"value": float(np.asarray(value).reshape(()))}):
+                self._thunk(call, self.main)()
+            return
+        host = np.ascontiguousarray(np.broadcast_to(np.asarray(value, array.dtype), array.shape))
+        if not host.size:
+            return
+        place = array if cuda.contiguous(array) else self._scratch(array)
+        self.driver.copy(host, place, self.main)()
+        if place is not array:
+            self.copier(place, array)()
+        self.driver.synchronize(self.main)
+
+    def duplicate(self, memory: Any) -> Any:
+        """Memory of its own with the same bytes."""
+        copy = self.driver.allocate(len(memory), self.main)
+        self.driver.copy(memory, copy, self.main)()
+        return copy
+
+    def snapshot(self, array: Any) -> Any:
+        """Memory of its own with an array's elements in row-major order."""
+        memory = self.driver.allocate(max(array.size * array.dtype.itemsize, 1), self.main)
+        self.copier(array, self._whole(memory, array))()
+        return memory
+
+    def copier(self, source: Any, out: Any) -> Thunk:
+        """A call that copies one array to another of its shape, on the main stream."""
+        if cuda.contiguous(source, out):
+            return self.driver.copy(source, out, self.main) if source.size else _nothing
+        calls = KERNELS["copy"].cuda_calls([source], [out], [], {})
+        thunks = [self._thunk(call, self.main) for call in calls]
+        return thunks[0] if len(thunks) == 1 else lambda: [thunk() for thunk in thunks]
+
+    def _whole(self, memory: Any, array: Any) -> Any:
+        """Memory as an array of the same shape and type, row-major."""
+        strides, step = [], array.dtype.itemsize
+        for n in reversed(array.shape):
+            strides.append(step)
+            step *= n
+        return self.driver.array(memory, array.shape, str(array.dtype), tuple(reversed(strides)), 0)
+
+    def _scratch(self, array: Any) -> Any:
+        return self._whole(self.driver.allocate(max(array.size * array.dtype.itemsize, 1), self.main), array)
+
+    def _dense(self, array: Any) -> Any:
+        """The array itself where it is row-major, else a copy."""
+        if cuda.contiguous(array):
+            return array
+        dense = self._scratch(array)
+        self.copier(array, dense)()
+        return dense
+
+    def feed(self, places: Sequence[Any]) -> Callable[[Sequence[Any]], None]:
+        """A call that brings host arrays to these places before the next step, while the last one may still run."""
+        return Feed(self, places)
+
+    # --------------------------------------------------------------------------------------------------------- calls
+    def work(self, kernel: Kernel) -> Work | None:
+        """What tells the scratch arrays that a kernel needs here."""
+        return kernel.cuda_work
+
+    def bind(self, launch: Launch, array: Any, stream: Any = None) -> list[Thunk]:
+        """Prebuilt calls for one launch on a stream, by default the main one; `array(view)` gives the arrays."""
+        reads, writes, work = ([array(v) for v in views] for views in (launch.reads, launch.writes, launch.work))
+        calls = KERNELS[launch.kernel].cuda_calls(reads, writes, work, dict(launch.constants))
+        return [self._thunk(call, stream or self.main) for call in calls]
+
+    def _thunk(self, call: cuda.Call, stream: Any) -> Thunk:
+        if isinstance(call, cuda.Grid):
+            return self.driver.launch(call, stream)
+        if isinstance(call, cuda.Product):
+            return self._library("products").bind(call, stream)
+        if isinstance(call, cuda.Convolution):
+            return self._library("convolutions").bind(call, stream)
+        if isinstance(call, cuda.Zeros):
+            return self.driver.zeros(call.out, stream)
+        return self.driver.copy(call.source, call.out, stream)
+
+    # --------------------------------------------------------------------------------------------------------- lanes
+    def streams(self, priorities: Sequence[int]) -> list[Any]:
+        """One for each lane, the same ones each time: the first is the main stream."""
+        for i, priority in enumerate(priorities):
+            if i == len(self._streams):
+                self._streams.append(self.driver.stream(priority))
+                self._priorities.append(priority)
+            elif i and self._priorities[i] != priority:
+                self._streams[i], self._priorities[i] = self.driver.stream(priority), priority
+        return self._streams[: max(len(priorities), 1)]
+
+    def lanes(self, work: Any, trace: bool = False) -> Streams:
+        """Lanes that are issued call by call."""
+        return Streams(self, work, trace)
+
+    def captured(self, work: Any, trace: bool = False) -> Captured:
+        """Lanes that are captured once and replayed by one launch."""
+        return Captured(self, work, trace)
+
+    def synchronize(self) -> None:
+        """Waits for all that was issued."""
+        self.driver.synchronize_device()
+
+
+class Feed:
+    """Host arrays on their way to a step's inputs: pinned memory and device memory twice over, used in turn, so that the
+    copy of one step's inputs overlaps with the step before."""
+
+    def __init__(self, device: Cuda, places: Sequence[Any]) -> None:
+        self.device, self.driver, self.places = device, device.driver, list(places)
+        self._turn = 0
+        self._copies = self.driver.stream()
+        self._slots = [self._slot() for _ in range(2)]
+
+    def _slot(self) -> dict[str, Any]:
+        """Host places, the copies to the device, and the copies from there to the inputs, with their events."""
+        driver, main = self.driver, self.device.main
+        hosts, up, across = [], [], []
+        for place in self.places:
+            host = driver.pinned(max(place.size * place.dtype.itemsize, 1))
+            staged = self.device._whole(driver.allocate(len(host), main), place)
+            host = host[: place.size * place.dtype.itemsize].view(place.dtype).reshape(place.shape)
+            hosts.append(host)
+            up += [driver.copy(host, staged, self._copies)] if place.size else []
+            across.append(self.device.copier(staged, place))
+        driver.synchronize(main)
+        arrived, taken = driver.event(), driver.event()
+        driver.record(taken, main)()
+        return {"hosts": hosts, "arrived": arrived, "free": taken,
+                "up": [driver.wait(self._copies, taken), *up, driver.record(arrived, self._copies)],
+                "across": [driver.wait(main, arrived), *across, driver.record(taken, main)]}
+
+    def __call__(self, values: Sequence[Any]) -> None:
+        slot = self._slots[self._turn]
+        self._turn = 1 - self._turn
+        self.driver.wait_for(slot["arrived"])  # the host's bytes of two steps ago have been sent
+        for host, value in zip(slot["hosts"], values, strict=True):
+            np.copyto(host, value)
+        for call in (*slot["up"], *slot["across"]):
+            call()
+
+
+def _nothing() -> None:
+    pass
+
+
+# --------------------------------------------------------------------------------------------------------- which ones
+_devices: dict[int, Cuda] = {}
+_tf32 = False
+
+
+def allow_tf32(allowed: bool) -> None:
+    """Whether devices that are asked for from now on may round float32 for the tensor cores."""
+    global _tf32
+    if allowed != _tf32:
+        _tf32 = allowed
+        _devices.clear()
+
+
+def cuda_device(ordinal: int) -> Cuda:
+    """The device of this number, one object each. Raises DeviceError; the message names what is missing."""
+    if ordinal not in _devices:
+        _devices[ordinal] = _open(ordinal)
+    return _devices[ordinal]
+
+
+def _open(ordinal: int) -> Cuda:
+    missing = [package for module, package in PACKAGES.items() if importlib.util.find_spec(module) is None]
+    if missing:
+        raise DeviceError(f"cuda needs {', '.join(missing)}; pip install 'minidl[cuda13]' (or [cuda12] for an older driver)")
+    import cupy
+
+    try:
+        count = int(cupy.cuda.runtime.getDeviceCount())
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        raise DeviceError(f"cuda has no driver or no GPU here: {error}") from error
+    if ordinal >= count:
+        raise DeviceError(f"there is no GPU {ordinal}; this machine has {count}")
+    from .driver import Driver
+
+    driver = Driver(ordinal)
+
+    def products() -> Any:
+        from .products import Products
+
+        return Products(driver, _tf32)
+
+    def convolutions() -> Any:
+        from .convolutions import Convolutions
+
+        return Convolutions(driver, _tf32)
+
+    return Cuda(driver, products, convolutions, f"cuda:{ordinal}")
+
+
+def owner(memory: Any) -> Cuda:
+    """The device that memory was allocated on. Raises DeviceError for memory of no device of ours."""
+    for device in _devices.values():
+        if device.driver.owns(memory):
+            return device
+    raise DeviceError(f"memory of type {type(memory).__name__} belongs to no device that is in use")

@@ -1,0 +1,140 @@
+"""Matrix products through cuBLASLt, by way of nvmath's bindings: the only file that knows them.
+
+Everything is decided when a product is bound: layouts, the algorithm (the library's first choice for these shapes, kept
+by key, so that every executor takes the same one and bits agree) and the workspace, which belongs to the stream. What is
+left is one call that may be captured.
+
+cuBLASLt counts by columns. A row-major matrix is its transpose read by columns, so out = a b is asked for as
+out^T = b^T a^T, and nothing is copied.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ..kernels import Thunk, cuda
+
+WORKSPACE = 32 << 20  #: bytes for each stream; what NVIDIA recommends on Hopper
+
+
+@dataclass(frozen=True)
+class Side:
+    """A matrix as cuBLASLt sees it, by columns: rows, columns, the step from column to column, and the step from matrix
+    to matrix (elements). `transposed`: to be read the other way round."""
+
+    rows: int
+    columns: int
+    leading: int
+    batch_step: int
+    transposed: bool
+
+
+def _side(array: Any, transposable: bool) -> Side:
+    """The transpose of a row-major (..., r, c) array, by columns. Raises ValueError where the array is neither way
+    round, or its leading axes are not one step."""
+    size = array.dtype.itemsize
+    rows, columns = array.shape[-2:]
+    down, across = (s // size for s in array.strides[-2:])
+    step = _batch_step(array) // size
+    if (across == 1 or columns == 1) and (down >= columns or rows == 1):
+        return Side(columns, rows, max(down, columns) if rows > 1 else columns, step, False)
+    if transposable and (down == 1 or rows == 1) and (across >= rows or columns == 1):
+        return Side(rows, columns, max(across, rows) if columns > 1 else rows, step, True)
+    raise ValueError(f"a product needs rows or columns that lie together, not strides {array.strides} of shape {array.shape}")
+
+
+def _batch_step(array: Any) -> int:
+    """Bytes from matrix to matrix; 0 where all are the same one."""
+    axes = [(n, s) for n, s in zip(array.shape[:-2], array.strides[:-2], strict=True) if n > 1]
+    for (_, outer), (n, inner) in zip(axes, axes[1:], strict=False):
+        if outer != n * inner:
+            raise ValueError(f"leading axes of shape {array.shape} with strides {array.strides} are not one step apart")
+    return axes[-1][1] if axes else 0
+
+
+class Products:
+    """cuBLASLt on one device. `tf32`: float32 inputs may be rounded to 10 bits for the tensor cores."""
+
+    def __init__(self, driver: Any, tf32: bool) -> None:
+        from nvmath import CudaDataType
+        from nvmath.bindings import cublas, cublasLt
+
+        self.lt, self.driver = cublasLt, driver
+        self.handle = cublasLt.create()
+        compute = cublas.ComputeType
+        single, types = compute.COMPUTE_32F_FAST_TF32 if tf32 else compute.COMPUTE_32F, CudaDataType
+        #: of each type in memory: cuBLAS's name for it, the type of the sums, the arithmetic
+        self.types = {"float32": (types.CUDA_R_32F, types.CUDA_R_32F, single), "float64": (types.CUDA_R_64F, types.CUDA_R_64F, compute.COMPUTE_64F),
+                      "float16": (types.CUDA_R_16F, types.CUDA_R_32F, compute.COMPUTE_32F),
+                      "bfloat16": (types.CUDA_R_16BF, types.CUDA_R_32F, compute.COMPUTE_32F)}
+        self._workspaces: dict[int, Any] = {}
+        self._algorithms: dict[Any, Any] = {}
+        self._factors = {kind: np.array([0, 1], kind) for kind in ("float32", "float64")}  #: of the sums: nothing, all
+
+    def workspace(self, stream: Any) -> Any:
+        if stream.number not in self._workspaces:
+            self._workspaces[stream.number] = self.driver.allocate(WORKSPACE, stream)
+        return self._workspaces[stream.number]
+
+    def bind(self, product: cuda.Product, stream: Any) -> Thunk:
+        """One prebuilt call. Raises RuntimeError where cuBLASLt has no algorithm."""
+        lt, name = self.lt, str(product.out.dtype)
+        memory, scale, arithmetic = self.types[name]
+        first, second, out = _side(product.b, True), _side(product.a, True), _side(product.out, False)
+        count = int(np.prod(product.out.shape[:-2], dtype=np.int64))
+        operation = lt.matmul_desc_create(int(arithmetic), int(scale))
+        attributes = lt.MatmulDescAttribute
+        self._describe(operation, attributes.TRANSA, int(first.transposed))
+        self._describe(operation, attributes.TRANSB, int(second.transposed))
+        if product.bias is not None:
+            self._describe(operation, attributes.EPILOGUE, int(lt.Epilogue.BIAS))
+            self._describe(operation, attributes.BIAS_POINTER, cuda.pointer(product.bias))
+        layouts = [self._layout(int(memory), side, count) for side in (first, second, out)]
+        alignments = tuple(min(256, cuda.pointer(a) & -cuda.pointer(a)) for a in (product.b, product.a, product.out))
+        key = (name, first, second, out, count, product.bias is not None, alignments)
+        if key not in self._algorithms:
+            self._algorithms[key] = self._choose(operation, layouts, alignments, key)
+        algorithm, workspace = self._algorithms[key], self.workspace(stream)
+        factors = self._factors["float64" if name == "float64" else "float32"]
+        one, kept = factors[1:].ctypes.data, factors[int(product.accumulate) :].ctypes.data
+        thunk: Any = partial(lt.matmul, self.handle, operation, one, cuda.pointer(product.b), layouts[0],
+                             cuda.pointer(product.a), layouts[1], kept, cuda.pointer(product.out), layouts[2],
+                             cuda.pointer(product.out), layouts[2], algorithm.ctypes.data, workspace.data.ptr, WORKSPACE, stream.ptr)
+        thunk.owners = (product, algorithm, workspace)
+        return thunk
+
+    def _describe(self, operation: int, attribute: Any, value: int) -> None:
+        cell = np.array([value], self.lt.get_matmul_desc_attribute_dtype(attribute))
+        self.lt.matmul_desc_set_attribute(operation, int(attribute), cell.ctypes.data, cell.nbytes)
+
+    def _layout(self, memory: int, side: Side, count: int) -> int:
+        layout = self.lt.matrix_layout_create(memory, side.rows, side.columns, side.leading)
+        if count > 1:
+            attributes = self.lt.MatrixLayoutAttribute
+            for attribute, value in ((attributes.BATCH_COUNT, count), (attributes.STRIDED_BATCH_OFFSET, side.batch_step)):
+                cell = np.array([value], self.lt.get_matrix_layout_attribute_dtype(attribute))
+                self.lt.matrix_layout_set_attribute(layout, int(attribute), cell.ctypes.data, cell.nbytes)
+        return int(layout)
+
+    def _choose(self, operation: int, layouts: list[int], alignments: tuple[int, ...], key: Any) -> Any:
+        """The library's first choice within the workspace."""
+        lt = self.lt
+        preference = lt.matmul_preference_create()
+        attributes = lt.MatmulPreferenceAttribute
+        wanted = [(attributes.MAX_WORKSPACE_BYTES, WORKSPACE), (attributes.MIN_ALIGNMENT_A_BYTES, alignments[0]),
+                  (attributes.MIN_ALIGNMENT_B_BYTES, alignments[1]), (attributes.MIN_ALIGNMENT_C_BYTES, alignments[2]),
+                  (attributes.MIN_ALIGNMENT_D_BYTES, alignments[2])]
+        for attribute, value in wanted:
+            cell = np.array([value], lt.get_matmul_preference_attribute_dtype(attribute))
+            lt.matmul_preference_set_attribute(preference, int(attribute), cell.ctypes.data, cell.nbytes)
+        found, count = np.zeros(1, lt.matmul_heuristic_result_dtype), np.zeros(1, np.int32)
+        lt.matmul_algo_get_heuristic(self.handle, operation, layouts[0], layouts[1], layouts[2], layouts[2], preference, 1,
+                                     found.ctypes.data, count.ctypes.data)
+        lt.matmul_preference_destroy(preference)
+        if not count[0]:
+            raise RuntimeError(f"cuBLASLt has no algorithm for {key}")
+        return np.ascontiguousarray(found["algo"])
