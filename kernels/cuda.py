@@ -160,6 +160,15 @@ def elements(source: str, kernel: str, inputs: Sequence[Any], out: Any, *numbers
     return each(source, kernel, out.size // vector, *inputs, out, strides(lengths, *rows, vector=vector), *numbers)
 
 
+def dense(source: str, kernel: str, *arrays: Any) -> list[Grid]:
+    """A launch of a kernel (arrays, count) element by element over contiguous arrays of one size, four at a time. None
+    for empty ones. Raises LaunchError for a strided one."""
+    if not contiguous(*arrays):
+        raise LaunchError(f"{kernel} needs contiguous arrays, not strides {', '.join(str(a.strides) for a in arrays)}")
+    count = arrays[-1].size
+    return each(source, kernel, -(-count // 4), *arrays, count)
+
+
 def _by_four(arrays: Sequence[Any], axes: Sequence[tuple[int, ...]]) -> bool:
     """Four neighbours on the last axis are one aligned piece of memory (at most 16 bytes are loaded at once), or one value."""
     if not axes or axes[-1][0] % 4 or axes[-1][1] != 1:

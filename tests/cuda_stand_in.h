@@ -6,20 +6,19 @@
 // of fibers; real threads wait for ever. Shared memory is full of 0xff when a block begins: NaN, nobody has written it.
 #pragma once
 #define MINIDL_STAND_IN
-#include <algorithm>  // min and max: programs are in namespace std
+#include <algorithm>
 #include <atomic>
-#include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <math.h>  // functions for float and double, in no namespace: a kernel may be named as something of std is
 #include <memory>
 #include <type_traits>
 #include <utility>
 #include <vector>
 #ifdef REAL_THREADS
-#include <barrier>
 #include <pthread.h>
 #include <unistd.h>
 #else
@@ -27,6 +26,7 @@
 #include <ucontext.h>
 #endif
 
+using std::max, std::min;
 struct uint3 { unsigned x, y, z; };
 struct dim3 { unsigned x = 1, y = 1, z = 1; };
 inline thread_local uint3 threadIdx, blockIdx;
@@ -57,6 +57,14 @@ static inline __nv_bfloat16 __float2bfloat16(float x) {
     unsigned u; memcpy(&u, &x, 4);
     if (x != x) return {(unsigned short)((u >> 16) | 0x40)};
     return {(unsigned short)((u + 0x7fff + ((u >> 16) & 1)) >> 16)};
+}
+static inline __half __double2half(double x) { _Float16 f = (_Float16)x; __half h; memcpy(&h, &f, 2); return h; }
+static inline __nv_bfloat16 __double2bfloat16(double x) {  // by way of float, rounded to odd, so that rounding again is right
+    float f = (float)x;
+    unsigned u; memcpy(&u, &f, 4);
+    if (f == f && f != x) { if (fabs((double)f) > fabs(x)) u--; u |= 1; }
+    memcpy(&f, &u, 4);
+    return __float2bfloat16(f);
 }
 struct alignas(16) float4 { float x, y, z, w; };
 struct alignas(8) float2 { float x, y; };
@@ -95,22 +103,33 @@ struct Shared {
 #ifdef REAL_THREADS
 // Nothing orders the threads of two blocks, as ThreadSanitizer sees it, although they do not run at the same time: two
 // blocks that touch one place are reported as two threads are.
+class Barrier {
+    std::atomic<unsigned> arrived{0}, round{0};
+    unsigned members;
+public:
+    explicit Barrier(unsigned n) : members(n) {}
+    void wait() {
+        unsigned now = round;
+        if (++arrived == members) { arrived = 0; ++round; round.notify_all(); }
+        else round.wait(now);
+    }
+};
 struct Block : Shared {
-    std::barrier<> all;
-    std::vector<std::unique_ptr<std::barrier<>>> warps;
+    Barrier all;
+    std::vector<std::unique_ptr<Barrier>> warps;
     std::vector<std::atomic<unsigned long long>> slots;
     std::function<void()> body;
     dim3 threads = blockDim, blocks = gridDim;
     uint3 index = blockIdx;
     std::atomic<unsigned> begun{0}, done{0};
     Block(unsigned n, size_t bytes, std::function<void()> f) : Shared(bytes), all(n), slots(n), body(f) {
-        for (unsigned i = 0; i < n; i += 32) warps.push_back(std::make_unique<std::barrier<>>(n - i < 32 ? n - i : 32));
+        for (unsigned i = 0; i < n; i += 32) warps.push_back(std::make_unique<Barrier>(n - i < 32 ? n - i : 32));
     }
 };
 inline thread_local Block* block = nullptr;
 inline std::atomic<unsigned> ended{0};
-inline void barrier() { block->all.arrive_and_wait(); }
-inline void warp_barrier() { block->warps[my_rank() / 32]->arrive_and_wait(); }
+inline void barrier() { block->all.wait(); }
+inline void warp_barrier() { block->warps[my_rank() / 32]->wait(); }
 inline std::atomic<unsigned long long>& slot(unsigned rank) { return block->slots[rank]; }
 
 inline void* enter(void* b) {
