@@ -6,12 +6,17 @@ the parameters' gradient are a kernel of their own, since the gradient toward th
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
+from .columns import Columns, spread, sums, sums_work
+from .cuda import Call, Grid, c_type
 from .registry import kernel, loop
 from .sums import BLOCK
+
+ACTIVATIONS = ("none", "relu", "relu6", "hardswish")  #: as norm.cu numbers them
 
 
 def _rows(x: Any) -> Any:
@@ -23,6 +28,21 @@ def _lines(x: Any) -> tuple[Any, int]:
     rows = _rows(x)
     step = rows.strides[0] // rows.itemsize
     return np.lib.stride_tricks.as_strided(rows, ((len(rows) - 1) * step + rows.shape[1],), (rows.itemsize,)), step
+
+
+def _matrix(x: Any) -> tuple[int, int, int]:
+    """x (..., c) as CUDA sees it: how many elements apart its pixels begin, how many there are, channels."""
+    apart = [stride // x.itemsize for n, stride in zip(x.shape[:-1], x.strides[:-1], strict=True) if n > 1]
+    return (apart or x.shape)[-1], math.prod(x.shape[:-1]), x.shape[-1]
+
+
+def _grid(name: str, like: Any, columns: Columns, *arguments: Any) -> Grid:
+    return Grid("norm.cu", f"{name}<{c_type(like)}>", columns.blocks, columns.threads, arguments)
+
+
+def _sums_work(reads: Any, writes: Any, **_: Any) -> list[Any]:
+    """For the CUDA forms that sum over pixels."""
+    return sums_work(math.prod(reads[0].shape[:-1]), reads[0].shape[-1])
 
 
 def _per_element(count: float) -> Any:
@@ -50,6 +70,25 @@ def _(x: Any, w: Any, b: Any, running_mean: Any, running_var: Any, tracked: Any,
             loop(_move, rows, mean, totals[1], running_mean, running_var, tracked, mean_after, var_after,
                  tracked_after, x.dtype.type(momentum)),
             loop(_normalise, *_lines(x), mean, rstd, w, b, _rows(y))]
+
+
+@batch_norm.cuda(_sums_work)
+def _(x: Any, w: Any, b: Any, running_mean: Any, running_var: Any, tracked: Any, *writes: Any, eps: float, momentum: float) -> Any:
+    return _forward(x, [w, b, running_mean, running_var, tracked], None, "none", writes, eps, momentum)
+
+
+def _forward(x: Any, reads: Any, z: Any, act: str, writes: Any, eps: float, momentum: float) -> list[Call]:
+    """Batch norm on CUDA, with what is added to it and the activation after it: one launch, or two for many rows."""
+    *writes, parts = writes
+    step, rows, channels = _matrix(x)
+    first, second = sums(rows, channels), spread(rows, channels, 264)
+    shares, calls = first.blocks[1], []
+    if shares == 1:
+        second, shares = first, 0
+    else:
+        calls = [_grid("batch_norm_parts", x, first, x, step, rows, channels, first.share, parts)]
+    return [*calls, _grid("batch_norm", x, second, x, step, rows, channels, second.share, parts, shares, *reads,
+                          x if z is None else z, z is not None, ACTIVATIONS.index(act), eps, momentum, *writes)]
 
 
 def _statistics(x, step, rows, mean, rstd, total, var, eps):  # type: ignore[no-untyped-def]
@@ -105,6 +144,15 @@ def _(x: Any, w: Any, b: Any, mean: Any, var: Any, y: Any, rstd: Any, *, eps: fl
     return [loop(_inverse_std, var, rstd, x.dtype.type(eps)), loop(_normalise, *_lines(x), mean, rstd, w, b, _rows(y))]
 
 
+@batch_norm_eval.cuda()
+def _(x: Any, w: Any, b: Any, mean: Any, var: Any, y: Any, rstd: Any, *, eps: float) -> Any:
+    step, rows, channels = _matrix(x)
+    if not channels:
+        return []
+    grid = spread(rows, channels)
+    return [_grid("batch_norm_eval", x, grid, x, step, rows, channels, grid.share, w, b, mean, var, eps, y, rstd)]
+
+
 def _inverse_std(var, rstd, eps):  # type: ignore[no-untyped-def]
     for j in range(len(var)):
         rstd[j] = var.dtype.type(1) / np.sqrt(var[j] + eps)
@@ -122,6 +170,26 @@ def batch_norm_weight_grad(xp: Any, x: Any, mean: Any, rstd: Any, dy: Any) -> An
 @batch_norm_weight_grad.cpu
 def _(x: Any, mean: Any, rstd: Any, dy: Any, dw: Any, db: Any, totals: Any) -> Any:
     return [loop(_sums, *_lines(x), mean, rstd, _rows(dy), dw, db, totals[0], totals[1])]
+
+
+@batch_norm_weight_grad.cuda(_sums_work)
+def _(x: Any, mean: Any, rstd: Any, dy: Any, dw: Any, db: Any, parts: Any) -> Any:
+    return _weight_grad(x, mean, rstd, mean, mean, dy, None, "none", dw, db, None, parts)
+
+
+def _weight_grad(x: Any, mean: Any, rstd: Any, w: Any, b: Any, dy: Any, y: Any, act: str, dw: Any, db: Any, dz: Any,
+                 parts: Any) -> list[Call]:
+    """The sums on CUDA, in one launch, or two for many rows; with y, dz too."""
+    step, rows, channels = _matrix(x)
+    if not channels:
+        return []
+    grid = sums(rows, channels)
+    kept = [x, False, ACTIVATIONS.index(act), parts, dw, db, dw] if y is None else [y, True, ACTIVATIONS.index(act), parts, dw, db, dz]
+    calls = [_grid("batch_norm_sums", x, grid, x, step, rows, channels, grid.share, mean, rstd, w, b, dy, *kept)]
+    if grid.blocks[1] > 1:
+        end = Columns((grid.blocks[0], 1), grid.threads, 0)
+        calls.append(_grid("batch_norm_sums_end", x, end, parts, grid.blocks[1], channels, rstd, dw, db))
+    return calls
 
 
 def _sums(x, step, mean, rstd, dy, dw, db, products, total):  # type: ignore[no-untyped-def]
@@ -156,6 +224,20 @@ def _(x: Any, mean: Any, rstd: Any, w: Any, dw: Any, db: Any, dy: Any, dx: Any, 
     return [loop(_input_grad, *_lines(x), mean, rstd, w, dw, db, _rows(dy), _rows(dx), terms[0], terms[1])]
 
 
+@batch_norm_input_grad.cuda()
+def _(x: Any, mean: Any, rstd: Any, w: Any, dw: Any, db: Any, dy: Any, dx: Any) -> Any:
+    return _input_grad_calls(x, mean, rstd, w, w, dw, db, dy, "none", dx)
+
+
+def _input_grad_calls(x: Any, mean: Any, rstd: Any, w: Any, b: Any, dw: Any, db: Any, dy: Any, act: str, dx: Any) -> list[Call]:
+    step, rows, channels = _matrix(x)
+    if not x.size:
+        return []
+    grid = spread(rows, channels)
+    return [_grid("batch_norm_input_grad", x, grid, x, step, rows, channels, grid.share, mean, rstd, w, b, dw, db, dy,
+                  ACTIVATIONS.index(act), dx)]
+
+
 def _input_grad(x, step, mean, rstd, w, dw, db, dy, dx, shift, slope):  # type: ignore[no-untyped-def]
     m = x.dtype.type(dx.shape[0])
     for j in range(dx.shape[1]):
@@ -175,6 +257,15 @@ def batch_norm_eval_input_grad(xp: Any, dy: Any, w: Any, rstd: Any) -> Any:
 @batch_norm_eval_input_grad.cpu
 def _(dy: Any, w: Any, rstd: Any, dx: Any) -> Any:
     return [loop(_scaled, _rows(dy), w, rstd, _rows(dx))]
+
+
+@batch_norm_eval_input_grad.cuda()
+def _(dy: Any, w: Any, rstd: Any, dx: Any) -> Any:
+    _, rows, channels = _matrix(dy)
+    if not dy.size:
+        return []
+    grid = spread(rows, channels)
+    return [_grid("batch_norm_eval_input_grad", dy, grid, dy, rows, channels, grid.share, w, rstd, dx)]
 
 
 def _scaled(dy, w, rstd, dx):  # type: ignore[no-untyped-def]

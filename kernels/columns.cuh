@@ -1,0 +1,78 @@
+// A matrix by columns, and two sums over the rows of each column, in float64 and in a fixed order. A block has a tile of
+// columns and a share of the rows: blocks (tiles, shares), threads (columns of a tile, rows at a time), 512 at most. The
+// geometry is in columns.py.
+#pragma once
+#include "common.cuh"
+
+struct Pair {
+    double a, b;
+};
+
+__device__ __forceinline__ long long column() { return (long long)blockIdx.x * blockDim.x + threadIdx.x; }
+
+// The rows of a thread: for (long long i = first_row(share); i < last_row(share, rows); i += blockDim.y).
+__device__ __forceinline__ long long first_row(long long share) { return blockIdx.y * share + threadIdx.y; }
+__device__ __forceinline__ long long last_row(long long share, long long rows) { return min(rows, (blockIdx.y + 1) * share); }
+
+// `body(row)` for the rows of a thread, four at a time, so that their loads do not wait for each other.
+template <typename F> __device__ __forceinline__ void each_row(long long rows, long long share, F body) {
+    const long long end = last_row(share, rows), down = blockDim.y;
+    long long i = first_row(share);
+    for (; i + 3 * down < end; i += 4 * down) {
+#pragma unroll
+        for (int k = 0; k < 4; k++) body(i + k * down);
+    }
+    for (; i < end; i += down) body(i);
+}
+
+// What `body(row, a, b)` adds to a and b for the rows of a thread: in S for eight rows, then in float64.
+template <typename S, typename F> __device__ __forceinline__ Pair row_terms(long long rows, long long share, F body) {
+    Pair sums = {0, 0};
+    const long long end = last_row(share, rows), down = blockDim.y;
+    long long i = first_row(share);
+    for (; i + 7 * down < end; i += 8 * down) {
+        S a = 0, b = 0;
+#pragma unroll
+        for (int k = 0; k < 8; k++) body(i + k * down, a, b);
+        sums.a += a, sums.b += b;
+    }
+    S a = 0, b = 0;
+    for (; i < end; i += down) body(i, a, b);
+    sums.a += a, sums.b += b;
+    return sums;
+}
+
+// Sums of the threads of each column, for all of them. The whole block takes part.
+__device__ inline Pair column_sums(Pair mine) {
+    __shared__ Pair part[512];
+    int at = threadIdx.y * blockDim.x + threadIdx.x;
+    part[at] = mine;
+    for (int n = blockDim.y; n > 1;) {
+        int half = (n + 1) / 2;
+        __syncthreads();
+        if (threadIdx.y + half < n) {
+            part[at].a += part[at + half * blockDim.x].a;
+            part[at].b += part[at + half * blockDim.x].b;
+        }
+        n = half;
+    }
+    __syncthreads();
+    return part[threadIdx.x];
+}
+
+// The same of what the shares of an earlier launch left in `parts` (shares, 2, columns).
+__device__ inline Pair column_sums(const double* __restrict__ parts, int shares, long long columns) {
+    Pair mine = {0, 0};
+    if (column() < columns)
+        for (int p = threadIdx.y; p < shares; p += blockDim.y) {
+            mine.a += parts[2 * p * columns + column()];
+            mine.b += parts[(2 * p + 1) * columns + column()];
+        }
+    return column_sums(mine);
+}
+
+__device__ __forceinline__ void keep(Pair sums, double* parts, long long columns) {
+    if (threadIdx.y || column() >= columns) return;
+    parts[2 * blockIdx.y * columns + column()] = sums.a;
+    parts[(2 * blockIdx.y + 1) * columns + column()] = sums.b;
+}

@@ -1,0 +1,177 @@
+// Batch norm, alone or with what comes after it; the reference is in norm.py. x is (rows, channels), its rows `step`
+// elements apart; all else is contiguous. A thread has one channel and some rows: see columns.cuh.
+#include "columns.cuh"
+
+enum { NONE, RELU, RELU6, HARDSWISH };  // as in norm.py
+
+template <typename S> __device__ __forceinline__ S activated(S v, int act) {
+    if (act == RELU) return !(v <= 0) ? v : S(0);  // NaN passes through
+    if (act == RELU6) return v < 0 ? S(0) : v > 6 ? S(6) : v;
+    if (act == HARDSWISH) {
+        S gate = v + 3;
+        return v * ((gate < 0 ? S(0) : gate > 6 ? S(6) : gate) * S(1.0 / 6));
+    }
+    return v;
+}
+
+// dy times the slope of the activation at v. For relu and relu6 v may be the output, too.
+template <typename S> __device__ __forceinline__ S sloped(S dy, S v, int act) {
+    if (act == RELU) return v > 0 ? dy : S(0);
+    if (act == RELU6) return v > 0 && v < 6 ? dy : S(0);
+    if (act == HARDSWISH) return v > -3 && v < 3 ? dy * (v * S(1.0 / 3) + S(0.5)) : v < 0 ? S(0) : dy;
+    return dy;
+}
+
+// One channel's mean, weight / standard deviation, bias. The backward pass makes the same bits as the forward pass.
+template <typename S> struct Channel {
+    S mean, scale, bias;
+    __device__ __forceinline__ S operator()(S x) const { return fma(x - mean, scale, bias); }
+};
+
+// Sums of (x - x[0]) and (x - x[0])^2, so that nothing is lost to a large mean. Eight rows at a time are summed about their
+// own mean in the type of x, and float64 is needed once for eight.
+template <typename T>
+__device__ Pair deviations(const T* __restrict__ x, long long step, long long rows, long long share) {
+    Pair sums = {0, 0};
+    long long i = first_row(share), end = last_row(share, rows), down = blockDim.y;
+    if (i >= end) return sums;
+    double origin = value(x[0]);
+    for (; i + 7 * down < end; i += 8 * down) {
+        Sum<T> v[8], mean = 0, rest = 0, squares = 0;
+#pragma unroll
+        for (int k = 0; k < 8; k++) v[k] = value(x[(i + k * down) * step]);
+#pragma unroll
+        for (int k = 0; k < 8; k++) mean += v[k];
+        mean /= 8;
+#pragma unroll
+        for (int k = 0; k < 8; k++) {
+            Sum<T> d = v[k] - mean;
+            rest += d, squares += d * d;
+        }
+        double far = double(mean) - origin;
+        sums.a += 8 * far + rest;
+        sums.b += squares + far * (2.0 * rest + 8 * far);
+    }
+    for (; i < end; i += down) {
+        double far = double(value(x[i * step])) - origin;
+        sums.a += far, sums.b += far * far;
+    }
+    return sums;
+}
+
+// What a share's rows add to the statistics.
+template <typename T>
+__global__ void batch_norm_parts(const T* __restrict__ x, long long step, long long rows, long long channels, long long share,
+                                 double* parts) {
+    Pair sums = {0, 0};
+    if (column() < channels) sums = deviations(x + column(), step, rows, share);
+    keep(column_sums(sums), parts, channels);
+}
+
+// y = act(norm(x) + z), and statistics from `shares` parts, which every block adds up again; with none of them, from x
+// itself, whose rows are then all this block's. The first share's blocks write them and move the running ones.
+template <typename T>
+__global__ void batch_norm(const T* __restrict__ x, long long step, long long rows, long long channels, long long share,
+                           const double* __restrict__ parts, int shares, const T* __restrict__ w, const T* __restrict__ b,
+                           const T* running_mean, const T* running_var, const long long* tracked, const T* __restrict__ z,
+                           bool add, int act, double eps, double momentum, T* __restrict__ y, T* mean, T* rstd, T* mean_after, T* var_after,
+                           long long* tracked_after) {
+    typedef Sum<T> S;
+    const long long j = column();
+    Pair sums = {0, 0};
+    if (!shares && j < channels) sums = deviations(x + j, step, rows, share);
+    sums = shares ? column_sums(parts, shares, channels) : column_sums(sums);
+    if (j >= channels) return;
+    double off = sums.a / rows, var = sums.b / rows - off * off;
+    if (var < 0) var = 0;
+    const T m = as<T>(S(value(x[j]) + off)), r = as<T>(S(1 / sqrt(var + eps)));
+    if (blockIdx.y == 0 && threadIdx.y == 0) {
+        S unbiased = S(var * (rows / (rows - 1.0))), rate = S(momentum);
+        S old_mean = value(running_mean[j]), old_var = value(running_var[j]);
+        mean[j] = m, rstd[j] = r;
+        mean_after[j] = as<T>(old_mean + rate * (value(m) - old_mean));
+        var_after[j] = as<T>(old_var + rate * (unbiased - old_var));
+        if (j == 0) tracked_after[0] = tracked[0] + 1;
+    }
+    const Channel<S> norm = {value(m), value(r) * value(w[j]), value(b[j])};
+    each_row(rows, share, [&](long long i) {
+        S v = norm(value(x[i * step + j]));
+        if (add) v += value(z[i * channels + j]);
+        y[i * channels + j] = as<T>(activated(v, act));
+    });
+}
+
+template <typename T>
+__global__ void batch_norm_eval(const T* __restrict__ x, long long step, long long rows, long long channels, long long share,
+                                const T* __restrict__ w, const T* __restrict__ b, const T* __restrict__ mean,
+                                const T* __restrict__ var, double eps, T* __restrict__ y, T* __restrict__ rstd) {
+    typedef Sum<T> S;
+    const long long j = column();
+    if (j >= channels) return;
+    const T r = as<T>(1 / sqrt(value(var[j]) + S(eps)));
+    if (blockIdx.y == 0 && threadIdx.y == 0) rstd[j] = r;
+    const Channel<S> norm = {value(mean[j]), value(r) * value(w[j]), value(b[j])};
+    each_row(rows, share, [&](long long i) { y[i * channels + j] = as<T>(norm(value(x[i * step + j]))); });
+}
+
+// dw and db, or a share's part of their sums. With `kept`, y tells the slope of the activation, and the gradient before it
+// is written to dz; else norm(x) tells the slope.
+template <typename T>
+__global__ void batch_norm_sums(const T* __restrict__ x, long long step, long long rows, long long channels, long long share,
+                                const T* __restrict__ mean, const T* __restrict__ rstd, const T* __restrict__ w,
+                                const T* __restrict__ b, const T* __restrict__ dy, const T* __restrict__ y, bool kept, int act,
+                                double* parts, T* __restrict__ dw, T* __restrict__ db, T* __restrict__ dz) {
+    typedef Sum<T> S;
+    const long long j = column();
+    Pair sums = {0, 0};
+    if (j < channels) {
+        const Channel<S> norm = {value(mean[j]), value(rstd[j]) * value(w[j]), value(b[j])};
+        sums = row_terms<S>(rows, share, [&](long long i, S& products, S& total) {
+            const S v = value(x[i * step + j]);
+            S d = value(dy[i * channels + j]);
+            if (act) d = sloped(d, kept ? S(value(y[i * channels + j])) : norm(v), act);
+            if (kept) dz[i * channels + j] = as<T>(d);
+            products += d * (v - norm.mean);
+            total += d;
+        });
+    }
+    sums = column_sums(sums);
+    if (gridDim.y > 1) keep(sums, parts, channels);
+    else if (j < channels && threadIdx.y == 0) dw[j] = as<T>(S(sums.a) * value(rstd[j])), db[j] = as<T>(S(sums.b));
+}
+
+// dw and db from the parts of all shares.
+template <typename T>
+__global__ void batch_norm_sums_end(const double* __restrict__ parts, int shares, long long channels,
+                                    const T* __restrict__ rstd, T* dw, T* db) {
+    const Pair sums = column_sums(parts, shares, channels);
+    const long long j = column();
+    if (threadIdx.y || j >= channels) return;
+    dw[j] = as<T>(Sum<T>(sums.a) * value(rstd[j]));
+    db[j] = as<T>(Sum<T>(sums.b));
+}
+
+template <typename T>
+__global__ void batch_norm_input_grad(const T* __restrict__ x, long long step, long long rows, long long channels,
+                                      long long share, const T* __restrict__ mean, const T* __restrict__ rstd,
+                                      const T* __restrict__ w, const T* __restrict__ b, const T* __restrict__ dw,
+                                      const T* __restrict__ db, const T* __restrict__ dy, int act, T* __restrict__ dx) {
+    typedef Sum<T> S;
+    const long long j = column();
+    if (j >= channels) return;
+    const Channel<S> norm = {value(mean[j]), value(rstd[j]) * value(w[j]), value(b[j])};
+    const S shift = value(db[j]) / S(rows), slope = value(rstd[j]) * value(dw[j]) / S(rows);
+    each_row(rows, share, [&](long long i) {
+        const S v = value(x[i * step + j]), d = value(dy[i * channels + j]);
+        dx[i * channels + j] = as<T>(((act ? sloped(d, norm(v), act) : d) - shift - (v - norm.mean) * slope) * norm.scale);
+    });
+}
+
+template <typename T>
+__global__ void batch_norm_eval_input_grad(const T* __restrict__ dy, long long rows, long long channels, long long share,
+                                           const T* __restrict__ w, const T* __restrict__ rstd, T* __restrict__ dx) {
+    const long long j = column();
+    if (j >= channels) return;
+    const Sum<T> scale = value(w[j]) * value(rstd[j]);
+    each_row(rows, share, [&](long long i) { dx[i * channels + j] = as<T>(value(dy[i * channels + j]) * scale); });
+}
