@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from .registry import kernel, loop
+from .cuda import c_type, each
+from .registry import flat, kernel, loop
+from .window import window as window_of
 
 Pair = tuple[int, int]
 
@@ -41,15 +43,22 @@ def _flops(reads: Any, writes: Any) -> float:
 
 @kernel("max_pool2d", flops=_flops)
 def max_pool2d(xp: Any, x: Any, *, window: Pair, stride: Pair, padding: Pair) -> Any:
-    """y, and for each maximum the number of the first tap that has it (int32)."""
+    """y, and for each maximum the number of the first tap inside the image that has it (int32)."""
     seen = _windows(xp, x, -xp.inf, window, stride, padding)
-    tap = seen.argmax(axis=0)
+    top, left = (xp.maximum(0, padding[a] - stride[a] * xp.arange(seen.shape[2 + a])) for a in (0, 1))
+    tap = xp.maximum(seen.argmax(axis=0), (top[:, None] * window[1] + left)[:, :, None])  # padding is -inf, x may be as well
     return xp.take_along_axis(seen, tap[None], axis=0)[0], tap.astype("int32")
 
 
 @max_pool2d.cpu
 def _(x: Any, y: Any, tap: Any, *, window: Pair, stride: Pair, padding: Pair) -> Any:
     return [loop(_max_pool2d, x, y, tap, (*window, *stride, *padding))]
+
+
+@max_pool2d.cuda()
+def _(x: Any, y: Any, tap: Any, *, window: Pair, stride: Pair, padding: Pair) -> Any:
+    return each("pool.cu", f"max_pool2d<{c_type(x)}>", y.size, flat(x), flat(y), flat(tap),
+                window_of(x, y, window, stride, padding), y.size)
 
 
 def _max_pool2d(x, y, tap, geometry):  # type: ignore[no-untyped-def]
@@ -59,11 +68,12 @@ def _max_pool2d(x, y, tap, geometry):  # type: ignore[no-untyped-def]
         for oy in range(y.shape[1]):
             for ox in range(y.shape[2]):
                 best, which = y[i, oy, ox], tap[i, oy, ox]
+                top, left = max(0, ph - oy * sh), max(0, pw - ox * sw)
                 for k in range(c):
                     best[k] = -np.inf
-                    which[k] = 0
-                for ky in range(max(0, ph - oy * sh), min(kh, h + ph - oy * sh)):
-                    for kx in range(max(0, pw - ox * sw), min(kw, w + pw - ox * sw)):
+                    which[k] = top * kw + left
+                for ky in range(top, min(kh, h + ph - oy * sh)):
+                    for kx in range(left, min(kw, w + pw - ox * sw)):
                         pixel = x[i, oy * sh - ph + ky, ox * sw - pw + kx]
                         number = np.int32(ky * kw + kx)
                         for k in range(c):
@@ -83,6 +93,12 @@ def max_pool2d_grad(xp: Any, tap: Any, dy: Any, *, size: Pair, window: Pair, str
 @max_pool2d_grad.cpu
 def _(tap: Any, dy: Any, dx: Any, *, size: Pair, window: Pair, stride: Pair, padding: Pair) -> Any:
     return [loop(_max_pool2d_grad, tap, dy, dx, (window[1], *stride, *padding))]
+
+
+@max_pool2d_grad.cuda()
+def _(tap: Any, dy: Any, dx: Any, *, size: Pair, window: Pair, stride: Pair, padding: Pair) -> Any:
+    return each("pool.cu", f"max_pool2d_grad<{c_type(dx)}>", dx.size, flat(tap), flat(dy), flat(dx),
+                window_of(dx, dy, window, stride, padding), dx.size)
 
 
 def _max_pool2d_grad(tap, dy, dx, geometry):  # type: ignore[no-untyped-def]
@@ -105,6 +121,12 @@ def avg_pool2d(xp: Any, x: Any, *, window: Pair, stride: Pair, padding: Pair) ->
 @avg_pool2d.cpu
 def _(x: Any, y: Any, *, window: Pair, stride: Pair, padding: Pair) -> Any:
     return [loop(_avg_pool2d, x, y, (*window, *stride, *padding), x.dtype.type(1 / (window[0] * window[1])))]
+
+
+@avg_pool2d.cuda()
+def _(x: Any, y: Any, *, window: Pair, stride: Pair, padding: Pair) -> Any:
+    return each("pool.cu", f"avg_pool2d<{c_type(x)}>", y.size, flat(x), flat(y), window_of(x, y, window, stride, padding),
+                1 / (window[0] * window[1]), y.size)
 
 
 def _avg_pool2d(x, y, geometry, share):  # type: ignore[no-untyped-def]
@@ -135,6 +157,12 @@ def avg_pool2d_grad(xp: Any, dy: Any, *, size: Pair, window: Pair, stride: Pair,
 @avg_pool2d_grad.cpu
 def _(dy: Any, dx: Any, *, size: Pair, window: Pair, stride: Pair, padding: Pair) -> Any:
     return [loop(_avg_pool2d_grad, dy, dx, (*window, *stride, *padding), dy.dtype.type(1 / (window[0] * window[1])))]
+
+
+@avg_pool2d_grad.cuda()
+def _(dy: Any, dx: Any, *, size: Pair, window: Pair, stride: Pair, padding: Pair) -> Any:
+    return each("pool.cu", f"avg_pool2d_grad<{c_type(dx)}>", dx.size, flat(dy), flat(dx),
+                window_of(dx, dy, window, stride, padding), 1 / (window[0] * window[1]), dx.size)
 
 
 def _avg_pool2d_grad(dy, dx, geometry, share):  # type: ignore[no-untyped-def]
