@@ -10,14 +10,14 @@ struct Pair {
 
 __device__ __forceinline__ long long column() { return (long long)blockIdx.x * blockDim.x + threadIdx.x; }
 
-// The rows of a thread: for (long long i = first_row(share); i < last_row(share, rows); i += blockDim.y).
-__device__ __forceinline__ long long first_row(long long share) { return blockIdx.y * share + threadIdx.y; }
-__device__ __forceinline__ long long last_row(long long share, long long rows) { return min(rows, (blockIdx.y + 1) * share); }
+// The rows of a thread: for (long long i = share_begin(share); i < share_end(share, rows); i += blockDim.y).
+__device__ __forceinline__ long long share_begin(long long share) { return blockIdx.y * share + threadIdx.y; }
+__device__ __forceinline__ long long share_end(long long share, long long rows) { return min(rows, (blockIdx.y + 1) * share); }
 
 // `body(row)` for the rows of a thread, four at a time, so that their loads do not wait for each other.
 template <typename F> __device__ __forceinline__ void each_row(long long rows, long long share, F body) {
-    const long long end = last_row(share, rows), down = blockDim.y;
-    long long i = first_row(share);
+    const long long end = share_end(share, rows), down = blockDim.y;
+    long long i = share_begin(share);
     for (; i + 3 * down < end; i += 4 * down) {
 #pragma unroll
         for (int k = 0; k < 4; k++) body(i + k * down);
@@ -28,8 +28,8 @@ template <typename F> __device__ __forceinline__ void each_row(long long rows, l
 // What `body(row, a, b)` adds to a and b for the rows of a thread: in S for eight rows, then in float64.
 template <typename S, typename F> __device__ __forceinline__ Pair row_terms(long long rows, long long share, F body) {
     Pair sums = {0, 0};
-    const long long end = last_row(share, rows), down = blockDim.y;
-    long long i = first_row(share);
+    const long long end = share_end(share, rows), down = blockDim.y;
+    long long i = share_begin(share);
     for (; i + 7 * down < end; i += 8 * down) {
         S a = 0, b = 0;
 #pragma unroll

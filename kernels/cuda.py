@@ -112,6 +112,14 @@ def each(source: str, kernel: str, count: int, *arguments: Any, threads: int = T
     return [Grid(source, kernel, (blocks,), (threads,), arguments)] if count else []
 
 
+def each_row(source: str, kernel: str, rows: int, width: int, *arguments: Any) -> list[Grid]:
+    """A launch with a warp for each of `rows` rows, or a block where they are wider than 1024: the last argument that the
+    kernel gets is how many threads share a row, see `first_row` in common.cuh. None for no rows."""
+    threads, lanes = (THREADS, 32) if width <= 1024 else (512, 512)
+    blocks = min(-(-rows * lanes // threads), 132 * WAVES)
+    return [Grid(source, kernel, (blocks,), (threads,), (*arguments, lanes))] if rows else []
+
+
 #: `Strides` of common.cuh
 STRIDES = np.dtype([("axes", np.int32), ("vector", np.int32), ("count", np.int64), ("length", np.int64, 6),
                     ("step", np.int64, (4, 6))], align=True)

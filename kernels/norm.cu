@@ -33,7 +33,7 @@ template <typename S> struct Channel {
 template <typename T>
 __device__ Pair deviations(const T* __restrict__ x, long long step, long long rows, long long share) {
     Pair sums = {0, 0};
-    long long i = first_row(share), end = last_row(share, rows), down = blockDim.y;
+    long long i = share_begin(share), end = share_end(share, rows), down = blockDim.y;
     if (i >= end) return sums;
     double origin = value(x[0]);
     for (; i + 7 * down < end; i += 8 * down) {
