@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -63,7 +64,7 @@ def _padded(xp: Any, x: Any, geometry: Geometry) -> Any:
 
 def _grouped(x: Any, groups: int) -> Any:
     """(..., c) as (groups, pixels, c / groups)."""
-    return x.reshape(-1, groups, x.shape[-1] // groups).transpose(1, 0, 2)
+    return x.reshape(prod(x.shape[:-1]), groups, x.shape[-1] // groups).transpose(1, 0, 2)
 
 
 @kernel("conv2d", flops=lambda reads, writes: _flops(writes[0], reads[1]),
@@ -87,7 +88,7 @@ def conv2d_input_grad(xp: Any, dy: Any, w: Any, *, size: Pair, geometry: Geometr
     padded = _padded(xp, xp.zeros((len(dy), *size, each * groups), dy.dtype), geometry)
     for ky, kx, seen in _taps(w.shape[1:3], dy.shape, geometry):
         g = xp.matmul(_grouped(dy, groups), w[:, ky, kx].reshape(groups, len(w) // groups, each))
-        padded[seen] += g.transpose(1, 0, 2).reshape(*dy.shape[:3], -1)
+        padded[seen] += g.transpose(1, 0, 2).reshape(*dy.shape[:3], each * groups)
     top, left = geometry.padding
     return padded[:, top : top + size[0], left : left + size[1]]
 

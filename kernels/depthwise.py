@@ -1,6 +1,7 @@
-"""Convolution with one filter per channel, on the CPU: loops along channels, so that they are vectorised.
+"""Convolution with one filter per channel, by loops along channels: on the CPU they are vectorised, on CUDA neighbouring
+threads take neighbouring channels.
 
-Each sample is copied into a padded image first, so that no tap has to look whether it lies inside. With stride 1
+On the CPU each sample is copied into a padded image first, so that no tap has to look whether it lies inside. With stride 1
 several pixels of a line are one loop over all their channels; taps are therefore kept as (kh, kw, pixels, c), repeated
 for each pixel of such a run. Knows no weights shared between channels: those are matrix products, in `conv`.
 """
@@ -12,7 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from .registry import Thunk, loop
+from .cuda import THREADS, Call, Grid, Struct, c_type, each
+from .registry import Thunk, flat, loop
+from .sums import cuda_row_sums
+from .window import window
 
 RUN = 256  #: numbers that one loop takes together at most; the taps of a run should stay in the nearest cache
 Pair = tuple[int, int]
@@ -141,3 +145,66 @@ def _weight_grad(x, dy, padded, total, part, shape):  # type: ignore[no-untyped-
             for first in range(c, run, c):
                 for k in range(c):
                     total[ky, kx, k] += total[ky, kx, np.uintp(first + k)]
+
+
+# ----------------------------------------------------------------------------------------------- CUDA forms
+PIXELS = 4  #: neighbours of a line that one thread makes together, where there is a kernel for the window
+CHANNELS = 64  #: of a block at most
+FILL = 1056  #: blocks that fill a large device
+
+
+def _special(w: Any, geometry: Geometry) -> str:
+    """Which kernels take the window: "3", "5", or "" for those that take any."""
+    kh, kw = w.shape[1:3]
+    (stride, same), _, dilation = geometry
+    return str(kh) if kh == kw and kh in (3, 5) and stride == same and stride in (1, 2) and dilation == (1, 1) else ""
+
+
+def _blocks(lines: int, pixels: int, channels: int, runs: int, fill: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Blocks (tiles of channels, shares) and threads (channels, lanes): at least `runs` runs of `lines` lines of `pixels`
+    each for a thread, and about `fill` blocks at most."""
+    tiles = -(-channels // CHANNELS)
+    across = -(-channels // tiles)
+    lanes = THREADS // across
+    shares = -(-lines * -(-pixels // PIXELS) // (lanes * runs))
+    return (tiles, max(1, min(shares, -(-fill // tiles)))), (across, lanes)
+
+
+def _window(x: Any, w: Any, y: Any, geometry: Geometry) -> Struct:
+    return window(x, y, w.shape[1:3], *geometry)
+
+
+def cuda_depthwise(x: Any, w: Any, bias: Any, y: Any, *, geometry: Geometry) -> list[Call]:
+    """y of `conv2d`; `bias` may be None."""
+    special, term = _special(w, geometry), w if bias is None else bias
+    name, arguments = f"depthwise{special}<{c_type(y)}>", (flat(x), flat(w), flat(term), flat(y), _window(x, w, y, geometry), bias is not None)
+    if not special:
+        return [*each("depthwise.cu", name, y.size, *arguments, y.size)]
+    return [Grid("depthwise.cu", name, *_blocks(y.shape[0] * y.shape[1], y.shape[2], y.shape[3], 1, FILL), arguments)]
+
+
+def cuda_depthwise_input_grad(dy: Any, w: Any, dx: Any, *, geometry: Geometry) -> list[Call]:
+    special = _special(w, geometry)
+    name, arguments = f"depthwise{special}_input_grad<{c_type(dx)}>", (flat(dy), flat(w), flat(dx), _window(dx, w, dy, geometry))
+    if not special:
+        return [*each("depthwise.cu", name, dx.size, *arguments, dx.size)]
+    return [Grid("depthwise.cu", name, *_blocks(dx.shape[0] * dx.shape[1], dx.shape[2], dx.shape[3], 1, FILL), arguments)]
+
+
+def _weight_grad_blocks(y: tuple[int, ...]) -> tuple[tuple[int, int], tuple[int, int]]:
+    return _blocks(y[0] * y[1], y[2], y[3], 2, FILL // 2)
+
+
+def cuda_depthwise_work(y: tuple[int, ...], w: tuple[int, ...]) -> list[Any]:
+    """The scratch array of the weight gradient: a sum for each share of the pixels of y (n, oh, ow, c)."""
+    (_, shares), _ = _weight_grad_blocks(y)
+    return [((shares, y[3] * w[1] * w[2]), "float64")]
+
+
+def cuda_depthwise_weight_grad(x: Any, dy: Any, dw: Any, part: Any, *, geometry: Geometry) -> list[Call]:
+    """One launch where a single share has all pixels, else a second one that adds the shares."""
+    special, (blocks, threads) = _special(dw, geometry), _weight_grad_blocks(dy.shape)
+    taps = () if special else (min(dw.shape[1] * dw.shape[2], 65535),)
+    sums = Grid("depthwise.cu", f"depthwise{special}_weight_grad<{c_type(dw)}>", (*blocks, *taps), threads,
+                (flat(x), flat(dy), part, flat(dw), _window(x, dw, dy, geometry)))
+    return [sums, *(cuda_row_sums(part, flat(dw)) if len(part) > 1 else [])]
