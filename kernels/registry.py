@@ -42,7 +42,7 @@ class Kernel:
     flops: Callable[..., float] | None = None
     cuda_work: Work | None = None
     _cpu: Callable[..., list[Thunk]] | None = field(default=None, repr=False)
-    _cuda: Callable[..., list[Call]] | None = field(default=None, repr=False)
+    _cuda: Callable[..., Sequence[Call]] | None = field(default=None, repr=False)
 
     def cpu(self, binder: Callable[..., list[Thunk]]) -> Kernel:
         """Registers the CPU form (a decorator)."""
@@ -54,16 +54,16 @@ class Kernel:
         assert self._cpu is not None, f"kernel {self.name} has no CPU form"
         return self._cpu(*reads, *writes, *work, **constants)
 
-    def cuda(self, work: Work | None = None) -> Callable[[Callable[..., list[Call]]], Kernel]:
+    def cuda(self, work: Work | None = None) -> Callable[[Callable[..., Sequence[Call]]], Kernel]:
         """Registers the CUDA form (a decorator) and the scratch arrays that it needs, as `work` of `kernel`."""
 
-        def define(binder: Callable[..., list[Call]]) -> Kernel:
+        def define(binder: Callable[..., Sequence[Call]]) -> Kernel:
             self._cuda, self.cuda_work = binder, work
             return self
 
         return define
 
-    def cuda_calls(self, reads: Sequence[Any], writes: Sequence[Any], work: Sequence[Any], constants: dict[str, Any]) -> list[Call]:
+    def cuda_calls(self, reads: Sequence[Any], writes: Sequence[Any], work: Sequence[Any], constants: dict[str, Any]) -> Sequence[Call]:
         """What CUDA has to do for one launch on these arrays. Raises NotImplementedError where there is no CUDA form."""
         if self._cuda is None:
             raise NotImplementedError(f"kernel {self.name} has no CUDA form")

@@ -12,7 +12,7 @@ __version__ = "0.1.0"
 
 _WHERE = {
     "CostError": "cost", "CostModel": "cost", "Link": "cost",
-    "CheckingExecutor": "executors", "SequentialExecutor": "executors", "SteadyExecutor": "executors", "StreamExecutor": "executors", "TaskError": "executors",
+    "CheckingExecutor": "executors", "SequentialExecutor": "executors", "GraphExecutor": "executors", "SteadyExecutor": "executors", "StreamExecutor": "executors", "TaskError": "executors",
     "cross_border": "border",
     "Buffer": "graph", "GraphBuilder": "graph", "GraphError": "graph", "Kind": "graph", "Role": "graph", "Task": "graph",
     "TaskGraph": "graph",
@@ -20,7 +20,7 @@ _WHERE = {
     "rename": "passes", "unroll": "passes",
     "seed": "random", "record": "recording",
     "Lane": "schedule", "Schedule": "schedule", "ScheduleError": "schedule",
-    "simulate": "simulation", "micro_batch": "tape", "no_grad": "tape",
+    "simulate": "simulation", "micro_batch": "tape", "no_grad": "tape", "set_default_device": "tape", "DeviceError": "device",
     "Parameter": "tensor", "ShapeError": "tensor", "Tensor": "tensor", "array": "tensor", "Timeline": "timeline",
 }
 _MODULES = {"checkpoint", "data", "device", "models", "nn", "ops", "optim", "schedulers"}

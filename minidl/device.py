@@ -29,11 +29,7 @@ class CPU:
     name = "cpu"
     xp = np
     lanes = Threads
-
-    @staticmethod
-    def captured(work: Any, trace: bool = False) -> Any:
-        """Lanes that are replayed by one launch; the CPU has none."""
-        raise DeviceError("the CPU has no graphs to capture; use StreamExecutor")
+    captures = False  #: whether lanes can be captured and replayed by one launch
 
     def __init__(self, blas_threads: int = 1) -> None:
         self.set_blas_threads(blas_threads)

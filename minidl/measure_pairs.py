@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from time import perf_counter
 from typing import Any
 
@@ -40,20 +41,43 @@ def measure_pairs(graph: TaskGraph, cost: CostModel, groups: Mapping[str, str], 
     for task in range(len(graph)):
         members.setdefault(groups.get(graph.name(task), ""), []).append(task)
     pieces = {name: _piece(members[name], duration) for name in {g for pair in pairs for g in pair}}
-    programs = {name: [c for t in piece for c in bound.thunks(t)] for name, piece in pieces.items()}
     alone = {name: max(float(duration[piece].sum()), 1.0) for name, piece in pieces.items()}
+
+    def program(name: str, stream: Any = None) -> Program:
+        return [c for t in pieces[name] for c in bound.thunks(t, stream)]
+
     slowdown: dict[str, dict[str, float]] = {}
-    stream = Stream("pairs", 1)
-    try:
+    with _Pairs(bound.device, program, alone, rounds) as measured:
         for n, (a, b) in enumerate(pairs):
-            found = [_together(stream, programs[a], programs[b], alone[a], alone[b]) for _ in range(rounds)]
-            for one, other, which in ((a, b, 0), (b, a, 1)):
-                slowdown.setdefault(one, {})[other] = max(1.0, statistics.median(f[which] for f in found))
+            found = measured(a, b)
+            for one, other, slow in ((a, b, found[0]), (b, a, found[1])):
+                slowdown.setdefault(one, {})[other] = max(1.0, slow)
             if progress:
                 progress((n + 1) / len(pairs))
-    finally:
-        stream.close()
     return CoRun(dict(groups), slowdown, "measured")
+
+
+class _Pairs:
+    """Two programs beside each other on two streams of a device: how many times longer each takes."""
+
+    def __init__(self, device: Any, program: Callable[..., Program], alone: Mapping[str, float], rounds: int) -> None:
+        self.device, self.program, self.alone, self.rounds = device, cache(program), alone, rounds
+
+    def __enter__(self) -> _Pairs:
+        self.stream = None if self.device.captures else Stream("pairs", 1)
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        if self.stream is not None:
+            self.stream.close()
+
+    def __call__(self, a: str, b: str) -> tuple[float, float]:
+        alone = self.alone[a], self.alone[b]
+        if self.stream is None:
+            found: tuple[float, float] = self.device.together(lambda one, other: (self.program(a, one), self.program(b, other)), alone)
+            return found
+        rounds = [_together(self.stream, self.program(a), self.program(b), *alone) for _ in range(self.rounds)]
+        return statistics.median(r[0] for r in rounds), statistics.median(r[1] for r in rounds)
 
 
 def _piece(tasks: Sequence[int], duration: Any) -> list[int]:

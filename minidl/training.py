@@ -21,7 +21,7 @@ from .nn.module import shown
 from .recording import record
 from .schedule import Schedule
 from .simulation import simulate
-from .tape import micro_batch, no_grad
+from .tape import Tape, micro_batch, no_grad, use
 
 OPTIMIZERS: dict[str, Callable[..., optim.Optimizer]] = {
     "sgd": lambda parameters, lr: optim.SGD(parameters, lr, momentum=0.9),
@@ -44,6 +44,7 @@ class Job:
     root: str | None = None
     strict: bool = False
     device: str = "cpu"
+    tf32: bool = False
     dtype: str = "float32"
     batch_size: int = 64
     micro_batches: int = 1
@@ -60,6 +61,8 @@ class Job:
             raise ValueError(f"batch size {self.batch_size} and micro-batches {self.micro_batches} must be at least 1")
         if self.batch_size % self.micro_batches:
             raise ValueError(f"a batch of {self.batch_size} does not divide into {self.micro_batches} micro-batches")
+        if self.tf32 and not self.device.startswith("cuda"):
+            raise ValueError(f"tf32 is arithmetic of CUDA devices; {self.device} has none")
         if self.optimizer not in OPTIMIZERS:
             raise ValueError(f"unknown optimizer {self.optimizer!r}; known: {', '.join(OPTIMIZERS)}")
 
@@ -76,15 +79,20 @@ class Recorded:
     def __init__(self, job: Job, rank: int = 0, ranks: int = 1) -> None:
         self.job, self.rank, self.ranks = job, rank, ranks
         self.device = devices.get(job.device)
-        random.seed(job.seed)
-        self.model = models.create(job.model, **job.model_args).astype(job.dtype)
-        self.optimizer = OPTIMIZERS[job.optimizer](self.model.parameters(), job.lr)
+        if job.tf32:
+            self.device.tf32 = True
+        self.tape = Tape(self.device)
+        with use(self.tape):
+            random.seed(job.seed)
+            self.model = models.create(job.model, **job.model_args).astype(job.dtype)
+            self.optimizer = OPTIMIZERS[job.optimizer](self.model.parameters(), job.lr)
         self.train_data = self._load("train").shard(rank, ranks)
         self.share = job.batch_size // ranks  #: samples of a step here
         if self.share % job.micro_batches:
             raise ValueError(f"a rank's {self.share} samples of a batch of {job.batch_size} do not divide into "
                              f"{job.micro_batches} micro-batches")
-        self.graph = record(self._step, *self._split(*self._example()), name=job.model)
+        with use(self.tape):
+            self.graph = record(self._step, *self._split(*self._example()), name=job.model)
 
     def _load(self, split: str) -> data.Loader:
         job, shape = self.job, self.model.input_shape
@@ -201,7 +209,7 @@ class Trainer:
         try:
             for x, y in self.recorded._load("test"):
                 if len(x) not in runs:
-                    with no_grad():
+                    with use(self.recorded.tape), no_grad():
                         runs[len(x)] = SequentialExecutor(record(model, x, name="eval"), self.recorded.device)
                 right += int((runs[len(x)](x).numpy().argmax(axis=-1) == y).sum())
                 total += y.size

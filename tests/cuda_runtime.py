@@ -243,7 +243,7 @@ class Products:
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
 
-    def bind(self, product: cuda.Product, stream: Queue) -> Thunk:
+    def bind(self, product: cuda.Product, stream: Queue, tf32: bool) -> Thunk:
         sides = [_side(a, i < 2) for i, a in enumerate((product.b, product.a, product.out))]
         count = int(np.prod(product.out.shape[:-2], dtype=np.int64))
 
@@ -269,7 +269,7 @@ class Convolutions:
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
 
-    def bind(self, call: cuda.Convolution, stream: Queue) -> Thunk:
+    def bind(self, call: cuda.Convolution, stream: Queue, tf32: bool) -> Thunk:
         return lambda: self.runtime._issue(stream, lambda: run(call))
 
 

@@ -79,6 +79,7 @@ def job_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--root", help="folder in which named data sets are looked for")
     parser.add_argument("--strict", action="store_true", help="an error instead of a substitute where data is missing")
     parser.add_argument("--device", default="cpu", help="cpu or cuda[:N]")
+    parser.add_argument("--tf32", action="store_true", help="on cuda: products and convolutions may round float32 for the tensor cores")
     parser.add_argument("--dtype", default="float32", choices=["float32", "float64"])
     parser.add_argument("--batch-size", type=whole(1), default=64, metavar="B", help="of a step, over all ranks (default 64)")
     parser.add_argument("--micro-batches", type=whole(1), default=1, metavar="M", help="gradients accumulate over M parts of a batch")
@@ -110,7 +111,7 @@ def job(arguments: argparse.Namespace, under: str | None = None) -> Job:
     if not arguments.model:
         raise UsageError("which network? give --model NAME (see `minidl models`)")
     return Job(model=arguments.model, model_args=dict(arguments.model_arg), data=arguments.data, root=arguments.root,
-               strict=arguments.strict, device=arguments.device, dtype=arguments.dtype, batch_size=arguments.batch_size,
+               strict=arguments.strict, device=arguments.device, tf32=arguments.tf32, dtype=arguments.dtype, batch_size=arguments.batch_size,
                micro_batches=arguments.micro_batches, optimizer=arguments.optimizer, lr=arguments.lr, seed=arguments.seed,
                scheduler=under or str(getattr(arguments, "scheduler", "in_order")), scheduler_args=dict(arguments.scheduler_arg),
                streams=arguments.streams, memory_limit=arguments.memory_limit)

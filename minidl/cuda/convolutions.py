@@ -86,10 +86,10 @@ def _channels_second(shape: tuple[int, ...]) -> tuple[list[int], list[int]]:
 class Convolutions:
     """cuDNN on one device."""
 
-    def __init__(self, driver: Any, tf32: bool) -> None:
+    def __init__(self, driver: Any) -> None:
         import cudnn
 
-        self.cudnn, self.driver, self.tf32 = cudnn, driver, tf32
+        self.cudnn, self.driver = cudnn, driver
         self._handles: dict[int, Any] = {}
         self._plans: dict[Key, Any] = {}
         self._workspaces: dict[int, Any] = {}
@@ -101,9 +101,9 @@ class Convolutions:
             self._handles[stream.number] = handle
         return self._handles[stream.number]
 
-    def bind(self, call: cuda.Convolution, stream: Any) -> Thunk:
-        """One prebuilt call. Raises RuntimeError where cuDNN has no plan."""
-        key, handle = Key.of(call, self.tf32), self._handle(stream)
+    def bind(self, call: cuda.Convolution, stream: Any, tf32: bool) -> Thunk:
+        """One prebuilt call. `tf32` as for products. Raises RuntimeError where cuDNN has no plan."""
+        key, handle = Key.of(call, tf32), self._handle(stream)
         if key not in self._plans:
             self._plans[key] = plan(key, handle=handle)
         graph = self._plans[key]

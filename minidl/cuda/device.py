@@ -15,6 +15,7 @@ import numpy as np
 from ..device import DeviceError
 from ..graph import Launch, View
 from ..kernels import KERNELS, Kernel, Thunk, Work, cuda
+from . import clock
 from .lanes import Captured, Streams
 
 #: packages beside CuPy, by the name they are imported under
@@ -23,7 +24,11 @@ PACKAGES = {"cupy": "cupy", "nvmath": "nvmath-python", "cudnn": "nvidia-cudnn-fr
 
 class Cuda:
     """One GPU. `driver`, `products`, `convolutions`: what runs the three kinds of calls; the tests put others in their
-    place. `tf32`: float32 products and convolutions may round their inputs for the tensor cores."""
+    place. `tf32`: whether float32 products and convolutions that are bound from now on may round their inputs for the
+    tensor cores."""
+
+    tf32 = False
+    captures = True
 
     def __init__(self, driver: Any, products: Callable[[], Any], convolutions: Callable[[], Any], name: str) -> None:
         self.driver, self.name = driver, name
@@ -137,9 +142,9 @@ class Cuda:
         if isinstance(call, cuda.Grid):
             return self.driver.launch(call, stream)
         if isinstance(call, cuda.Product):
-            return self._library("products").bind(call, stream)
+            return self._library("products").bind(call, stream, self.tf32)
         if isinstance(call, cuda.Convolution):
-            return self._library("convolutions").bind(call, stream)
+            return self._library("convolutions").bind(call, stream, self.tf32)
         if isinstance(call, cuda.Zeros):
             return self.driver.zeros(call.out, stream)
         return self.driver.copy(call.source, call.out, stream)
@@ -166,6 +171,30 @@ class Cuda:
     def synchronize(self) -> None:
         """Waits for all that was issued."""
         self.driver.synchronize_device()
+
+    # -------------------------------------------------------------------------------------------------------- times
+    def task_times(self, programs: Sequence[Sequence[Thunk]], progress: Callable[[float], None] | None = None) -> list[float]:
+        """Microseconds of each program of the main stream, as it runs inside a replayed graph."""
+        return clock.each(self.driver, self.main, programs, progress)
+
+    def hop(self) -> float:
+        """Microseconds that a chain of launches loses where it changes streams."""
+        one, other = self.streams((0, 0))
+        small = self.array(self.allocate(256), View(0, (32,), (1,), 0, "float32"))
+        calls = KERNELS["fill"].cuda_calls([small], [small], [], {"value": 0.5})
+        first, second = ([self._thunk(call, stream) for call in calls][0] for stream in (one, other))
+        clock.run([first, second])
+        self.driver.synchronize_device()
+        return clock.hop(self.driver, one, other, (first, second))
+
+    def together(self, programs: Callable[[Any, Any], tuple[Sequence[Thunk], Sequence[Thunk]]], alone: tuple[float, float]) -> tuple[float, float]:
+        """How many times longer two programs take beside each other; `programs(stream, stream)` binds them."""
+        one, other = self.streams((0, 0))
+        first, second = programs(one, other)
+        for calls in (first, second):
+            clock.run(calls)
+        self.driver.synchronize_device()
+        return clock.together(self.driver, one, other, first, second, alone)
 
 
 class Feed:
@@ -212,15 +241,6 @@ def _nothing() -> None:
 
 # --------------------------------------------------------------------------------------------------------- which ones
 _devices: dict[int, Cuda] = {}
-_tf32 = False
-
-
-def allow_tf32(allowed: bool) -> None:
-    """Whether devices that are asked for from now on may round float32 for the tensor cores."""
-    global _tf32
-    if allowed != _tf32:
-        _tf32 = allowed
-        _devices.clear()
 
 
 def cuda_device(ordinal: int) -> Cuda:
@@ -249,12 +269,12 @@ def _open(ordinal: int) -> Cuda:
     def products() -> Any:
         from .products import Products
 
-        return Products(driver, _tf32)
+        return Products(driver)
 
     def convolutions() -> Any:
         from .convolutions import Convolutions
 
-        return Convolutions(driver, _tf32)
+        return Convolutions(driver)
 
     return Cuda(driver, products, convolutions, f"cuda:{ordinal}")
 

@@ -57,20 +57,22 @@ def _batch_step(array: Any) -> int:
 
 
 class Products:
-    """cuBLASLt on one device. `tf32`: float32 inputs may be rounded to 10 bits for the tensor cores."""
+    """cuBLASLt on one device."""
 
-    def __init__(self, driver: Any, tf32: bool) -> None:
+    def __init__(self, driver: Any) -> None:
         from nvmath import CudaDataType
         from nvmath.bindings import cublas, cublasLt
 
         self.lt, self.driver = cublasLt, driver
         self.handle = cublasLt.create()
         compute = cublas.ComputeType
-        single, types = compute.COMPUTE_32F_FAST_TF32 if tf32 else compute.COMPUTE_32F, CudaDataType
+        types = CudaDataType
         #: of each type in memory: cuBLAS's name for it, the type of the sums, the arithmetic
-        self.types = {"float32": (types.CUDA_R_32F, types.CUDA_R_32F, single), "float64": (types.CUDA_R_64F, types.CUDA_R_64F, compute.COMPUTE_64F),
+        self.types = {"float32": (types.CUDA_R_32F, types.CUDA_R_32F, compute.COMPUTE_32F),
+                      "float64": (types.CUDA_R_64F, types.CUDA_R_64F, compute.COMPUTE_64F),
                       "float16": (types.CUDA_R_16F, types.CUDA_R_32F, compute.COMPUTE_32F),
                       "bfloat16": (types.CUDA_R_16BF, types.CUDA_R_32F, compute.COMPUTE_32F)}
+        self.rounded = int(compute.COMPUTE_32F_FAST_TF32)
         self._workspaces: dict[int, Any] = {}
         self._algorithms: dict[Any, Any] = {}
         self._factors = {kind: np.array([0, 1], kind) for kind in ("float32", "float64")}  #: of the sums: nothing, all
@@ -80,13 +82,15 @@ class Products:
             self._workspaces[stream.number] = self.driver.allocate(WORKSPACE, stream)
         return self._workspaces[stream.number]
 
-    def bind(self, product: cuda.Product, stream: Any) -> Thunk:
-        """One prebuilt call. Raises RuntimeError where cuBLASLt has no algorithm."""
+    def bind(self, product: cuda.Product, stream: Any, tf32: bool) -> Thunk:
+        """One prebuilt call. `tf32`: float32 inputs may be rounded to 10 bits for the tensor cores. Raises RuntimeError
+        where cuBLASLt has no algorithm."""
         lt, name = self.lt, str(product.out.dtype)
         memory, scale, arithmetic = self.types[name]
         first, second, out = _side(product.b, True), _side(product.a, True), _side(product.out, False)
         count = int(np.prod(product.out.shape[:-2], dtype=np.int64))
-        operation = lt.matmul_desc_create(int(arithmetic), int(scale))
+        rounds = tf32 and name == "float32"
+        operation = lt.matmul_desc_create(self.rounded if rounds else int(arithmetic), int(scale))
         attributes = lt.MatmulDescAttribute
         self._describe(operation, attributes.TRANSA, int(first.transposed))
         self._describe(operation, attributes.TRANSB, int(second.transposed))
@@ -95,7 +99,7 @@ class Products:
             self._describe(operation, attributes.BIAS_POINTER, cuda.pointer(product.bias))
         layouts = [self._layout(int(memory), side, count) for side in (first, second, out)]
         alignments = tuple(min(256, cuda.pointer(a) & -cuda.pointer(a)) for a in (product.b, product.a, product.out))
-        key = (name, first, second, out, count, product.bias is not None, alignments)
+        key = (name, rounds, first, second, out, count, product.bias is not None, alignments)
         if key not in self._algorithms:
             self._algorithms[key] = self._choose(operation, layouts, alignments, key)
         algorithm, workspace = self._algorithms[key], self.workspace(stream)

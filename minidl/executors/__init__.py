@@ -3,7 +3,7 @@
 from .checking import CheckingExecutor, VersionError, random_order
 from .sequential import SequentialExecutor
 from .steady import SteadyExecutor, executor
-from .stream import StreamExecutor, TaskError
+from .stream import GraphExecutor, StreamExecutor, TaskError
 
-__all__ = ["CheckingExecutor", "SequentialExecutor", "SteadyExecutor", "StreamExecutor", "TaskError", "VersionError", "executor",
+__all__ = ["CheckingExecutor", "GraphExecutor", "SequentialExecutor", "SteadyExecutor", "StreamExecutor", "TaskError", "VersionError", "executor",
            "random_order"]

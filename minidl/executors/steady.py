@@ -19,17 +19,18 @@ from ..kernels import Thunk
 from ..memory import plan_memory
 from ..schedule import Schedule
 from ..tape import Storage
-from .stream import StreamExecutor
+from .stream import GraphExecutor, StreamExecutor
 
 
 class SteadyExecutor:
     """Call it with a step's inputs; it returns the step's outputs.
 
-    `schedule(graph)` makes the schedule of each graph of the border: of the bodies, the first step and the drain.
+    `schedule(graph)` makes the schedule of each graph of the border: of the bodies, the first step and the drain;
+    `lanes` runs each.
     """
 
     def __init__(self, border: Border, schedule: Callable[[TaskGraph], Schedule], *, device: Any = None, trace: bool = False,
-                 memory_limit: int | None = None) -> None:
+                 memory_limit: int | None = None, lanes: type[StreamExecutor] = StreamExecutor) -> None:
         self.border = border
         self.device = device or tapes.current().device
         specs = list(border.first[0].storages)
@@ -43,7 +44,7 @@ class SteadyExecutor:
         schedules = [schedule(g) for g in graphs]
         plans = [plan_memory(g, s, memory_limit) for g, s in zip(graphs, schedules, strict=True)]
         arena = self.device.allocate(max(1, *(p.arena_bytes for p in plans)))  # they take turns
-        runs = [StreamExecutor(g, s, device=self.device, trace=trace, settles=False, plan=p, arena=arena)
+        runs = [lanes(g, s, device=self.device, trace=trace, settles=False, plan=p, arena=arena)
                 for g, s, p in zip(graphs, schedules, plans, strict=True)]
         self._first, self._body, self._drain = runs[:2], runs[2:4], runs[4:]
         self._scalars = [self._scalar(s) for s in border.snapshots]
@@ -106,8 +107,11 @@ class SteadyExecutor:
 
 def executor(graph: TaskGraph, schedule: Schedule, *, device: Any = None, trace: bool = False,
              memory_limit: int | None = None) -> StreamExecutor | SteadyExecutor:
-    """What runs a recorded graph under a schedule, also one in which tasks are late: `4W0@1`."""
+    """What runs a recorded graph under a schedule, also one in which tasks are late: `4W0@1`. On a device that can
+    capture, steps are replayed by one launch."""
     border = steady(graph, schedule).border
+    device = device or tapes.current().device
+    lanes = GraphExecutor if device.captures else StreamExecutor
     if border is None:
-        return StreamExecutor(graph, schedule, device=device, trace=trace, memory_limit=memory_limit)
-    return SteadyExecutor(border, schedule.only, device=device, trace=trace, memory_limit=memory_limit)
+        return lanes(graph, schedule, device=device, trace=trace, memory_limit=memory_limit)
+    return SteadyExecutor(border, schedule.only, device=device, trace=trace, memory_limit=memory_limit, lanes=lanes)

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ..device import DeviceError
 from ..graph import Ints, TaskGraph
 from ..kernels import Thunk
 from ..lanes import LaneError, Work
@@ -138,4 +139,6 @@ class GraphExecutor(StreamExecutor):
     """
 
     def _make_lanes(self, work: Work) -> Any:
+        if not self._bound.device.captures:
+            raise DeviceError(f"{self._bound.device.name} has no graphs to capture; use StreamExecutor")
         return self._bound.device.captured(work, self.trace)
