@@ -56,13 +56,23 @@ template <typename S> __device__ S block_max(S x) {
     return warp_max(part[lane < warps ? lane : 0]);
 }
 
-// A row belongs to `lanes` neighbouring threads of a one-dimensional block: to a warp (32), or to all of the block.
-// for (long long row = first_row(lanes); row < rows; row += row_step(lanes)) for (int j = lane(lanes); j < d; j += lanes)
+// A row belongs to `lanes` neighbouring threads of a one-dimensional block: to a warp (32), or to all of the block:
+// for (long long row = first_row(lanes); row < rows; row += row_step(lanes))
 __device__ __forceinline__ long long first_row(int lanes) { return (long long)blockIdx.x * (blockDim.x / lanes) + threadIdx.x / lanes; }
 __device__ __forceinline__ long long row_step(int lanes) { return (long long)gridDim.x * (blockDim.x / lanes); }
 __device__ __forceinline__ int lane(int lanes) { return threadIdx.x % lanes; }
 template <typename S> __device__ S row_sum(S x, int lanes) { return lanes == 32 ? warp_sum(x) : block_sum(x); }
 template <typename S> __device__ S row_max(S x, int lanes) { return lanes == 32 ? warp_max(x) : block_max(x); }
+
+// `body(j)` for a thread's elements of a row, four at a time, so that their loads do not wait for each other.
+template <typename F> __device__ __forceinline__ void along_row(int width, int lanes, F body) {
+    int j = lane(lanes);
+    for (; j + 3 * lanes < width; j += 4 * lanes) {
+#pragma unroll
+        for (int k = 0; k < 4; k++) body(j + k * lanes);
+    }
+    for (; j < width; j += lanes) body(j);
+}
 
 // Dynamic shared memory as an array of T.
 #ifndef DYNAMIC_SHARED

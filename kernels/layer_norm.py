@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from .columns import sums, sums_work
+from .cuda import Grid, c_type, each_row
 from .registry import kernel, loop
 
 
@@ -29,6 +31,13 @@ def layer_norm(xp: Any, x: Any, w: Any = None, b: Any = None, *, eps: float) -> 
 def _(x: Any, *rest: Any, eps: float) -> Any:
     *affine, y, mean, scale = rest
     return [loop(_layer_norm, x, *_affine(affine, x), y, mean, scale, eps)]
+
+
+@layer_norm.cuda()
+def _(x: Any, *rest: Any, eps: float) -> Any:
+    *affine, y, mean, scale = rest
+    w, b = (*affine, x, x)[:2]
+    return each_row("layer_norm.cu", f"layer_norm<{c_type(x)}>", *x.shape, x, w, b, len(affine), y, mean, scale, *x.shape, eps)
 
 
 def _affine(given: list[Any], x: Any) -> list[Any]:
@@ -80,6 +89,12 @@ def _(x: Any, mean: Any, scale: Any, dy: Any, *rest: Any) -> Any:
     return [loop(_layer_norm_input_grad, x, mean, scale, dy, _affine(w, x)[0], dx)]
 
 
+@layer_norm_input_grad.cuda()
+def _(x: Any, mean: Any, scale: Any, dy: Any, *rest: Any) -> Any:
+    *w, dx = rest
+    return each_row("layer_norm.cu", f"layer_norm_input_grad<{c_type(x)}>", *x.shape, x, mean, scale, dy, (*w, x)[0], bool(w), dx, *x.shape)
+
+
 def _layer_norm_input_grad(x, mean, scale, dy, w, dx):  # type: ignore[no-untyped-def]
     n, d = x.shape
     whole = d // 2 * 2
@@ -112,6 +127,19 @@ def layer_norm_weight_grad(xp: Any, x: Any, mean: Any, scale: Any, dy: Any, *, b
 def _(x: Any, mean: Any, scale: Any, dy: Any, dw: Any, *rest: Any, bias: bool) -> Any:
     db = rest[0] if bias else np.empty_like(dw)
     return [loop(_layer_norm_weight_grad, x, mean, scale, dy, dw, db)]
+
+
+@layer_norm_weight_grad.cuda(lambda reads, writes, **_: sums_work(*reads[0].shape))
+def _(x: Any, mean: Any, scale: Any, dy: Any, dw: Any, *rest: Any, bias: bool) -> Any:
+    """One launch, or two for many rows."""
+    if not dw.size:
+        return []
+    *db, parts = rest
+    out, grid = [dw, (*db, dw)[0], bias], sums(*x.shape)
+    calls = [Grid("layer_norm.cu", f"layer_norm_sums<{c_type(x)}>", grid.blocks, grid.threads, (x, mean, scale, dy, *x.shape, grid.share, parts, *out))]
+    if grid.blocks[1] > 1:
+        calls.append(Grid("layer_norm.cu", f"layer_norm_sums_end<{c_type(x)}>", (grid.blocks[0],), grid.threads, (parts, grid.blocks[1], len(dw), *out)))
+    return calls
 
 
 def _layer_norm_weight_grad(x, mean, scale, dy, dw, db):  # type: ignore[no-untyped-def]

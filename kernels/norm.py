@@ -82,7 +82,8 @@ def _forward(x: Any, reads: Any, z: Any, act: str, writes: Any, eps: float, mome
     *writes, parts = writes
     step, rows, channels = _matrix(x)
     first, second = sums(rows, channels), spread(rows, channels, 264)
-    shares, calls = first.blocks[1], []
+    shares = first.blocks[1]
+    calls: list[Call] = []
     if shares == 1:
         second, shares = first, 0
     else:
@@ -185,10 +186,9 @@ def _weight_grad(x: Any, mean: Any, rstd: Any, w: Any, b: Any, dy: Any, y: Any, 
         return []
     grid = sums(rows, channels)
     kept = [x, False, ACTIVATIONS.index(act), parts, dw, db, dw] if y is None else [y, True, ACTIVATIONS.index(act), parts, dw, db, dz]
-    calls = [_grid("batch_norm_sums", x, grid, x, step, rows, channels, grid.share, mean, rstd, w, b, dy, *kept)]
+    calls: list[Call] = [_grid("batch_norm_sums", x, grid, x, step, rows, channels, grid.share, mean, rstd, w, b, dy, *kept)]
     if grid.blocks[1] > 1:
-        end = Columns((grid.blocks[0], 1), grid.threads, 0)
-        calls.append(_grid("batch_norm_sums_end", x, end, parts, grid.blocks[1], channels, rstd, dw, db))
+        calls.append(_grid("batch_norm_sums_end", x, grid._replace(blocks=(grid.blocks[0], 1)), parts, grid.blocks[1], channels, rstd, dw, db))
     return calls
 
 

@@ -160,3 +160,35 @@ def test_infinities_and_nan_are_seen() -> None:
         for y in (writes[0], *(v[None] for v in writes[1:5])):
             assert np.isnan(y[:, 1]).sum() >= len(y) - 1 - (bad == np.inf)
             assert np.isfinite(y[:, [0, 2]]).all()
+
+
+# ------------------------------------------------------------------------------------------------------------ layer norm
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("affine", [0, 1, 2])
+@pytest.mark.parametrize("shape", [(1, 3), (8, 31), (33, 33), (3, 257), (2, 1025), (2100, 5)], ids=str)
+def test_layer_norm(shape: tuple[int, int], affine: int, dtype: str) -> None:
+    x, dy = draw(shape, 1, dtype, 2), draw(shape, 2, dtype, 0.5)
+    given = [draw(shape[1], 3, dtype, 1), draw(shape[1], 4, dtype)][:affine]
+    _, mean, scale = agree("layer_norm", [x, *given], eps=1e-5, times=2)
+    agree("layer_norm_input_grad", [x, mean, scale, dy, *given[:1]], times=3)
+    agree("layer_norm_weight_grad", [x, mean, scale, dy], bias=affine > 1, times=2)
+
+
+@pytest.mark.parametrize("width", [40, 3000])
+def test_layer_norm_far_from_zero(width: int) -> None:
+    """A mean a hundred times the spread is lost by no more than its rounding."""
+    x = draw((5, width), 1, "float32", 100)
+    y, mean, scale = np.empty_like(x), np.empty(5, "f"), np.empty(5, "f")
+    run_kernel("layer_norm", [x], [y, mean, scale], eps=0.0)
+    wide = x.astype("float64")
+    np.testing.assert_allclose(mean, wide.mean(1), rtol=1e-7)
+    np.testing.assert_allclose(scale, 1 / wide.std(1), rtol=3e-7)
+
+
+def test_layer_norm_without_rows() -> None:
+    """Gradients of parameters are zero."""
+    x, row, none = np.ones((0, 40)), np.ones(40), np.ones(0)
+    assert run_kernel("layer_norm", [x], [x.copy(), none, none], eps=1.0) == []
+    assert run_kernel("layer_norm_input_grad", [x, none, none, x], [x.copy()]) == []
+    agree("layer_norm_weight_grad", [x, none, none, x], bias=True)
+    assert len(run_kernel("layer_norm_weight_grad", [np.ones((2049, 40)), *np.ones((2, 2049)), np.ones((2049, 40))], [row.copy()], bias=False)) == 2

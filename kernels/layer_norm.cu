@@ -1,0 +1,83 @@
+// Layer norm; the reference is in layer_norm.py. All arrays are contiguous.
+#include "columns.cuh"
+
+// `affine`: 0, 1 where there is w, 2 where there is b, too.
+template <typename T>
+__global__ void layer_norm(const T* __restrict__ x, const T* __restrict__ w, const T* __restrict__ b, int affine,
+                           T* __restrict__ y, T* mean, T* scale, long long rows, int width, double eps, int lanes) {
+    typedef Sum<T> S;
+    for (long long row = first_row(lanes); row < rows; row += row_step(lanes)) {
+        const T* from = x + row * width;
+        T* to = y + row * width;
+        S sum = 0, rest = 0, squares = 0;
+        along_row(width, lanes, [&](int j) { sum += value(from[j]); });
+        const S near = row_sum(sum, lanes) / S(width);
+        along_row(width, lanes, [&](int j) {
+            S d = value(from[j]) - near;
+            rest += d, squares += d * d;
+        });
+        rest = row_sum(rest, lanes) / S(width);  // what rounding has left between `near` and the mean
+        const S m = near + rest, s = 1 / sqrt(row_sum(squares, lanes) / S(width) - rest * rest + S(eps));
+        if (lane(lanes) == 0) mean[row] = as<T>(m), scale[row] = as<T>(s);
+        along_row(width, lanes, [&](int j) {
+            S v = (value(from[j]) - m) * s;
+            if (affine > 0) v *= value(w[j]);
+            if (affine > 1) v += value(b[j]);
+            to[j] = as<T>(v);
+        });
+    }
+}
+
+template <typename T>
+__global__ void layer_norm_input_grad(const T* __restrict__ x, const T* __restrict__ mean, const T* __restrict__ scale,
+                                      const T* __restrict__ dy, const T* __restrict__ w, bool affine, T* __restrict__ dx,
+                                      long long rows, int width, int lanes) {
+    typedef Sum<T> S;
+    for (long long row = first_row(lanes); row < rows; row += row_step(lanes)) {
+        const long long at = row * width;
+        const S m = value(mean[row]), s = value(scale[row]);
+        S sum = 0, products = 0;
+        along_row(width, lanes, [&](int j) {
+            S g = value(dy[at + j]);
+            if (affine) g *= value(w[j]);
+            sum += g, products += g * (value(x[at + j]) - m);
+        });
+        const S shift = row_sum(sum, lanes) / S(width), slope = row_sum(products, lanes) * s * s / S(width);
+        along_row(width, lanes, [&](int j) {
+            S g = value(dy[at + j]);
+            if (affine) g *= value(w[j]);
+            dx[at + j] = as<T>(s * (g - shift - (value(x[at + j]) - m) * slope));
+        });
+    }
+}
+
+// dw and, with `bias`, db, or a share's part of both.
+template <typename T>
+__global__ void layer_norm_sums(const T* __restrict__ x, const T* __restrict__ mean, const T* __restrict__ scale,
+                                const T* __restrict__ dy, long long rows, long long width, long long share, double* parts,
+                                T* dw, T* db, bool bias) {
+    typedef Sum<T> S;
+    const long long j = column();
+    Pair sums = {0, 0};
+    if (j < width)
+        sums = row_terms<S>(rows, share, [&](long long i, S& products, S& total) {
+            const S d = value(dy[i * width + j]);
+            products += d * ((value(x[i * width + j]) - value(mean[i])) * value(scale[i]));
+            total += d;
+        });
+    sums = column_sums(sums);
+    if (gridDim.y > 1) return keep(sums, parts, width);
+    if (threadIdx.y || j >= width) return;
+    dw[j] = as<T>(S(sums.a));
+    if (bias) db[j] = as<T>(S(sums.b));
+}
+
+// dw and db from the parts of all shares.
+template <typename T>
+__global__ void layer_norm_sums_end(const double* __restrict__ parts, int shares, long long width, T* dw, T* db, bool bias) {
+    const Pair sums = column_sums(parts, shares, width);
+    const long long j = column();
+    if (threadIdx.y || j >= width) return;
+    dw[j] = as<T>(Sum<T>(sums.a));
+    if (bias) db[j] = as<T>(Sum<T>(sums.b));
+}
