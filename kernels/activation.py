@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from .cuda import c_type, dense
 from .registry import flat, kernel, loop
 
 
 def _elementwise(name: str, flops: float, reference: Callable[..., Any], body: Callable[..., Any]) -> None:
-    """A kernel from a reference and a loop over flat arrays."""
+    """A kernel from a reference and a loop over flat arrays; on CUDA of the same name."""
     definition = kernel(name, flops=lambda reads, writes: flops * writes[0].size)(reference)
     definition.cpu(lambda *arrays: [loop(body, *map(flat, arrays))])
+    definition.cuda()(lambda *arrays: [*dense("activation.cu", f"{name}<{c_type(arrays[-1])}>", *arrays)])
 
 
 def _relu6(x, y):  # type: ignore[no-untyped-def]

@@ -1,4 +1,4 @@
-"""Element by element: arithmetic with broadcasting, activations, and their gradients."""
+"""Element by element: arithmetic with broadcasting, activations, and their gradients; copies."""
 
 from __future__ import annotations
 
@@ -7,18 +7,37 @@ from typing import Any
 
 import numpy as np
 
-from .cuda import c_type, each
-from .registry import flat, kernel, like, loop, ufunc
+from .cuda import Call, c_type, dense, each, elements
+from .registry import Kernel, flat, kernel, like, loop, ufunc
 
 
 def _one_each(reads: Any, writes: Any) -> float:
     return float(writes[0].size)
 
 
+def _strided(definition: Kernel, function: str = "") -> None:
+    """Its CUDA form over arrays of any strides: `function` in elementwise.cu, named as the kernel, on the reads, the
+    output and the constants."""
+    def calls(*arrays: Any, **constants: Any) -> list[Call]:
+        *inputs, y = arrays
+        return [*elements("elementwise.cu", f"{function or definition.name}<{c_type(y)}>", inputs, y, *constants.values())]
+
+    definition.cuda()(calls)
+
+
+def _dense(definition: Kernel) -> None:
+    """The same for a kernel that takes contiguous arrays."""
+    definition.cuda()(lambda *arrays: [*dense("elementwise.cu", f"{definition.name}<{c_type(arrays[-1])}>", *arrays)])
+
+
+C_FUNCTIONS = ("abs", "div", "exp", "log", "sqrt", "tanh")  #: kernels of these names end in an underscore in C
+
+
 def _ufunc_kernel(name: str, function: Any) -> None:
     """Inputs broadcast to the output's shape."""
     definition = kernel(name, flops=_one_each)(lambda xp, *inputs: getattr(xp, function.__name__)(*inputs))
     definition.cpu(lambda *arrays: [ufunc(function, *arrays)])
+    _strided(definition, f"{name}_" if name in C_FUNCTIONS else name)
 
 
 for _name, _function in {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "neg": np.negative,
@@ -37,6 +56,27 @@ def _(x: Any, y: Any) -> Any:
     return [ufunc(np.positive, np.broadcast_to(x, y.shape), y)]
 
 
+@copy.cuda()
+def _(x: Any, y: Any) -> Any:
+    return elements("copy.cu", f"copy<{c_type(y)}>", [x], y)
+
+
+@kernel("cast")
+def cast(xp: Any, x: Any, *, dtype: str) -> Any:
+    """x as another float type, rounded to nearest."""
+    return xp.asarray(x).astype(dtype)
+
+
+@cast.cpu
+def _(x: Any, y: Any, *, dtype: str) -> Any:
+    return [partial(np.copyto, y, x, casting="unsafe")]
+
+
+@cast.cuda()
+def _(x: Any, y: Any, *, dtype: str) -> Any:
+    return elements("copy.cu", f"cast<{c_type(x)}, {c_type(y)}>", [x], y)
+
+
 @kernel("fill")
 def fill(xp: Any, x: Any, *, value: float) -> Any:
     """An array like x, full of one value; x itself is not looked at."""
@@ -46,6 +86,11 @@ def fill(xp: Any, x: Any, *, value: float) -> Any:
 @fill.cpu
 def _(x: Any, y: Any, *, value: float) -> Any:
     return [partial(y.fill, value)]
+
+
+@fill.cuda()
+def _(x: Any, y: Any, *, value: float) -> Any:
+    return each("copy.cu", f"fill<{c_type(y)}>", y.size, flat(y), float(value), y.size)
 
 
 @kernel("scale", flops=_one_each)
@@ -98,11 +143,6 @@ def relu(xp: Any, x: Any) -> Any:
 @relu.cpu
 def _(x: Any, y: Any) -> Any:
     return [loop(_relu, flat(x), flat(y))]
-
-
-@relu.cuda()
-def _(x: Any, y: Any) -> Any:
-    return each("elementwise.cu", f"relu<{c_type(x)}>", x.size, x, y, x.size)
 
 
 def _relu(x, y):  # type: ignore[no-untyped-def]
@@ -214,7 +254,13 @@ def _pick(name: str, wins: Any) -> None:
     definition.cpu(lambda x, other, dy, dx, mask: [
         partial(dx.fill, 0), ufunc(compare, x, other, mask), partial(np.copyto, dx, dy, where=mask),
         ufunc(np.equal, x, other, mask), partial(np.multiply, dy, like(dy, 0.5), out=dx, where=mask)])
+    _strided(definition)
 
 
 _pick("maximum_grad", lambda x, other: x > other)
 _pick("minimum_grad", lambda x, other: x < other)
+
+for _definition in (scale, shift, power, power_grad, sqrt_grad, abs_grad, div_grad):
+    _strided(_definition)
+for _definition in (relu, relu_grad, sigmoid, sigmoid_grad, tanh_grad):
+    _dense(_definition)

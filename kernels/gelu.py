@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from .cuda import c_type, dense
 from .registry import Thunk, flat, kernel, like, loop, ufunc
 
 ROOT = math.sqrt(0.5)
@@ -60,6 +61,11 @@ def _(x: Any, y: Any) -> Any:
     return [_phi(x, y), ufunc(np.multiply, x, y, y)]
 
 
+@gelu.cuda()
+def _(x: Any, y: Any) -> Any:
+    return dense("gelu.cu", f"gelu<{c_type(x)}>", x, y)
+
+
 @kernel("gelu_grad", flops=lambda reads, writes: 16.0 * writes[0].size,
         work=lambda reads, writes: [(reads[0].shape, reads[0].dtype)])
 def gelu_grad(xp: Any, x: Any, dy: Any) -> Any:
@@ -75,6 +81,11 @@ def _(x: Any, dy: Any, dx: Any, density: Any) -> Any:
     return [_phi(x, dx), ufunc(np.multiply, x, x, density), ufunc(np.multiply, density, like(x, -0.5), density),
             ufunc(np.exp, density, density),
             loop(_gelu_grad, flat(x), flat(dy), flat(density), flat(dx), like(x, 1 / math.sqrt(2 * math.pi)))]
+
+
+@gelu_grad.cuda()
+def _(x: Any, dy: Any, dx: Any) -> Any:
+    return dense("gelu.cu", f"gelu_grad<{c_type(x)}>", x, dy, dx)
 
 
 def _gelu_grad(x, dy, density, dx, norm):  # type: ignore[no-untyped-def]

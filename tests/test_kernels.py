@@ -37,6 +37,8 @@ def examples(n=3, m=4):
         yield Example(name, (s,), (s,), positive=name in ("log", "sqrt"))
         yield Example(name, ((m,),), ((m,),), positive=name in ("log", "sqrt"))
     yield Example("copy", ((m,),), (s,))
+    for to in ("float16", "float32", "float64"):
+        yield Example("cast", (s,), (np.zeros(s, to),), {"dtype": to})
     for name in ("relu_grad", "sigmoid_grad", "tanh_grad", "sqrt_grad", "abs_grad"):
         yield Example(name, (s, s), (s,), positive=name == "sqrt_grad")
     yield Example("fill", (s,), (s,), {"value": 3.0})
@@ -156,7 +158,7 @@ def test_calls_make_no_array(example):
     assert bytes_allocated(run) < 150_000
 
 
-STRIDED = ("add", "mul", "maximum", "sum", "max", "matmul", "linear_weight_grad", "spread", "copy", "exp", "softmax", "cross_entropy")
+STRIDED = ("add", "mul", "maximum", "sum", "max", "matmul", "linear_weight_grad", "spread", "copy", "exp", "softmax", "cross_entropy", "cast")
 
 
 @pytest.mark.parametrize("example", [e for e in examples() if e.kernel in STRIDED], ids=str)

@@ -1,0 +1,31 @@
+// Piecewise activations; the reference beside each is in activation.py. NaN passes through.
+#include "elements.cuh"
+
+template <typename S> __device__ __forceinline__ S clamp6(S v) { return v < 0 ? S(0) : v > 6 ? S(6) : v; }
+
+template <typename T> __global__ void relu6(const T* x, T* y, long long count) {
+    map(count, y, [](Sum<T> v) { return clamp6(v); }, x);
+}
+
+template <typename T> __global__ void relu6_grad(const T* y, const T* dy, T* dx, long long count) {
+    map(count, dx, [](Sum<T> v, Sum<T> g) { return v > 0 && v < 6 ? g : Sum<T>(0); }, y, dy);
+}
+
+template <typename T> __global__ void hardsigmoid(const T* x, T* y, long long count) {
+    map(count, y, [](Sum<T> v) { return clamp6(v + 3) * Sum<T>(1.0 / 6); }, x);
+}
+
+template <typename T> __global__ void hardsigmoid_grad(const T* x, const T* dy, T* dx, long long count) {
+    map(count, dx, [](Sum<T> v, Sum<T> g) { return v > -3 && v < 3 ? g * Sum<T>(1.0 / 6) : Sum<T>(0); }, x, dy);
+}
+
+template <typename T> __global__ void hardswish(const T* x, T* y, long long count) {
+    map(count, y, [](Sum<T> v) { return v * (clamp6(v + 3) * Sum<T>(1.0 / 6)); }, x);
+}
+
+template <typename T> __global__ void hardswish_grad(const T* x, const T* dy, T* dx, long long count) {
+    map(count, dx, [](Sum<T> v, Sum<T> g) {
+        Sum<T> outer = v < 0 ? Sum<T>(0) : g;
+        return v > -3 && v < 3 ? g * (v * Sum<T>(1.0 / 3) + Sum<T>(0.5)) : outer;
+    }, x, dy);
+}
