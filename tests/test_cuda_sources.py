@@ -20,7 +20,7 @@ SOURCES = sorted(p.name for p in cuda.SOURCES.glob("*.cu"))
 ARCHITECTURES = ("sm_75", "sm_80", "sm_90", "sm_100")
 FLOATS = ("float", "double", "__half", "__nv_bfloat16")
 #: what a template parameter stands for, by its name
-TYPES = {"T": FLOATS, "U": FLOATS, "Index": ("int", "long long"), "Mask": ("bool", "long long")}
+TYPES = {"T": FLOATS, "U": FLOATS, "P": ("float", "double"), "G": ("float", "__half"), "L": ("__nv_bfloat16",), "Index": ("int", "long long"), "Mask": ("bool", "long long")}
 
 
 def instances(source):
