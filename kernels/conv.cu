@@ -1,4 +1,4 @@
-// Convolution lowered to products, and the bias that follows one; see conv_cuda.py. Patches of an image are
+// Convolution lowered to products; see conv_cuda.py. Patches of an image are
 // (groups, n, oh, ow, kh, kw, c / groups): for each group a matrix of pixels and what they see.
 #include "window.cuh"
 
@@ -35,8 +35,4 @@ template <typename T> __global__ void col2im(const T* __restrict__ patches, T* x
         }
         x[i] = as<T>(sum);
     }
-}
-
-template <typename T> __global__ void add_bias(T* y, const T* __restrict__ b, int channels, long long count) {
-    for (long long i = first(); i < count; i += step()) y[i] = as<T>(value(y[i]) + value(b[i % channels]));
 }

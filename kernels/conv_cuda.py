@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from .conv import Geometry, Pair, conv2d, conv2d_input_grad, conv2d_weight_grad
-from .cuda import Call, Convolution, Zeros, c_type, each
+from .cuda import Call, Convolution, Zeros, c_type, each, elements
 from .depthwise import cuda_depthwise, cuda_depthwise_input_grad, cuda_depthwise_weight_grad, cuda_depthwise_work
 from .linear import product
 from .registry import flat
@@ -98,7 +98,7 @@ def _(x: Any, w: Any, *rest: Any, geometry: Geometry) -> list[Call]:
         calls = []
         for part, matrix, lower in _parts("im2col", x, w, y, patches[0], geometry):
             calls += [*lower, *product(matrix, _transposed(_filters(w, groups)), _matrices(y[part], groups))]
-    added = [] if bias is None else each("conv.cu", f"add_bias<{c_type(y)}>", y.size, flat(y), flat(bias), y.shape[3], y.size)
+    added = [] if bias is None else elements("elementwise.cu", f"add<{c_type(y)}>", [y, bias], y)
     return [*calls, *added]
 
 

@@ -105,7 +105,7 @@ def test_lowered_in_parts() -> None:
         forward, back, weights = all_three(x, w, geometry, "float64", True)
         reads = [np.empty(x), np.empty(w)]
         assert KERNELS["conv2d"].cuda_work(reads, [np.empty((5, 4, 4, 3))], geometry=geometry) == [((2 * 16 * 18,), np.float64)]
-    assert kinds(forward) == [*["im2col", "Product"] * 3, "add_bias"]
+    assert kinds(forward) == [*["im2col", "Product"] * 3, "add"]
     assert kinds(back) == ["Product", "col2im"] * 3
     assert kinds(weights) == [*["im2col", "Product"] * 3, "row_sums"]
     assert [c.accumulate for c in weights[1:6:2]] == [False, True, True]
@@ -119,7 +119,7 @@ def test_library(window: Any, n: int, groups: int, each: int, dtype: str, bias: 
     geometry = Geometry(stride, padding, dilation, groups)
     forward, back, weights = all_three((n, *size, groups * each), (2 * groups, *taps, each), geometry, dtype, bias)
     if n and (taps, stride, padding, groups) != ((1, 1), (1, 1), (0, 0), 1):
-        assert kinds(forward) == ["Convolution", *(["add_bias"] if bias else [])]
+        assert kinds(forward) == ["Convolution", *(["add"] if bias else [])]
         assert kinds(back) == ["Convolution"]
         assert kinds(weights) == ["Convolution", *(["row_sums"] if bias else [])]
 
@@ -178,7 +178,7 @@ def test_patches_stay_within_their_limit() -> None:
 def test_nothing_to_sum_gives_zeros(x: Any, w: Any, groups: int, dtype: str) -> None:
     """No samples; no lines but padding."""
     forward, back, weights = all_three(x, w, Geometry(ONE, (2, 2), ONE, groups), dtype, True)
-    assert {*kinds(forward), *kinds(back)} <= {"Zeros", "add_bias"}
+    assert {*kinds(forward), *kinds(back)} <= {"Zeros", "add"}
     assert {*kinds(weights)} <= {"Zeros", "row_sums"}
 
 
