@@ -14,7 +14,8 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,21 @@ from minidl.kernels.conv import Geometry
 HEADER = Path(__file__).with_name("cuda_stand_in.h")
 FLAGS = ("-std=c++20", "-O1", "-g1", "-w", "-ffp-contract=off", "-U_FORTIFY_SOURCE")
 LIBRARY = ("-fPIC", "-shared")
+
+
+@contextmanager
+def sources(texts: dict[str, str]) -> Iterator[None]:
+    """Further sources, by their name, while this lasts; they may include those that there are."""
+    read = cuda.text
+
+    def text(source: str) -> str:
+        if source not in texts:
+            return read(source)
+        return re.sub(r'^#include "(\w+\.cuh)"$', lambda m: read(m[1]), texts[source], flags=re.MULTILINE)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cuda, "text", text)
+        yield
 
 
 def instances(source: str, kernel: str) -> list[str]:
@@ -63,7 +79,7 @@ def program(source: str, kernels: Sequence[str], real_threads: bool = False) -> 
     def switch(call: str) -> str:
         return "".join(f"    case {i}: return stand_in::{call.format(name)};\n" for i, name in enumerate(kernels))
 
-    return (f'{"#define REAL_THREADS" if real_threads else ""}\n#include "{HEADER}"\nusing namespace std;\n{with_shared_memory(cuda.text(source))}\n'
+    return (f'{"#define REAL_THREADS" if real_threads else ""}\n#include "{HEADER}"\n{with_shared_memory(cuda.text(source))}\n'
             f'extern "C" const char* run(int i, void** a, const unsigned* g, const unsigned* t, unsigned long shared, unsigned seed) {{\n'
             f'  switch (i) {{\n{switch("call(&{}, a, g, t, shared, seed)")}  }}\n  return "no such kernel";\n}}\n'
             f'extern "C" size_t bytes_of(int i, int n) {{\n  switch (i) {{\n{switch("bytes_of(&{}, n)")}  }}\n  return 0;\n}}\n')
