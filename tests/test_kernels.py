@@ -10,7 +10,7 @@ from helpers import bytes_allocated, random_array
 
 from minidl.kernels import KERNELS
 
-HERE = ("elementwise", "linear", "reduce", "loss", "dropout", "optimizer")
+HERE = ("elementwise", "linear", "reduce", "loss", "dropout", "optimizer", "updates")
 
 
 @dataclass
@@ -24,7 +24,8 @@ class Example:
     positive: bool = False
 
     def __str__(self):
-        return f"{self.kernel} {self.writes} {self.constants}"
+        writes = ", ".join(str(w) if isinstance(w, tuple) else f"{w.dtype} {w.shape}" for w in self.writes)
+        return f"{self.kernel} {writes} {self.constants}"
 
 
 def examples(n=3, m=4):
@@ -174,7 +175,8 @@ def test_strided_operands(example):
 
 
 def test_every_kernel_of_these_families_has_an_example():
-    elsewhere = {"log_softmax", "log_softmax_grad", "mse", "mse_grad", "clip_factor", "square_sum"}  # sequences, optimizers
+    elsewhere = {"log_softmax", "log_softmax_grad", "mse", "mse_grad", "clip_factor", "square_sum",  # sequences, optimizers
+                 "sgd_many", "adam_many", "unscale", "scale_update"}
     mine = {name for name, k in KERNELS.items() if k.reference.__module__.rpartition(".")[2] in HERE}
     assert mine - elsewhere == {e.kernel for e in examples()}
 
