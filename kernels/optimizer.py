@@ -1,40 +1,45 @@
-"""Updates of parameters in place. What varies from step to step (learning rate, Adam's powers) is read from arrays."""
+"""Updates of parameters in place, the global norm, loss scaling. What varies from step to step (learning rate, Adam's
+powers, clip factor, loss scale) is read from arrays."""
 
 from __future__ import annotations
 
+import ctypes
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from .cuda import Call, Grid, Struct, Zeros, c_type, pointer
 from .registry import Thunk, flat, kernel, like, loop, ufunc
+from .updates import Rule, define, over_tensors
 
 
-@kernel("sgd", flops=lambda reads, writes: 4.0 * writes[0].size)
-def sgd(xp: Any, p: Any, g: Any, lr: Any, v: Any = None, *, momentum: float = 0.0, weight_decay: float = 0.0,
-        nesterov: bool = False) -> Any:
+# ------------------------------------------------------------------------------------------------------------------ SGD
+def _sgd_formula(xp: Any, p: Any, g: Any, *rest: Any, momentum: float = 0.0, weight_decay: float = 0.0, nesterov: bool = False) -> Any:
     """v = momentum v + g'; p -= lr v, with g' = g + weight_decay p; Nesterov: p -= lr (g' + momentum v)."""
+    *states, lr = rest
     g = g + p.dtype.type(weight_decay) * p if weight_decay else g
-    if v is None:
-        return p - lr[0] * g
-    v = p.dtype.type(momentum) * v + g
-    return p - lr[0] * (g + p.dtype.type(momentum) * v if nesterov else v), v
+    if not states:
+        return [p - lr[0] * g]
+    v = p.dtype.type(momentum) * states[0] + g
+    return [p - lr[0] * (g + p.dtype.type(momentum) * v if nesterov else v), v]
 
 
-@sgd.cpu
-def _(p: Any, g: Any, lr: Any, *rest: Any, momentum: float = 0.0, weight_decay: float = 0.0, nesterov: bool = False) -> Any:
-    decay = like(p, weight_decay)
-    if len(rest) == 1:
-        (after,) = rest
-        return [*_moved(p, after), loop(_sgd, flat(after), flat(g), lr, decay)]
-    v, after, v_after = rest
-    step = _sgd_nesterov if nesterov else _sgd_momentum
-    return [*_moved(p, after), *_moved(v, v_after), loop(step, flat(after), flat(g), lr, flat(v_after), like(p, momentum), decay)]
+def _sgd_loop(p: Any, g: Any, *rest: Any, momentum: float = 0.0, weight_decay: float = 0.0, nesterov: bool = False) -> Thunk:
+    *states, lr = rest
+    if not states:
+        return loop(_sgd, p, g, lr, like(p, weight_decay))
+    return loop(_sgd_nesterov if nesterov else _sgd_momentum, p, g, lr, *states, like(p, momentum), like(p, weight_decay))
 
 
-def _moved(before: Any, after: Any) -> list[Thunk]:
-    """Loops work in place, with no array under two names: only so are they vectorised. A copy where places differ."""
-    return [] if before.ctypes.data == after.ctypes.data else [ufunc(np.positive, before, after)]
+def _sgd_numbers(momentum: float = 0.0, weight_decay: float = 0.0, nesterov: bool = False) -> tuple[Any, ...]:
+    return float(momentum), float(weight_decay), bool(nesterov)
+
+
+def _sgd_order(arrays: Any, momentum: float = 0.0, **constants: Any) -> list[Any]:
+    """For one parameter the momentum comes after lr."""
+    p, g, lr, *rest = arrays
+    return [p, g, rest[0], lr, *rest[1:]] if momentum else [p, g, lr, *rest]
 
 
 def _sgd(p, g, lr, decay):  # type: ignore[no-untyped-def]
@@ -60,15 +65,30 @@ def _sgd_nesterov(p, g, lr, v, momentum, decay):  # type: ignore[no-untyped-def]
         p[i] -= rate * (d + momentum * u)
 
 
+define(Rule("sgd", shared=1, flops=4.0, states=lambda momentum=0.0, **constants: int(momentum != 0), formula=_sgd_formula, loop=_sgd_loop,
+            numbers=_sgd_numbers, order=_sgd_order))
+
+
+# ----------------------------------------------------------------------------------------------------------------- Adam
 @kernel("adam_tick", flops=lambda reads, writes: 2.0)
-def adam_tick(xp: Any, powers: Any, *, beta1: float, beta2: float) -> Any:
-    """powers (3,) float64 = (step, beta1^step, beta2^step), one step on."""
-    return powers * xp.array([1.0, beta1, beta2]) + xp.array([1.0, 0.0, 0.0])
+def adam_tick(xp: Any, powers: Any, skip: Any = None, *, beta1: float, beta2: float) -> Any:
+    """powers (3,) float64 = (step, beta1^step, beta2^step), one step on; not where the flag `skip` (1,) int32 is set."""
+    after = powers * xp.array([1.0, beta1, beta2]) + xp.array([1.0, 0.0, 0.0])
+    return after if skip is None else xp.where(skip != 0, powers, after)
 
 
 @adam_tick.cpu
-def _(powers: Any, after: Any, *, beta1: float, beta2: float) -> Any:
+def _(powers: Any, *rest: Any, beta1: float, beta2: float) -> Any:
+    *skip, after = rest
+    if skip:
+        return [loop(_adam_tick_guarded, powers, skip[0], after, beta1, beta2)]
     return [loop(_adam_tick, powers, after, beta1, beta2)]
+
+
+@adam_tick.cuda()
+def _(powers: Any, *rest: Any, beta1: float, beta2: float) -> Any:
+    name = "adam_tick" if len(rest) == 1 else "adam_tick_guarded"
+    return [Grid("optimizer.cu", name, (1,), (1,), (powers, *rest, float(beta1), float(beta2)))]
 
 
 def _adam_tick(powers, after, beta1, beta2):  # type: ignore[no-untyped-def]
@@ -77,9 +97,14 @@ def _adam_tick(powers, after, beta1, beta2):  # type: ignore[no-untyped-def]
     after[2] = powers[2] * beta2
 
 
-@kernel("adam", flops=lambda reads, writes: 12.0 * writes[0].size)
-def adam(xp: Any, p: Any, g: Any, m: Any, v: Any, lr: Any, powers: Any, *, beta1: float, beta2: float, eps: float,
-         weight_decay: float = 0.0, decoupled: bool = False) -> Any:
+def _adam_tick_guarded(powers, skip, after, beta1, beta2):  # type: ignore[no-untyped-def]
+    after[0] = powers[0] + (0.0 if skip[0] else 1.0)
+    after[1] = powers[1] * (1.0 if skip[0] else beta1)
+    after[2] = powers[2] * (1.0 if skip[0] else beta2)
+
+
+def _adam_formula(xp: Any, p: Any, g: Any, m: Any, v: Any, lr: Any, powers: Any, *, beta1: float, beta2: float, eps: float,
+                  weight_decay: float = 0.0, decoupled: bool = False) -> Any:
     """Adam (Kingma, Ba 2015) with L2 weight decay, or decoupled decay (AdamW; Loshchilov, Hutter 2019)."""
     t = p.dtype.type
     if weight_decay and decoupled:
@@ -89,17 +114,16 @@ def adam(xp: Any, p: Any, g: Any, m: Any, v: Any, lr: Any, powers: Any, *, beta1
     m = t(beta1) * m + t(1 - beta1) * g
     v = t(beta2) * v + t(1 - beta2) * g * g
     size = lr[0] / t(1 - powers[1])
-    return p - size * m / (xp.sqrt(v) / t(np.sqrt(1 - powers[2])) + t(eps)), m, v
+    return [p - size * m / (xp.sqrt(v) / t(np.sqrt(1 - powers[2])) + t(eps)), m, v]
 
 
-@adam.cpu
-def _(p: Any, g: Any, m: Any, v: Any, lr: Any, powers: Any, after: Any, m_after: Any, v_after: Any, *, beta1: float, beta2: float,
-      eps: float, weight_decay: float = 0.0, decoupled: bool = False) -> Any:
-    t = p.dtype.type
+def _adam_numbers(*, beta1: float, beta2: float, eps: float, weight_decay: float = 0.0, decoupled: bool = False) -> tuple[float, ...]:
     shrink, grow = (weight_decay, 0.0) if decoupled else (0.0, weight_decay)
-    return [*_moved(p, after), *_moved(m, m_after), *_moved(v, v_after),
-            loop(_adam, flat(after), flat(g), flat(m_after), flat(v_after), lr, powers, t(beta1), t(1 - beta1), t(beta2), t(1 - beta2),
-                 t(eps), t(shrink), t(grow))]
+    return tuple(float(x) for x in (beta1, 1 - beta1, beta2, 1 - beta2, eps, shrink, grow))
+
+
+def _adam_loop(p: Any, g: Any, m: Any, v: Any, lr: Any, powers: Any, **constants: Any) -> Thunk:
+    return loop(_adam, p, g, m, v, lr, powers, *(like(p, x) for x in _adam_numbers(**constants)))
 
 
 def _adam(p, g, m, v, lr, powers, beta1, rest1, beta2, rest2, eps, shrink, grow):  # type: ignore[no-untyped-def]
@@ -117,6 +141,10 @@ def _adam(p, g, m, v, lr, powers, beta1, rest1, beta2, rest2, eps, shrink, grow)
         p[i] = p[i] * keep - size * a / (np.sqrt(b) / root + eps)
 
 
+define(Rule("adam", shared=2, flops=12.0, states=lambda **constants: 2, formula=_adam_formula, loop=_adam_loop, numbers=_adam_numbers))
+
+
+# ---------------------------------------------------------------------------------------------------------- global norm
 @kernel("square_sum", flops=lambda reads, writes: 2.0 * reads[0].size)
 def square_sum(xp: Any, g: Any) -> Any:
     """The sum of squares (1,) float64."""
@@ -126,6 +154,26 @@ def square_sum(xp: Any, g: Any) -> Any:
 @square_sum.cpu
 def _(g: Any, total: Any) -> Any:
     return [loop(_square_sum, flat(g), total)]
+
+
+def _square_parts(size: int) -> int:
+    """Blocks that share the sum: few enough that one block can add up theirs."""
+    return 1 if size <= 2**16 else min(-(-size // 2**13), 512)
+
+
+def _square_sum_work(reads: Any, writes: Any) -> list[Any]:
+    parts = _square_parts(reads[0].size)
+    return [((parts,), "float64")] if parts > 1 else []
+
+
+@square_sum.cuda(work=_square_sum_work)
+def _(g: Any, total: Any, *work: Any) -> Any:
+    parts = _square_parts(g.size)
+    kernel = f"square_sums<{c_type(g)}>"
+    if not work:
+        return [Grid("optimizer.cu", kernel, (1,), (1024,), (flat(g), total, g.size))]
+    return [Grid("optimizer.cu", kernel, (parts,), (256,), (flat(g), work[0], g.size)),
+            Grid("optimizer.cu", "add_parts", (1,), (512,), (work[0], total, parts))]
 
 
 def _square_sum(g, total):  # type: ignore[no-untyped-def]
@@ -156,8 +204,95 @@ def _(*arrays: Any, limit: float) -> Any:
     return [partial(norm.fill, 0), *(ufunc(np.add, norm, s, norm) for s in squares), loop(_clip_factor, norm, factor, limit)]
 
 
+class _Squares(ctypes.Structure):
+    """`Squares` of optimizer.cu."""
+
+    AT_ONCE = 480
+    _fields_ = [("at", ctypes.c_void_p * AT_ONCE), ("count", ctypes.c_int), ("is_first", ctypes.c_bool), ("is_last", ctypes.c_bool)]
+
+
+@clip_factor.cuda()
+def _(*arrays: Any, limit: float) -> Any:
+    *squares, norm, factor = arrays
+    calls: list[Call] = []
+    for begin in range(0, max(len(squares), 1), _Squares.AT_ONCE):
+        some = [pointer(s) for s in squares[begin : begin + _Squares.AT_ONCE]]
+        table = _Squares(tuple(some), len(some), begin == 0, begin + len(some) == len(squares))
+        calls.append(Grid("optimizer.cu", f"clip_factor<{c_type(factor)}>", (1,), (256,),
+                          (Struct("Squares", bytes(table)), norm, factor, float(limit))))
+    return calls
+
+
 def _clip_factor(norm, factor, limit):  # type: ignore[no-untyped-def]
     norm[0] = np.sqrt(norm[0])
     factor[0] = limit / (norm[0] + 1e-6)
     if factor[0] > 1:  # not for NaN, which is to be seen
         factor[0] = 1
+
+
+# --------------------------------------------------------------------------------------------------------- loss scaling
+@kernel("unscale", flops=lambda reads, writes: sum(float(w.size) for w in writes[:-1]),
+        work=lambda reads, writes: [((1,), "float32"), *((w.shape, "bool") for w in writes[:-1])])
+def unscale(xp: Any, *reads: Any) -> Any:
+    """Any number of gradients, then the loss scale (1,) float32 -> the gradients / scale, in place or in a larger type, and
+    a flag (1,) int32: 1 if any of them is not finite, else 0."""
+    *gradients, scale = reads
+    after = [g * (1 / scale[0]) for g in gradients]
+    return *after, xp.array([any(not bool(xp.isfinite(g).all()) for g in after)], "int32")
+
+
+@unscale.cpu
+def _(*arrays: Any) -> Any:
+    n = len(arrays) // 3 - 1
+    gradients, scale, after, (flag, inverse), finite = arrays[:n], arrays[n], arrays[n + 1 : 2 * n + 1], arrays[2 * n + 1 : 2 * n + 3], arrays[2 * n + 3 :]
+    thunks: list[Thunk] = [partial(flag.fill, 0), ufunc(np.divide, np.float32(1), scale, inverse)]
+    for g, a, f in zip(gradients, after, finite, strict=True):
+        thunks += [partial(np.multiply, g, inverse, out=a, casting="same_kind"), ufunc(np.isfinite, a, f), partial(_note, f, flag)]
+    return thunks
+
+
+def _note(finite: Any, flag: Any) -> None:
+    if not finite.all():
+        flag[0] = 1
+
+
+@unscale.cuda()
+def _(*arrays: Any) -> Any:
+    n = len(arrays) // 2 - 1
+    gradients, scale, after, flag = arrays[:n], arrays[n], arrays[n + 1 : -1], arrays[-1]
+    alike: dict[str, list[Any]] = {}
+    for pair in zip(gradients, after, strict=True):
+        alike.setdefault(", ".join(map(c_type, pair)), []).append(pair)
+    return [Zeros(flag), *(call for types, pairs in alike.items() for call in over_tensors(f"unscale<{types}>", pairs, scale, flag))]
+
+
+@kernel("scale_update", flops=lambda reads, writes: 2.0)
+def scale_update(xp: Any, scale: Any, good: Any, flag: Any, *, growth: float, backoff: float, interval: int) -> Any:
+    """The loss scale (1,) float32 and how many steps were good since it changed (1,) int32, one step on: times `backoff`
+    where the flag is set, times `growth` after `interval` good steps unless that is infinite."""
+    bad, grows = flag != 0, good + 1 >= interval
+    larger = (scale * growth).astype("float32")
+    scale = xp.where(bad, (scale * backoff).astype("float32"), xp.where(grows & xp.isfinite(larger), larger, scale))
+    return scale, xp.where(bad | grows, 0, good + 1).astype("int32")
+
+
+@scale_update.cpu
+def _(scale: Any, good: Any, flag: Any, scale_after: Any, good_after: Any, *, growth: float, backoff: float, interval: int) -> Any:
+    return [loop(_scale_update, scale, good, flag, scale_after, good_after, float(growth), float(backoff), int(interval))]
+
+
+def _scale_update(scale, good, flag, scale_after, good_after, growth, backoff, interval):  # type: ignore[no-untyped-def]
+    if flag[0] != 0:
+        scale_after[0] = np.float32(scale[0] * backoff)
+        good_after[0] = 0
+        return
+    grows = good[0] + 1 >= interval
+    larger = np.float32(scale[0] * growth)
+    scale_after[0] = larger if grows and np.isfinite(larger) else scale[0]
+    good_after[0] = 0 if grows else good[0] + 1
+
+
+@scale_update.cuda()
+def _(scale: Any, good: Any, flag: Any, scale_after: Any, good_after: Any, *, growth: float, backoff: float, interval: int) -> Any:
+    return [Grid("optimizer.cu", "scale_update", (1,), (1,),
+                 (scale, good, flag, scale_after, good_after, float(growth), float(backoff), int(interval)))]

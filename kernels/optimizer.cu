@@ -1,0 +1,218 @@
+// Updates of many parameters in one launch, loss scaling and the global norm; the references are in optimizer.py.
+#include "four.cuh"
+
+// What a launch works on: `of` has for each tensor up to five arrays of its size, null where there is none. Blocks
+// start[i] to start[i + 1] - 1 belong to tensor i, each with 2048 of its elements. All launch parameters together have
+// to fit in 4 KiB.
+struct Tensors {
+    int start[73];
+    long long size[72];
+    void* of[5][72];
+    const void* factor;
+    const int* skip;
+};
+
+// A block's share of a tensor: for (long long i = share.first; i < share.end; i += 4 * blockDim.x), up to four elements.
+struct Share {
+    int tensor;
+    long long first, end;
+    __device__ __forceinline__ int count(long long i) const { return end - i < 4 ? (int)(end - i) : 4; }
+};
+__device__ __forceinline__ Share share_of(const Tensors& tensors) {
+    int low = 0, high = 72;  // start[low] <= block < start[high]
+    while (high - low > 1) {
+        int middle = (low + high) / 2;
+        if (tensors.start[middle] <= (int)blockIdx.x) low = middle;
+        else high = middle;
+    }
+    long long begin = (long long)(blockIdx.x - tensors.start[low]) * 2048;
+    return {low, begin + 4 * threadIdx.x, min(begin + 2048, tensors.size[low])};
+}
+template <typename T> __device__ __forceinline__ T* array(const Tensors& tensors, int which, const Share& share) {
+    return static_cast<T*>(tensors.of[which][share.tensor]);
+}
+__device__ __forceinline__ bool skipped(const Tensors& tensors) { return tensors.skip && *tensors.skip; }
+template <typename T> __device__ __forceinline__ Sum<T> factor(const Tensors& tensors) {
+    return tensors.factor ? value(*static_cast<const T*>(tensors.factor)) : Sum<T>(1);
+}
+
+// p, g, v (null without momentum) and the copy of p (or null). Sums of products are written as fma, so that every
+// compiler rounds alike.
+template <typename P, typename G, typename L>
+__global__ void sgd(Tensors tensors, const P* __restrict__ lr, double momentum, double weight_decay, bool nesterov) {
+    typedef Sum<P> S;
+    Share share = share_of(tensors);
+    P *p = array<P>(tensors, 0, share), *v = array<P>(tensors, 2, share);
+    const G* g = array<G>(tensors, 1, share);
+    L* copy = array<L>(tensors, 4, share);
+    bool skip = skipped(tensors);
+    S clip = factor<P>(tensors), rate = value(lr[0]), keep = S(momentum), decay = S(weight_decay);
+    for (long long i = share.first; i < share.end; i += 4 * blockDim.x) {
+        int count = share.count(i);
+        S ps[4] = {}, vs[4] = {};
+        Sum<G> gs[4] = {};
+        load(p + i, count, ps);
+        if (!skip) {
+            load(g + i, count, gs);
+            if (v) load(v + i, count, vs);
+#pragma unroll
+            for (int k = 0; k < 4; k++) {
+                S d = fma(decay, ps[k], S(gs[k]) * clip);
+                vs[k] = fma(keep, vs[k], d);
+                ps[k] = fma(-rate, nesterov ? fma(keep, vs[k], d) : vs[k], ps[k]);
+            }
+            store(p + i, count, ps);
+            if (v) store(v + i, count, vs);
+        }
+        if (copy) {
+            Sum<L> copies[4];
+#pragma unroll
+            for (int k = 0; k < 4; k++) copies[k] = Sum<L>(value(as<P>(ps[k])));
+            store(copy + i, count, copies);
+        }
+    }
+}
+
+// p, g, m, v and the copy of p (or null). `rest1` is 1 - beta1; `shrink` is the decoupled weight decay, `grow` the other.
+template <typename P, typename G, typename L>
+__global__ void adam(Tensors tensors, const P* __restrict__ lr, const double* __restrict__ powers, double beta1, double rest1,
+                     double beta2, double rest2, double eps, double shrink, double grow) {
+    typedef Sum<P> S;
+    __shared__ S first_scale;
+    __shared__ S second_scale;
+    Share share = share_of(tensors);
+    P *p = array<P>(tensors, 0, share), *m = array<P>(tensors, 2, share), *v = array<P>(tensors, 3, share);
+    const G* g = array<G>(tensors, 1, share);
+    L* copy = array<L>(tensors, 4, share);
+    bool skip = skipped(tensors);
+    S clip = factor<P>(tensors), rate = value(lr[0]);
+    if (threadIdx.x == 0) {
+        first_scale = rate / S(1 - powers[1]);
+        second_scale = S(1 / sqrt(1 - powers[2]));
+    }
+    __syncthreads();
+    S size = first_scale, root = second_scale, left = S(1) - rate * S(shrink);
+    for (long long i = share.first; i < share.end; i += 4 * blockDim.x) {
+        int count = share.count(i);
+        S ps[4] = {}, ms[4] = {}, vs[4] = {};
+        Sum<G> gs[4] = {};
+        load(p + i, count, ps);
+        if (!skip) {
+            load(g + i, count, gs);
+            load(m + i, count, ms);
+            load(v + i, count, vs);
+#pragma unroll
+            for (int k = 0; k < 4; k++) {
+                S d = fma(S(grow), ps[k], S(gs[k]) * clip);
+                ms[k] = fma(S(beta1), ms[k], S(rest1) * d);
+                vs[k] = fma(S(beta2), vs[k], S(rest2) * d * d);
+                ps[k] = fma(ps[k], left, -(size * ms[k] / fma(sqrt(vs[k]), root, S(eps))));
+            }
+            store(p + i, count, ps);
+            store(m + i, count, ms);
+            store(v + i, count, vs);
+        }
+        if (copy) {
+            Sum<L> copies[4];
+#pragma unroll
+            for (int k = 0; k < 4; k++) copies[k] = Sum<L>(value(as<P>(ps[k])));
+            store(copy + i, count, copies);
+        }
+    }
+}
+
+// g -> g / scale, which may be of another type. `flag` was 0 and becomes 1 where something is not finite.
+template <typename G, typename L> __global__ void unscale(Tensors tensors, const float* __restrict__ scale, int* flag) {
+    Share share = share_of(tensors);
+    const G* g = array<G>(tensors, 0, share);
+    L* out = array<L>(tensors, 1, share);
+    float inverse = 1 / scale[0];
+    int bad = 0;
+    for (long long i = share.first; i < share.end; i += 4 * blockDim.x) {
+        int count = share.count(i);
+        Sum<G> gs[4] = {};
+        Sum<L> outs[4];
+        load(g + i, count, gs);
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            outs[k] = Sum<L>(gs[k] * Sum<G>(inverse));
+            Sum<L> written = value(as<L>(outs[k]));
+            if (!(written - written == 0)) bad = 1;
+        }
+        store(out + i, count, outs);
+    }
+    if (block_max(bad) && threadIdx.x == 0) *flag = 1;
+}
+
+// One thread. `good` counts the steps since the scale changed or a gradient was not finite.
+__global__ void scale_update(const float* scale, const int* good, const int* flag, float* scale_after, int* good_after,
+                             double growth, double backoff, int interval) {
+    if (*flag) {
+        *scale_after = (float)(*scale * backoff);
+        *good_after = 0;
+        return;
+    }
+    bool grows = *good + 1 >= interval;
+    float larger = (float)(*scale * growth);
+    *scale_after = grows && larger - larger == 0 ? larger : *scale;
+    *good_after = grows ? 0 : *good + 1;
+}
+
+// One thread. powers (3,) = (step, beta1^step, beta2^step), one step on.
+__global__ void adam_tick(const double* powers, double* after, double beta1, double beta2) {
+    after[0] = powers[0] + 1;
+    after[1] = powers[1] * beta1;
+    after[2] = powers[2] * beta2;
+}
+__global__ void adam_tick_guarded(const double* powers, const int* skip, double* after, double beta1, double beta2) {
+    double on = *skip ? 0 : 1;
+    after[0] = powers[0] + on;
+    after[1] = *skip ? powers[1] : powers[1] * beta1;
+    after[2] = *skip ? powers[2] : powers[2] * beta2;
+}
+
+// parts (blocks,): each block's sum of squares.
+template <typename T> __global__ void square_sums(const T* __restrict__ x, double* parts, long long count) {
+    double total = 0, more = 0;
+    for (long long i = 4 * first(); i < count; i += 4 * step()) {
+        Sum<T> xs[4] = {};
+        load(x + i, count - i < 4 ? (int)(count - i) : 4, xs);
+        total += (double)xs[0] * xs[0] + (double)xs[1] * xs[1];
+        more += (double)xs[2] * xs[2] + (double)xs[3] * xs[3];
+    }
+    total = block_sum(total + more);
+    if (threadIdx.x == 0) parts[blockIdx.x] = total;
+}
+// One block.
+__global__ void add_parts(const double* __restrict__ parts, double* total, int count) {
+    double mine = 0;
+    for (int i = threadIdx.x; i < count; i += blockDim.x) mine += parts[i];
+    mine = block_sum(mine);
+    if (threadIdx.x == 0) *total = mine;
+}
+
+// One block of 256 threads adds sums of squares in their order, first to last of all launches: norm and the clip factor.
+struct Squares {
+    const double* at[480];
+    int count;
+    bool is_first, is_last;
+};
+template <typename T> __global__ void clip_factor(Squares squares, double* norm, T* factor, double limit) {
+    __shared__ double some[256];
+    double total = squares.is_first ? 0 : *norm;
+    for (int begin = 0; begin < squares.count; begin += 256) {
+        int count = min(squares.count - begin, 256);
+        __syncthreads();
+        if (threadIdx.x < count) some[threadIdx.x] = *squares.at[begin + threadIdx.x];
+        __syncthreads();
+        if (threadIdx.x == 0)
+            for (int i = 0; i < count; i++) total += some[i];
+    }
+    if (threadIdx.x > 0) return;
+    if (squares.is_last) {
+        total = sqrt(total);
+        double scale = limit / (total + 1e-6);
+        *factor = as<T>(Sum<T>(scale > 1 ? 1.0 : scale));  // NaN is to be seen
+    }
+    *norm = total;
+}

@@ -1,0 +1,272 @@
+"""Updates, the global norm, loss scaling and dropout: the CUDA forms, run on the CPU, and the forms for many parameters."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+import pytest
+from cuda_on_cpu import run_kernel
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minidl.kernels import KERNELS, cuda, optimizer, updates
+
+SIZES = (1, 31, 33, 257, 2049, 0, 5000)
+RULES = [("sgd", {"momentum": 0.0, "weight_decay": 0.0}), ("sgd", {"momentum": 0.0, "weight_decay": 0.1}),
+         ("sgd", {"momentum": 0.9, "weight_decay": 0.1, "nesterov": False}), ("sgd", {"momentum": 0.9, "weight_decay": 0.0, "nesterov": True}),
+         ("adam", {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1, "decoupled": False}),
+         ("adam", {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1, "decoupled": True})]
+RTOL = {"float16": 2e-3, "float32": 2e-6, "float64": 1e-13}
+
+
+def numbers(size, seed=0, low=-2.0, dtype="float64"):
+    return np.random.default_rng([seed, size]).uniform(low, 2.0, size).astype(dtype)
+
+
+def states_of(name, constants):
+    return 2 if name == "adam" else int(constants["momentum"] != 0)
+
+
+def own(name, constants, size, dtype, gradient=None):
+    """A parameter, its gradient and its states."""
+    states = [numbers(size, 2 + k, low=0.1, dtype=dtype) for k in range(states_of(name, constants))]
+    return [numbers(size, 0, dtype=dtype), numbers(size, 1, dtype=gradient or dtype), *states]
+
+
+def shared(name, dtype, clipped=False, guarded=None):
+    """Learning rate, powers, factor, flag."""
+    return [np.array([0.1], dtype), *([np.array([2.0, 0.81, 0.9025])] if name == "adam" else []),
+            *([np.array([0.5], dtype)] if clipped else []), *([np.array([guarded], "int32")] if guarded is not None else [])]
+
+
+def single(name, constants, own_arrays, common):
+    """Arrays in the order of the kernel for one parameter."""
+    p, g, *states = own_arrays
+    return [p, g, common[0], *states, *common[1:]] if name == "sgd" else [*own_arrays, *common]
+
+
+def reference(name, reads, **constants):
+    found = KERNELS[name].reference(np, *reads, **constants)
+    return found if isinstance(found, tuple) else (found,)
+
+
+def close(found, expected, dtype):
+    for y, e in zip(found, expected, strict=True):
+        tolerance = RTOL[str(y.dtype)] if y.dtype.itemsize < np.dtype(dtype).itemsize else RTOL[dtype]
+        np.testing.assert_allclose(y.astype("float64"), e.astype("float64"), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize(("name", "constants"), RULES)
+def test_one_parameter(name, constants, dtype):
+    """In place and elsewhere, on an address for vectors and beside it."""
+    for size in SIZES:
+        mine = own(name, constants, size, dtype)
+        common = shared(name, dtype)
+        wide = [a.astype("float64") for a in mine], [a.astype("float64") for a in common]
+        expected = reference(name, single(name, constants, *wide), **constants)
+        apart = [np.full_like(a, np.nan) for a in (mine[0], *mine[2:])]
+        calls = run_kernel(name, single(name, constants, mine, common), apart, **constants)
+        close(apart, expected, dtype)
+        assert sum(isinstance(c, cuda.Grid) for c in calls) == (size > 0)
+        for offset in (0, 1):
+            here = [np.concatenate([a[:1], a])[1:] if offset else a.copy() for a in mine] if size else [a.copy() for a in mine]
+            (call,) = run_kernel(name, single(name, constants, here, common), [here[0], *here[2:]], seed=5, **constants) or (None,)
+            assert call is None or isinstance(call, cuda.Grid)
+            for a, b in zip((here[0], *here[2:]), apart, strict=True):
+                assert a.tobytes() == b.tobytes()
+
+
+OPTIONS = [{}, {"clipped": True}, {"guarded": True}, {"copy": "float16"}, {"clipped": True, "guarded": True, "copy": "float16"}]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize(("name", "constants"), RULES[2:5])
+def test_many_parameters_get_the_bits_of_one_by_one(name, constants, options):
+    """More of them than fit in one launch; the factor, the flag, gradients of another type, copies."""
+    sizes = [*SIZES, *(1 + k % 6 for k in range(updates.AT_ONCE))]
+    dtype, copy = "float32", options.get("copy")
+    for flag in (0, 1) if options.get("guarded") else (None,):
+        groups = [own(name, constants, n, dtype, gradient="float16" if copy and i % 2 else None) for i, n in enumerate(sizes)]
+        common = shared(name, dtype, options.get("clipped", False), flag)
+        one, many = [], []
+        for group in groups:
+            for to in (one, many):
+                to += [np.full_like(a, np.nan) for a in (group[0], *group[2:])] + ([np.full_like(group[0], np.nan, copy)] if copy else [])
+        each = len(one) // len(groups)
+        for i, group in enumerate(groups):
+            run_kernel(name, single(name, constants, group, common), one[i * each : (i + 1) * each], **constants, **options)
+        reads = [a for group in groups for a in group] + common
+        calls = run_kernel(f"{name}_many", reads, many, seed=3, count=len(groups), **constants, **options)
+        assert sum(isinstance(c, cuda.Grid) for c in calls) == 2
+        assert [a.tobytes() for a in one] == [a.tobytes() for a in many]
+        close(many, reference(f"{name}_many", reads, count=len(groups), **constants, **options), dtype)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize(("name", "constants"), RULES)
+def test_the_cpu_form_for_many_is_the_reference(name, constants, options):
+    for flag in (0, 1) if options.get("guarded") else (None,):
+        gradient = "float16" if options.get("copy") else "float32"
+        groups = [own(name, constants, n, "float32", gradient) for n in (5, 0, 33)]
+        common = shared(name, "float32", options.get("clipped", False), flag)
+        reads = [a for group in groups for a in group] + common
+        expected = reference(f"{name}_many", reads, count=3, **constants, **options)
+        for in_place in (False, True):
+            reads = [a.copy() for a in reads]
+            writes = []
+            for i in range(3):
+                n = 2 + states_of(name, constants)
+                p, _, *states = reads[i * n : (i + 1) * n]
+                writes += [a if in_place else np.full_like(a, np.nan) for a in (p, *states)]
+                writes += [np.full_like(p, np.nan, options["copy"])] if options.get("copy") else []
+            kernel = KERNELS[f"{name}_many"]
+            constants_of_all = {"count": 3, **constants, **options}
+            work = [np.full(s, np.nan, t) for s, t in kernel.work(reads, writes, **constants_of_all)]
+            for thunk in kernel.bind(reads, writes, work, constants_of_all):
+                thunk()
+            close(writes, expected, "float32")
+
+
+def test_bfloat16_copies_and_gradients():
+    ml_dtypes = pytest.importorskip("ml_dtypes", reason="ml_dtypes is not installed, so NumPy has no bfloat16")
+    p, v = numbers(100, dtype="float32"), numbers(100, 2, dtype="float32")
+    g = numbers(100, 1).astype(ml_dtypes.bfloat16)
+    constants = {"momentum": 0.9, "copy": "bfloat16"}
+    writes = [np.empty_like(p), np.empty_like(v), np.empty_like(g)]
+    reads = [p, g, np.array([0.1], "float32"), v]
+    run_kernel("sgd", reads, writes, **constants)
+    close(writes[:2], reference("sgd", reads, **constants)[:2], "float32")
+    assert (writes[2] == writes[0].astype(ml_dtypes.bfloat16)).all()
+
+
+def test_operands_that_do_not_fit_are_refused():
+    p, g, lr = numbers(3, dtype="float32"), numbers(3, dtype="float32"), np.ones(1, "float32")
+    for extra, options in ((np.ones(1), {"clipped": True}), (np.ones(1, "int64"), {"guarded": True})):
+        with pytest.raises(cuda.LaunchError):
+            KERNELS["sgd"].cuda_calls([p, g, lr, extra], [p], [], options)
+    with pytest.raises(ValueError, match="contiguous"):
+        KERNELS["sgd"].cuda_calls([p[::2], g[::2], lr], [p[::2]], [], {})
+
+
+def test_arguments_of_a_launch_fit_in_4_kib():
+    for table in (updates._Tensors, optimizer._Squares):
+        assert ctypes.sizeof(table) <= 4096 - 128
+
+
+def test_every_share_of_every_tensor_has_one_block():
+    """The table alone, with sizes at which 32-bit numbers are too small."""
+    sizes = [1, 2048, 2049, 0, 2**31 + 5, 10**10]
+    arrays = [np.broadcast_to(np.zeros((), "float32"), n) for n in sizes]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(updates, "flat", lambda a: a)
+        (call,) = updates.over_tensors("square_sums<float>", [[a] for a in arrays])
+    table = updates._Tensors.from_buffer_copy(call.arguments[0].content)
+    shares = [-(-n // 2048) for n in sizes if n]
+    assert list(table.start[:6]) == [0, *np.cumsum(shares)]
+    assert set(table.start[5:]) == {sum(shares)} == {call.blocks[0]}
+    assert list(table.size[:5]) == [n for n in sizes if n]
+
+
+# ----------------------------------------------------------------------------------------------------- Adam's step, norms
+def test_adam_tick():
+    powers = np.array([2.0, 0.81, 0.98])
+    for skip in (None, 0, 1):
+        reads = [powers, *([np.array([skip], "int32")] if skip is not None else [])]
+        after = np.zeros(3)
+        run_kernel("adam_tick", reads, [after], beta1=0.9, beta2=0.99)
+        expected = reference("adam_tick", reads, beta1=0.9, beta2=0.99)[0]
+        np.testing.assert_allclose(after, expected, rtol=1e-15)
+        assert (after[0] == 2) == bool(skip)
+        on_cpu = np.zeros(3)
+        for thunk in KERNELS["adam_tick"].bind(reads, [on_cpu], [], {"beta1": 0.9, "beta2": 0.99}):
+            thunk()
+        assert on_cpu.tobytes() == after.tobytes()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("size", [0, 1, 31, 1025, 70001])
+def test_square_sum(size, dtype):
+    base = numbers(size + 1, dtype=dtype)
+    for g in (base[:size], base[1:]):
+        found = []
+        for seed in (0, 5):
+            total = np.full(1, np.nan)
+            calls = run_kernel("square_sum", [g], [total], seed)
+            found.append(total[0])
+        np.testing.assert_allclose(total[0], np.square(g.astype("float64")).sum(), rtol=1e-13)
+        assert found[0] == found[1]
+        assert len(calls) == (1 if size < 2**16 else 2)
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 257, 480, 481, 1100])
+def test_clip_factor(count):
+    squares = [numbers(1, seed=i, low=0.0) for i in range(count)]
+    for limit in (1.0, 100.0):
+        norm, factor = np.full(1, np.nan), np.full(1, np.nan, "float32")
+        calls = run_kernel("clip_factor", squares, [norm, factor], seed=2, limit=limit)
+        expected = reference("clip_factor", squares, limit=limit)
+        assert norm[0] == expected[0][0]  # added in the same order
+        assert factor[0] == np.float32(expected[1][0])
+        assert len(calls) == max(1, -(-count // 480))
+    if count:
+        squares[0][0] = np.nan
+        run_kernel("clip_factor", squares, [norm, factor], limit=1.0)
+        assert np.isnan(norm[0])
+        assert np.isnan(factor[0])
+
+
+# --------------------------------------------------------------------------------------------------------- loss scaling
+def on_cpu(name, reads, writes, **constants):
+    kernel = KERNELS[name]
+    specs = kernel.work(reads, writes, **constants) if kernel.work else ()
+    for thunk in kernel.bind(reads, writes, [np.zeros(s, t) for s, t in specs], constants):
+        thunk()
+
+
+@pytest.mark.parametrize("run", [on_cpu, run_kernel])
+@pytest.mark.parametrize("bad", [None, np.nan, np.inf, -np.inf])
+def test_unscale(bad, run):
+    scale = np.array([1024.0], "float32")
+    gradients = [numbers(n, i, dtype=("float32", "float16")[i % 2]) for i, n in enumerate((5, 2049, 0, 33, 4000))]
+    if bad is not None:
+        gradients[1][2048] = bad
+    *expected, flag_expected = reference("unscale", [*gradients, scale])
+    after = [np.full_like(g, np.nan, "float32") for g in gradients]
+    for writes in (after, [g.copy() for g in gradients]):
+        flag = np.array([7], "int32")
+        reads = gradients if writes is after else writes
+        run("unscale", [*reads, scale], [*writes, flag])
+        assert flag[0] == flag_expected[0] == (bad is not None)
+        for y, e in zip(writes, expected, strict=True):
+            np.testing.assert_array_equal(y, e.astype(y.dtype))
+
+
+def test_unscale_is_a_launch_for_each_pair_of_types():
+    gradients = [numbers(5, dtype=t) for t in ("float32", "float16", "float32")]
+    after, flag = [g.astype("float32") for g in gradients], np.zeros(1, "int32")
+    calls = run_kernel("unscale", [*gradients, np.ones(1, "float32")], [*after, flag])
+    assert [type(c) for c in calls] == [cuda.Zeros, cuda.Grid, cuda.Grid]
+
+
+@pytest.mark.parametrize("run", [on_cpu, run_kernel])
+@given(scale=st.sampled_from([1.0, 3.0, 65536.0, 2.0**127]), good=st.integers(0, 4), flag=st.integers(0, 1))
+@settings(deadline=None)
+def test_scale_update(scale, good, flag, run):
+    reads = [np.array([scale], "float32"), np.array([good], "int32"), np.array([flag], "int32")]
+    constants = {"growth": 2.0, "backoff": 0.5, "interval": 4}
+    with np.errstate(over="ignore"):
+        expected = reference("scale_update", reads, **constants)
+    writes = [np.zeros(1, "float32"), np.zeros(1, "int32")]
+    run("scale_update", reads, writes, **constants)
+    assert writes[0][0] == expected[0][0]
+    assert writes[1][0] == expected[1][0]
+    if flag:
+        assert (writes[0][0], writes[1][0]) == (scale / 2, 0)
+    elif good >= 3:
+        assert (writes[0][0], writes[1][0]) == (scale if scale > 1e30 else 2 * scale, 0)
+    else:
+        assert (writes[0][0], writes[1][0]) == (scale, good + 1)
+    run("scale_update", reads, reads[:2], **constants)  # in place
+    assert [a.tobytes() for a in reads[:2]] == [a.tobytes() for a in writes]
