@@ -1,0 +1,236 @@
+"""The CUDA device without a GPU: streams, captured graphs, inputs and results, on a runtime that reorders all it may."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import cuda_runtime
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import minidl as ml
+from minidl import data, models, nn, optim, schedulers
+from minidl.cuda import lanes
+from minidl.cuda.device import Cuda
+from minidl.device import DeviceError
+from minidl.executors import GraphExecutor, SequentialExecutor, SteadyExecutor, StreamExecutor, executor
+from minidl.executors.checking import random_schedule
+from minidl.graph import View
+from minidl.lanes import Work
+from minidl.tape import Tape, use
+
+
+@pytest.fixture
+def device(monkeypatch):
+    """A CUDA device that is found where `cuda:0` is asked for; each call gives another one."""
+    return lambda seed=0: _registered(monkeypatch, seed)
+
+
+def _registered(monkeypatch: Any, seed: int) -> Cuda:
+    made = cuda_runtime.device(seed)
+    monkeypatch.setitem(__import__("minidl.cuda.device", fromlist=["_devices"])._devices, 0, made)
+    return made
+
+
+class Run:
+    """A small training run on a device: same weights, same batches, wherever it runs."""
+
+    def __init__(self, device: Any, model: str = "mlp", optimizer: str = "sgd", **arguments: Any) -> None:
+        with use(Tape(device)):
+            ml.seed(5)
+            self.batches = data.load("digits", batch_size=16, seed=5)
+            self.model = models.create(model, **arguments)
+            self.opt = (optim.SGD(self.model.parameters(), 0.1, momentum=0.9) if optimizer == "sgd"
+                        else optim.AdamW(self.model.parameters(), 0.01))
+            self.graph = ml.record(self.step, *next(self.batches))
+        self.device = device
+
+    def step(self, x: Any, y: Any) -> Any:
+        loss = nn.cross_entropy(self.model(x), y)
+        loss.backward()
+        self.opt.step()
+        return loss
+
+    def train(self, run: Any, steps: int = 5) -> tuple[list[float], list[Any]]:
+        losses = []
+        for n in range(steps):
+            self.opt.lr = 0.1 / (n + 1)  # set while earlier steps may still run
+            losses.append(run(*next(self.batches)))
+        return [float(loss) for loss in losses], [p.numpy() for p in self.model.parameters()]
+
+
+def equal(a: Any, b: Any) -> bool:
+    return a[0] == b[0] and all((p == q).all() for p, q in zip(a[1], b[1], strict=True))
+
+
+def oracle(device: Any, **arguments: Any) -> Any:
+    run = Run(device, **arguments)
+    return run.train(SequentialExecutor(run.graph, device))
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("kind", [StreamExecutor, GraphExecutor])
+@pytest.mark.parametrize("arguments", [{}, {"optimizer": "adamw"}], ids=["sgd", "adamw"])
+def test_schedules_give_the_bits_of_the_sequential_run(device, kind, seed, arguments):
+    wanted = oracle(device(seed), **arguments)
+    run = Run(device(seed), **arguments)
+    chosen = schedulers.multi_stream(run.graph) if seed % 2 else random_schedule(run.graph, 3, np.random.default_rng(seed))
+    assert equal(run.train(kind(run.graph, chosen, device=run.device)), wanted)
+
+
+def test_the_device_computes_what_the_cpu_does(device):
+    there, here = oracle(device()), oracle(ml.device.cpu())
+    np.testing.assert_allclose(there[0], here[0], rtol=1e-5)
+    for p, q in zip(there[1], here[1], strict=True):
+        np.testing.assert_allclose(p, q, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_weight_gradients_cross_the_border_on_streams_and_in_graphs(device, seed):
+    wanted = oracle(device(seed))
+    run = Run(device(seed))
+    plan = schedulers.region_plan(run.graph, ml.CostModel.analytic()).schedule
+    run_it = executor(run.graph, plan, device=run.device)
+    assert isinstance(run_it, SteadyExecutor)
+    assert equal(run.train(run_it), wanted)
+
+
+def test_a_missing_wait_shows(device, monkeypatch):
+    """The same run without the events between streams: some order of the runtime must give other numbers."""
+    wanted = oracle(device(0))
+
+    def lost(self: Any, work: Work, trace: bool = False) -> Any:
+        return lanes.Streams(self, replace(work, waits=[]), trace)
+
+    monkeypatch.setattr(Cuda, "lanes", lost)
+    different = 0
+    for seed in range(6):
+        run = Run(device(seed))
+        different += not equal(run.train(StreamExecutor(run.graph, schedulers.multi_stream(run.graph), device=run.device)), wanted)
+    assert different
+
+
+def test_a_graph_that_lost_an_edge_is_refused(device, monkeypatch):
+    original = cuda_runtime.Runtime.end_capture
+
+    def end(self: Any, stream: Any) -> Any:
+        graph = original(self, stream)
+        crossing = [e for e in graph.edges if e[1] - e[0] > 1]
+        graph.edges.remove(crossing[0])
+        return graph
+
+    run = Run(device())
+    monkeypatch.setattr(cuda_runtime.Runtime, "end_capture", end)
+    with pytest.raises(DeviceError, match=r"the captured graph lets task \w+ start before \w+ has ended"):
+        GraphExecutor(run.graph, schedulers.multi_stream(run.graph), device=run.device)
+
+
+def test_capturing_changes_no_parameter(device):
+    run = Run(device())
+    before = [p.numpy() for p in run.model.parameters()]
+    GraphExecutor(run.graph, schedulers.multi_stream(run.graph), device=run.device)
+    assert all((p.numpy() == b).all() for p, b in zip(run.model.parameters(), before, strict=True))
+
+
+def test_a_captured_step_is_one_launch(device):
+    run = Run(device())
+    step = GraphExecutor(run.graph, schedulers.multi_stream(run.graph), device=run.device)
+    issued = run.device.driver.issued
+    step._lanes.run()
+    assert run.device.driver.issued == issued + 1
+
+
+def test_no_memory_is_allocated_by_a_step_beyond_its_result(device, monkeypatch):
+    run = Run(device())
+    step = GraphExecutor(run.graph, schedulers.in_order(run.graph), device=run.device)
+    sizes: list[int] = []
+    original = cuda_runtime.Runtime.allocate
+    monkeypatch.setattr(cuda_runtime.Runtime, "allocate", lambda self, n, stream: sizes.append(n) or original(self, n, stream))
+    for _ in range(3):
+        step(*next(run.batches))
+    assert sizes == [4, 4, 4]  # the loss
+
+
+@pytest.mark.parametrize("kind", [StreamExecutor, GraphExecutor])
+def test_a_trace_has_a_record_for_each_task(device, kind):
+    run = Run(device())
+    step = kind(run.graph, schedulers.multi_stream(run.graph), device=run.device, trace=True)
+    step(*next(run.batches))
+    tasks = step.timeline.what == 0
+    assert tasks.sum() == len(run.graph)
+    assert (step.timeline.end[tasks] > step.timeline.start[tasks]).all()
+    assert (step.timeline.issued[tasks] <= step.timeline.start[tasks]).all()
+
+
+def test_inputs_of_many_steps_in_flight_do_not_mix(device):
+    """Nothing waits between steps, so the host is as far ahead as staging allows."""
+    there = device(3)
+    with use(Tape(there)):
+        graph = ml.record(lambda x: x + x, np.zeros((7, 3), np.float32))
+    step = StreamExecutor(graph, schedulers.in_order(graph), device=there)
+    values = [np.full((7, 3), n, np.float32) for n in range(9)]
+    results = [step(v) for v in values]
+    for v, r in zip(values, results, strict=True):
+        np.testing.assert_array_equal(r.numpy(), v + v)
+
+
+@pytest.mark.parametrize(("shape", "strides", "offset"), [((), (), 0), ((5,), (1,), 3), ((3, 4), (4, 1), 0), ((4, 3), (1, 4), 2),
+                                                    ((2, 3, 4), (24, 8, 2), 1), ((0, 3), (3, 1), 0)])
+def test_what_is_written_is_read(device, shape, strides, offset):
+    there = device(1)
+    memory = there.allocate(4 * 64)
+    view = View(0, shape, strides, offset, "float32")
+    array = there.array(memory, view)
+    value = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    there.write(array, value)
+    np.testing.assert_array_equal(there.read(array), value)
+    copy = there.array(there.snapshot(array), View(0, shape, ml.device.strides_of(shape), 0, "float32"))
+    np.testing.assert_array_equal(there.read(copy), value)
+
+
+def test_eager_steps_and_checkpoints(device, tmp_path):
+    wanted = oracle(device(0))
+    run = Run(device(2))
+    with use(Tape(run.device)):
+        first = [float(run.step(ml.array(x), ml.array(y))) for x, y in [next(run.batches)]]
+    assert first == wanted[0][:1]
+    ml.checkpoint.save(tmp_path, run.model, run.opt, step=1)
+    other = Run(ml.device.cpu())
+    ml.checkpoint.load(tmp_path, other.model, other.opt)
+    for p, q in zip(run.model.parameters(), other.model.parameters(), strict=True):
+        np.testing.assert_array_equal(p.numpy(), q.numpy())
+    back = Run(device(4))
+    ml.checkpoint.load(tmp_path, back.model, back.opt)
+    for p, q in zip(run.model.parameters(), back.model.parameters(), strict=True):
+        np.testing.assert_array_equal(p.numpy(), q.numpy())
+
+
+def test_costs_are_measured_in_graphs(device):
+    run = Run(device())
+    cost = ml.CostModel.measure(run.graph, device=run.device)
+    assert (cost.durations(run.graph) > 0).all()
+    assert cost.device == "cuda:0"
+
+
+# ------------------------------------------------------------------------------------------------------ issuing order
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 4), st.integers(0, 30), st.integers(0, 2**32))
+def test_no_wait_is_issued_before_its_record(count, tasks, seed):
+    rng = np.random.default_rng(seed)
+    where = rng.integers(0, count, tasks).tolist()
+    line = [[t for t in range(tasks) if where[t] == lane] for lane in range(count)]
+    waits = [(b, a) for a in range(tasks) for b in range(a + 1, tasks) if where[a] != where[b] and rng.random() < 0.2]
+    order = lanes.issue_order(Work([""] * count, [0] * count, line, waits, lambda t, s: [], str))
+    place = {task: i for i, (task, _) in enumerate(order)}
+    assert sorted(place) == list(range(tasks))
+    assert all(place[a] < place[b] for b, a in waits)
+    assert all(place[a] < place[b] for tasks_of in line for a, b in zip(tasks_of, tasks_of[1:], strict=False))
+
+
+def test_the_cpu_has_no_graphs():
+    run = Run(ml.device.cpu())
+    with pytest.raises(DeviceError, match="cpu has no graphs to capture"):
+        GraphExecutor(run.graph, schedulers.in_order(run.graph))
