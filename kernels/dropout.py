@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from .registry import kernel, loop
+from .cuda import Grid, c_type, each
+from .registry import flat, kernel, loop
 
 
 def philox(xp: Any, c0: Any, c1: Any, c2: Any, c3: Any, k0: int, k1: int) -> tuple[Any, Any, Any, Any]:
@@ -31,13 +32,13 @@ def dropout(xp: Any, x: Any, step: Any, *, rate: float, seed: int, draw: int, sa
     `step` (1,) uint64 is read from a buffer; `sample` is the global index of the first sample; `draw` tells the
     dropouts of one step apart.
     """
-    n, each = x.shape[0], x.size // max(x.shape[0], 1)
-    blocks = (each + 3) // 4
+    n, size = x.shape[0], x.size // max(x.shape[0], 1)
+    blocks = (size + 3) // 4
     c0 = xp.broadcast_to(xp.arange(blocks, dtype=xp.uint64)[None, :], (n, blocks))
     c1 = xp.broadcast_to(xp.arange(sample, sample + n, dtype=xp.uint64)[:, None], (n, blocks))
     words = philox(xp, c0, c1, xp.full_like(c0, 0) + (step[0] & xp.uint64(0xFFFFFFFF)), xp.full_like(c0, draw),
                    seed & 0xFFFFFFFF, seed >> 32)
-    bits = xp.stack(words, axis=-1).reshape(n, blocks * 4)[:, :each].reshape(x.shape)
+    bits = xp.stack(words, axis=-1).reshape(n, blocks * 4)[:, :size].reshape(x.shape)
     keep = bits >= xp.uint64(int(rate * 2**32))
     return xp.where(keep, x * x.dtype.type(1 / (1 - rate)), x.dtype.type(0))
 
@@ -47,6 +48,14 @@ def _(x: Any, step: Any, y: Any, *, rate: float, seed: int, draw: int, sample: i
     rows = (x.shape[0], x.size // max(x.shape[0], 1))
     return [loop(_dropout, x.reshape(rows), step, y.reshape(rows), np.uint64(int(rate * 2**32)), x.dtype.type(1 / (1 - rate)),
                  np.uint64(seed & 0xFFFFFFFF), np.uint64(seed >> 32), np.uint64(draw), np.uint64(sample))]
+
+
+@dropout.cuda()
+def _(x: Any, step: Any, y: Any, *, rate: float, seed: int, draw: int, sample: int) -> Any:
+    n = x.shape[0]
+    size = x.size // max(n, 1)
+    return each("dropout.cu", f"dropout<{c_type(x)}>", n * -(-size // 4), flat(x), step, flat(y), n, size, int(rate * 2**32), 1 / (1 - rate),
+                seed, draw, sample)
 
 
 def _dropout(x, step, y, threshold, factor, seed0, seed1, draw, sample):  # type: ignore[no-untyped-def]
@@ -74,6 +83,11 @@ def tick(xp: Any, step: Any) -> Any:
 @tick.cpu
 def _(step: Any, after: Any) -> Any:
     return [loop(_tick, step, after)]
+
+
+@tick.cuda()
+def _(step: Any, after: Any) -> Any:
+    return [Grid("dropout.cu", "tick", (1,), (1,), (step, after))]
 
 
 def _tick(step, after):  # type: ignore[no-untyped-def]

@@ -139,7 +139,8 @@ def run(call: cuda.Call, seed: int = 0) -> None:
     elif isinstance(call, cuda.Product):
         y = np.matmul(_wide(call.a), _wide(call.b))
         y = y if call.bias is None else y + _wide(call.bias)
-        call.out[...] = y + _wide(call.out) if call.accumulate else y
+        y = y + _wide(call.out) if call.accumulate else y
+        call.out[...] = np.maximum(y, 0) if call.act else y
     elif isinstance(call, cuda.Zeros):
         assert call.out.flags.c_contiguous
         call.out[...] = 0
@@ -159,9 +160,11 @@ def run(call: cuda.Call, seed: int = 0) -> None:
             call.w[...] = KERNELS["conv2d_weight_grad"].reference(np, x, y, taps=w.shape[1:3], bias=False, geometry=geometry)
 
 
-def run_kernel(name: str, reads: Sequence[Any], writes: Sequence[Any], seed: int = 0, **constants: Any) -> list[cuda.Call]:
-    """Runs the CUDA form of a kernel on NumPy arrays and returns its calls."""
-    kernel = KERNELS[name]
+def run_kernel(name: str, reads: Sequence[Any], writes: Sequence[Any], seed: int = 0, constants: dict[str, Any] | None = None,
+               **more: Any) -> list[cuda.Call]:
+    """Runs the CUDA form of a kernel on NumPy arrays and returns its calls. `seed` is that of the order of threads;
+    `constants` are the kernel's, or `more` are."""
+    kernel, constants = KERNELS[name], {**(constants or {}), **more}
     specs = kernel.cuda_work(reads, writes, **constants) if kernel.cuda_work else ()
     work = [np.full(shape, np.nan if np.dtype(t).kind == "f" else 77, t) for shape, t in specs]  # nobody has written it
     if os.environ.get("MINIDL_TEST_GPU"):

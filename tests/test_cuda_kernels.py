@@ -38,11 +38,11 @@ def test_the_cuda_form_is_the_reference(example, dtype):
     """Whatever the order of threads, the bits are the same."""
     reads, writes = arrays(example, dtype)
     before = bits(*reads)
-    run_kernel(example.kernel, reads, writes, seed=1, **example.constants)
+    run_kernel(example.kernel, reads, writes, seed=1, constants=example.constants)
     assert bits(*reads) == before
     assert_close(example, writes, reads)
     again = arrays(example, dtype)[1]
-    run_kernel(example.kernel, reads, again, seed=2, **example.constants)
+    run_kernel(example.kernel, reads, again, seed=2, constants=example.constants)
     assert bits(*again) == bits(*writes)
 
 
@@ -55,7 +55,7 @@ def test_updates_may_be_in_place(example, dtype):
         if any(reads[p].shape != w.shape for p, w in zip(bound_to, writes, strict=True)):
             continue
         before = [r.copy() for r in reads]
-        run_kernel(example.kernel, reads, [reads[p] for p in bound_to], **example.constants)
+        run_kernel(example.kernel, reads, [reads[p] for p in bound_to], constants=example.constants)
         assert_close(example, [reads[p] for p in bound_to], before)
 
 
@@ -63,7 +63,7 @@ def test_updates_may_be_in_place(example, dtype):
 def test_strided_operands(example):
     reads, writes = arrays(example, "float64")
     strided = [np.asfortranarray(r) if r.ndim > 1 else np.repeat(r, 2)[::2] if r.ndim == 1 else r for r in reads]
-    run_kernel(example.kernel, strided, writes, **example.constants)
+    run_kernel(example.kernel, strided, writes, constants=example.constants)
     assert_close(example, writes, reads)
 
 

@@ -270,3 +270,35 @@ def test_scale_update(scale, good, flag, run):
         assert (writes[0][0], writes[1][0]) == (scale, good + 1)
     run("scale_update", reads, reads[:2], **constants)  # in place
     assert [a.tobytes() for a in reads[:2]] == [a.tobytes() for a in writes]
+
+
+# -------------------------------------------------------------------------------------------------------------- dropout
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("shape", [(1, 1), (3, 31), (33,), (5, 2, 8), (2, 257), (300, 12), (0, 3), (3, 0)])
+def test_dropout_has_the_bits_of_the_cpu(shape, dtype):
+    for offset, number, sample, draw in ((0, 7, 11, 2), (1, 2**32 + 5, 2**40 + 3, 0)):
+        whole = numbers(int(np.prod(shape)) + offset, low=1.0, dtype=dtype)
+        x, y = whole[offset:].reshape(shape), np.full(shape, np.nan, dtype)
+        constants = {"rate": 0.4, "seed": 5 + (9 << 32) + (1 << 63), "draw": draw, "sample": sample}
+        step = np.array([number], np.uint64)
+        run_kernel("dropout", [x, step], [y], 3, constants)
+        with np.errstate(over="ignore"):
+            expected = KERNELS["dropout"].reference(np, x, step, **constants)
+        assert ((y == 0) == (expected == 0)).all()
+        if dtype == "float16":
+            np.testing.assert_allclose(y, expected, rtol=2e-3)
+        else:
+            assert y.tobytes() == expected.tobytes()
+            on_the_cpu = np.full(shape, np.nan, dtype)
+            on_cpu("dropout", [x, step], [on_the_cpu], **constants)
+            assert on_the_cpu.tobytes() == y.tobytes()
+
+
+def test_dropout_and_tick_in_place():
+    x, step = numbers(1000, low=1.0), np.array([2**64 - 1], np.uint64)
+    expected = KERNELS["dropout"].reference(np, x, step, rate=0.5, seed=3, draw=1, sample=0)
+    run_kernel("dropout", [x, step], [x], constants={"rate": 0.5, "seed": 3, "draw": 1, "sample": 0})
+    np.testing.assert_array_equal(x, expected)
+    assert 300 < (x == 0).sum() < 700
+    run_kernel("tick", [step], [step])
+    assert step[0] == 0
