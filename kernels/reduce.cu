@@ -27,9 +27,10 @@ __device__ __forceinline__ void fold(const Strides& kept, const Strides& over, S
             for (; i + 3 * lanes < end; i += 4 * lanes) {  // loads that do not wait for one another
                 S a = load(at + i * step, output), b = load(at + (i + lanes) * step, output);
                 S c = load(at + (i + 2 * lanes) * step, output), d = load(at + (i + 3 * lanes) * step, output);
-                total = join(total, join(join(a, b), join(c, d)));
+                total = join(join(join(join(total, a), b), c), d);
             }
         }
+#pragma unroll 1
         for (; i < end; i += lanes) total = join(total, load(at + place(over, 0, i), output));
         part[lane * outputs + mine] = total;
     }
