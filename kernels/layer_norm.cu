@@ -3,8 +3,9 @@
 
 // `affine`: 0, 1 where there is w, 2 where there is b, too.
 template <typename T>
-__global__ void layer_norm(const T* __restrict__ x, const T* __restrict__ w, const T* __restrict__ b, int affine,
-                           T* __restrict__ y, T* mean, T* scale, long long rows, int width, double eps, int lanes) {
+__global__ void __launch_bounds__(512) layer_norm(const T* __restrict__ x, const T* __restrict__ w, const T* __restrict__ b,
+                                                  int affine, T* __restrict__ y, T* mean, T* scale, long long rows, int width,
+                                                  double eps, int lanes) {
     typedef Sum<T> S;
     for (long long row = first_row(lanes); row < rows; row += row_step(lanes)) {
         const T* from = x + row * width;
@@ -29,9 +30,10 @@ __global__ void layer_norm(const T* __restrict__ x, const T* __restrict__ w, con
 }
 
 template <typename T>
-__global__ void layer_norm_input_grad(const T* __restrict__ x, const T* __restrict__ mean, const T* __restrict__ scale,
-                                      const T* __restrict__ dy, const T* __restrict__ w, bool affine, T* __restrict__ dx,
-                                      long long rows, int width, int lanes) {
+__global__ void __launch_bounds__(512)
+layer_norm_input_grad(const T* __restrict__ x, const T* __restrict__ mean, const T* __restrict__ scale,
+                      const T* __restrict__ dy, const T* __restrict__ w, bool affine, T* __restrict__ dx, long long rows,
+                      int width, int lanes) {
     typedef Sum<T> S;
     for (long long row = first_row(lanes); row < rows; row += row_step(lanes)) {
         const long long at = row * width;
@@ -53,9 +55,10 @@ __global__ void layer_norm_input_grad(const T* __restrict__ x, const T* __restri
 
 // dw and, with `bias`, db, or a share's part of both.
 template <typename T>
-__global__ void layer_norm_sums(const T* __restrict__ x, const T* __restrict__ mean, const T* __restrict__ scale,
-                                const T* __restrict__ dy, long long rows, long long width, long long share, double* parts,
-                                T* dw, T* db, bool bias) {
+__global__ void __launch_bounds__(512) layer_norm_sums(const T* __restrict__ x, const T* __restrict__ mean,
+                                                       const T* __restrict__ scale, const T* __restrict__ dy, long long rows,
+                                                       long long width, long long share, double* parts, T* dw, T* db,
+                                                       bool bias) {
     typedef Sum<T> S;
     const long long j = column();
     Pair sums = {0, 0};
@@ -74,7 +77,8 @@ __global__ void layer_norm_sums(const T* __restrict__ x, const T* __restrict__ m
 
 // dw and db from the parts of all shares.
 template <typename T>
-__global__ void layer_norm_sums_end(const double* __restrict__ parts, int shares, long long width, T* dw, T* db, bool bias) {
+__global__ void __launch_bounds__(512)
+layer_norm_sums_end(const double* __restrict__ parts, int shares, long long width, T* dw, T* db, bool bias) {
     const Pair sums = column_sums(parts, shares, width);
     const long long j = column();
     if (threadIdx.y || j >= width) return;

@@ -7,7 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from .cuda import Grid, c_type, each, each_row, steps, strides
 from .registry import flat, kernel, loop, ufunc
+
+SMALL = 32768  #: elements, up to which one block makes a mean loss alone
 
 
 @kernel("softmax", flops=lambda reads, writes: 4.0 * writes[0].size,
@@ -25,6 +28,17 @@ def _(x: Any, y: Any, row: Any) -> Any:
             partial(np.add.reduce, y, axis=-1, out=row, keepdims=True), ufunc(np.divide, y, row, y)]
 
 
+@softmax.cuda()
+def _(x: Any, y: Any) -> Any:
+    return _softmax_calls(x, y, False)
+
+
+def _softmax_calls(x: Any, y: Any, logarithm: bool) -> list[Grid]:
+    *apart, step = steps(x, x.shape)
+    rows, width = x.size // x.shape[-1], x.shape[-1]
+    return each_row("loss.cu", f"softmax<{c_type(x)}>", rows, width, x, strides(x.shape[:-1], apart), step, y, rows, width, logarithm)
+
+
 @kernel("softmax_grad", flops=lambda reads, writes: 4.0 * writes[0].size,
         work=lambda reads, writes: [((*reads[0].shape[:-1], 1), reads[0].dtype)])
 def softmax_grad(xp: Any, y: Any, dy: Any) -> Any:
@@ -36,6 +50,17 @@ def softmax_grad(xp: Any, y: Any, dy: Any) -> Any:
 def _(y: Any, dy: Any, dx: Any, row: Any) -> Any:
     return [ufunc(np.multiply, y, dy, dx), partial(np.add.reduce, dx, axis=-1, out=row, keepdims=True),
             ufunc(np.subtract, dy, row, dx), ufunc(np.multiply, dx, y, dx)]
+
+
+@softmax_grad.cuda()
+def _(y: Any, dy: Any, dx: Any) -> Any:
+    return _softmax_grad_calls(y, dy, dx, False)
+
+
+def _softmax_grad_calls(y: Any, dy: Any, dx: Any, logarithm: bool) -> list[Grid]:
+    *apart, step = steps(dy, y.shape)
+    rows, width = y.size // y.shape[-1], y.shape[-1]
+    return each_row("loss.cu", f"softmax_grad<{c_type(y)}>", rows, width, y, dy, strides(y.shape[:-1], apart), step, dx, rows, width, logarithm)
 
 
 @kernel("log_softmax", flops=lambda reads, writes: 4.0 * writes[0].size, work=lambda reads, writes: [
@@ -54,6 +79,11 @@ def _(x: Any, y: Any, e: Any, row: Any) -> Any:
             ufunc(np.subtract, y, row, y)]
 
 
+@log_softmax.cuda()
+def _(x: Any, y: Any) -> Any:
+    return _softmax_calls(x, y, True)
+
+
 @kernel("log_softmax_grad", flops=lambda reads, writes: 4.0 * writes[0].size, work=lambda reads, writes: [
     ((*reads[0].shape[:-1], 1), reads[0].dtype)])
 def log_softmax_grad(xp: Any, y: Any, dy: Any) -> Any:
@@ -66,6 +96,11 @@ def _(y: Any, dy: Any, dx: Any, row: Any) -> Any:
     return [partial(np.add.reduce, dy, axis=-1, out=row, keepdims=True), ufunc(np.exp, y, dx),
             ufunc(np.multiply, dx, row, dx),
             ufunc(np.subtract, dy, dx, dx)]
+
+
+@log_softmax_grad.cuda()
+def _(y: Any, dy: Any, dx: Any) -> Any:
+    return _softmax_grad_calls(y, dy, dx, True)
 
 
 @kernel("cross_entropy", flops=lambda reads, writes: 6.0 * reads[0].size)
@@ -85,6 +120,21 @@ def cross_entropy(xp: Any, x: Any, labels: Any, *, smoothing: float) -> Any:
 def _(x: Any, labels: Any, loss: Any, p: Any, *, smoothing: float) -> Any:
     # NumPy's exp is vectorised, a loop's is not: shift, exp, then the sums
     return [loop(_shift_rows, x, p), ufunc(np.exp, p, p), loop(_finish_rows, x, labels, loss, p, smoothing)]
+
+
+@cross_entropy.cuda(lambda reads, writes, **_: [(reads[1].shape, "float64")])
+def _(x: Any, labels: Any, loss: Any, p: Any, losses: Any, *, smoothing: float) -> Any:
+    """One launch, or two for many logits: each row's loss, then their mean."""
+    rows, width = x.shape
+    name = f"cross_entropy<{c_type(x)}>"
+    arguments = (x, *steps(x, x.shape), labels, *steps(labels, labels.shape), smoothing, p, loss, losses, rows, width)
+    if x.size <= SMALL and width <= 1024:
+        return [Grid("loss.cu", name, (1,), (min(32 * rows, 1024),), (*arguments, 32))]
+    return [*each_row("loss.cu", name, rows, width, *arguments), *_mean_loss(losses, rows, loss)]
+
+
+def _mean_loss(parts: Any, count: int, loss: Any) -> list[Grid]:
+    return [Grid("loss.cu", f"mean_loss<{c_type(loss)}>", (1,), (1024,), (parts, parts.size, count, loss))]
 
 
 def _shift_rows(x, p):  # type: ignore[no-untyped-def]
@@ -130,6 +180,11 @@ def _(p: Any, labels: Any, dy: Any, dx: Any, *, smoothing: float) -> Any:
     return [loop(_cross_entropy_grad, p, labels, dy, dx, t(1 - smoothing), t(smoothing / p.shape[1]))]
 
 
+@cross_entropy_grad.cuda()
+def _(p: Any, labels: Any, dy: Any, dx: Any, *, smoothing: float) -> Any:
+    return each_row("loss.cu", f"cross_entropy_grad<{c_type(p)}>", *p.shape, p, labels, *steps(labels, labels.shape), dy, smoothing, dx, *p.shape)
+
+
 def _cross_entropy_grad(p, labels, dy, dx, hit, rest):  # type: ignore[no-untyped-def]
     factor = dy[()] / p.dtype.type(p.shape[0])
     for i in range(p.shape[0]):
@@ -149,6 +204,17 @@ def _(x: Any, target: Any, loss: Any) -> Any:
     return [loop(_mse, flat(x), flat(target), loss)]
 
 
+def _mse_blocks(count: int) -> int:
+    return 1 if count <= SMALL else min(-(-count // 8192), 264)
+
+
+@mse.cuda(lambda reads, writes: [((_mse_blocks(reads[0].size),), "float64")])
+def _(x: Any, target: Any, loss: Any, parts: Any) -> Any:
+    """One launch, or two where there are many elements: parts of the sum, then the mean."""
+    calls = [Grid("loss.cu", f"mse<{c_type(x)}>", parts.shape, (1024,), (x, target, x.size, loss, parts))]
+    return [*calls, *(_mean_loss(parts, x.size, loss) if parts.size > 1 else [])]
+
+
 def _mse(x, target, loss):  # type: ignore[no-untyped-def]
     total = 0.0
     for i in range(x.size):
@@ -165,6 +231,11 @@ def mse_grad(xp: Any, x: Any, target: Any, dy: Any) -> Any:
 @mse_grad.cpu
 def _(x: Any, target: Any, dy: Any, dx: Any) -> Any:
     return [loop(_mse_grad, flat(x), flat(target), dy, flat(dx), x.dtype.type(2 / x.size))]
+
+
+@mse_grad.cuda()
+def _(x: Any, target: Any, dy: Any, dx: Any) -> Any:
+    return each("loss.cu", f"mse_grad<{c_type(x)}>", x.size, x, target, dy, 2 / x.size, dx, x.size)
 
 
 def _mse_grad(x, target, dy, dx, factor):  # type: ignore[no-untyped-def]

@@ -61,8 +61,8 @@ __device__ Pair deviations(const T* __restrict__ x, long long step, long long ro
 
 // What a share's rows add to the statistics.
 template <typename T>
-__global__ void batch_norm_parts(const T* __restrict__ x, long long step, long long rows, long long channels, long long share,
-                                 double* parts) {
+__global__ void __launch_bounds__(512) batch_norm_parts(const T* __restrict__ x, long long step, long long rows,
+                                                        long long channels, long long share, double* parts) {
     Pair sums = {0, 0};
     if (column() < channels) sums = deviations(x + column(), step, rows, share);
     keep(column_sums(sums), parts, channels);
@@ -71,11 +71,12 @@ __global__ void batch_norm_parts(const T* __restrict__ x, long long step, long l
 // y = act(norm(x) + z), and statistics from `shares` parts, which every block adds up again; with none of them, from x
 // itself, whose rows are then all this block's. The first share's blocks write them and move the running ones.
 template <typename T>
-__global__ void batch_norm(const T* __restrict__ x, long long step, long long rows, long long channels, long long share,
-                           const double* __restrict__ parts, int shares, const T* __restrict__ w, const T* __restrict__ b,
-                           const T* running_mean, const T* running_var, const long long* tracked, const T* __restrict__ z,
-                           bool add, int act, double eps, double momentum, T* __restrict__ y, T* mean, T* rstd, T* mean_after, T* var_after,
-                           long long* tracked_after) {
+__global__ void __launch_bounds__(512) batch_norm(const T* __restrict__ x, long long step, long long rows, long long channels,
+                                                  long long share, const double* __restrict__ parts, int shares,
+                                                  const T* __restrict__ w, const T* __restrict__ b, const T* running_mean,
+                                                  const T* running_var, const long long* tracked, const T* __restrict__ z,
+                                                  bool add, int act, double eps, double momentum, T* __restrict__ y, T* mean,
+                                                  T* rstd, T* mean_after, T* var_after, long long* tracked_after) {
     typedef Sum<T> S;
     const long long j = column();
     Pair sums = {0, 0};
@@ -102,9 +103,11 @@ __global__ void batch_norm(const T* __restrict__ x, long long step, long long ro
 }
 
 template <typename T>
-__global__ void batch_norm_eval(const T* __restrict__ x, long long step, long long rows, long long channels, long long share,
-                                const T* __restrict__ w, const T* __restrict__ b, const T* __restrict__ mean,
-                                const T* __restrict__ var, double eps, T* __restrict__ y, T* __restrict__ rstd) {
+__global__ void __launch_bounds__(512) batch_norm_eval(const T* __restrict__ x, long long step, long long rows,
+                                                       long long channels, long long share, const T* __restrict__ w,
+                                                       const T* __restrict__ b, const T* __restrict__ mean,
+                                                       const T* __restrict__ var, double eps, T* __restrict__ y,
+                                                       T* __restrict__ rstd) {
     typedef Sum<T> S;
     const long long j = column();
     if (j >= channels) return;
@@ -117,10 +120,12 @@ __global__ void batch_norm_eval(const T* __restrict__ x, long long step, long lo
 // dw and db, or a share's part of their sums. With `kept`, y tells the slope of the activation, and the gradient before it
 // is written to dz; else norm(x) tells the slope.
 template <typename T>
-__global__ void batch_norm_sums(const T* __restrict__ x, long long step, long long rows, long long channels, long long share,
-                                const T* __restrict__ mean, const T* __restrict__ rstd, const T* __restrict__ w,
-                                const T* __restrict__ b, const T* __restrict__ dy, const T* __restrict__ y, bool kept, int act,
-                                double* parts, T* __restrict__ dw, T* __restrict__ db, T* __restrict__ dz) {
+__global__ void __launch_bounds__(512) batch_norm_sums(const T* __restrict__ x, long long step, long long rows,
+                                                       long long channels, long long share, const T* __restrict__ mean,
+                                                       const T* __restrict__ rstd, const T* __restrict__ w,
+                                                       const T* __restrict__ b, const T* __restrict__ dy,
+                                                       const T* __restrict__ y, bool kept, int act, double* parts,
+                                                       T* __restrict__ dw, T* __restrict__ db, T* __restrict__ dz) {
     typedef Sum<T> S;
     const long long j = column();
     Pair sums = {0, 0};
@@ -142,8 +147,8 @@ __global__ void batch_norm_sums(const T* __restrict__ x, long long step, long lo
 
 // dw and db from the parts of all shares.
 template <typename T>
-__global__ void batch_norm_sums_end(const double* __restrict__ parts, int shares, long long channels,
-                                    const T* __restrict__ rstd, T* dw, T* db) {
+__global__ void __launch_bounds__(512)
+batch_norm_sums_end(const double* __restrict__ parts, int shares, long long channels, const T* __restrict__ rstd, T* dw, T* db) {
     const Pair sums = column_sums(parts, shares, channels);
     const long long j = column();
     if (threadIdx.y || j >= channels) return;
@@ -152,10 +157,11 @@ __global__ void batch_norm_sums_end(const double* __restrict__ parts, int shares
 }
 
 template <typename T>
-__global__ void batch_norm_input_grad(const T* __restrict__ x, long long step, long long rows, long long channels,
-                                      long long share, const T* __restrict__ mean, const T* __restrict__ rstd,
-                                      const T* __restrict__ w, const T* __restrict__ b, const T* __restrict__ dw,
-                                      const T* __restrict__ db, const T* __restrict__ dy, int act, T* __restrict__ dx) {
+__global__ void __launch_bounds__(512)
+batch_norm_input_grad(const T* __restrict__ x, long long step, long long rows, long long channels, long long share,
+                      const T* __restrict__ mean, const T* __restrict__ rstd, const T* __restrict__ w,
+                      const T* __restrict__ b, const T* __restrict__ dw, const T* __restrict__ db, const T* __restrict__ dy,
+                      int act, T* __restrict__ dx) {
     typedef Sum<T> S;
     const long long j = column();
     if (j >= channels) return;
@@ -168,8 +174,9 @@ __global__ void batch_norm_input_grad(const T* __restrict__ x, long long step, l
 }
 
 template <typename T>
-__global__ void batch_norm_eval_input_grad(const T* __restrict__ dy, long long rows, long long channels, long long share,
-                                           const T* __restrict__ w, const T* __restrict__ rstd, T* __restrict__ dx) {
+__global__ void __launch_bounds__(512)
+batch_norm_eval_input_grad(const T* __restrict__ dy, long long rows, long long channels, long long share,
+                           const T* __restrict__ w, const T* __restrict__ rstd, T* __restrict__ dx) {
     const long long j = column();
     if (j >= channels) return;
     const Sum<T> scale = value(w[j]) * value(rstd[j]);

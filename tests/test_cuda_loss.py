@@ -1,0 +1,110 @@
+"""The CUDA forms of softmax, losses and embeddings, run on the CPU, against their references in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from cuda_agree import DTYPES, agree, draw
+from cuda_on_cpu import run_kernel
+
+from minidl.kernels import KERNELS
+
+LAYOUTS = {"dense": lambda x: x, "fortran": np.asfortranarray, "window": lambda x: np.stack([x, x + 9], -1)[..., 0],
+           "reversed rows": lambda x: x.T[..., ::-1].copy()[..., ::-1].T}
+
+
+def with_layout(x: Any, layout: str) -> Any:
+    y = LAYOUTS[layout](x)
+    np.testing.assert_array_equal(x, y)
+    return y
+
+
+# ------------------------------------------------------------------------------------------------------------ softmax
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1,), (1, 1), (7, 10), (3, 33), (2, 3, 31), (4, 257), (2, 1500), (300, 2), (2, 2, 3, 2, 5)], ids=str)
+def test_softmax(shape: tuple[int, ...], dtype: str) -> None:
+    x, dy = draw(shape, 1, dtype, 3) * 3, draw(shape, 2, dtype)
+    for name in ("softmax", "log_softmax"):
+        y, = agree(name, [x])
+        agree(f"{name}_grad", [y, dy], times=3)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_softmax_of_views(layout: str) -> None:
+    """What is read may lie in any way, the gradient also the same for all."""
+    x = draw((3, 5, 4), 1, "float64")
+    for name in ("softmax", "log_softmax"):
+        y, = agree(name, [x])
+        other, = agree(name, [with_layout(x, layout)])
+        assert y.tobytes() == other.tobytes()
+        assert agree(f"{name}_grad", [y, x])[0].tobytes() == agree(f"{name}_grad", [y, with_layout(x, layout)])[0].tobytes()
+        for dy in (np.broadcast_to(2.0, y.shape), np.broadcast_to(x[:, :1], y.shape), np.broadcast_to(x[..., :1], y.shape)):
+            agree(f"{name}_grad", [y, dy], scale=1)
+
+
+@pytest.mark.parametrize("width", [40, 1300])
+def test_softmax_of_what_is_no_number(width: int) -> None:
+    """Minus infinity is a probability of zero; a row of it alone, NaN and infinity make NaN, as in the reference."""
+    x = draw((7, width), 1, "float32")
+    x[0, 3] = x[1, :] = x[2, : width // 2] = x[6, 1:] = -np.inf
+    x[3, 5], x[4, 7] = np.nan, np.inf
+    for name in ("softmax", "log_softmax"):
+        y = np.zeros_like(x)
+        run_kernel(name, [x], [y])
+        with np.errstate(invalid="ignore", divide="ignore"):
+            np.testing.assert_allclose(y, KERNELS[name].reference(np, x), rtol=2e-6, atol=2e-6)
+        assert np.isnan(y).all(axis=1).tolist() == [False, True, False, True, True, False, False]
+
+
+def test_softmax_of_large_numbers() -> None:
+    x = np.array([[1e30, 0, -1e30], [-1e38, -1e38, -1e38], [88, 89, 1e4]], np.float32)
+    agree("softmax", [x])
+
+
+# ------------------------------------------------------------------------------------------------------------ losses
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 1.0])
+@pytest.mark.parametrize("shape", [(1, 1), (1, 7), (5, 10), (33, 31), (300, 110), (3, 1200)], ids=str)
+def test_cross_entropy(shape: tuple[int, int], smoothing: float, dtype: str) -> None:
+    x = draw(shape, 1, dtype, 1) * 2
+    labels = np.random.default_rng(2).integers(shape[1], size=shape[0])
+    _, p = agree("cross_entropy", [x, labels], smoothing=smoothing, times=2)
+    agree("cross_entropy_grad", [p, labels, np.array(0.5, dtype)], smoothing=smoothing, times=2, scale=1 / len(x))
+
+
+def test_cross_entropy_of_views() -> None:
+    """Logits and labels may be strided."""
+    x, labels = draw((6, 5), 1, "float64"), np.arange(12)[::-2] % 5
+    for layout in LAYOUTS:
+        for y in (labels, np.broadcast_to(np.int64(3), 6)):
+            loss, p = agree("cross_entropy", [with_layout(x, layout), y], smoothing=0.1)
+            agree("cross_entropy_grad", [p, y, np.ones(3)[1:2].reshape(())], smoothing=0.1, times=2)
+
+
+def test_losses_of_many_elements_are_exact() -> None:
+    """The mean is summed in float64: a float32 sum of 100 000 such terms would be off by more."""
+    x = (np.arange(100_000) % 7).astype("f")
+    loss = np.zeros((), "f")
+    assert len(run_kernel("mse", [x, x * 0 + 0.3], [loss])) == 2
+    assert loss == np.float32(((x.astype(float) - np.float32(0.3)) ** 2).mean())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1,), (31,), (33, 31), (40, 1000)], ids=str)
+def test_mse(shape: tuple[int, ...], dtype: str) -> None:
+    x, target = draw(shape, 1, dtype), draw(shape, 2, dtype)
+    agree("mse", [x, target])
+    agree("mse_grad", [x, target, np.array(3, dtype)], times=2)
+
+
+def test_launches() -> None:
+    """One launch for few elements, two for many; one for every gradient."""
+    for rows, launches in ((100, 1), (400, 2)):
+        x, labels = np.ones((rows, 100)), np.zeros(rows, np.int64)
+        assert len(run_kernel("cross_entropy", [x, labels], [np.array(0.0), x.copy()], smoothing=0.0)) == launches
+        assert len(run_kernel("mse", [x, x], [np.array(0.0)])) == launches
+        assert len(run_kernel("cross_entropy_grad", [x, labels, np.array(1.0)], [x.copy()], smoothing=0.0)) == 1
+    for name, count in (("softmax", 1), ("softmax_grad", 2)):
+        assert run_kernel(name, [np.ones((0, 3))] * count, [np.ones((0, 3))]) == []
