@@ -59,7 +59,8 @@ class Grid:
 class Product:
     """out = a @ b for matrices, or for equally many of them along leading axes. Strides may transpose a and b.
 
-    `bias` (n,): added to every row of out, in the same call. `accumulate`: added to what out holds.
+    `bias` (n,): added to every row of out, in the same call. `accumulate`: added to what out holds. `act`: "relu", or
+    nothing, at the end.
     """
 
     a: Any
@@ -67,6 +68,7 @@ class Product:
     out: Any
     bias: Any = None
     accumulate: bool = False
+    act: str = ""
 
 
 @dataclass(frozen=True)

@@ -129,6 +129,13 @@ class Tensor:
     def __dlpack_device__(self) -> Any:
         return self.numpy().__dlpack_device__()
 
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        device, array = self._array()
+        if not hasattr(device, "interface"):
+            raise AttributeError(f"this tensor is on {device.name}, not on a CUDA device")
+        return dict(device.interface(array))
+
     def detach(self) -> Tensor:
         """The same memory without its history."""
         return Tensor(self.storage, self.shape, self.strides, self.offset, parts=self.parts)

@@ -16,7 +16,7 @@ import numpy as np
 from cuda_on_cpu import run, run_grid
 
 from minidl.cuda.device import Cuda
-from minidl.cuda.products import _side
+from minidl.cuda.products import Side
 from minidl.kernels import Thunk, cuda
 
 
@@ -57,6 +57,7 @@ class Runtime:
         self.capture: Graph | None = None
         self.issued = 0  #: calls that went to a stream
         #: device memory and pinned host memory: copies touch it when they run, and other host memory when they are issued
+        self._pool: list[Any] = []  # memory that is given back is not reused before what was issued has run
         self._ours: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
     # -------------------------------------------------------------------------------------------------------- memory
@@ -64,6 +65,7 @@ class Runtime:
         assert self.capture is None, "memory is allocated during a capture"
         raw = np.full(nbytes + 256, 0xFF, np.uint8)  # NaN: nobody has written it
         self._ours[id(raw)] = raw
+        self._pool.append(raw)
         start = -raw.ctypes.data % 256
         return raw[start : start + nbytes].view(Memory)
 
@@ -151,6 +153,8 @@ class Runtime:
                     what[0].reached, what[0].time = what[1], self.clock
                 elif kind == "call":
                     what()
+        if not any(q.ops for q in self.queues):
+            self._pool.clear()
 
     def _issue(self, stream: Queue, call: Callable[[], None]) -> None:
         self.issued += 1
@@ -244,7 +248,7 @@ class Products:
         self.runtime = runtime
 
     def bind(self, product: cuda.Product, stream: Queue, tf32: bool) -> Thunk:
-        sides = [_side(a, i < 2) for i, a in enumerate((product.b, product.a, product.out))]
+        sides = [Side.of(a) for a in (product.b, product.a, product.out)]
         count = int(np.prod(product.out.shape[:-2], dtype=np.int64))
 
         def by_columns(array: Any, side: Any, i: int) -> Any:
@@ -260,7 +264,8 @@ class Products:
                 first, second, out = (by_columns(a, s, i) for a, s in zip((product.b, product.a, product.out), sides, strict=True))
                 y = first.astype(wide) @ second.astype(wide)
                 y = y if product.bias is None else y + product.bias.astype(wide)[:, None]
-                out[...] = y + out if product.accumulate else y
+                y = y + out if product.accumulate else y
+                out[...] = np.maximum(y, 0) if product.act else y
 
         return lambda: self.runtime._issue(stream, body)
 

@@ -43,6 +43,11 @@ class Cuda:
         """The array module."""
         return self.driver.cupy
 
+    def interface(self, array: Any) -> dict[str, Any]:
+        """An array as other libraries take it, by the CUDA array interface (version 3)."""
+        return {"shape": array.shape, "typestr": array.dtype.str, "data": (cuda.pointer(array), False), "strides": array.strides,
+                "version": 3, "stream": self.main.ptr}
+
     def _library(self, name: str) -> Any:
         if name not in self._made:
             self._made[name] = self._make[name]()
@@ -56,16 +61,18 @@ class Cuda:
         return memory
 
     def array(self, memory: Any, view: View, base: int = 0) -> Any:
-        """The strided array that `view` means in `memory`, whose storage begins at byte `base`."""
+        """The strided array that `view` means in `memory`, whose storage begins at byte `base`. Only addresses, shapes and
+        strides: it is for launches, and keeps no memory."""
         size = np.dtype(view.dtype).itemsize
         return self.driver.array(memory, view.shape, view.dtype, tuple(s * size for s in view.strides), base + view.offset * size)
 
     def read(self, array: Any) -> Any:
         """A NumPy copy, when all that was issued before has run."""
         host = np.empty(array.shape, array.dtype)
-        dense = self._dense(array)
-        self.driver.copy(dense, host, self.main)()
-        self.driver.synchronize(self.main)
+        if host.size:
+            memory = None if cuda.contiguous(array) else self.snapshot(array)
+            self.driver.copy(array if memory is None else self._whole(memory, array), host, self.main)()
+            self.driver.synchronize(self.main)
         return host
 
     def write(self, array: Any, value: Any) -> None:
@@ -78,10 +85,12 @@ class Cuda:
         host = np.ascontiguousarray(np.broadcast_to(np.asarray(value, array.dtype), array.shape))
         if not host.size:
             return
-        place = array if cuda.contiguous(array) else self._scratch(array)
-        self.driver.copy(host, place, self.main)()
-        if place is not array:
-            self.copier(place, array)()
+        if cuda.contiguous(array):
+            self.driver.copy(host, array, self.main)()
+        else:
+            memory = self.driver.allocate(host.nbytes, self.main)
+            self.driver.copy(host, self._whole(memory, array), self.main)()
+            self.copier(self._whole(memory, array), array)()
         self.driver.synchronize(self.main)
 
     def duplicate(self, memory: Any) -> Any:
@@ -111,17 +120,6 @@ class Cuda:
             strides.append(step)
             step *= n
         return self.driver.array(memory, array.shape, str(array.dtype), tuple(reversed(strides)), 0)
-
-    def _scratch(self, array: Any) -> Any:
-        return self._whole(self.driver.allocate(max(array.size * array.dtype.itemsize, 1), self.main), array)
-
-    def _dense(self, array: Any) -> Any:
-        """The array itself where it is row-major, else a copy."""
-        if cuda.contiguous(array):
-            return array
-        dense = self._scratch(array)
-        self.copier(array, dense)()
-        return dense
 
     def feed(self, places: Sequence[Any]) -> Callable[[Sequence[Any]], None]:
         """A call that brings host arrays to these places before the next step, while the last one may still run."""
@@ -210,10 +208,11 @@ class Feed:
     def _slot(self) -> dict[str, Any]:
         """Host places, the copies to the device, and the copies from there to the inputs, with their events."""
         driver, main = self.driver, self.device.main
-        hosts, up, across = [], [], []
+        hosts, up, across, memories = [], [], [], []
         for place in self.places:
             host = driver.pinned(max(place.size * place.dtype.itemsize, 1))
-            staged = self.device._whole(driver.allocate(len(host), main), place)
+            memories.append(driver.allocate(len(host), main))
+            staged = self.device._whole(memories[-1], place)
             host = host[: place.size * place.dtype.itemsize].view(place.dtype).reshape(place.shape)
             hosts.append(host)
             up += [driver.copy(host, staged, self._copies)] if place.size else []
@@ -221,7 +220,7 @@ class Feed:
         driver.synchronize(main)
         arrived, taken = driver.event(), driver.event()
         driver.record(taken, main)()
-        return {"hosts": hosts, "arrived": arrived, "free": taken,
+        return {"hosts": hosts, "memories": memories, "arrived": arrived, "free": taken,
                 "up": [driver.wait(self._copies, taken), *up, driver.record(arrived, self._copies)],
                 "across": [driver.wait(main, arrived), *across, driver.record(taken, main)]}
 

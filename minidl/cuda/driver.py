@@ -6,6 +6,7 @@ tasks or schedules. The tests put another driver in its place, which runs everyt
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from functools import cache, partial
 from typing import Any
@@ -62,8 +63,13 @@ class Driver:
         return isinstance(memory, self.cupy.ndarray) and memory.device.id == self.ordinal
 
     def array(self, memory: Any, shape: tuple[int, ...], dtype: str, strides: tuple[int, ...], offset: int) -> Any:
-        """The strided array at byte `offset`; strides in bytes."""
-        return self.cupy.ndarray(shape, np.dtype(dtype), memory.data + offset, strides)
+        """The strided array at byte `offset`; strides in bytes. It is NumPy's, at an address of the device: shapes and
+        views are computed as ever, but the host must never look inside. `memory` has to be kept by others."""
+        if 0 in shape:
+            return np.empty(shape, dtype)
+        extent = np.dtype(dtype).itemsize + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+        there: Any = (ctypes.c_ubyte * extent).from_address(int(memory.data.ptr) + offset)
+        return np.ndarray(shape, dtype, there, 0, strides)
 
     def pinned(self, nbytes: int) -> Any:
         """Host bytes that copies can overlap with; they live as long as the array."""
@@ -131,7 +137,7 @@ class Driver:
             return int(raw.kernel.ptr)
 
     def zeros(self, array: Any, stream: Stream) -> Thunk:
-        return _keep(partial(self.runtime.memsetAsync, array.data.ptr, 0, array.nbytes, stream.ptr), array)
+        return _keep(partial(self.runtime.memsetAsync, cuda.pointer(array), 0, array.nbytes, stream.ptr), array)
 
     def copy(self, source: Any, out: Any, stream: Stream) -> Thunk:
         """Contiguous bytes, either of which may be the host's (NumPy): pinned, or the copy is not asynchronous."""

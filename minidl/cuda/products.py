@@ -17,7 +17,9 @@ from typing import Any
 import numpy as np
 
 from ..kernels import Thunk, cuda
+from ..kernels.linear import layout
 
+EPILOGUES = {(False, ""): "DEFAULT", (True, ""): "BIAS", (False, "relu"): "RELU", (True, "relu"): "RELU_BIAS"}  #: (bias, act)
 WORKSPACE = 32 << 20  #: bytes for each stream; what NVIDIA recommends on Hopper
 
 
@@ -32,28 +34,14 @@ class Side:
     batch_step: int
     transposed: bool
 
-
-def _side(array: Any, transposable: bool) -> Side:
-    """The transpose of a row-major (..., r, c) array, by columns. Raises ValueError where the array is neither way
-    round, or its leading axes are not one step."""
-    size = array.dtype.itemsize
-    rows, columns = array.shape[-2:]
-    down, across = (s // size for s in array.strides[-2:])
-    step = _batch_step(array) // size
-    if (across == 1 or columns == 1) and (down >= columns or rows == 1):
-        return Side(columns, rows, max(down, columns) if rows > 1 else columns, step, False)
-    if transposable and (down == 1 or rows == 1) and (across >= rows or columns == 1):
-        return Side(rows, columns, max(across, rows) if columns > 1 else rows, step, True)
-    raise ValueError(f"a product needs rows or columns that lie together, not strides {array.strides} of shape {array.shape}")
-
-
-def _batch_step(array: Any) -> int:
-    """Bytes from matrix to matrix; 0 where all are the same one."""
-    axes = [(n, s) for n, s in zip(array.shape[:-2], array.strides[:-2], strict=True) if n > 1]
-    for (_, outer), (n, inner) in zip(axes, axes[1:], strict=False):
-        if outer != n * inner:
-            raise ValueError(f"leading axes of shape {array.shape} with strides {array.strides} are not one step apart")
-    return axes[-1][1] if axes else 0
+    @classmethod
+    def of(cls, array: Any) -> Side:
+        """The transpose of a (..., r, c) array, by columns. Raises LaunchError where a BLAS cannot take it as it lies."""
+        found, (r, c) = layout(array), array.shape[-2:]
+        if found is None:
+            raise cuda.LaunchError(f"a product needs rows or columns that lie together, not strides {array.strides} of shape {array.shape}")
+        transposed, leading, _, apart = found
+        return cls(*((r, c) if transposed else (c, r)), leading, apart, transposed)
 
 
 class Products:
@@ -87,19 +75,22 @@ class Products:
         where cuBLASLt has no algorithm."""
         lt, name = self.lt, str(product.out.dtype)
         memory, scale, arithmetic = self.types[name]
-        first, second, out = _side(product.b, True), _side(product.a, True), _side(product.out, False)
+        first, second, out = Side.of(product.b), Side.of(product.a), Side.of(product.out)
+        if out.transposed:
+            raise cuda.LaunchError(f"a product is written row by row, not with strides {product.out.strides}")
         count = int(np.prod(product.out.shape[:-2], dtype=np.int64))
         rounds = tf32 and name == "float32"
         operation = lt.matmul_desc_create(self.rounded if rounds else int(arithmetic), int(scale))
         attributes = lt.MatmulDescAttribute
         self._describe(operation, attributes.TRANSA, int(first.transposed))
         self._describe(operation, attributes.TRANSB, int(second.transposed))
+        epilogue = EPILOGUES[product.bias is not None, product.act]
+        self._describe(operation, attributes.EPILOGUE, int(lt.Epilogue[epilogue]))
         if product.bias is not None:
-            self._describe(operation, attributes.EPILOGUE, int(lt.Epilogue.BIAS))
             self._describe(operation, attributes.BIAS_POINTER, cuda.pointer(product.bias))
         layouts = [self._layout(int(memory), side, count) for side in (first, second, out)]
         alignments = tuple(min(256, cuda.pointer(a) & -cuda.pointer(a)) for a in (product.b, product.a, product.out))
-        key = (name, rounds, first, second, out, count, product.bias is not None, alignments)
+        key = (name, rounds, first, second, out, count, epilogue, alignments)
         if key not in self._algorithms:
             self._algorithms[key] = self._choose(operation, layouts, alignments, key)
         algorithm, workspace = self._algorithms[key], self.workspace(stream)
