@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+from .cuda import Call, Grid, c_type, each, each_row, steps, strides
 from .registry import kernel, loop
+
+PIECE = 2048  #: positions that a CUDA block sorts
 
 
 @kernel("embedding")
@@ -17,6 +21,12 @@ def embedding(xp: Any, table: Any, index: Any) -> Any:
 def _(table: Any, index: Any, y: Any) -> Any:
     return [loop(_embedding, table, index.reshape(-1) if index.flags.c_contiguous else index,
                  y.reshape(-1, table.shape[1]))]
+
+
+@embedding.cuda()
+def _(table: Any, index: Any, y: Any) -> Any:
+    size = index.size, table.shape[1]
+    return each_row("embedding.cu", f"embedding<{c_type(table)}>", *size, table, index, strides(index.shape, steps(index, index.shape)), y, *size)
 
 
 def _embedding(table, index, y):  # type: ignore[no-untyped-def]
@@ -46,6 +56,37 @@ def embedding_grad(xp: Any, index: Any, dy: Any, *, rows: int) -> Any:
 def _(index: Any, dy: Any, grad: Any, *, rows: int) -> Any:
     return [loop(_embedding_grad, index.reshape(-1) if index.flags.c_contiguous else index,
                  dy.reshape(-1, grad.shape[1]), grad)]
+
+
+def _few(positions: int, rows: int, width: int) -> bool:
+    """Whether CUDA looks through all positions for each row: neither are there many, nor has a row many of them."""
+    return positions <= min(1024, 32 * rows) and positions * rows * -(-width // 128) <= 2**24
+
+
+def _sorted(reads: Any, writes: Any, *, rows: int) -> list[Any]:
+    """Keys, positions by row, and where each row's begin."""
+    n = math.prod(reads[0].shape)
+    return [] if _few(n, rows, writes[0].shape[1]) else [((n,), "uint64"), ((n,), "int32"), ((rows + 1,), "int32")]
+
+
+@embedding_grad.cuda(_sorted)
+def _(index: Any, dy: Any, grad: Any, *work: Any, rows: int) -> Any:
+    """For few positions one launch, rows * positions / 32 steps of a warp. Else three: pieces of the positions are sorted
+    by row, ranked in each other, which takes (rows + positions) * positions / 2048 searches of 11 steps, and summed.
+
+    A row's gradients are added in the order of its positions; of more than 64, the sums of eight equal parts of them.
+    """
+    if not grad.size:
+        return []
+    n, width = index.size, grad.shape[1]
+    name, given = f"<{c_type(dy)}>", (index, strides(index.shape, steps(index, index.shape)))
+    blocks = min(-(-rows // 8), 2112), -(-width // 128)
+    if not work:
+        return [Grid("embedding.cu", "embedding_grad" + name, blocks, (256,), (*given, dy, grad, n, rows, width))]
+    keys, order, begins = work
+    calls: list[Call] = [Grid("embedding.cu", "embedding_sort", (-(-n // PIECE),), (PIECE // 2,), (*given, n, keys))]
+    calls += each("embedding.cu", "embedding_order", n + rows + 1, keys, n, rows, order, begins)
+    return [*calls, Grid("embedding.cu", "embedding_sums" + name, blocks, (256,), (order, begins, dy, grad, rows, width))]
 
 
 def _embedding_grad(index, dy, grad):  # type: ignore[no-untyped-def]

@@ -108,3 +108,60 @@ def test_launches() -> None:
         assert len(run_kernel("cross_entropy_grad", [x, labels, np.array(1.0)], [x.copy()], smoothing=0.0)) == 1
     for name, count in (("softmax", 1), ("softmax_grad", 2)):
         assert run_kernel(name, [np.ones((0, 3))] * count, [np.ones((0, 3))]) == []
+
+
+# ------------------------------------------------------------------------------------------------------------ embedding
+INDICES = {"dense": lambda n: np.random.default_rng(1).integers(9, size=n), "matrix": lambda n: np.random.default_rng(2).integers(9, size=(n, 3)),
+           "transposed": lambda n: np.random.default_rng(3).integers(9, size=(4, n)).T, "backwards": lambda n: np.arange(2 * n)[::-2] % 9,
+           "one number": lambda n: np.broadcast_to(np.int64(4), (2, n)), "no axes": lambda n: np.array(5)}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", INDICES)
+@pytest.mark.parametrize("width", [1, 33, 130])
+def test_embedding(width: int, kind: str, dtype: str) -> None:
+    table, index = draw((9, width), 1, dtype), INDICES[kind](50)
+    y, = agree("embedding", [table, index])
+    assert y.tobytes() == table[index].tobytes()
+    agree("embedding_grad", [index, draw(y.shape, 2, dtype)], rows=9, scale=index.size**0.5)
+
+
+def test_embedding_of_wide_rows() -> None:
+    agree("embedding", [draw((5, 1100), 1, "float32"), np.array([4, 0, 4])])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(("positions", "rows", "width"), [(1025, 40, 3), (2049, 5000, 1), (6000, 17, 150), (5000, 1, 31)])
+@pytest.mark.parametrize("spread", ["even", "skewed", "one"])
+def test_embedding_grad_of_many_positions(positions: int, rows: int, width: int, spread: str, dtype: str) -> None:
+    """Sorted; rows with none, a few and very many positions."""
+    rng = np.random.default_rng(5)
+    index = {"even": rng.integers(rows, size=positions), "skewed": np.minimum(rng.zipf(1.3, positions) - 1, rows - 1),
+             "one": np.full(positions, rows - 1)}[spread]
+    assert len(run_kernel("embedding_grad", [index, np.ones((positions, 1), dtype)], [np.empty((rows, 1), dtype)], rows=rows)) == 3
+    agree("embedding_grad", [index, draw((positions, width), 6, dtype)], rows=rows, scale=positions**0.5)
+
+
+def test_embedding_grad_of_many_positions_of_views() -> None:
+    index = np.random.default_rng(7).integers(300, size=(30, 41)).T
+    agree("embedding_grad", [index, draw((41, 30, 5), 6, "float64")], rows=300)
+
+
+def test_the_two_ways_of_an_embedding_gradient_meet() -> None:
+    """1024 positions are looked through, one more is sorted: up to 64 positions of a row give the same bits."""
+    index, dy = np.random.default_rng(8).integers(200, size=1025), draw((1025, 7), 9, "float32")
+    dy[-1] = 0
+    few, many = np.empty((200, 7), "f"), np.empty((200, 7), "f")
+    assert len(run_kernel("embedding_grad", [index[:-1], dy[:-1]], [few], rows=200)) == 1
+    assert len(run_kernel("embedding_grad", [index, dy], [many], rows=200)) == 3
+    np.testing.assert_array_equal(few, many)
+
+
+def test_empty_embeddings() -> None:
+    """No positions: the gradient is zero."""
+    none = np.ones(0, np.int64)
+    assert run_kernel("embedding", [np.ones((3, 4)), none], [np.ones((0, 4))]) == []
+    assert run_kernel("embedding_grad", [none, np.ones((0, 0))], [np.ones((3, 0))], rows=3) == []
+    grad = np.ones((3, 4))
+    run_kernel("embedding_grad", [none, np.ones((0, 4))], [grad], rows=3)
+    assert not grad.any()
