@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 import minidl as ml
 from minidl import data, models, nn, optim, schedulers
+from minidl.border import must_stay
 from minidl.cuda import lanes
 from minidl.cuda.device import Cuda
 from minidl.device import DeviceError
-from minidl.executors import GraphExecutor, SequentialExecutor, SteadyExecutor, StreamExecutor, executor
+from minidl.executors import GraphExecutor, SequentialExecutor, SteadyExecutor, StreamExecutor
 from minidl.executors.checking import random_schedule
 from minidl.graph import View
 from minidl.lanes import Work
@@ -42,7 +43,7 @@ class Run:
         with use(Tape(device)):
             ml.seed(5)
             self.batches = data.load("digits", batch_size=16, seed=5)
-            self.model = models.create(model, **arguments)
+            self.model = models.create(model, **(arguments or ({"hidden": 24} if model == "mlp" else {})))
             self.opt = (optim.SGD(self.model.parameters(), 0.1, momentum=0.9) if optimizer == "sgd"
                         else optim.AdamW(self.model.parameters(), 0.01))
             self.graph = ml.record(self.step, *next(self.batches))
@@ -88,15 +89,15 @@ def test_the_device_computes_what_the_cpu_does(device):
         np.testing.assert_allclose(p, q, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("kind", [StreamExecutor, GraphExecutor])
 @pytest.mark.parametrize("seed", range(3))
-def test_weight_gradients_cross_the_border_on_streams_and_in_graphs(device, seed):
+def test_weight_gradients_cross_the_border_on_streams_and_in_graphs(device, seed, kind):
     wanted = oracle(device(seed))
     run = Run(device(seed))
-    long = ml.CostModel(tasks={run.graph.name(t): 100.0 for t in range(len(run.graph))})
-    plan = schedulers.region_plan(run.graph, long).schedule
-    run_it = executor(run.graph, plan, device=run.device)
-    assert isinstance(run_it, SteadyExecutor)
-    assert equal(run.train(run_it), wanted)
+    late = [t for t in range(len(run.graph)) if not must_stay(run.graph)[t]]
+    steady = SteadyExecutor(ml.cross_border(run.graph, late), lambda g: random_schedule(g, 2, np.random.default_rng(seed)),
+                            device=run.device, lanes=kind)
+    assert equal(run.train(steady), wanted)
 
 
 def _without_labels(self: Any, x: Any, y: Any) -> Any:
