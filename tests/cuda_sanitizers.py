@@ -35,8 +35,8 @@ from minidl.kernels.registry import Kernel
 #: what g++ is told for each
 SANITIZERS = {"address": ("-fsanitize=address,undefined", "-fno-sanitize-recover=all"), "thread": ("-fsanitize=thread",)}
 OPTIONS = {"ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1", "TSAN_OPTIONS": "halt_on_error=1"}
-THREADS, BYTES = 3000, 1_000_000  #: of launches that are worth replaying: each thread is a real one
-KEPT = 4  #: launches of each kernel, as many again of one block alone
+THREADS, BYTES = 2100, 1_000_000  #: of launches that are worth replaying: each thread is a real one
+KEPT = 3  #: launches of each kernel, as many again of one block alone
 
 
 @dataclass
