@@ -39,12 +39,28 @@ def info(arguments: Any) -> int:
         show.emit(arguments, record, f"{record['model']}: {record['parameters']:,} parameters, {record['flops_per_sample']:,} flops a sample "
                                      f"(forward)\n" + show.table(("layer", "op", "parameters"), rows))
         return 0
-    record = {"devices": [{"name": "cpu", "cores": len(os.sched_getaffinity(0)), "processor": platform.processor() or platform.machine()}],
-              "mpi": _mpi(), "versions": versions()}
+    gpus, why_not = _gpus()
+    record = {"devices": [{"name": "cpu", "cores": len(os.sched_getaffinity(0)), "processor": platform.processor() or platform.machine()},
+                          *gpus], "mpi": _mpi(), "versions": versions()}
     show.emit(arguments, record, show.table(("what", "is"), [
-        *((f"device {d['name']}", f"{d['cores']} cores, {d['processor']}") for d in record["devices"]),
+        ("device cpu", f"{record['devices'][0]['cores']} cores, {record['devices'][0]['processor']}"),
+        *((f"device {g['name']}", f"{g['gpu']}, {g['memory_bytes'] / 2**30:.0f} GiB, sm_{g['capability']}") for g in gpus),
+        *([] if gpus else [("device cuda", why_not)]),
         ("MPI", record["mpi"] or "none found"), *record["versions"].items()]))
     return 0
+
+
+def _gpus() -> tuple[list[dict[str, Any]], str]:
+    """What each GPU is; where there is none, why."""
+    from .. import device
+
+    found: list[dict[str, Any]] = []
+    while True:
+        try:
+            about = device.get(f"cuda:{len(found)}").driver.describe()
+        except device.DeviceError as error:
+            return found, str(error)
+        found.append({"name": f"cuda:{len(found)}", "gpu": about.pop("name"), **about})
 
 
 def _mpi() -> str | None:
