@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from .registry import kernel, loop, ufunc
+from .cuda import c_type, each_row
+from .linear import dense, dense_work, product
+from .registry import flat, kernel, loop, ufunc
 
 
 def _swap(a: Any) -> Any:
@@ -39,6 +41,21 @@ def _(q: Any, k: Any, v: Any, *rest: Any, scale: float, causal: bool) -> Any:
     keep = mask[0] if mask else np.ones((q.shape[0], k.shape[2]), np.int64)
     return [ufunc(np.matmul, q, _swap(k), p), loop(_shift, p, keep, p.dtype.type(scale), causal), ufunc(np.exp, p, p),
             loop(_divide, p), ufunc(np.matmul, p, v, y)]
+
+
+@attention.cuda(work=lambda reads, writes, **constants: dense_work(*reads[:3]))
+def _(q: Any, k: Any, v: Any, *rest: Any, scale: float, causal: bool) -> Any:
+    mask, (y, p, *work) = ([rest[0]], rest[1:]) if rest[0].ndim == 2 else ([], rest)
+    (q, k, v), copies = dense([q, k, v], work)
+    t, width = p.shape[2:]
+    rows, numbers = p.size // max(width, 1), (t, width, float(scale), causal)
+    if mask:
+        steps = (s // mask[0].dtype.itemsize for s in mask[0].strides)
+        softmax = each_row("attention.cu", f"attention_softmax_masked<{c_type(p)}, {c_type(mask[0])}>", rows, width, flat(p), mask[0],
+                           *steps, rows, p.shape[1] * t, *numbers)
+    else:
+        softmax = each_row("attention.cu", f"attention_softmax<{c_type(p)}>", rows, width, flat(p), rows, *numbers)
+    return [*copies, *product(q, _swap(k), p), *softmax, *product(p, v, y)]
 
 
 def _shift(p, keep, scale, causal):  # type: ignore[no-untyped-def]
@@ -89,6 +106,15 @@ def _(q: Any, k: Any, v: Any, p: Any, dy: Any, dq: Any, dk: Any, dv: Any, ds: An
     return [ufunc(np.matmul, dy, _swap(v), ds), loop(_score_grad, p, ds, p.dtype.type(scale)),
             ufunc(np.matmul, ds, k, dq),
             ufunc(np.matmul, _swap(ds), q, dk), ufunc(np.matmul, _swap(p), dy, dv)]
+
+
+@attention_grad.cuda(work=lambda reads, writes, scale: [*_score_work(reads, writes, scale), *dense_work(*reads[:3], reads[4])])
+def _(q: Any, k: Any, v: Any, p: Any, dy: Any, dq: Any, dk: Any, dv: Any, ds: Any, *work: Any, scale: float) -> Any:
+    (q, k, v, dy), copies = dense([q, k, v, dy], work)
+    width = p.shape[3]
+    rows = p.size // max(width, 1)
+    scores = each_row("attention.cu", f"attention_score_grad<{c_type(p)}>", rows, width, flat(p), flat(ds), rows, width, float(scale))
+    return [*copies, *product(dy, _swap(v), ds), *scores, *product(ds, k, dq), *product(_swap(ds), q, dk), *product(_swap(p), dy, dv)]
 
 
 def _score_grad(p, ds, scale):  # type: ignore[no-untyped-def]

@@ -1,41 +1,38 @@
 // Copies of strided arrays, for products that cannot take them as they lie; see linear.py.
-#include "common.cuh"
+#include "four.cuh"
 
-// What a dense array is made from: lengths and steps in elements, the last axis changes fastest. A thread copies `run`
-// neighbours; it divides the last length.
-struct DenseCopy {
-    const void* from;
-    void* to;
-    long long runs;
-    int run;
-    int axes;
-    long long length[6];
-    long long step[6];
-};
+// Up to four arrays and what they are copied to, which is dense. `vector` neighbours on the last axis are a thread's.
 struct DenseCopies {
-    DenseCopy of[4];
+    const void* from[4];
+    void* to[4];
+    Strides at[4];
 };
 
-// Where element i of the dense array comes from. Index: int is several times faster to divide than long long.
-template <typename Index> __device__ __forceinline__ long long origin(const DenseCopy& copy, Index i) {
+// Where element i of the dense array comes from. int is several times faster to divide than long long.
+template <typename Index> __device__ __forceinline__ long long origin(const Strides& s, Index i) {
     long long at = 0;
-    for (int axis = copy.axes - 1; axis > 0; axis--) {
-        Index length = (Index)copy.length[axis];
-        at += i % length * copy.step[axis];
-        i /= length;
+    for (int axis = s.axes - 1; axis > 0; axis--) {
+        Index length = (Index)s.length[axis], outer = i / length;
+        at += (i - outer * length) * s.step[0][axis];
+        i = outer;
     }
-    return at + i * copy.step[0];
+    return at + i * s.step[0][0];
 }
 
-// Blocks: (runs, copies).
+// Blocks: (elements / vector, arrays).
 template <typename T> __global__ void make_dense(DenseCopies copies) {
-    const DenseCopy& copy = copies.of[blockIdx.y];
-    const T* from = static_cast<const T*>(copy.from);
-    T* to = static_cast<T*>(copy.to);
-    bool small = copy.runs * copy.run < 0x80000000ll;
-    long long apart = copy.step[copy.axes - 1];
-    for (long long i = first(); i < copy.runs; i += step()) {
-        long long start = i * copy.run, at = small ? origin(copy, (int)start) : origin(copy, start);
-        for (int j = 0; j < copy.run; j++) to[start + j] = from[at + j * apart];
+    const Strides& s = copies.at[blockIdx.y];
+    const T* from = static_cast<const T*>(copies.from[blockIdx.y]);
+    T* to = static_cast<T*>(copies.to[blockIdx.y]);
+    long long apart = s.step[0][s.axes - 1];
+    for (long long i = first() * s.vector; i < s.count; i += step() * s.vector) {
+        long long at = s.count < 0x80000000ll ? origin(s, (int)i) : origin(s, i);
+        if (s.vector == 4 && apart == 1) {
+            Sum<T> xs[4];
+            load(from + at, 4, xs);
+            store(to + i, 4, xs);
+        } else {
+            for (int k = 0; k < s.vector; k++) to[i + k] = from[at + k * apart];
+        }
     }
 }

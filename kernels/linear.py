@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from .cuda import THREADS, WAVES, Call, Grid, Product, Struct, Zeros, c_type, pointer
+from .cuda import STRIDES, THREADS, WAVES, Call, Grid, Product, Struct, Zeros, c_type, pointer, steps, strides
 from .registry import Thunk, kernel, loop, ufunc
 from .sums import cuda_row_sums, cuda_row_sums_work
 
@@ -60,11 +60,6 @@ def dense_work(*arrays: Any) -> list[Any]:
     return [(a.shape, a.dtype) for a in arrays if _unfit(a)]
 
 
-class _DenseCopy(ctypes.Structure):
-    _fields_ = [("source", ctypes.c_void_p), ("to", ctypes.c_void_p), ("runs", ctypes.c_longlong), ("run", ctypes.c_int),
-                ("axes", ctypes.c_int), ("length", ctypes.c_longlong * 6), ("step", ctypes.c_longlong * 6)]
-
-
 def dense(arrays: Sequence[Any], work: Sequence[Any]) -> tuple[list[Any], list[Call]]:
     """Matrices and biases as products take them: as they are, or copied to `work`; and the launch that copies them all."""
     spare = list(work)
@@ -77,23 +72,20 @@ def dense_copies(pairs: Sequence[tuple[Any, Any]]) -> list[Call]:
     pairs = [(a, to) for a, to in pairs if to.size]
     if not pairs:
         return []
-    copies = (_DenseCopy * 4)(*(_dense_copy(a, to) for a, to in pairs))
-    blocks = max(min(-(-copy.runs // THREADS), 132 * WAVES) for copy in copies)
-    return [Grid("linear.cu", f"make_dense<{c_type(pairs[0][1])}>", (blocks, len(pairs)), (THREADS,), (Struct("DenseCopies", bytes(copies)),))]
+    table, blocks = _DenseCopies(), 1
+    for k, (a, to) in enumerate(pairs):
+        vector = 1 if to.shape[-1] % 4 else 4
+        table.source[k], table.to[k] = pointer(a), pointer(to)
+        table.at[k][:] = strides(a.shape, steps(a, a.shape), vector=vector).content
+        blocks = max(blocks, min(-(-to.size // (vector * THREADS)), 132 * WAVES))
+    kernel = f"make_dense<{c_type(pairs[0][1])}>"
+    return [Grid("linear.cu", kernel, (blocks, len(pairs)), (THREADS,), (Struct("DenseCopies", bytes(table)),))]
 
 
-def _dense_copy(a: Any, to: Any) -> _DenseCopy:
-    axes: list[tuple[int, int]] = []
-    for n, s in zip(a.shape, _steps(a), strict=True):
-        if axes and axes[-1][1] == n * s:
-            axes[-1] = (axes[-1][0] * n, s)
-        elif n != 1:
-            axes.append((n, s))
-    axes = axes or [(1, 0)]
-    if len(axes) > 6:
-        raise ValueError(f"an array of shape {a.shape} and strides {a.strides} has more than 6 axes that do not join")
-    run = next(n for n in (4, 2, 1) if axes[-1][0] % n == 0)
-    return _DenseCopy(pointer(a), pointer(to), to.size // run, run, len(axes), tuple(n for n, _ in axes), tuple(s for _, s in axes))
+class _DenseCopies(ctypes.Structure):
+    """`DenseCopies` of linear.cu."""
+
+    _fields_ = [("source", ctypes.c_void_p * 4), ("to", ctypes.c_void_p * 4), ("at", ctypes.c_ubyte * STRIDES.itemsize * 4)]
 
 
 def product(a: Any, b: Any, out: Any, bias: Any = None, accumulate: bool = False) -> list[Call]:

@@ -13,7 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from .linear import gemm
+from .cuda import Call, Grid, Zeros, c_type
+from .cuda import steps as strides
+from .linear import dense, dense_copies, dense_work, gemm, product
 from .registry import Thunk, kernel, loop, ufunc
 
 
@@ -37,6 +39,32 @@ def _gates_work(reads: Any, writes: Any, **constants: Any) -> Any:
 
 def _bias(given: list[Any], gates: Any) -> Any:
     return given[0] if given else np.zeros(gates.shape[-1], gates.dtype)
+
+
+# ----------------------------------------------------------------------------------------------------------------- CUDA
+def _each_cell(kernel: str, state: Any, *arguments: Any) -> list[Call]:
+    """A launch with a thread for each element of a state (n, d), up to a limit along n; the kernel gets n and d last but
+    for its flags."""
+    n, d = state.shape
+    across = 1 << min(max((d - 1).bit_length(), 5), 8)
+    threads = (across, 256 // across)
+    blocks = (-(-d // across), min(-(-n // threads[1]), 65535))
+    return [Grid("recurrent.cu", f"{kernel}<{c_type(state)}>", blocks, threads, arguments)] if state.size else []
+
+
+def _optional(rest: Any) -> tuple[list[Any], Any]:
+    """A bias, if there is one, and the arrays after it, which have more axes."""
+    return ([rest[0]], rest[1:]) if rest[0].ndim == 1 else ([], rest)
+
+
+def _strided(a: Any) -> tuple[Any, ...]:
+    """What a kernel gets for an array of any strides."""
+    return a, *strides(a, a.shape)
+
+
+def _biased(b: list[Any], gx: Any) -> tuple[Any, ...]:
+    """What a kernel gets for a bias; without one it is not read."""
+    return (*_strided(b[0]), True) if b else (gx, 0, False)
 
 
 # ------------------------------------------------------------------------------------------------------------------ rnn
@@ -63,6 +91,18 @@ def _(gx: Any, h0: Any, w: Any, *rest: Any, relu: bool, reverse: bool) -> Any:
     return thunks
 
 
+@rnn.cuda(work=lambda reads, writes, **constants: dense_work(reads[2]))
+def _(gx: Any, h0: Any, w: Any, *rest: Any, relu: bool, reverse: bool) -> Any:
+    b, (out, *work) = _optional(rest)
+    (w,), calls = dense([w], work)
+    calls += dense_copies([(h0, out[-1 if reverse else 0])])
+    for t, before, after in steps(len(gx), reverse):
+        h = out[after]
+        calls += [*product(out[before], w.T, h),
+                  *_each_cell("rnn_step", h, *_strided(gx[t]), *_biased(b, gx), h, *h.shape, relu)]
+    return calls
+
+
 def _add_gates(gx, b, h):  # type: ignore[no-untyped-def]
     for i in range(h.shape[0]):
         for j in range(h.shape[1]):
@@ -86,6 +126,15 @@ def _(dy: Any, w: Any, out: Any, dgx: Any, dh: Any, *, relu: bool, reverse: bool
     for t, _, after in steps(len(dy), reverse)[::-1]:
         thunks += [loop(_rnn_grad, dy[t], dh, out[after], dgx[t], relu), gemm(dgx[t], w, dh)]
     return thunks
+
+
+@rnn_grad.cuda(work=lambda reads, writes, **constants: dense_work(reads[1]))
+def _(dy: Any, w: Any, out: Any, dgx: Any, dh: Any, *work: Any, relu: bool, reverse: bool) -> Any:
+    (w,), calls = dense([w], work)
+    calls += [Zeros(dh)]
+    for t, _, after in steps(len(dy), reverse)[::-1]:
+        calls += [*_each_cell("rnn_grad_step", dh, *_strided(dy[t]), dh, out[after], dgx[t], *dh.shape, relu), *product(dgx[t], w, dh)]
+    return calls
 
 
 def _rnn_grad(dy, dh, h, da, relu):  # type: ignore[no-untyped-def]
@@ -129,6 +178,18 @@ def _(gx: Any, h0: Any, w: Any, *rest: Any, reverse: bool) -> Any:
                    ufunc(np.tanh, rz, rz), loop(_gru_new, gx[t], kept[t]), ufunc(np.tanh, n, n),
                    loop(_gru_state, kept[t], out[before], out[after])]
     return thunks
+
+
+@gru.cuda(work=lambda reads, writes, **constants: dense_work(reads[2]))
+def _(gx: Any, h0: Any, w: Any, *rest: Any, reverse: bool) -> Any:
+    b, (out, kept, *work) = _optional(rest)
+    (w,), calls = dense([w], work)
+    calls += dense_copies([(h0, out[-1 if reverse else 0])])
+    for t, before, after in steps(len(gx), reverse):
+        h = out[after]
+        calls += [*product(out[before], w.T, kept[t, :, h.shape[1] :]),
+                  *_each_cell("gru_step", h, *_strided(gx[t]), *_biased(b, gx), kept[t], out[before], h, *h.shape)]
+    return calls
 
 
 def _gru_gates(gx, gh, b, kept):  # type: ignore[no-untyped-def]
@@ -183,6 +244,16 @@ def _(dy: Any, w: Any, out: Any, kept: Any, dgx: Any, dgh: Any, dh: Any, past: A
     return [*thunks, ufunc(np.add, dh, past, dh)]
 
 
+@gru_grad.cuda(work=lambda reads, writes, **constants: dense_work(reads[1]))
+def _(dy: Any, w: Any, out: Any, kept: Any, dgx: Any, dgh: Any, dh: Any, *work: Any, reverse: bool) -> Any:
+    (w,), calls = dense([w], work)
+    calls += [Zeros(dh)]
+    for t, before, _ in steps(len(dy), reverse)[::-1]:
+        calls += [*_each_cell("gru_grad_step", dh, *_strided(dy[t]), dh, kept[t], out[before], dgx[t], dgh[t], *dh.shape),
+                  *product(dgh[t], w, dh, accumulate=True)]
+    return calls
+
+
 def _gru_grad(dy, dh, past, kept, before, dgx, dgh):  # type: ignore[no-untyped-def]
     d, one = before.shape[1], dy.dtype.type(1)
     for i in range(before.shape[0]):
@@ -230,6 +301,19 @@ def _(gx: Any, h0: Any, c0: Any, w: Any, *rest: Any, reverse: bool) -> Any:
                    ufunc(np.tanh, gates[t], gates[t]), loop(_lstm_cell, gates[t], cells[before], cells[after]),
                    ufunc(np.tanh, cells[after], h), loop(_lstm_state, gates[t], h)]
     return [*thunks, ufunc(np.positive, cells[last], out[last])]
+
+
+@lstm.cuda(work=lambda reads, writes, **constants: dense_work(reads[3]))
+def _(gx: Any, h0: Any, c0: Any, w: Any, *rest: Any, reverse: bool) -> Any:
+    b, (out, cells, gates, *work) = _optional(rest)
+    first, last, shift = (-1, 0, 1) if reverse else (0, -1, 0)
+    (w,), calls = dense([w], work)
+    calls += dense_copies([(h0, out[first]), (c0, cells[first])])
+    for t, before, after in steps(len(gx), reverse):
+        h = out[after + shift]
+        calls += [*product(out[before + shift], w.T, gates[t]),
+                  *_each_cell("lstm_step", h, *_strided(gx[t]), *_biased(b, gx), gates[t], cells[before], cells[after], h, *h.shape)]
+    return [*calls, *dense_copies([(cells[last], out[last])])]
 
 
 def _lstm_gates(gx, gh, b, gates):  # type: ignore[no-untyped-def]
@@ -282,6 +366,16 @@ def _(dy: Any, w: Any, cells: Any, gates: Any, dgx: Any, dh: Any, dc: Any, roots
         thunks += [loop(_lstm_grad, dy[t + reverse], dh, dc, gates[t], cells[before], roots[after], dgx[t]),
                    gemm(dgx[t], w, dh)]
     return thunks
+
+
+@lstm_grad.cuda(work=lambda reads, writes, **constants: dense_work(reads[1]))
+def _(dy: Any, w: Any, cells: Any, gates: Any, dgx: Any, dh: Any, dc: Any, *work: Any, reverse: bool) -> Any:
+    (w,), calls = dense([w], work)
+    calls += [Zeros(dh), *dense_copies([(dy[0 if reverse else -1], dc)])]
+    for t, before, after in steps(len(gates), reverse)[::-1]:
+        calls += [*_each_cell("lstm_grad_step", dh, *_strided(dy[t + reverse]), dh, dc, gates[t], cells[before], cells[after], dgx[t],
+                              *dh.shape), *product(dgx[t], w, dh)]
+    return calls
 
 
 def _lstm_grad(dy, dh, dc, gates, before, roots, dgx):  # type: ignore[no-untyped-def]
