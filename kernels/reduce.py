@@ -72,7 +72,7 @@ def _reduce(kernels: tuple[str, str, str], axes: Sequence[int], x: Any, whole: S
     names = [f"{k}<{c_type(y)}>" for k in kernels]
     if not parts:
         return [fold.launch(names[0], (x, *whole, *extra, y), at, over, *numbers)]
-    inner = steps(parts[0].reshape(fold.parts, *lengths)[0], lengths)
+    inner = steps(parts[0].reshape(fold.parts, *lengths), (fold.parts, *lengths))[1:]
     last = _fold(outputs, fold.parts, along=False, across=8)._replace(parts=1)
     return [fold.launch(names[1], (x, *whole, parts[0]), at, over),
             last.launch(names[2], (parts[0], *extra, y), strides(lengths, inner, *rows), strides([fold.parts], [outputs]), *numbers)]

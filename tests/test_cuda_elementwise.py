@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 
 import numpy as np
@@ -288,6 +289,26 @@ def test_large_reductions_are_made_in_parts():
         assert fold.blocks * 256 >= outputs * fold.lanes
         assert fold.blocks * fold.parts < 2**31
         assert fold.blocks * fold.parts <= 2 * 1056 or fold.parts == 1
+
+
+@pytest.mark.parametrize(("shape", "axes"), [((30000,), (0,)), ((4, 3000, 5), (1,)), ((0, 3), (0,)), ((), ())])
+def test_binding_reads_no_memory(shape, axes):
+    """The arrays may lie where the host cannot look."""
+    def nowhere(shape, dtype="float32"):
+        nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        return np.ndarray(shape, dtype, (ctypes.c_ubyte * nbytes).from_address(4096)) if nbytes else np.empty(shape, dtype)
+
+    out = tuple(1 if a in axes else n for a, n in enumerate(shape))
+    whole = tuple((0, n, 1) for n in shape)
+    for name, reads, y, constants in (("sum", [shape], out, {"axes": axes}), ("max", [shape], out, {"axes": axes}),
+                                      ("max_grad", [shape, out, out], shape, {"axes": axes}), ("spread", [out, shape], shape, {}),
+                                      ("unslice", [shape], shape, {"shape": shape, "region": whole}), ("relu", [shape], shape, {}),
+                                      ("copy", [out], shape, {}), ("div_grad", [shape, out, shape], shape, {}), ("fill", [out], out, {"value": 1.0})):
+        arrays, write = [nowhere(r) for r in reads], nowhere(y)
+        kernel = KERNELS[name]
+        work = [nowhere(*spec) for spec in kernel.cuda_work(arrays, [write], **constants)] if kernel.cuda_work else []
+        for launch in kernel.cuda_calls(arrays, [write], work, constants):
+            cuda.Packed(launch)
 
 
 @pytest.mark.parametrize("shape", [(3, 40), (3, 9000)])
