@@ -2,6 +2,26 @@
 
 Forward in training makes the batch's mean and 1 / standard deviation and moves the running ones. The sums that are
 the parameters' gradient are a kernel of their own, since the gradient toward the input needs them.
+
+`batch_norm_act` and its gradients do the same together with what often comes next, so that it needs no launch and no
+reading of its own. With s = batch_norm(x), or s = batch_norm(x) + z:
+
+    batch_norm(x, w, b, r...) -> s0, mean, rstd, r'...
+    add(s0, z) or add(z, s0) -> s, where there is z       batch_norm_act(x, w, b, r...[, z]) -> y, mean, rstd, r'...
+    relu, relu6 or hardswish(s) -> y
+
+without z:
+    {relu, relu6}_grad(y, dy) or hardswish_grad(s, dy) -> ds
+    batch_norm_weight_grad(x, mean, rstd, ds) -> dw, db   batch_norm_act_weight_grad(x, mean, rstd, w, b, dy) -> dw, db
+    batch_norm_input_grad(x, mean, rstd, w, dw, db, ds) -> dx
+                                                          batch_norm_act_input_grad(x, mean, rstd, w, b, dw, db, dy) -> dx
+with z, whose gradient is ds, too:
+    {relu, relu6}_grad(y, dy) -> ds
+    batch_norm_weight_grad(x, mean, rstd, ds) -> dw, db   batch_norm_act_weight_grad(x, mean, rstd, w, b, dy, y) -> dw, db, ds
+    batch_norm_input_grad(x, mean, rstd, w, dw, db, ds)   unchanged
+
+s0 and s, and without z also ds, exist no more: nobody else may read them. Without an activation (`act="none"`, with z)
+only the forward launches change. Hardswish with z has no such gradient, since y does not tell its slope.
 """
 
 from __future__ import annotations
@@ -13,7 +33,7 @@ import numpy as np
 
 from .columns import Columns, spread, sums, sums_work
 from .cuda import Call, Grid, c_type
-from .registry import kernel, loop
+from .registry import KERNELS, Thunk, kernel, loop, ufunc
 from .sums import BLOCK
 
 ACTIVATIONS = ("none", "relu", "relu6", "hardswish")  #: as norm.cu numbers them
@@ -272,3 +292,94 @@ def _scaled(dy, w, rstd, dx):  # type: ignore[no-untyped-def]
     for i in range(dy.shape[0]):
         for j in range(dy.shape[1]):
             dx[i, j] = dy[i, j] * (w[j] * rstd[j])
+
+
+def _activated(xp: Any, s: Any, act: str) -> Any:
+    return s if act == "none" else KERNELS[act].reference(xp, s)
+
+
+def _before(xp: Any, x: Any, mean: Any, rstd: Any, w: Any, b: Any, dy: Any, act: str, y: Any = None) -> Any:
+    """The gradient before the activation: its slope is told by s, that of relu and relu6 by y as well."""
+    _check(act, y is not None)
+    return KERNELS[f"{act}_grad"].reference(xp, (x - mean) * (rstd * w) + b if y is None else y, dy)
+
+
+def _check(act: str, residual: bool) -> None:
+    if act not in ACTIVATIONS[1:] or (act == "hardswish" and residual):
+        raise ValueError(f"batch norm has no gradient together with {act}{' and a residual' if residual else ''}")
+
+
+@kernel("batch_norm_act", flops=_per_element(9), work=lambda reads, writes, **_: [((2, reads[0].shape[-1]), "float64")])
+def batch_norm_act(xp: Any, x: Any, w: Any, b: Any, running_mean: Any, running_var: Any, tracked: Any, z: Any = None, *, eps: float,
+                   momentum: float, act: str) -> Any:
+    """y = act(batch_norm(x) + z), and all else that batch_norm writes; z may be left out."""
+    s, *rest = batch_norm.reference(xp, x, w, b, running_mean, running_var, tracked, eps=eps, momentum=momentum)
+    return _activated(xp, s if z is None else s + z, act), *rest
+
+
+@batch_norm_act.cpu
+def _(*arrays: Any, eps: float, momentum: float, act: str) -> Any:
+    reads, z, (y, *writes, totals) = arrays[:6], arrays[6:-7], arrays[-7:]
+    return [*batch_norm.bind(reads, [y, *writes], [totals], {"eps": eps, "momentum": momentum}), *(ufunc(np.add, y, t, y) for t in z),
+            *([] if act == "none" else KERNELS[act].bind([y], [y], [], {}))]
+
+
+@batch_norm_act.cuda(_sums_work)
+def _(x: Any, *arrays: Any, eps: float, momentum: float, act: str) -> Any:
+    return _forward(x, arrays[:5], arrays[5] if len(arrays) > 12 else None, act, arrays[-7:], eps, momentum)
+
+
+def _scratch(reads: Any, writes: Any, *, act: str) -> list[Any]:
+    """What the sums need on the CPU, and the gradient before the activation unless that is written."""
+    work = [((2, reads[0].shape[-1]), "float64")]
+    return work if len(writes) == 3 else [*work, (reads[0].shape, reads[0].dtype)]
+
+
+@kernel("batch_norm_act_weight_grad", flops=_per_element(9), work=_scratch)
+def batch_norm_act_weight_grad(xp: Any, x: Any, mean: Any, rstd: Any, w: Any, b: Any, dy: Any, y: Any = None, *, act: str) -> Any:
+    """dw and db of act(batch_norm(x)); given y = act(batch_norm(x) + z), also ds, the gradient before the activation."""
+    ds = _before(xp, x, mean, rstd, w, b, dy, act, y)
+    sums = batch_norm_weight_grad.reference(xp, x, mean, rstd, ds)
+    return sums if y is None else (*sums, ds)
+
+
+@batch_norm_act_weight_grad.cpu
+def _(x: Any, mean: Any, rstd: Any, w: Any, b: Any, dy: Any, *rest: Any, act: str) -> Any:
+    _check(act, len(rest) == 5)
+    if len(rest) == 5:
+        y, dw, db, ds, totals = rest
+        calls = KERNELS[f"{act}_grad"].bind([y, dy], [ds], [], {})
+    else:
+        dw, db, totals, ds = rest
+        calls = _before_calls(x, mean, rstd, w, b, dy, act, ds)
+    return [*calls, *batch_norm_weight_grad.bind([x, mean, rstd, ds], [dw, db], [totals], {})]
+
+
+def _before_calls(x: Any, mean: Any, rstd: Any, w: Any, b: Any, dy: Any, act: str, ds: Any) -> list[Thunk]:
+    return [loop(_normalise, *_lines(x), mean, rstd, w, b, _rows(ds)), *KERNELS[f"{act}_grad"].bind([ds, dy], [ds], [], {})]
+
+
+@batch_norm_act_weight_grad.cuda(_sums_work)
+def _(x: Any, mean: Any, rstd: Any, w: Any, b: Any, dy: Any, *rest: Any, act: str) -> Any:
+    _check(act, len(rest) == 5)
+    y, dw, db, ds, parts = rest if len(rest) == 5 else (None, *rest[:2], None, rest[2])
+    return _weight_grad(x, mean, rstd, w, b, dy, y, act, dw, db, ds, parts)
+
+
+@kernel("batch_norm_act_input_grad", flops=_per_element(10), work=lambda reads, writes, act: [
+    ((2, reads[0].shape[-1]), reads[0].dtype), (reads[0].shape, reads[0].dtype)])
+def batch_norm_act_input_grad(xp: Any, x: Any, mean: Any, rstd: Any, w: Any, b: Any, dw: Any, db: Any, dy: Any, *, act: str) -> Any:
+    """dx of act(batch_norm(x)); dw and db are the sums above."""
+    return batch_norm_input_grad.reference(xp, x, mean, rstd, w, dw, db, _before(xp, x, mean, rstd, w, b, dy, act))
+
+
+@batch_norm_act_input_grad.cpu
+def _(x: Any, mean: Any, rstd: Any, w: Any, b: Any, dw: Any, db: Any, dy: Any, dx: Any, terms: Any, ds: Any, *, act: str) -> Any:
+    _check(act, False)
+    return [*_before_calls(x, mean, rstd, w, b, dy, act, ds), *batch_norm_input_grad.bind([x, mean, rstd, w, dw, db, ds], [dx], [terms], {})]
+
+
+@batch_norm_act_input_grad.cuda()
+def _(x: Any, mean: Any, rstd: Any, w: Any, b: Any, dw: Any, db: Any, dy: Any, dx: Any, *, act: str) -> Any:
+    _check(act, False)
+    return _input_grad_calls(x, mean, rstd, w, b, dw, db, dy, act, dx)

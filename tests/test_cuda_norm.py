@@ -11,7 +11,7 @@ from cuda_on_cpu import run_kernel
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minidl.kernels import columns
+from minidl.kernels import KERNELS, columns
 
 
 def window(x: Any, room: int, before: int) -> Any:
@@ -126,6 +126,104 @@ def test_infinities_and_nan_are_seen() -> None:
         for y in (writes[0], *(v[None] for v in writes[1:5])):
             assert np.isnan(y[:, 1]).sum() >= len(y) - 1 - (bad == np.inf)
             assert np.isfinite(y[:, [0, 2]]).all()
+
+
+# ------------------------------------------------------------------------------------------------------------ with an activation
+def fused(x: Any, parameters: list[Any], z: list[Any], dy: Any, act: str, seed: int = 0) -> dict[str, Any]:
+    """What a graph with fused launches makes, on CUDA."""
+    w, b, *running = parameters
+    c, out = np.zeros_like(w), {"y": np.empty(x.shape, x.dtype), "mean": w.copy(), "rstd": w.copy(), "after": w.copy(), "var": w.copy(),
+                                "tracked": np.array(0)}
+    run_kernel("batch_norm_act", [x, w, b, *running, *z], list(out.values()), seed, eps=1e-3, momentum=0.1, act=act)
+    sums, kept = [c.copy(), c.copy(), *(np.empty(x.shape, x.dtype) for _ in z)], [x, out["mean"], out["rstd"], w]
+    run_kernel("batch_norm_act_weight_grad", [*kept, b, dy, *([out["y"]] if z else [])], sums, seed, act=act)
+    dx = np.empty(x.shape, x.dtype)
+    if z:
+        run_kernel("batch_norm_input_grad", [*kept, *sums], [dx], seed)
+    else:
+        run_kernel("batch_norm_act_input_grad", [*kept, b, *sums[:2], dy], [dx], seed, act=act)
+    return out | dict(zip(("dw", "db", "ds"), sums, strict=False)) | {"dx": dx}
+
+
+def apart(x: Any, parameters: list[Any], z: list[Any], dy: Any, act: str, seed: int = 0) -> dict[str, Any]:
+    """The same by the launches that they take the place of; what stands beside them by NumPy."""
+    w, b, *running = parameters
+    s, ds, dx = (np.empty(x.shape, x.dtype) for _ in range(3))
+    out = {"mean": w.copy(), "rstd": w.copy(), "after": w.copy(), "var": w.copy(), "tracked": np.array(0)}
+    run_kernel("batch_norm", [x, w, b, *running], [s, *out.values()], seed, eps=1e-3, momentum=0.1)
+    s = s + z[0] if z else s
+    y = KERNELS[act].reference(np, s)
+    ds[...] = KERNELS[f"{act}_grad"].reference(np, s if act == "hardswish" else y, dy)
+    sums, kept = [w.copy(), w.copy()], [x, out["mean"], out["rstd"]]
+    run_kernel("batch_norm_weight_grad", [*kept, ds], sums, seed)
+    run_kernel("batch_norm_input_grad", [*kept, w, *sums, ds], [dx], seed)
+    return {"y": y} | out | {"dw": sums[0], "db": sums[1]} | ({"ds": ds} if z else {}) | {"dx": dx}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(("act", "residual"), [("relu", False), ("relu", True), ("relu6", False), ("relu6", True), ("hardswish", False)])
+@pytest.mark.parametrize("shape", [(9, 3), (2, 5, 7, 36), (2100, 4)], ids=str)
+def test_fusion_changes_no_bits(shape: tuple[int, ...], act: str, residual: bool, dtype: str) -> None:
+    x, dy = window(draw(shape, 1, dtype, 2), 5, 2), draw(shape, 4, dtype, 0.5)
+    parameters = [4 * draw(shape[-1], 2, dtype, 1), draw(shape[-1], 3, dtype), *statistics(shape[-1], dtype)]
+    z = [draw(shape, 5, dtype)] if residual else []
+    one, many = fused(x, parameters, z, dy, act, seed=4), apart(x, parameters, z, dy, act, seed=7)
+    for key, value in many.items():
+        if act != "hardswish" or key in ("mean", "rstd", "after", "var", "tracked"):
+            assert one[key].tobytes() == value.tobytes(), key
+        tolerance = 1e-6 if dtype == "float32" else 1e-14
+        np.testing.assert_allclose(one[key], value, rtol=tolerance, atol=np.abs(value).max() * tolerance, err_msg=key)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("act", ["none", "relu", "relu6", "hardswish"])
+@pytest.mark.parametrize("shape", [(31, 5), (2070, 3)], ids=str)
+def test_batch_norm_with_an_activation(shape: tuple[int, int], act: str, dtype: str) -> None:
+    channels = shape[1]
+    x, w, b = draw(shape, 1, dtype, 2), 4 * draw(channels, 2, dtype, 1), draw(channels, 3, dtype)
+    z, dy, running = draw(shape, 4, dtype), draw(shape, 5, dtype, 1), statistics(channels, dtype)
+    y, mean, rstd, *_ = agree("batch_norm_act", [x, w, b, *running], eps=1e-5, momentum=0.1, act=act)
+    y, mean, rstd, *_ = agree("batch_norm_act", [x, w, b, *running, z], {3: 3, 4: 4, 5: 5}, eps=1e-5, momentum=0.1, act=act)
+    if act == "none":
+        return
+    if act != "hardswish":
+        agree("batch_norm_act_weight_grad", [x, mean, rstd, w, b, dy, y], act=act, times=3)
+    if dtype == "float16":
+        return  # the slope of a kink's two sides: float64 may see the other one
+    dw, db = agree("batch_norm_act_weight_grad", [x, mean, rstd, w, b, dy], act=act, times=3)
+    agree("batch_norm_act_input_grad", [x, mean, rstd, w, b, dw, db, dy], act=act, times=2)
+
+
+@pytest.mark.parametrize(("act", "residual"), [("none", True), ("relu", False), ("relu", True), ("relu6", True), ("hardswish", False)])
+def test_cpu_forms_with_an_activation(act: str, residual: bool) -> None:
+    """Each against its reference, into arrays full of NaN."""
+    x, w, b = window(draw((2, 5, 4, 3), 1, "float64", 2), 4, 1), 4 * draw(3, 2, "float64", 1), draw(3, 3, "float64")
+    z, dy = [draw(x.shape, 4, "float64")] * residual, draw(x.shape, 5, "float64")
+
+    def run(name: str, reads: list[Any], **constants: Any) -> list[Any]:
+        expected = KERNELS[name].reference(np, *reads, **constants)
+        expected = expected if isinstance(expected, tuple) else (expected,)
+        writes = [np.full_like(v, np.nan) if v.ndim else np.array(-1) for v in expected]
+        work = [np.full(shape, np.nan, t) for shape, t in KERNELS[name].work(reads, writes, **constants)]
+        for thunk in KERNELS[name].bind(reads, writes, work, constants):
+            thunk()
+        for found, wanted in zip(writes, expected, strict=True):
+            np.testing.assert_allclose(found, wanted, rtol=1e-12, atol=1e-12)
+        return writes
+
+    y, mean, rstd, *_ = run("batch_norm_act", [x, w, b, *statistics(3, "float64"), *z], eps=1e-5, momentum=0.1, act=act)
+    if act != "none":
+        dw, db, *ds = run("batch_norm_act_weight_grad", [x, mean, rstd, w, b, dy, *([y] if z else [])], act=act)
+        assert len(ds) == residual
+    if act != "none" and not residual:
+        run("batch_norm_act_input_grad", [x, mean, rstd, w, b, dw, db, dy], act=act)
+
+
+def test_gradients_that_cannot_be_fused() -> None:
+    x, c = np.ones((4, 3)), np.ones(3)
+    for act, kept, message in (("none", [], "none"), ("gelu", [], "gelu"), ("hardswish", [x], "hardswish and a residual")):
+        with pytest.raises(ValueError, match=f"no gradient together with {message}"):
+            run_kernel("batch_norm_act_weight_grad", [x, c, c, c, c, x, *kept], [c.copy(), c.copy(), *(x.copy() for _ in kept)], act=act)
 
 
 # ------------------------------------------------------------------------------------------------------------ layer norm
