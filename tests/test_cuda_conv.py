@@ -10,11 +10,12 @@ from cuda_on_cpu import run_kernel
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minidl.kernels import KERNELS, conv_cuda, cuda
+from minidl.kernels import KERNELS, conv_cuda, cuda, depthwise
 from minidl.kernels.conv import Geometry
 
 #: norm of the error, relative to the norm of the same sums of absolute values; rounding alone is up to 5e-4, 6e-8, 1e-16
 TOLERANCE = {"float16": 5e-4, "float32": 2e-7, "float64": 4e-16}
+OTHERS = 10  #: times that for products and convolutions, which on a device are made by libraries in ways of their own
 NAMES = ("conv2d", "conv2d_input_grad", "conv2d_weight_grad")
 
 
@@ -27,9 +28,10 @@ def like_the_reference(name: str, reads: list[Any], **constants: Any) -> list[cu
         writes = [np.full(e.shape, np.nan, dtype) for e in expected]
         calls = run_kernel(name, reads, writes, seed=seed, **constants)
         found.append(writes)
+    tolerance = TOLERANCE[str(dtype)] * (OTHERS if {"Product", "Convolution"} & {*kinds(calls)} else 1)
     for a, b, e, s in zip(*found, expected, size, strict=True):
         np.testing.assert_array_equal(a, b)
-        assert np.linalg.norm(a - e) <= TOLERANCE[str(dtype)] * np.linalg.norm(s)
+        assert np.linalg.norm(a - e) <= tolerance * np.linalg.norm(s)
     return calls
 
 
@@ -75,16 +77,16 @@ def test_depthwise(window: Any, n: int, channels: int, dtype: str, bias: bool, s
     assert [kinds(c)[0] for c in calls] == [f"depthwise{own}", f"depthwise{own}_input_grad", f"depthwise{own}_weight_grad"]
 
 
-@pytest.mark.parametrize("taps", [(3, 3), (5, 5), (1, 2)])
-def test_depthwise_with_more_pixels_than_threads(taps: tuple[int, int]) -> None:
-    """Threads go round several times, and the weight gradient is summed over many blocks."""
-    n, h, w, channels = 3, 36, 160, 64
-    forward, _, weights = all_three((n, h, w, channels), (channels, *taps, 1), Geometry((1, 1), (1, 1), (1, 1), channels), "float32", False)
-    own = str(taps[0]) if taps[0] == taps[1] else ""
-    assert kinds(forward) == [f"depthwise{own}"]
-    assert np.prod(forward[0].blocks) * np.prod(forward[0].threads) < n * h * w / (4 if own else 1) * channels
-    assert kinds(weights) == [f"depthwise{own}_weight_grad", "row_sums"]
-    assert weights[0].blocks[1] > 500
+@pytest.mark.parametrize(("taps", "kernel"), [((3, 3), "depthwise3"), ((5, 5), "depthwise5"), ((2, 3), "depthwise")])
+def test_depthwise_with_more_pixels_than_threads(taps: tuple[int, int], kernel: str) -> None:
+    """Threads go round several times, and the weight gradient is summed over several blocks: as on a device of 16 blocks."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(depthwise, "FILL", 16)
+        forward, back, weights = all_three((3, 21, 38, 70), (70, *taps, 1), Geometry((1, 1), (1, 2), (1, 1), 70), "float32", False)
+    assert kinds([*forward, *back, *weights]) == [kernel, f"{kernel}_input_grad", f"{kernel}_weight_grad", "row_sums"]
+    assert weights[0].blocks[:2] == (2, 4)
+    if kernel != "depthwise":
+        assert forward[0].blocks == back[0].blocks == (2, 8)
 
 
 @settings(max_examples=40, deadline=None)
