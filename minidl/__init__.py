@@ -18,7 +18,7 @@ _WHERE = {
     "TaskGraph": "graph",
     "MemoryLimitError": "memory", "MemoryPlan": "memory", "plan_memory": "memory",
     "rename": "passes", "unroll": "passes",
-    "seed": "random", "record": "recording",
+    "autocast": "precision", "seed": "random", "record": "recording",
     "Lane": "schedule", "Schedule": "schedule", "ScheduleError": "schedule",
     "simulate": "simulation", "micro_batch": "tape", "no_grad": "tape", "set_default_device": "tape", "DeviceError": "device",
     "Parameter": "tensor", "ShapeError": "tensor", "Tensor": "tensor", "array": "tensor", "Timeline": "timeline",

@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from . import precision
 from . import tape as tapes
 from .graph import Kind, Role
-from .tensor import FLOATS, Node, ShapeError, Tensor, array, new
+from .precision import HALVES
+from .tensor import FLOATS, Node, Parameter, ShapeError, Tensor, array, cast, new
 
 
 class Op:
@@ -20,6 +22,7 @@ class Op:
 
     name = "op"
     output_first = False  #: the output gradient task makes what the weight gradient task reads, so it is emitted first
+    precision = "any"  #: in which types it takes its inputs: see `precision.taken`
     kept: Sequence[Tensor] = ()  #: gradients that a later task of this op reads again: nobody may add to them in place
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
@@ -47,9 +50,13 @@ class Op:
         tape = tapes.current()
         inputs = [t if isinstance(t, Tensor) else array(t) for t in operands]
         unit = tape.new_unit(self.name)
+        dtypes = precision.taken(self.precision, [t.dtype for t in inputs], tape.autocast)
         with tape.task(unit, Kind.F):
-            out = self.forward(*inputs)
-        tracked = tape.gradients and any(t.requires_grad for t in inputs) and out.dtype in FLOATS
+            taken = [t if t.dtype == dtype else tape.rounded[t] if t in tape.rounded else cast(t, dtype)
+                     for t, dtype in zip(inputs, dtypes, strict=True)]
+            out = self.forward(*taken)
+        tape.rounded |= {t: low for t, low in zip(inputs, taken, strict=True) if isinstance(t, Parameter) and low is not t}
+        tracked = tape.gradients and any(t.requires_grad for t in inputs) and out.dtype in (*FLOATS, *HALVES)
         if any(out is t for t in inputs):
             out = out.detach()
         out.requires_grad = tracked
@@ -90,6 +97,22 @@ def same_dtype(op: Op, *tensors: Tensor) -> str:
     if len(types) > 1:
         raise op.error(f"types differ: {', '.join(t.dtype for t in tensors)}; they must have one type")
     (dtype,) = types
-    if dtype not in FLOATS:
-        raise op.error(f"needs float32 or float64, not {dtype}")
+    check_float(op, dtype)
     return dtype
+
+
+def check_float(op: Op, dtype: str) -> None:
+    """Raises ShapeError for what is no float type, and DeviceError for one that this device does not have."""
+    if dtype in HALVES:
+        precision.usable(dtype, tapes.current().device)
+    elif dtype not in FLOATS:
+        raise op.error(f"needs float32 or float64, not {dtype}")
+
+
+def statistics_dtype(op: Op, x: Tensor, *parameters: Tensor) -> str:
+    """The one type of statistics and parameters where x is normalised: that of x, or float32 where x has 16 bits. Raises
+    ShapeError."""
+    if x.dtype in HALVES and all(t.dtype == "float32" for t in parameters):
+        same_dtype(op, x)
+        return "float32"
+    return same_dtype(op, x, *parameters)

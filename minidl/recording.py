@@ -9,8 +9,9 @@ import numpy as np
 
 from . import tape as tapes
 from .graph import Role, TaskGraph
+from .precision import HALVES
 from .tape import Recorder, Storage
-from .tensor import Tensor
+from .tensor import FLOATS, Tensor
 
 
 def record(step: Callable[..., Any], *example: Any, name: str = "") -> TaskGraph:
@@ -20,6 +21,7 @@ def record(step: Callable[..., Any], *example: Any, name: str = "") -> TaskGraph
     are as before. Values of tensors cannot be asked for inside `step`.
     """
     tape = Recorder(tapes.current().device)
+    tape.autocast = tapes.current().autocast
     inputs = [_input(i, value) for i, value in enumerate(example)]
     for t in inputs:
         tape.number(t.storage)
@@ -38,8 +40,8 @@ def record(step: Callable[..., Any], *example: Any, name: str = "") -> TaskGraph
 def _input(i: int, value: Any) -> Tensor:
     array = value.numpy() if isinstance(value, Tensor) else np.asarray(value)
     dtype = str(array.dtype)
-    if dtype not in ("float32", "float64", "int64"):
-        raise TypeError(f"example {i} is {dtype}; inputs are float32, float64 or int64")
+    if dtype not in (*FLOATS, *HALVES, "int64"):
+        raise TypeError(f"example {i} is {dtype}; inputs are {', '.join((*FLOATS, *HALVES))} or int64")
     return Tensor(Storage(f"input{i}", array.shape, dtype, Role.INPUT))
 
 

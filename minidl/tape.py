@@ -101,6 +101,8 @@ class Tape:
         self._device = device
         self.place = _Place()
         self.gradients = True
+        self.autocast: str | None = None  #: the 16-bit type in which products are made, see `precision`
+        self.rounded: dict[Tensor, Tensor] = {}  #: parameters in that type, which they have been rounded to
 
     @property
     def device(self) -> Any:

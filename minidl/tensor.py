@@ -141,13 +141,16 @@ class Tensor:
         return Tensor(self.storage, self.shape, self.strides, self.offset, parts=self.parts)
 
     # ------------------------------------------------------------------------------------------------------- backward
-    def backward(self) -> None:
-        """Gradients of this scalar toward every parameter that it depends on; they add to those not yet spent."""
+    def backward(self, gradient: Tensor | None = None) -> None:
+        """Gradients of this scalar toward every parameter that it depends on; they add to those not yet spent. All are
+        `gradient` times as large, a scalar of the same type, where one is given."""
         if self.size != 1:
             raise ShapeError(f"backward starts from a scalar, not from shape {self.shape}")
         if not self.requires_grad:
             raise RuntimeError("this value depends on no parameter, so there is nothing to differentiate")
-        backward(self)
+        if gradient is not None and (gradient.shape, gradient.dtype) != (self.shape, self.dtype):
+            raise ShapeError(f"the gradient of {self.dtype} {self.shape} is no {gradient.dtype} {gradient.shape}")
+        backward(self, gradient)
 
     # Operators and methods are put on by `ops`, which knows the ops; see ops/__init__.py. Here only their types.
     if TYPE_CHECKING:
@@ -160,6 +163,7 @@ class Tensor:
         def __pow__(self, exponent: float) -> Tensor: ...
         def __matmul__(self, other: Any) -> Tensor: ...
         def reshape(self, *shape: Any) -> Tensor: ...
+        def astype(self, dtype: str) -> Tensor: ...
         def flatten(self, start: int = 1) -> Tensor: ...
         def transpose(self, *axes: Any) -> Tensor: ...
         def sum(self, axis: Any = None, keepdims: bool = False) -> Tensor: ...
@@ -205,6 +209,13 @@ def new(name: str, shape: Sequence[int], dtype: str, role: Role = Role.ACTIVATIO
     return Tensor(tapes.current().storage(name, tuple(shape), dtype, role))
 
 
+def cast(t: Tensor, dtype: str, role: Role = Role.ACTIVATION) -> Tensor:
+    """t in another float type, made within the task at hand."""
+    y = new(t.storage.name if role == Role.GRADIENT else f"{t.storage.name} {dtype}", t.shape, dtype, role)
+    tapes.current().call("cast", [t], [y], dtype=dtype)
+    return y
+
+
 def _reachable(root: Tensor) -> list[Node]:
     """All nodes that matter for the root, latest first."""
     found: dict[int, Node] = {}
@@ -218,12 +229,11 @@ def _reachable(root: Tensor) -> list[Node]:
     return [found[number] for number in sorted(found, reverse=True)]
 
 
-def backward(root: Tensor) -> None:
+def backward(root: Tensor, gradient: Tensor | None = None) -> None:
     """Emits the backward tasks of everything that `root` depends on."""
     tape = tapes.current()
     nodes = _reachable(root)
-    one = array(np.ones((), root.dtype), name="one")
-    gradients: dict[int, Tensor] = {id(root): one}
+    gradients = {id(root): array(np.ones((), root.dtype), name="one") if gradient is None else gradient}
     uses: dict[int, list[Tensor]] = {}
     count: dict[int, int] = {}
     for node in nodes:
@@ -250,6 +260,8 @@ def backward(root: Tensor) -> None:
                 others = {id(t.storage) for t in (dy, *node.inputs, *node.op.kept)}
                 for i in mine:
                     t, g = node.inputs[i], results[i]
+                    if g.dtype != t.dtype:  # the op took t rounded or widened
+                        g = cast(g, t.dtype, Role.GRADIENT)
                     own = id(g.storage) not in others
                     if t.node is None and t.weight:
                         if count[id(t)] > 1:

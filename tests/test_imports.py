@@ -18,7 +18,7 @@ LINKS = ("kernels", "schedulers", "models")
 # data, and functions from data to data: they run nothing and know no device
 PURE = {"graph", "schedule", "loops", "files", "passes", "border", "crossing", "synchronise", "cost", "corun", "collectives", "simulation",
         "memory", "timeline"}
-ENGINE = {"graph", "kernels", "device", "tape", "tensor"}
+ENGINE = {"graph", "kernels", "device", "tape", "tensor", "precision"}
 # what may be imported from our own package, by the longest name that fits; "" is the package itself
 LAYERS: dict[str, set[str]] = {
     "minidl.kernels": {"kernels"},
@@ -46,6 +46,7 @@ LAYERS: dict[str, set[str]] = {
 LAZY: dict[str, tuple[str, ...]] = {
     "numba": ("minidl.loops", "minidl.kernels", "minidl.schedulers", "minidl.cli", "minidl.data", "minidl.device"),
     "mpi4py": ("minidl.comm", "minidl.cli"),
+    "ml_dtypes": ("minidl.precision",),
     "cupy": ("minidl.device", "minidl.cuda", "minidl.kernels", "minidl.cli"),
     "cudnn": ("minidl.device", "minidl.cuda", "minidl.kernels", "minidl.cli"),
     "nvmath": ("minidl.device", "minidl.cuda", "minidl.kernels", "minidl.cli"),

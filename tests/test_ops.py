@@ -229,7 +229,7 @@ def test_every_op_of_these_families_is_checked():
     here = {"elementwise", "linear", "reduce", "shape", "loss", "dropout"}
     known = {*UNARY, *BINARY, "power", "total", "mean", "amax", "linear", "matmul", "softmax", "cross_entropy", "reshape", "transpose",
              "broadcast_to", "flatten", "dropout"}
-    elsewhere = {"gelu", "log_softmax", "mse", "cut"}  # with the ops for sequences
+    elsewhere = {"gelu", "log_softmax", "mse", "cut", "astype"}  # with the ops for sequences, and with 16 bits
     assert {n for n in ops.__all__ if getattr(ops, n).__module__.rpartition(".")[2] in here} - elsewhere == known
 
 

@@ -279,7 +279,7 @@ def test_values_cannot_be_asked_for_while_recording():
 @pytest.mark.parametrize(("step", "example", "message"), [
     (lambda x: 3.0, np.ones(3), "returned float as output 0; it may return tensors only"),
     (lambda x: (x, None), np.ones(3), "returned NoneType as output 1"),
-    (lambda x: x, np.ones(3, np.int32), "example 0 is int32; inputs are float32, float64 or int64"),
+    (lambda x: x, np.ones(3, np.int32), "example 0 is int32; inputs are float32, float64, bfloat16, float16 or int64"),
     (lambda x: x, "text", "example 0 is <U4"),
 ])
 def test_what_cannot_be_recorded_is_told(step, example, message):

@@ -29,6 +29,7 @@ class Cuda:
 
     tf32 = False
     captures = True
+    halves = True
 
     def __init__(self, driver: Any, products: Callable[[], Any], convolutions: Callable[[], Any], name: str) -> None:
         self.driver, self.name = driver, name

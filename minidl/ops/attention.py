@@ -13,6 +13,7 @@ class Attention(Op):
     """q (n, h, t, d), k (n, h, s, d), v (n, h, s, e), mask (n, s) int64 -> (n, h, t, e)."""
 
     name = "attention"
+    precision = "low"
 
     def __init__(self, causal: bool, scale: float | None) -> None:
         self.causal, self.scale = causal, scale

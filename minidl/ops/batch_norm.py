@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..op import Op, same_dtype
+from ..op import Op, statistics_dtype
 from ..tensor import Tensor
 
 
 class BatchNorm(Op):
     """x (..., c), weight and bias (c,). `running`: mean, variance (c,) and the count of batches (), changed by the
-    forward task while training; `training=False` uses them instead of the batch's own."""
+    forward task while training; `training=False` uses them instead of the batch's own. All but x are float32 where x has
+    16 bits."""
 
     name = "batch_norm"
 
@@ -19,13 +20,13 @@ class BatchNorm(Op):
         self.sums: list[Tensor] = []
 
     def forward(self, x: Tensor, w: Tensor, b: Tensor) -> Tensor:
-        dtype = same_dtype(self, x, w, b, *self.running[:2])
+        dtype = statistics_dtype(self, x, w, b, *self.running[:2])
         if not x.ndim or any(t.shape != x.shape[-1:] for t in (w, b, *self.running[:2])):
             raise self.error(f"input {x.shape} does not fit weight {w.shape}: the last axis is that of the channels")
         if self.training and x.size <= x.shape[-1]:
             raise self.error(f"one value per channel, shape {x.shape}, has no variance; use a larger batch, or eval()")
         self.x, self.w = x if _pixels(x) else self.dense(x), self.dense(w)
-        y, rstd = self.out(x.shape, dtype), self.out(w.shape, dtype)
+        y, rstd = self.out(x.shape, x.dtype), self.out(w.shape, dtype)
         reads = [self.x, self.w, self.dense(b), *self.running]
         if self.training:
             self.mean, self.rstd = self.out(w.shape, dtype), rstd

@@ -21,6 +21,7 @@ class Conv2d(Op):
     """x (n, h, w, c), weight (o, kh, kw, c / groups), bias (o,) -> (n, oh, ow, o)."""
 
     name = "conv2d"
+    precision = "low"
 
     def __init__(self, geometry: Geometry) -> None:
         self.geometry = geometry

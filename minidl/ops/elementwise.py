@@ -7,13 +7,15 @@ from typing import Any
 import numpy as np
 
 from ..graph import Role
-from ..op import Op, same_dtype
-from ..tensor import Tensor, new
+from ..op import Op, check_float, same_dtype
+from ..tensor import Tensor, cast, new
 from .reduce import sum_to
 
 
 class _Binary(Op):
     """Two tensors, broadcast to one shape."""
+
+    precision = "widest"
 
     def forward(self, a: Tensor, b: Tensor) -> Tensor:
         dtype = same_dtype(self, a, b)
@@ -193,6 +195,28 @@ class Shift(_Unary):
 
     def input_grad(self, i: int, dy: Tensor) -> Tensor:
         return dy
+
+
+class Cast(Op):
+    """To another float type. Gradients come back in x's own, as in every op."""
+
+    name = "cast"
+
+    def __init__(self, dtype: str) -> None:
+        self.dtype = dtype
+
+    def forward(self, x: Tensor) -> Tensor:
+        same_dtype(self, x)
+        check_float(self, self.dtype)
+        return cast(x, self.dtype)
+
+    def input_grad(self, i: int, dy: Tensor) -> Tensor:
+        return dy
+
+
+def astype(x: Tensor, dtype: str) -> Tensor:
+    """x in another float type, rounded to nearest; x itself where it has that type."""
+    return x if x.dtype == dtype else Cast(dtype)(x)
 
 
 def add(a: Tensor, b: Tensor | float) -> Tensor:

@@ -26,6 +26,7 @@ class Concat(Op):
     """Along one axis. Where the first tensor is all that a slab holds so far, only the others are copied."""
 
     name = "concat"
+    precision = "widest"
 
     def __init__(self, axis: int, room: int) -> None:
         self.given, self.room = axis, room

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ..op import Op, same_dtype
+from ..op import Op, statistics_dtype
 from ..tensor import Tensor
 
 
 class LayerNorm(Op):
-    """Over the last axes. The output gradient and the weight gradient each need only what the forward pass kept."""
+    """Over the last axes. The output gradient and the weight gradient each need only what the forward pass kept. Weight,
+    bias and what is kept are float32 where x has 16 bits."""
 
     name = "layer_norm"
 
@@ -18,14 +19,14 @@ class LayerNorm(Op):
         self.axes, self.eps = axes, eps
 
     def forward(self, x: Tensor, *affine: Tensor) -> Tensor:
-        dtype = same_dtype(self, x, *affine)
+        dtype = statistics_dtype(self, x, *affine)
         self.width = math.prod(x.shape[x.ndim - self.axes :])
         wrong = any(t.shape != x.shape[x.ndim - self.axes :] for t in affine)
         if not 0 < self.axes <= x.ndim or not self.width or wrong:
             raise self.error(f"input {x.shape} does not fit {[t.shape for t in affine] or f'{self.axes} axes'}")
         self.x, self.affine = x, affine
         self.rows = self._rows(x)
-        y = self.out(x.shape, dtype)
+        y = self.out(x.shape, x.dtype)
         self.kept_sums = [self.out([self.rows.shape[0]], dtype), self.out([self.rows.shape[0]], dtype)]
         self.call("layer_norm", [self.rows, *map(self._row, affine)], [self._rows(y), *self.kept_sums], eps=self.eps)
         return y

@@ -16,6 +16,7 @@ class Linear(Op):
     """x (n, i), w (o, i), b (o,) -> (n, o)."""
 
     name = "linear"
+    precision = "low"
 
     def forward(self, x: Tensor, w: Tensor, *bias: Tensor) -> Tensor:
         dtype = same_dtype(self, x, w, *bias)
@@ -49,6 +50,7 @@ class MatMul(Op):
     """(..., m, k) @ (..., k, n), leading axes broadcast."""
 
     name = "matmul"
+    precision = "low"
 
     def forward(self, a: Tensor, b: Tensor) -> Tensor:
         dtype = same_dtype(self, a, b)

@@ -10,6 +10,7 @@ class Softmax(Op):
     """Over the last axis."""
 
     name = "softmax"
+    precision = "full"
 
     def forward(self, x: Tensor) -> Tensor:
         dtype = same_dtype(self, x)
@@ -35,6 +36,7 @@ class CrossEntropy(Op):
     """Logits (n, c) and labels (n,) int64 -> the mean loss, a scalar."""
 
     name = "cross_entropy"
+    precision = "full"
 
     def __init__(self, smoothing: float) -> None:
         self.smoothing = smoothing
@@ -61,6 +63,7 @@ class MSE(Op):
     """The mean of (x - target)^2, a scalar."""
 
     name = "mse"
+    precision = "full"
 
     def forward(self, x: Tensor, target: Tensor) -> Tensor:
         dtype = same_dtype(self, x, target)

@@ -22,6 +22,7 @@ class _Recurrent(Op):
     states = 1  #: how many go from step to step
     rows = 1  #: how many rows the output array has beside those of the steps
     output_first = True
+    precision = "low"
 
     def __init__(self, reverse: bool, **constants: Any) -> None:
         self.reverse, self.constants = reverse, {"reverse": reverse, **constants}
