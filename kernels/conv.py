@@ -2,7 +2,7 @@
 
 x (n, h, w, c), weight (o, kh, kw, c / groups), y (n, oh, ow, o); all contiguous. The CPU lowers to matrix products:
 a chunk of rows of patches is gathered, then multiplied, so that the patches stay in the cache. A 1x1 convolution is
-a product without any gathering. The gathering is in `patches`, one filter per channel in `depthwise`.
+a product without any gathering. The gathering is in `patches`, one filter per channel in `depthwise`, the CUDA forms in `conv_cuda`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .depthwise import depthwise, depthwise_input_grad, depthwise_weight_grad, depthwise_work
-from .linear import gemm
+from .linear import cpu_act, gemm
 from .patches import Gather, Scatter
 from .registry import Thunk, flat, kernel, loop, ufunc
 from .sums import row_sums, row_sums_work
@@ -68,16 +68,17 @@ def _grouped(x: Any, groups: int) -> Any:
 
 
 @kernel("conv2d", flops=lambda reads, writes: _flops(writes[0], reads[1]),
-        work=lambda reads, writes, geometry: _work(reads[0], reads[1], writes[0], geometry))
-def conv2d(xp: Any, x: Any, w: Any, b: Any = None, *, geometry: Geometry) -> Any:
-    """y[n, oy, ox] = sum over taps of x[n, oy s - p + ky d, ox s - p + kx d] w[:, ky, kx] (+ b)."""
+        work=lambda reads, writes, geometry, act="": _work(reads[0], reads[1], writes[0], geometry))
+def conv2d(xp: Any, x: Any, w: Any, b: Any = None, *, geometry: Geometry, act: str = "") -> Any:
+    """y[n, oy, ox] = sum over taps of x[n, oy s - p + ky d, ox s - p + kx d] w[:, ky, kx] (+ b), or relu of it."""
     groups, shape = geometry.groups, (x.shape[0], *geometry.output(x.shape[1:3], w.shape[1:3]), len(w))
     padded, y = _padded(xp, x, geometry), xp.zeros((groups, shape[0] * shape[1] * shape[2], len(w) // groups), x.dtype)
     for ky, kx, seen in _taps(w.shape[1:3], shape, geometry):
         tap = w[:, ky, kx].reshape(groups, len(w) // groups, -1)
         y += xp.matmul(_grouped(padded[seen], groups), tap.transpose(0, 2, 1))
     y = y.transpose(1, 0, 2).reshape(shape)
-    return y if b is None else y + b
+    y = y if b is None else y + b
+    return xp.maximum(y, 0) if act else y
 
 
 @kernel("conv2d_input_grad", flops=lambda reads, writes: _flops(reads[0], reads[1]),
@@ -153,10 +154,10 @@ def _columns(pixels: Any, group: int, groups: int) -> Any:
 
 
 @conv2d.cpu
-def _(x: Any, w: Any, *rest: Any, geometry: Geometry) -> list[Thunk]:
+def _(x: Any, w: Any, *rest: Any, geometry: Geometry, act: str = "") -> list[Thunk]:
     bias, (y, *work) = (rest[:1], rest[1:]) if rest[0].ndim == 1 else ((), rest)
     pixels, groups = y.reshape(-1, len(w)), geometry.groups
-    add = [loop(_add_bias, pixels, b) for b in bias]
+    add = [*(loop(_add_bias, pixels, b) for b in bias), *cpu_act(act, pixels)]
     if _is_plain(w, geometry):
         return [gemm(x.reshape(-1, w.shape[3]), w.reshape(len(w), -1).T, pixels), *add]
     if _is_depthwise(x, w, geometry):

@@ -148,8 +148,8 @@ def _weight_grad(x, dy, padded, total, part, shape):  # type: ignore[no-untyped-
 
 
 # ----------------------------------------------------------------------------------------------- CUDA forms
-PIXELS = 4  #: neighbours of a line that one thread makes together, where there is a kernel for the window
-CHANNELS = 64  #: of a block at most
+PIXELS = 4  #: neighbours of a line that one thread makes together where there is a kernel for the window: RUN of depthwise.cu
+CHANNELS = 64  #: of a block at most, as in depthwise.cu
 FILL = 1056  #: blocks that fill a large device
 
 
