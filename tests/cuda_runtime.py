@@ -8,6 +8,7 @@ about time.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -55,6 +56,7 @@ class Runtime:
         self.queues: list[Queue] = []
         self.clock = 0.0
         self.capture: Graph | None = None
+        self._lock = threading.RLock()  # several threads may issue
         self.issued = 0  #: calls that went to a stream
         #: device memory and pinned host memory: copies touch it when they run, and other host memory when they are issued
         self._pool: list[Any] = []  # memory that is given back is not reused before what was issued has run
@@ -95,9 +97,10 @@ class Runtime:
             if stream.frontier is not None:
                 event.nodes = list(stream.frontier)
                 return
-            event.nodes = None
-            event.recorded += 1
-            stream.ops.append(("record", (event, event.recorded)))
+            with self._lock:
+                event.nodes = None
+                event.recorded += 1
+                stream.ops.append(("record", (event, event.recorded)))
 
         return issue
 
@@ -126,6 +129,15 @@ class Runtime:
     def elapsed(self, begin: Event, end: Event) -> float:
         return end.time - begin.time
 
+    def use(self) -> None:
+        """There is one."""
+
+    def happened(self, event: Event) -> bool:
+        """Each look lets some of what was issued run."""
+        with self._lock:
+            self._turn()
+            return event.reached >= event.recorded
+
     def wait_for(self, event: Event) -> None:
         self._drain(lambda: event.reached >= event.recorded)
 
@@ -137,34 +149,45 @@ class Runtime:
         self._drain(lambda: not any(q.ops for q in self.queues))
 
     def _drain(self, done: Callable[[], bool]) -> None:
-        while not done():
-            ready = [q for q in self.queues if q.ops and not (q.ops[0][0] == "wait" and q.ops[0][1][0].reached < q.ops[0][1][1])]
-            assert ready, "deadlock: every stream waits"
-            queue = ready[int(self.random.integers(len(ready)))]
-            for _ in range(int(self.random.integers(1, 12))):  # in bursts, so that one may run far ahead
-                if not queue.ops:
+        while True:
+            with self._lock:
+                if done():
                     break
-                kind, what = queue.ops[0]
-                if kind == "wait" and what[0].reached < what[1]:
-                    break
-                queue.ops.pop(0)
-                self.clock += 1
-                if kind == "record":
-                    what[0].reached, what[0].time = what[1], self.clock
-                elif kind == "call":
-                    what()
-        if not any(q.ops for q in self.queues):
-            self._pool.clear()
+                assert self._turn(), "deadlock: every stream waits"
+        with self._lock:
+            if not any(q.ops for q in self.queues):
+                self._pool.clear()
+
+    def _turn(self) -> bool:
+        """Runs some of one queue; False where none can go on."""
+        ready = [q for q in self.queues if q.ops and not (q.ops[0][0] == "wait" and q.ops[0][1][0].reached < q.ops[0][1][1])]
+        if not ready:
+            return False
+        queue = ready[int(self.random.integers(len(ready)))]
+        for _ in range(int(self.random.integers(1, 12))):  # in bursts, so that one may run far ahead
+            if not queue.ops:
+                break
+            kind, what = queue.ops[0]
+            if kind == "wait" and what[0].reached < what[1]:
+                break
+            queue.ops.pop(0)
+            self.clock += 1
+            if kind == "record":
+                what[0].reached, what[0].time = what[1], self.clock
+            elif kind == "call":
+                what()
+        return True
 
     def _issue(self, stream: Queue, call: Callable[[], None]) -> None:
-        self.issued += 1
-        if stream.frontier is None:
-            stream.ops.append(("call", call))
-            return
-        assert self.capture is not None
-        self.capture.calls.append(call)
-        self.capture.before.append(stream.frontier)
-        stream.frontier = [len(self.capture.calls) - 1]
+        with self._lock:
+            self.issued += 1
+            if stream.frontier is None:
+                stream.ops.append(("call", call))
+                return
+            assert self.capture is not None
+            self.capture.calls.append(call)
+            self.capture.before.append(stream.frontier)
+            stream.frontier = [len(self.capture.calls) - 1]
 
     # ---------------------------------------------------------------------------------------------------------- calls
     def launch(self, grid: cuda.Grid, stream: Queue) -> Thunk:

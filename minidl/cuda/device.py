@@ -16,7 +16,7 @@ from ..device import DeviceError
 from ..graph import Launch, View
 from ..kernels import KERNELS, Kernel, Thunk, Work, cuda
 from . import clock
-from .lanes import Captured, Streams
+from .lanes import Captured, Streams, capture
 
 #: packages beside CuPy, by the name they are imported under
 PACKAGES = {"cupy": "cupy", "nvmath": "nvmath-python", "cudnn": "nvidia-cudnn-frontend"}
@@ -137,6 +137,10 @@ class Cuda:
         calls = KERNELS[launch.kernel].cuda_calls(reads, writes, work, dict(launch.constants))
         return [self._thunk(call, stream or self.main) for call in calls]
 
+    def calls(self, kernel: str, reads: Sequence[Any], writes: Sequence[Any], stream: Any, **constants: Any) -> list[Thunk]:
+        """Prebuilt calls of a kernel that needs no scratch, on these arrays."""
+        return [self._thunk(call, stream) for call in KERNELS[kernel].cuda_calls(reads, writes, [], constants)]
+
     def _thunk(self, call: cuda.Call, stream: Any) -> Thunk:
         if isinstance(call, cuda.Grid):
             return self.driver.launch(call, stream)
@@ -166,6 +170,10 @@ class Cuda:
     def captured(self, work: Any, trace: bool = False) -> Captured:
         """Lanes that are captured once and replayed by one launch."""
         return Captured(self, work, trace)
+
+    def replayed(self, calls: Sequence[Thunk]) -> Thunk:
+        """One launch of what these calls issue to the main stream, captured now; all have been called before."""
+        return self.driver.replay(capture(self.driver, self.main, lambda: clock.run(calls)), self.main)
 
     def synchronize(self) -> None:
         """Waits for all that was issued."""
@@ -250,16 +258,21 @@ def cuda_device(ordinal: int) -> Cuda:
     return _devices[ordinal]
 
 
-def _open(ordinal: int) -> Cuda:
+def gpus() -> int:
+    """How many there are for this process. Raises DeviceError; the message names what is missing."""
     missing = [package for module, package in PACKAGES.items() if importlib.util.find_spec(module) is None]
     if missing:
         raise DeviceError(f"cuda needs {', '.join(missing)}; pip install 'minidl[cuda13]' (or [cuda12] for an older driver)")
     import cupy
 
     try:
-        count = int(cupy.cuda.runtime.getDeviceCount())
+        return int(cupy.cuda.runtime.getDeviceCount())
     except cupy.cuda.runtime.CUDARuntimeError as error:
         raise DeviceError(f"cuda has no driver or no GPU here: {error}") from error
+
+
+def _open(ordinal: int) -> Cuda:
+    count = gpus()
     if ordinal >= count:
         raise DeviceError(f"there is no GPU {ordinal}; this machine has {count}")
     from .driver import Driver

@@ -53,6 +53,14 @@ class Driver:
         return {"name": properties["name"].decode(), "capability": self.architecture, "memory_bytes": int(properties["totalGlobalMem"]),
                 "driver": self.runtime.driverGetVersion(), "runtime": self.runtime.runtimeGetVersion(), "cupy": self.cupy.__version__}
 
+    def use(self) -> None:
+        """Makes this the calling thread's GPU; each thread that issues calls does so once."""
+        self.device.use()
+
+    def address(self) -> str:
+        """The GPU's place on the machine's bus: under two numbers, one GPU has one."""
+        return str(self.runtime.deviceGetPCIBusId(self.ordinal))
+
     # -------------------------------------------------------------------------------------------------------- memory
     def allocate(self, nbytes: int, stream: Stream) -> Any:
         """Uninitialised bytes, from CuPy's pool of this stream: given back there, they serve this stream alone."""
@@ -112,6 +120,10 @@ class Driver:
     def wait_for(self, event: Any) -> None:
         """Blocks the host."""
         event.synchronize()
+
+    def happened(self, event: Any) -> bool:
+        """Whether all that was issued before the last record has run; does not wait."""
+        return bool(event.done)
 
     def synchronize(self, stream: Stream) -> None:
         stream.raw.synchronize()

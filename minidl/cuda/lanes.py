@@ -7,6 +7,7 @@ uses the main stream afterwards finds the step done. Nothing here waits for the 
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from time import perf_counter
@@ -138,6 +139,22 @@ def _issue(program: list[Thunk], owner: list[Segment]) -> None:
         raise LaneError(stop.error, segment.task, segment.lane) from stop.error
 
 
+def capture(driver: Any, stream: Any, fill: Callable[[], None]) -> Any:
+    """The graph of what `fill` issues on `stream`, or forks off and joins."""
+    collects = gc.isenabled()
+    gc.disable()  # a handle that is freed while its stream is captured would end the capture
+    try:
+        driver.begin_capture(stream)
+        try:
+            fill()
+        finally:
+            graph = driver.end_capture(stream)
+    finally:
+        if collects:
+            gc.enable()
+    return graph
+
+
 class Captured(Streams):
     """The same program, captured once into a graph: `run` is one launch. Checked: every wait of the schedule, and the
     order of each lane, is a path in the graph."""
@@ -149,20 +166,14 @@ class Captured(Streams):
         if self.trace:
             segments = self._segments(True)
         last: dict[int, list[int]] = {}
-        collects = gc.isenabled()
-        gc.disable()  # a handle that is freed while its stream is captured would end the capture
-        try:
-            driver.begin_capture(main)
-            try:
-                for segment in segments:
-                    _issue(segment.calls, [segment] * len(segment.calls))
-                    if segment.task >= 0:
-                        last[segment.task] = driver.frontier(self.streams[segment.lane])
-            finally:
-                self.graph = driver.end_capture(main)
-        finally:
-            if collects:
-                gc.enable()
+
+        def fill() -> None:
+            for segment in segments:
+                _issue(segment.calls, [segment] * len(segment.calls))
+                if segment.task >= 0:
+                    last[segment.task] = driver.frontier(self.streams[segment.lane])
+
+        self.graph = capture(driver, main, fill)
         self._check(last)
         self._kept = segments  # what the nodes point to
         self._replay = driver.replay(self.graph, main)
