@@ -46,7 +46,7 @@ def _each_cell(kernel: str, state: Any, *arguments: Any) -> list[Call]:
     """A launch with a thread for each element of a state (n, d), up to a limit along n; the kernel gets n and d last but
     for its flags."""
     n, d = state.shape
-    across = 1 << min(max((d - 1).bit_length(), 5), 8)
+    across = 1 << min((d - 1).bit_length(), 8) if d else 1
     threads = (across, 256 // across)
     blocks = (-(-d // across), min(-(-n // threads[1]), 65535))
     return [Grid("recurrent.cu", f"{kernel}<{c_type(state)}>", blocks, threads, arguments)] if state.size else []

@@ -30,13 +30,13 @@ def heads(a):
 
 
 def check(name, reads, shapes, dtype, forms=(), **constants):
-    """In each form of the operands, with two orders of threads: the bits of the first, and the reference's numbers."""
+    """In each form of the operands the reference's numbers; with another order of threads the same bits."""
     expected = KERNELS[name].reference(np, *(r.astype("float64") if r.dtype.kind == "f" else r for r in reads), **constants)
     expected = expected if isinstance(expected, tuple) else (expected,)
     all_calls = []
-    for given in ([r.astype(dtype) if r.dtype.kind == "f" else r for r in reads], *forms):
+    for i, given in enumerate(([r.astype(dtype) if r.dtype.kind == "f" else r for r in reads], *forms)):
         found = []
-        for seed in (0, 3):
+        for seed in (i, 3)[: 1 if i else 2]:
             writes = [np.full(s, np.nan, dtype) for s in shapes]
             all_calls.append(run_kernel(name, given, writes, seed, **constants))
             found.append(b"".join(w.tobytes() for w in writes))
@@ -44,7 +44,7 @@ def check(name, reads, shapes, dtype, forms=(), **constants):
             assert y.shape == e.shape
             scale = np.abs(e).max(initial=0) or 1
             np.testing.assert_allclose(y.astype("float64") / scale, e / scale, rtol=0, atol=RTOL[dtype])
-        assert found[0] == found[1]
+        assert len(set(found)) == 1
     return all_calls
 
 
@@ -70,8 +70,8 @@ def test_attention(shape, causal, dtype):
     back = check("attention_grad", [q, k, v, p, dy], [q.shape, k.shape, v.shape], dtype,
                  [[*strided, p.astype(dtype), heads(dy.astype(dtype))]], scale=0.5)
     if t and n > 1 and h > 1:
-        assert [len(calls) for calls in plain[::2]] == [3, 4, 4]  # one launch copies all that products cannot take
-        assert [len(calls) for calls in back[::2]] == [5, 6]
+        assert [len(calls) for calls in plain] == [3, 3, 4, 4]  # one launch copies all that products cannot take
+        assert [len(calls) for calls in back] == [5, 5, 6]
     assert all(isinstance(c, cuda.Product | cuda.Grid) for calls in plain for c in calls)
 
 
@@ -97,7 +97,7 @@ def test_scores_may_be_large():
 
 # ------------------------------------------------------------------------------------------------------------ recurrent
 GATES = {"rnn": 1, "gru": 3, "lstm": 4}
-SIZES = [(1, 1, 1), (3, 5, 33), (2, 300, 4), (2, 1, 257), (3, 0, 2)]
+SIZES = [(1, 1, 1), (3, 5, 33), (2, 80, 4), (2, 1, 257), (3, 0, 2)]
 
 
 def wide(a):
