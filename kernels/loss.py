@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any
 
@@ -205,13 +206,13 @@ def _(x: Any, target: Any, loss: Any) -> Any:
 
 
 def _mse_blocks(count: int) -> int:
-    return 1 if count <= SMALL else min(-(-count // 8192), 264)
+    return 1 if count <= SMALL else min(-(-count // 8192), 1056)
 
 
-@mse.cuda(lambda reads, writes: [((_mse_blocks(reads[0].size),), "float64")])
+@mse.cuda(lambda reads, writes: [((_mse_blocks(math.prod(reads[0].shape)),), "float64")])
 def _(x: Any, target: Any, loss: Any, parts: Any) -> Any:
     """One launch, or two where there are many elements: parts of the sum, then the mean."""
-    calls = [Grid("loss.cu", f"mse<{c_type(x)}>", parts.shape, (1024,), (x, target, x.size, loss, parts))]
+    calls = [Grid("loss.cu", f"mse<{c_type(x)}>", parts.shape, (256 if parts.size > 1 else 1024,), (x, target, x.size, loss, parts))]
     return [*calls, *(_mean_loss(parts, x.size, loss) if parts.size > 1 else [])]
 
 

@@ -92,7 +92,7 @@ def test_losses_of_many_elements_are_exact() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(1,), (31,), (33, 31), (40, 1000)], ids=str)
+@pytest.mark.parametrize("shape", [(1,), (31,), (33, 31), (33, 1000)], ids=str)
 def test_mse(shape: tuple[int, ...], dtype: str) -> None:
     x, target = draw(shape, 1, dtype), draw(shape, 2, dtype)
     agree("mse", [x, target])
