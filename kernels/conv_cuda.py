@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from .conv import Geometry, Pair, conv2d, conv2d_input_grad, conv2d_weight_grad
-from .cuda import Call, Convolution, Zeros, c_type, each, elements
+from .cuda import Call, Convolution, Zeros, c_type, dense, each, elements
 from .depthwise import cuda_depthwise, cuda_depthwise_input_grad, cuda_depthwise_weight_grad, cuda_depthwise_work
 from .linear import product
 from .registry import flat
@@ -80,18 +80,19 @@ def _transposed(matrices: Any) -> Any:
     return matrices.swapaxes(-1, -2)
 
 
-@conv2d.cuda(work=lambda reads, writes, geometry: _work(reads[0], reads[1], writes[0], geometry))
-def _(x: Any, w: Any, *rest: Any, geometry: Geometry) -> list[Call]:
+@conv2d.cuda(work=lambda reads, writes, geometry, act="": _work(reads[0], reads[1], writes[0], geometry))
+def _(x: Any, w: Any, *rest: Any, geometry: Geometry, act: str = "") -> list[Call]:
     bias, (y, *patches) = (rest[0], rest[1:]) if rest[0].ndim == 1 else (None, rest)
     groups, found = geometry.groups, way(x, w, geometry)
     if not y.size:
         return []
+    end = dense("elementwise.cu", act, y, y) if act else []
     if not x.size:  # nothing but padding
         calls: list[Call] = [Zeros(y)]
     elif found == "pointwise":
-        return product(_matrices(x, 1), _filters(w, 1).T, _matrices(y, 1), bias)
+        return product(_matrices(x, 1), _filters(w, 1).T, _matrices(y, 1), bias, act=act)
     elif found == "depthwise":
-        return cuda_depthwise(x, w, bias, y, geometry=geometry[:3])
+        return [*cuda_depthwise(x, w, bias, y, geometry=geometry[:3]), *end]
     elif found == "library":
         calls = [Convolution("forward", x, w, y, *geometry)]
     else:
@@ -99,7 +100,7 @@ def _(x: Any, w: Any, *rest: Any, geometry: Geometry) -> list[Call]:
         for part, matrix, lower in _parts("im2col", x, w, y, patches[0], geometry):
             calls += [*lower, *product(matrix, _transposed(_filters(w, groups)), _matrices(y[part], groups))]
     added = [] if bias is None else elements("elementwise.cu", f"add<{c_type(y)}>", [y, bias], y)
-    return [*calls, *added]
+    return [*calls, *added, *end]
 
 
 @conv2d_input_grad.cuda(work=lambda reads, writes, size, geometry: _work(writes[0], reads[1], reads[0], geometry))

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from .cuda import STRIDES, THREADS, WAVES, Call, Grid, Product, Struct, Zeros, c_type, pointer, steps, strides
-from .registry import Thunk, kernel, loop, ufunc
+from .cuda import dense as cuda_dense
+from .registry import KERNELS, Thunk, kernel, loop, ufunc
 from .sums import cuda_row_sums, cuda_row_sums_work
 
 
@@ -88,8 +89,9 @@ class _DenseCopies(ctypes.Structure):
     _fields_ = [("source", ctypes.c_void_p * 4), ("to", ctypes.c_void_p * 4), ("at", ctypes.c_ubyte * STRIDES.itemsize * 4)]
 
 
-def product(a: Any, b: Any, out: Any, bias: Any = None, accumulate: bool = False) -> list[Call]:
-    """out (..., m, n) = a (..., m, k) @ b (..., k, n), leading axes broadcast, + bias (n,): as few products as possible.
+def product(a: Any, b: Any, out: Any, bias: Any = None, accumulate: bool = False, act: str = "") -> list[Call]:
+    """out (..., m, n) = a (..., m, k) @ b (..., k, n), leading axes broadcast, + bias (n,), and `act` of that: as few
+    products as possible.
 
     Operands lie so that `layout` can tell how (`dense` makes them so). Where leading axes do not join to one, there is a
     product for each index of the shortest.
@@ -99,7 +101,8 @@ def product(a: Any, b: Any, out: Any, bias: Any = None, accumulate: bool = False
     if not a.shape[-1]:
         if accumulate:
             return []
-        return [Zeros(out)] if bias is None else dense_copies([(np.broadcast_to(bias, out.shape), out)])
+        empty = [Zeros(out)] if bias is None else dense_copies([(np.broadcast_to(bias, out.shape), out)])
+        return [*empty, *(cuda_dense("elementwise.cu", act, out, out) if act else [])]
     if out.ndim > 2 and b.size == b.shape[-2] * b.shape[-1] and a.flags.c_contiguous and out.flags.c_contiguous:
         a, b, out = a.reshape(-1, a.shape[-1]), b.reshape(b.shape[-2:]), out.reshape(-1, out.shape[-1])  # one taller matrix
     if out.ndim > 2:
@@ -110,8 +113,8 @@ def product(a: Any, b: Any, out: Any, bias: Any = None, accumulate: bool = False
             raise ValueError(f"no product takes operands with strides {a.strides}, {b.strides} and {out.strides} as they lie")
         n, axis = min(apart)
         every = [(*(slice(None),) * axis, i) for i in range(n)]
-        return [call for i in every for call in product(a[i], b[i], out[i], bias, accumulate)]
-    return [Product(a, b, out, bias, accumulate)]
+        return [call for i in every for call in product(a[i], b[i], out[i], bias, accumulate, act)]
+    return [Product(a, b, out, bias, accumulate, act)]
 
 
 @kernel("matmul", flops=_gemm_flops)
@@ -132,23 +135,29 @@ def _(a: Any, b: Any, y: Any, *work: Any) -> Any:
 
 
 @kernel("linear", flops=_gemm_flops)
-def linear(xp: Any, x: Any, w: Any, b: Any = None) -> Any:
-    """x (n, i), w (o, i), b (o,) -> y (n, o) = x w^T + b."""
+def linear(xp: Any, x: Any, w: Any, b: Any = None, *, act: str = "") -> Any:
+    """x (n, i), w (o, i), b (o,) -> y (n, o) = x w^T + b, or relu of it."""
     y = xp.matmul(x, w.T)
-    return y if b is None else y + b
+    y = y if b is None else y + b
+    return xp.maximum(y, 0) if act else y
 
 
 @linear.cpu
-def _(x: Any, w: Any, *rest: Any) -> Any:
+def _(x: Any, w: Any, *rest: Any, act: str = "") -> Any:
     *bias, y = rest
-    return [gemm(x, w.T, y), *(loop(_add_row, y, b) for b in bias)]
+    return [gemm(x, w.T, y), *(loop(_add_row, y, b) for b in bias), *cpu_act(act, y)]
 
 
-@linear.cuda(work=lambda reads, writes: dense_work(*reads))
-def _(x: Any, w: Any, *rest: Any) -> Any:
+def cpu_act(act: str, y: Any) -> list[Thunk]:
+    """What ends a product on the CPU: nothing, or relu in place."""
+    return KERNELS[act].bind([y], [y], [], {}) if act else []
+
+
+@linear.cuda(work=lambda reads, writes, act="": dense_work(*reads))
+def _(x: Any, w: Any, *rest: Any, act: str = "") -> Any:
     bias, (y, *work) = ([rest[0]], rest[1:]) if rest[0].ndim == 1 else ([], rest)
     (x, w, *bias), copies = dense([x, w, *bias], work)
-    return [*copies, *product(x, w.T, y, bias[0] if bias else None)]
+    return [*copies, *product(x, w.T, y, bias[0] if bias else None, act=act)]
 
 
 def _add_row(y, b):  # type: ignore[no-untyped-def]

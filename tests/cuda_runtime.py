@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from cuda_on_cpu import run, run_grid
 
+from minidl.cuda import device as devices
 from minidl.cuda.device import Cuda
 from minidl.cuda.products import Side
 from minidl.kernels import Thunk, cuda
@@ -72,7 +73,7 @@ class Runtime:
         return raw[start : start + nbytes].view(Memory)
 
     def owns(self, memory: Any) -> bool:
-        return isinstance(memory, Memory)
+        return isinstance(memory, Memory) and id(_root(memory)) in self._ours
 
     def array(self, memory: Any, shape: Any, dtype: str, strides: Any, offset: int) -> Any:
         if 0 in shape:
@@ -302,6 +303,8 @@ class Convolutions:
 
 
 def device(seed: int = 0) -> Cuda:
-    """A CUDA device without a GPU."""
+    """A CUDA device without a GPU, one more each time. It is known as the owner of its memory, but not found by name."""
     runtime = Runtime(seed)
-    return Cuda(runtime, lambda: Products(runtime), lambda: Convolutions(runtime), "cuda:0")
+    made = Cuda(runtime, lambda: Products(runtime), lambda: Convolutions(runtime), "cuda:0")
+    devices._devices[-1 - len(devices._devices)] = made
+    return made

@@ -24,6 +24,8 @@ from cuda_on_cpu import CudaOnCpu
 import minidl as ml
 from minidl import models, nn
 from minidl.cuda.convolutions import Key
+from minidl.device import strides_of
+from minidl.fusion import fused
 from minidl.kernels import KERNELS, cuda
 from minidl.tape import Tape, use
 
@@ -44,8 +46,13 @@ NETWORKS = {"mobilenet a0.25": ("mobilenet_v3_large", {"width": 0.25}), "mobilen
 CASES = [(network, size) for network in NETWORKS for size in (32, 224) if network != "resnet20" or size == 32]
 
 #: two that our networks need not have
-SQUARE = Key("forward", (32, 8, 8, 64), (64, 3, 3, 64), (32, 8, 8, 64), (1, 1), (1, 1), (1, 1), "float32", False)
-IMPOSSIBLE = replace(SQUARE, w=(63, 3, 3, 32), y=(32, 8, 8, 63))  # two groups of 63 outputs
+def dense(*shape: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """A contiguous array, as a key knows it."""
+    return shape, strides_of(shape)
+
+
+SQUARE = Key("forward", dense(32, 8, 8, 64), dense(64, 3, 3, 64), dense(32, 8, 8, 64), (1, 1), (1, 1), (1, 1), "float32", False)
+IMPOSSIBLE = replace(SQUARE, w=dense(63, 3, 3, 32), y=dense(32, 8, 8, 63))  # two groups of 63 outputs
 
 #: reads (properties, keys) and writes for each key its workspace and engine, or what was said instead
 BUILD = """
@@ -53,18 +60,25 @@ import json, re, sys
 import cudnn
 from minidl.cuda.convolutions import Key, plan
 
+def tuples(value):
+    return tuple(map(tuples, value)) if isinstance(value, list) else value
+
 properties, keys = json.load(sys.stdin)
 device = cudnn.create_device_properties(json.dumps(properties))
 found = []
 for key in keys:
     try:
-        graph = plan(Key(**{k: tuple(v) if isinstance(v, list) else v for k, v in key.items()}), device_property=device, sm_version=900, sm_count=132)
+        graph = plan(Key(**{k: tuples(v) for k, v in key.items()}), device_property=device, sm_version=900, sm_count=132)
         engine = re.search(rb'"engineId":(\\d+)', bytes(graph.serialize()))
         found.append({"workspace": graph.get_workspace_size(), "engine": int(engine[1])})
     except RuntimeError as error:
         found.append({"error": str(error)})
 print(json.dumps(found))
 """
+
+
+class Capturing(CudaOnCpu):
+    captures = True  # what tells fusion that convolutions take gaps between pixels
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +104,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def plans(environment: dict[str, str]) -> list[dict[Key, dict[str, Any]]]:
     """What became of every key of this file, in one process, which builds them twice. cuDNN says on standard error which
     further functions of the driver it would like."""
-    keys = [SQUARE, *(key for case in CASES for key in convolutions(*case))]
+    keys = [SQUARE, *(key for case in CASES for joined in (False, True) for key in convolutions(*case, joined=joined))]
     keys += [replace(SQUARE, what=what) for what in ("input_grad", "weight_grad")]
     wanted = [*dict.fromkeys(replace(key, **given) for key in keys for given in ARITHMETIC.values()), IMPOSSIBLE]
     given = json.dumps([json.loads(PROPERTIES.read_text()), [asdict(key) for key in wanted * 2]])
@@ -101,8 +115,8 @@ def plans(environment: dict[str, str]) -> list[dict[Key, dict[str, Any]]]:
 
 
 @cache
-def convolutions(network: str, size: int, batch: int = 32) -> frozenset[Key]:
-    """The keys of all convolutions that a training step gives to cuDNN."""
+def convolutions(network: str, size: int, batch: int = 32, joined: bool = False) -> frozenset[Key]:
+    """The keys of all convolutions that a training step gives to cuDNN; `joined`: which write where outputs are joined."""
     (name, arguments), device = NETWORKS[network], CudaOnCpu()
     with use(Tape(device)):
         ml.seed(0)
@@ -112,20 +126,21 @@ def convolutions(network: str, size: int, batch: int = 32) -> frozenset[Key]:
             nn.cross_entropy(model(x), y).backward()
 
         graph = ml.record(step, np.zeros((batch, *model.input_shape), np.float32), np.zeros(batch, np.int64))
+    graph = fused(graph, Capturing(), ["slabs"]) if joined else graph
     memory = np.empty(max(s.bytes for s in graph.storages), np.uint8)  # of all arrays: nothing runs
     found = set()
     for launch in (launch for task in graph.launches for launch in task if launch.kernel.startswith("conv2d")):
         reads, writes, work = ([device.array(memory, v) for v in views] for views in (launch.reads, launch.writes, launch.work))
         for call in KERNELS[launch.kernel].cuda_calls(reads, writes, work, dict(launch.constants)):
             if isinstance(call, cuda.Convolution):
-                assert cuda.contiguous(call.x, call.w, call.y), "plans are for arrays that lie together"
+                assert joined or cuda.contiguous(call.x, call.w, call.y), "plans are for arrays that lie together"
                 found.add(Key.of(call, False))
     return frozenset(found)
 
 
 @pytest.mark.parametrize(("network", "size"), CASES)
 def test_every_convolution_of_a_network_has_a_plan(plans: list[dict[Key, dict[str, Any]]], network: str, size: int) -> None:
-    keys = convolutions(network, size)
+    keys = convolutions(network, size) | convolutions(network, size, joined=True)
     assert {key.what for key in keys} >= {"forward", "weight_grad"}
     found = {key: plans[0][key] for key in (replace(key, **given) for key in keys for given in ARITHMETIC.values())}
     assert {key: f["error"] for key, f in found.items() if "error" in f} == {}
@@ -144,3 +159,8 @@ def test_a_plan_is_the_same_each_time(plans: list[dict[Key, dict[str, Any]]]) ->
 
 def test_what_has_no_plan_says_so(plans: list[dict[Key, dict[str, Any]]]) -> None:
     assert "cuDNN has no plan for Key(what='forward'" in plans[0][IMPOSSIBLE]["error"]
+
+
+def test_growth_is_written_and_read_where_it_is_joined() -> None:
+    gaps = [key for key in convolutions("densenet k12", 32, joined=True) if key.y[1] != strides_of(key.y[0])]
+    assert {key.what for key in gaps} == {"forward", "input_grad", "weight_grad"}

@@ -25,15 +25,9 @@ from minidl.tape import Tape, use
 
 
 @pytest.fixture
-def device(monkeypatch):
-    """A CUDA device that is found where `cuda:0` is asked for; each call gives another one."""
-    return lambda seed=0: _registered(monkeypatch, seed)
-
-
-def _registered(monkeypatch: Any, seed: int) -> Cuda:
-    made = cuda_runtime.device(seed)
-    monkeypatch.setitem(__import__("minidl.cuda.device", fromlist=["_devices"])._devices, 0, made)
-    return made
+def device():
+    """Makes CUDA devices whose order of running is drawn from a seed."""
+    return cuda_runtime.device
 
 
 class Run:

@@ -18,12 +18,13 @@ X, W, Y = 1, 2, 3  #: names of the tensors in a plan
 
 @dataclass(frozen=True)
 class Key:
-    """What a plan depends on; shapes as in memory: x (n, h, w, c), w (o, kh, kw, c / groups), y (n, oh, ow, o)."""
+    """What a plan depends on; x (n, h, w, c), w (o, kh, kw, c / groups), y (n, oh, ow, o), each as its shape and its strides
+    in elements: pixels may have gaps between them."""
 
     what: str
-    x: tuple[int, ...]
-    w: tuple[int, ...]
-    y: tuple[int, ...]
+    x: tuple[tuple[int, ...], tuple[int, ...]]
+    w: tuple[tuple[int, ...], tuple[int, ...]]
+    y: tuple[tuple[int, ...], tuple[int, ...]]
     stride: tuple[int, int]
     padding: tuple[int, int]
     dilation: tuple[int, int]
@@ -33,8 +34,8 @@ class Key:
     @classmethod
     def of(cls, call: cuda.Convolution, tf32: bool) -> Key:
         dtype = str(call.x.dtype)
-        return cls(call.what, tuple(call.x.shape), tuple(call.w.shape), tuple(call.y.shape), call.stride, call.padding,
-                   call.dilation, dtype, tf32 and dtype == "float32")
+        x, w, y = ((tuple(a.shape), tuple(s // a.itemsize for s in a.strides)) for a in (call.x, call.w, call.y))
+        return cls(call.what, x, w, y, call.stride, call.padding, call.dilation, dtype, tf32 and dtype == "float32")
 
 
 def plan(key: Key, **options: Any) -> Any:
@@ -49,7 +50,7 @@ def plan(key: Key, **options: Any) -> Any:
     shapes = {X: key.x, W: key.w, Y: key.y}
 
     def tensor(uid: int) -> Any:
-        dims, strides = _channels_second(shapes[uid])
+        dims, strides = _channels_second(*shapes[uid])
         return graph.tensor(name="?xwy"[uid], dim=dims, stride=strides, data_type=kind, uid=uid)
 
     window = {"padding": list(key.padding), "stride": list(key.stride), "dilation": list(key.dilation)}
@@ -59,7 +60,7 @@ def plan(key: Key, **options: Any) -> Any:
         out, uid = graph.conv_dgrad(loss=tensor(Y), filter=tensor(W), **window), X
     else:
         out, uid = graph.conv_wgrad(image=tensor(X), loss=tensor(Y), **window), W
-    dims, strides = _channels_second(shapes[uid])
+    dims, strides = _channels_second(*shapes[uid])
     out.set_output(True).set_dim(dims).set_stride(strides).set_data_type(kind).set_uid(uid)
     notes = cudnn.numerical_note
     unwanted = [notes.NONDETERMINISTIC]
@@ -77,10 +78,9 @@ def plan(key: Key, **options: Any) -> Any:
     return graph
 
 
-def _channels_second(shape: tuple[int, ...]) -> tuple[list[int], list[int]]:
-    """Shape and element strides in the order that cuDNN names axes, of an array that is (n, h, w, c) in memory."""
-    n, h, w, c = shape
-    return [n, c, h, w], [h * w * c, 1, w * c, c]
+def _channels_second(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[list[int], list[int]]:
+    """Shape and strides in the order in which cuDNN names axes."""
+    return [shape[axis] for axis in (0, 3, 1, 2)], [strides[axis] for axis in (0, 3, 1, 2)]
 
 
 class Convolutions:
