@@ -1,0 +1,103 @@
+"""The microbenchmark of launches: every row is measured or says why not, on the CPU and on a runtime without a GPU."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import cuda_runtime
+import pytest
+
+BENCH = Path(__file__).parent.parent / "bench"
+RUNNABLE = {"minidl, prebuilt launch", "fill of 4 KiB"}  # of the groups whose other rows are those of libraries
+
+
+def check_rows(rows, measured):
+    """The shape of a record's rows; `measured(row)` tells which ones must have times."""
+    assert len({(row["group"], row["name"]) for row in rows}) == len(rows)
+    for row in rows:
+        assert row["words"]
+        assert ("us" in row) != ("missing" in row)
+        assert "us" in row or not measured(row), row
+        for times in row.get("us", {}).values():
+            assert times["p10"] <= times["median"] <= times["p90"]
+            assert times["n"] > 0
+    chains = [row for row in rows if "kernels" in row]
+    assert {row["branches"] for row in chains} == {0, 1, 2, 4, 8}
+    assert all({"host", "device", "whole"} <= set(row["us"]) for row in chains)
+
+
+def run(*arguments):
+    return subprocess.run([sys.executable, str(BENCH / "launch_overhead.py"), *arguments], capture_output=True, text=True, timeout=300)
+
+
+def test_the_cpu(tmp_path):
+    done = run("--quick", "--json", "--out", str(tmp_path / "record.json"))
+    assert done.returncode == 0, done.stderr
+    record = json.loads(done.stdout)
+    assert record == json.loads((tmp_path / "record.json").read_text())
+    assert (record["name"], record["device"], record["unit"]) == ("launch_overhead_cpu", "cpu", "us")
+    check_rows(record["rows"], lambda row: row["name"] != "torch op")
+    by_name = {row["name"]: row for row in record["rows"]}
+    assert set(by_name["minidl stream"]["us"]) == {"host", "device"}
+    assert {"NumPy ufunc", "numba loop, 16 arrays", "SimpleQueue", "ThreadPoolExecutor", "copy of 4 B"} <= set(by_name)
+
+
+def test_an_unknown_device_is_one_clear_line():
+    done = run("--device", "tpu")
+    assert (done.returncode, done.stderr) == (2, "unknown device 'tpu'; known: cpu, cuda, cuda:N\n")
+
+
+@pytest.fixture
+def bench(monkeypatch):
+    """The benchmark as a module, with a CUDA runtime that runs on the CPU."""
+    monkeypatch.syspath_prepend(BENCH)
+    import launch_overhead
+    import launches_cuda
+
+    device = cuda_runtime.device()
+    device.driver.describe = lambda: {"name": "none"}
+    monkeypatch.setattr(launches_cuda, "HELD", 4096)
+    monkeypatch.setattr(cuda_runtime, "run_grid", lambda *launch: None)  # what is launched does not matter here
+    monkeypatch.setattr(launch_overhead, "gpu", lambda name: device)
+    return launch_overhead
+
+
+def test_what_cuda_does_without_libraries(bench, tmp_path):
+    """Launches, events, copies, chains and graphs run on the stand-in for CUDA's runtime; libraries that need a GPU say so."""
+    record = bench.measure("cuda", quick=True)
+    libraries = ("a kernel", "a library's kernel")
+    check_rows(record["rows"], lambda row: row["group"] not in libraries or row["name"] in RUNNABLE)
+    by_graph = [row for row in record["rows"] if row.get("by") == "graph"]
+    assert all({"launch", "capture"} <= set(row["us"]) for row in by_graph)
+    assert len(by_graph) == len([row for row in record["rows"] if row.get("by") == "stream"])
+    text = bench.table(record)
+    for row in record["rows"]:
+        (line,) = [line for line in text.splitlines() if line.startswith(f"  {row['name']:42} ") and row.get("missing", row["words"]) in line]
+        assert line
+    pytest.importorskip("matplotlib", reason="needs the extra `plot`")
+    bench.plot(record, str(tmp_path / "plot.png"))
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("branches", [0, 1, 2, 4, 8])
+def test_chains_are_what_they_are_called(bench, branches):
+    """A graph of n kernels: a path, or equal branches side by side. On two streams that take turns each kernel comes after
+    the last, and after the last but one too, which is the last of its own stream."""
+    import launches_cuda
+
+    gpu = launches_cuda.Gpu(bench.gpu("cuda"), True)
+    program = launches_cuda._program(gpu, 24, branches)
+    gpu.driver.begin_capture(gpu.main)
+    for call in program:
+        call()
+    graph = gpu.driver.end_capture(gpu.main)
+    apart = max(branches, 1)
+    wanted = {(i, i + apart) for i in range(24 - apart)}
+    if not branches:
+        wanted |= {(i, i + 2) for i in range(22)}
+    assert len(graph.nodes) == 24
+    assert set(graph.edges) == wanted
+    assert sorted(i for piece in launches_cuda.pieces(24, apart) for i in piece) == list(range(24))
