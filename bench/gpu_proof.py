@@ -1,0 +1,281 @@
+"""All that must be shown on one GPU, in parts of at most nine minutes; one record of what was found.
+
+    python bench/gpu_proof.py [--part tests kernels launch ladder mpi sanitizer] [--limit 540] [--out FILE.json]
+
+| part      | what |
+|---|---|
+| tests     | the tests marked `gpu` |
+| kernels   | every kernel's tests again, with the real compiler, cuBLAS and cuDNN |
+| launch    | what launches, events and graphs cost |
+| ladder    | MobileNetV3 and DenseNet-121 against torch, rung by rung; each call goes on where the last one stopped |
+| mpi       | two ranks that share the GPU: the bits of one process |
+| sanitizer | training steps under compute-sanitizer, where it is installed |
+
+Each part is a command or several, with all their processes ended at the limit. The record is merged into whenever there is
+something new, so a run that is stopped loses nothing; parts that are not asked for stay as they are. Ends with 0 if all
+that was run passed, with 1 if not, with 2 where there is no GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
+
+from common import RESULTS
+from ladder import described
+
+import minidl as ml
+from minidl.device import DeviceError
+from minidl.files import write_atomic
+
+ROOT = Path(__file__).parent.parent
+LIMIT = 540.0  #: seconds of a part
+RESERVE = 140.0  #: of the ladder's, for what it has begun when its budget is used up
+POLL = 5.0  #: seconds between looks at what a command has written so far
+GRACE = 10.0  #: seconds to end in when asked to
+LISTED = 200  #: tests whose outcomes are all in the record, if there are no more
+
+Found = dict[str, Any]
+
+
+def nothing(folder: Path, output: str) -> Found:
+    return {}
+
+
+@dataclass(frozen=True)
+class Step:
+    """A command; `read(folder, output)` tells what it has found so far, with `passed` where the exit status is not enough."""
+
+    name: str
+    command: list[str]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    read: Callable[[Path, str], Found] = nothing
+
+
+@dataclass(frozen=True)
+class Part:
+    """`steps(folder, earlier)`, where `earlier` is what the record holds of this part. `missing`: why it cannot be run
+    here. `check`: what the steps' findings show together."""
+
+    steps: Callable[[Path, Found], list[Step]]
+    missing: Callable[[], str | None] = lambda: None
+    check: Callable[[Mapping[str, Found]], Found] = lambda steps: {}
+
+
+# ----------------------------------------------------------------------------------------------------------------- parts
+OUTCOME = re.compile(r"^(\S+::.+?) (PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)\b", re.MULTILINE)
+
+
+def tests_found(folder: Path, output: str) -> Found:
+    """What `pytest -v` has said so far."""
+    outcomes = dict(OUTCOME.findall(output))
+    counts = Counter(outcomes.values())
+    bad = [name for name, outcome in outcomes.items() if outcome in ("FAILED", "ERROR")]
+    return {"counts": dict(counts), "failed": bad, "passed": bool(counts["PASSED"]) and not bad,
+            **({"outcomes": outcomes} if len(outcomes) <= LISTED else {})}
+
+
+def pytest(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "pytest", "-v", "-n", "0", "-p", "no:cacheprovider", "--tb", "short", *arguments]
+
+
+def record_of(name: str) -> Callable[[Path, str], Found]:
+    """A benchmark's own record, as far as it has been written."""
+
+    def read(folder: Path, output: str) -> Found:
+        path = folder / name
+        record = json.loads(path.read_text()) if path.exists() else None
+        return {"record": record, **({"passed": record["passed"]} if record and "passed" in record else {})}
+
+    return read
+
+
+def printed(folder: Path, output: str) -> Found:
+    """The JSON object that a command prints."""
+    with suppress(ValueError):
+        return {"record": json.loads(output)}
+    return {"passed": False}
+
+
+def tests(folder: Path, earlier: Found) -> list[Step]:
+    return [Step("gpu tests", pytest("-m", "gpu", "tests"), read=tests_found)]
+
+
+def kernels(folder: Path, earlier: Found) -> list[Step]:
+    """Those test files in which kernels are run."""
+    files = sorted(p for p in (ROOT / "tests").glob("test_cuda_*.py") if re.search(r"\b(run_kernel|agree)\(", p.read_text()))
+    return [Step("kernels", pytest(*(str(p.relative_to(ROOT)) for p in files)), {"MINIDL_TEST_GPU": "1"}, tests_found)]
+
+
+def bench(script: str, *arguments: str) -> list[str]:
+    return [sys.executable, str(ROOT / "bench" / script), *arguments]
+
+
+def launch(folder: Path, earlier: Found) -> list[Step]:
+    return [Step("launch", bench("launch_overhead.py", "--device", "cuda", "--out", str(folder / "launch.json")), read=record_of("launch.json"))]
+
+
+def climbing(budget: float) -> Callable[[Path, Found], list[Step]]:
+    def steps(folder: Path, earlier: Found) -> list[Step]:
+        path = folder / "ladder.json"
+        record = earlier.get("steps", {}).get("ladder", {}).get("record")
+        if record:
+            path.write_text(json.dumps(record))
+        return [Step("ladder", bench("ladder.py", "--resume", "--budget", f"{budget:g}", "--out", str(path)), read=record_of(path.name))]
+
+    return steps
+
+
+def mpiexec() -> str | None:
+    return shutil.which("mpiexec") or shutil.which("mpiexec", path=str(Path(sys.executable).parent))
+
+
+JOBS = {"mlp": ["--model", "mlp"], "resnet20": ["--model", "resnet20", "--model-arg", "preset=tiny"]}
+POLICIES = ("barrier", "reverse_first_k")
+
+
+def ranks(folder: Path, earlier: Found) -> list[Step]:
+    """The same training in one process, and on two ranks in two orders."""
+    steps = []
+    for name, model in JOBS.items():
+        train = [sys.executable, "-m", "minidl", "train", *model, "--device", "cuda", "--costs", "analytic", "--steps", "20", "--json"]
+        steps.append(Step(f"{name}, one process", [*train, "--micro-batches", "2"], read=printed))
+        steps += [Step(f"{name}, two ranks, {policy}", [str(mpiexec()), "-n", "2", *train, "--parallel", "data", "--scheduler", policy], read=printed)
+                  for policy in POLICIES]
+    return steps
+
+
+def equal_parameters(steps: Mapping[str, Found]) -> Found:
+    """Whether all runs of a network left the same parameters."""
+    found = {name: {(s.get("record") or {}).get("params_sha256") for step, s in steps.items() if step.startswith(f"{name},")} for name in JOBS}
+    equal = {name: len(digests) == 1 and None not in digests for name, digests in found.items()}
+    return {"equal_bits": equal, "passed": all(equal.values())}
+
+
+def sanitized(folder: Path, earlier: Found) -> list[Step]:
+    """Two steps of the two networks that use most kinds of kernels."""
+    train = [sys.executable, "-m", "minidl", "train", "--model-arg", "preset=tiny", "--device", "cuda", "--costs", "analytic", "--steps", "2",
+             "--batch-size", "4", "--json"]
+    return [Step(f"{tool}, {model}", ["compute-sanitizer", "--tool", tool, "--target-processes", "all", "--error-exitcode", "3", *train, "--model", model])
+            for model in ("mobilenet_v3_large", "densenet121") for tool in ("memcheck", "racecheck")]
+
+
+def parts(limit: float) -> dict[str, Part]:
+    return {
+        "tests": Part(tests), "kernels": Part(kernels), "launch": Part(launch), "ladder": Part(climbing(max(limit - RESERVE, limit / 2))),
+        "mpi": Part(ranks, lambda: None if mpiexec() else "there is no mpiexec; install minidl[mpich]", equal_parameters),
+        "sanitizer": Part(sanitized, lambda: None if shutil.which("compute-sanitizer") else "compute-sanitizer is not on the PATH")}
+
+
+# --------------------------------------------------------------------------------------------------------------- running
+def merge(out: Path, name: str, part: Found) -> Found:
+    """Puts a part into the record, whole or not at all, and returns the record."""
+    record = read(out)
+    record["parts"][name] = part
+    record["passed"] = all(p.get("passed") is not False for p in record["parts"].values())
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(out, json.dumps(record, indent=1) + "\n")
+    return record
+
+
+def read(out: Path) -> Found:
+    """The record so far."""
+    return json.loads(out.read_text()) if out.exists() else {"name": "gpu_proof", "parts": {}}
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """All processes of its group: asked first, then made to."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(GRACE)
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def run(step: Step, folder: Path, limit: float, keep: Callable[[Found], None]) -> Found:
+    """Runs a command for at most `limit` seconds; `keep` gets what is known of it, again and again."""
+    begin, output, errors = time.monotonic(), folder / "output", folder / "errors"
+
+    def found(**more: Any) -> Found:
+        return {"command": step.command, "seconds": round(time.monotonic() - begin, 1), **more, **step.read(folder, output.read_text(errors="replace"))}
+
+    with open(output, "wb") as out, open(errors, "wb") as err:
+        process = subprocess.Popen(step.command, stdout=out, stderr=err, cwd=ROOT, start_new_session=True, env={**os.environ, **step.environment})
+        try:
+            while process.poll() is None and (left := limit - (time.monotonic() - begin)) > 0:
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(min(POLL, left))
+                keep(found())
+            timed_out = process.poll() is None
+            end(process)
+        except BaseException:
+            end(process)
+            keep(found(stopped=True))
+            raise
+    result = found(exit=process.returncode, timed_out=timed_out)
+    result["passed"] = result.get("passed", True) and process.returncode == 0
+    if process.returncode:
+        result["said"] = [line for path in (output, errors) for line in path.read_text(errors="replace").splitlines()[-15:]]
+    return result
+
+
+def prove(name: str, part: Part, out: Path, about: Mapping[str, Any], limit: float) -> Found:
+    """Runs a part, its steps within one limit, and returns what the record now says of it."""
+    why = part.missing()
+    if why:
+        return merge(out, name, {"left_out": why})["parts"][name]
+    begin, earlier = time.monotonic(), read(out)["parts"].get(name, {})
+    found: Found = {"machine": dict(about), "steps": {}, "passed": False}
+    with tempfile.TemporaryDirectory() as folder:
+        for step in part.steps(Path(folder), earlier):
+
+            def keep(result: Found, step: Step = step) -> None:
+                found["steps"][step.name] = result
+                merge(out, name, found)
+
+            left = limit - (time.monotonic() - begin)
+            keep(run(step, Path(folder), left, keep) if left > 0 else {"command": step.command, "left_out": "no time was left", "passed": False})
+            print(f"{name}: {step.name}: {'passed' if found['steps'][step.name]['passed'] else 'failed'}", flush=True)
+    checked = part.check(found["steps"])
+    found |= {**checked, "passed": checked.get("passed", True) and all(step["passed"] for step in found["steps"].values())}
+    found["seconds"] = round(time.monotonic() - begin, 1)
+    return merge(out, name, found)["parts"][name]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--part", nargs="+", choices=list(parts(LIMIT)), default=list(parts(LIMIT)), metavar="PART", help=f"of {', '.join(parts(LIMIT))}; default: all")
+    parser.add_argument("--limit", type=float, default=LIMIT, metavar="SECONDS", help="for each part")
+    parser.add_argument("--out", type=Path, default=RESULTS / "gpu_proof.json", help="the record")
+    arguments = parser.parse_args()
+    try:
+        about = described(ml.device.get("cuda"))
+    except DeviceError as error:
+        print(f"gpu_proof: {error}", file=sys.stderr)
+        return 2
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that what was started is ended too
+    known = parts(arguments.limit)
+    found = [prove(name, known[name], arguments.out, about, arguments.limit) for name in arguments.part]
+    print(f"record: {arguments.out}", file=sys.stderr)
+    return 0 if all(part.get("passed") is not False for part in found) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,179 @@
+"""The record of what was shown on a GPU: commands that stand in for its parts, their limits, and merging."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import minidl as ml
+
+BENCH = Path(__file__).parent.parent / "bench"
+sys.path.insert(0, str(BENCH))
+
+import gpu_proof  # noqa: E402
+from gpu_proof import Part, Step, prove  # noqa: E402
+
+ABOUT = {"gpu": {"name": "none"}, "commit": "c"}
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(gpu_proof, "POLL", 0.1)
+    monkeypatch.setattr(gpu_proof, "GRACE", 0.5)
+
+
+def python(code: str) -> list[str]:
+    return [sys.executable, "-c", code]
+
+
+def part(*steps: Step, **more: Any) -> Part:
+    return Part(lambda folder, earlier: list(steps), **more)
+
+
+def record(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text())
+
+
+def lives(pid: int) -> bool:
+    """Whether a process runs (a zombie does not)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def gone(pid: int) -> bool:
+    end = time.monotonic() + 5
+    while lives(pid) and time.monotonic() < end:
+        time.sleep(0.02)
+    return not lives(pid)
+
+
+def test_parts_are_merged_into_one_record(tmp_path):
+    out = tmp_path / "results" / "proof.json"
+    one = prove("one", part(Step("a", python("print('{\"x\": 1}')"), read=gpu_proof.printed), Step("b", python(""))), out, ABOUT, 30)
+    assert one["passed"]
+    two = prove("two", part(Step("a", python("import sys; print('far'); sys.exit('not right')")), Step("b", python(""))), out, ABOUT, 30)
+    assert not two["passed"]
+    three = prove("three", part(missing=lambda: "not here"), out, ABOUT, 30)
+    assert three == {"left_out": "not here"}
+    found = record(out)
+    assert found["name"] == "gpu_proof"
+    assert list(found["parts"]) == ["one", "two", "three"]
+    assert found["parts"]["one"]["machine"] == ABOUT
+    assert found["parts"]["one"]["steps"]["a"]["record"] == {"x": 1}
+    failed = found["parts"]["two"]["steps"]["a"]
+    assert (failed["exit"], failed["timed_out"], failed["said"]) == (1, False, ["far", "not right"])
+    assert found["parts"]["two"]["steps"]["b"]["passed"], "a step that fails does not end the part"
+    assert not found["passed"]
+    prove("two", part(Step("a", python(""))), out, ABOUT, 30)
+    assert record(out)["passed"]
+    assert list(record(out)["parts"]) == ["one", "two", "three"]
+
+
+def test_at_the_limit_every_process_is_ended_and_what_was_found_stays(tmp_path, monkeypatch):
+    out, pids = tmp_path / "proof.json", tmp_path / "pids"
+    code = (f"import os, signal, subprocess, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+            f"child = subprocess.Popen([sys.executable, '-c', 'import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)'])\n"
+            f"print('tests/test_a.py::test_one PASSED [ 50%]', flush=True)\n"
+            f"open({str(pids)!r}, 'w').write(f'{{os.getpid()}} {{child.pid}}'); time.sleep(60)")
+    clock = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: clock() + (1000 if pids.exists() and pids.read_text() else 0))  # time runs out when it has spoken
+    slow = prove("slow", part(Step("a", python(code), read=gpu_proof.tests_found), Step("b", python(""))), out, ABOUT, 500)
+    monkeypatch.undo()
+    assert (slow["steps"]["a"]["timed_out"], slow["steps"]["a"]["counts"], slow["steps"]["a"]["passed"]) == (True, {"PASSED": 1}, False)
+    assert slow["steps"]["b"]["left_out"] == "no time was left"
+    assert not slow["passed"]
+    assert all(map(gone, map(int, pids.read_text().split())))
+
+
+def test_a_step_that_ends_leaves_no_process_behind(tmp_path):
+    pid = tmp_path / "pid"
+    code = f"import subprocess, sys; open({str(pid)!r}, 'w').write(str(subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']).pid))"
+    assert prove("one", part(Step("a", python(code))), tmp_path / "proof.json", ABOUT, 30)["passed"]
+    assert gone(int(pid.read_text()))
+
+
+def test_what_was_found_is_kept_when_the_proof_itself_is_stopped(tmp_path):
+    out, pid = tmp_path / "proof.json", tmp_path / "pid"
+    step = (f"import os, time; print('tests/test_a.py::test_one PASSED [ 50%]', flush=True); "
+            f"open({str(pid)!r}, 'w').write(str(os.getpid())); time.sleep(60)")
+    code = (f"import signal, sys; sys.path[:0] = [{str(BENCH)!r}]; import gpu_proof as g; from pathlib import Path\n"
+            f"signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))\n"
+            f"steps = [g.Step('first', [sys.executable, '-c', '']), g.Step('second', [sys.executable, '-c', {step!r}], read=g.tests_found)]\n"
+            f"g.prove('one', g.Part(lambda folder, earlier: steps), Path({str(out)!r}), {{}}, 60)")
+    proof = subprocess.Popen(python(code))
+    try:
+        end = time.monotonic() + 40
+        while not (pid.exists() and pid.read_text()) and time.monotonic() < end:
+            time.sleep(0.05)
+        proof.send_signal(signal.SIGTERM)
+        assert proof.wait(40) == 143
+    finally:
+        proof.kill()
+    steps = record(out)["parts"]["one"]["steps"]
+    assert steps["first"]["passed"]
+    assert steps["second"]["stopped"]
+    assert steps["second"]["counts"] == {"PASSED": 1}
+    assert not record(out)["passed"]
+    assert gone(int(pid.read_text()))
+
+
+def test_a_runs_tests_are_told_apart(tmp_path):
+    (tmp_path / "test_three.py").write_text("import pytest\ndef test_right(): pass\n@pytest.mark.parametrize('s', ['a b'])\ndef test_wrong(s): assert 0\n"
+                                            "@pytest.mark.skip\ndef test_later(): pass\n")
+    command = [*gpu_proof.pytest(str(tmp_path / "test_three.py")), "--rootdir", str(tmp_path), "-o", "addopts="]
+    found = prove("tests", part(Step("t", command, read=gpu_proof.tests_found)), tmp_path / "proof.json", ABOUT, 60)["steps"]["t"]
+    assert found["counts"] == {"PASSED": 1, "FAILED": 1, "SKIPPED": 1}
+    assert [name.rpartition("/")[2] for name in found["failed"]] == ["test_three.py::test_wrong[a b]"]
+    assert not found["passed"]
+    assert not gpu_proof.tests_found(tmp_path, "")["passed"], "no test at all shows nothing"
+
+
+def test_the_ladder_goes_on_where_it_stopped(tmp_path, monkeypatch):
+    out = tmp_path / "proof.json"
+    climb = ("import json, pathlib, sys; path = pathlib.Path(sys.argv[-1]); had = json.loads(path.read_text())['networks'] if path.exists() else []; "
+             "path.write_text(json.dumps({'networks': [*had, len(had)], 'passed': True}))")
+    monkeypatch.setattr(gpu_proof, "bench", lambda script, *arguments: [*python(climb), *arguments])
+    for networks in ([0], [0, 1]):
+        found = prove("ladder", gpu_proof.parts(60)["ladder"], out, ABOUT, 60)
+        assert found["steps"]["ladder"]["record"]["networks"] == networks
+        assert found["passed"]
+    assert record(out)["parts"]["ladder"]["steps"]["ladder"]["command"][-4:-1] == ["--budget", "30", "--out"]
+
+
+@pytest.mark.parametrize(("digests", "right"), [("aaabbb", True), ("aacbbb", False), ("aaabb-", False)])
+def test_ranks_must_leave_the_parameters_of_one_process(digests, right):
+    steps = {step.name: {"record": {"params_sha256": d}} if d != "-" else {"passed": False}
+             for step, d in zip(gpu_proof.ranks(Path(), {}), digests, strict=True)}
+    assert gpu_proof.equal_parameters(steps)["passed"] is right
+
+
+def test_every_part_is_a_command_of_this_repository(tmp_path):
+    for name, made in gpu_proof.parts(540).items():
+        for step in made.steps(tmp_path, {}):
+            words = [word for word in step.command if word.endswith(".py")]
+            assert all((BENCH.parent / word).exists() for word in words), (name, words)
+    assert [step.command[-1] for step in gpu_proof.kernels(tmp_path, {})] != ["short"], "there are kernels to test"
+
+
+def test_without_a_gpu_it_says_so_in_one_line(tmp_path):
+    try:
+        ml.device.get("cuda")
+    except ml.DeviceError:
+        done = subprocess.run([sys.executable, str(BENCH / "gpu_proof.py"), "--out", str(tmp_path / "proof.json")], capture_output=True, text=True,
+                              timeout=60, env=dict(os.environ))
+        assert done.returncode == 2
+        assert done.stderr.startswith("gpu_proof: ")
+        assert len(done.stderr.splitlines()) == 1
+        assert not list(tmp_path.iterdir())
+    else:
+        pytest.skip("there is a GPU here")
