@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from . import device as devices
 from .comm import Communicator
+from .comm.handover import handover
 from .comm.lane import Lane
 from .cost import CostModel
 from .executors.distributed import DistributedExecutor
-from .graph import Kind
+from .graph import Kind, View
 from .memory import plan_memory
 from .schedule import Schedule
 from .schedulers import data_parallel
@@ -21,6 +23,7 @@ from .schedulers.layer_times import with_communication
 from .training import Prediction, Recorded, Trainer, TrainingError, params_sha256
 
 TRIAL_STEPS = 6  #: that each k tried takes when k is confirmed by measurement
+TRANSPORTS = ("staged", "cuda-aware", "nccl")  #: how gradients of a CUDA device are summed; the CPU's are where MPI takes them
 
 
 class Disagreement(ValueError):
@@ -62,24 +65,60 @@ def identity(recorded: Recorded) -> dict[str, Any]:
             "the data set": data.name, "the number of samples": data.dataset.samples, "the batch size": job.batch_size,
             "the share of a batch": recorded.share, "the number of micro-batches": job.micro_batches, "the optimizer": job.optimizer,
             "the learning rate": job.lr, "the scheduler": job.scheduler, "the scheduler's arguments": dict(job.scheduler_args),
-            "the memory limit": job.memory_limit, "the parameters' hash": params_sha256(recorded.model)}
+            "the memory limit": job.memory_limit, "the kind of device": job.device.partition(":")[0], "TF32": job.tf32,
+            "the parameters' hash": params_sha256(recorded.model)}
 
 
-def measure_link(communicator: Communicator, sizes: tuple[int, int, int] = (4, 2**18, 2**22), repeats: int = 5) -> tuple[float, float]:
-    """Microseconds of an all-reduce: (each, per byte). The same on every rank, since rank 0's are taken.
+def device_of(name: str, communicator: Communicator) -> str:
+    """The device of this rank: under the name `cuda`, ranks of a machine take its GPUs in turn, and share them where they
+    outnumber them. Raises DeviceError without a GPU."""
+    if name != "cuda":
+        return name
+    from .cuda.device import gpus
+
+    return f"cuda:{communicator.local_rank % gpus()}"
+
+
+def transport(name: str, communicator: Communicator, device: Any) -> Communicator:
+    """What sums gradients of a device, by its name in TRANSPORTS. Raises Disagreement where it cannot be had."""
+    if name == "staged":
+        return communicator
+
+    def make() -> tuple[Communicator, dict[str, Any]]:
+        if name == "nccl":
+            from .comm.nccl import NCCL
+
+            return NCCL(communicator, device), {}
+        from .comm.mpi import MPI
+
+        return MPI(on_device=True), {}
+
+    made: Communicator = agree(communicator, make)
+    return made
+
+
+def measure_link(communicator: Communicator, device: Any = None, sizes: tuple[int, int, int] = (4, 2**18, 2**22),
+                 repeats: int = 5) -> tuple[float, float]:
+    """Microseconds of an all-reduce of gradients on a device (default: the CPU): (each, per byte). The same on every rank,
+    since rank 0's are taken.
 
     The smallest gives the first, the difference of the others the second, so that a link's burst does not count.
     """
-    lane, took = Lane(communicator), []
+    device = device or devices.cpu()
+    hand, lane, took = handover(device, communicator), Lane(communicator), []
     for size in sizes:
-        array = np.zeros(max(size // 4, communicator.size), np.float32)
-        transfer = communicator.prepare(Kind.A, [array], 0)
+        count = max(size // 4, communicator.size)
+        memory = device.allocate(4 * count)
+        array = device.array(memory, View(0, (count,), (1,), 0, "float32"))
+        device.write(array, np.zeros(count, np.float32))
+        transfer = communicator.prepare(Kind.A, hand.place([array], ()), 0)
         times = []
         for _ in range(repeats):
             communicator.gather(None)
             begin = perf_counter()
             lane.submit(transfer, 0, array.nbytes, lambda: None)
             lane.drain()
+            device.synchronize()
             times.append((perf_counter() - begin) * 1e6)
         took.append(float(np.median(times)))
     slope = max(0.0, (took[2] - took[1]) / (sizes[2] - sizes[1]))

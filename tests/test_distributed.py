@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import minidl as ml
 from minidl import models, nn, optim, tape
-from minidl.comm import SLOTS, Communicator, RankError
+from minidl.comm import SLOTS, Communicator, Host, RankError
 from minidl.comm.lane import Lane
 from minidl.comm.loopback import LoopBack, run_ranks
 from minidl.cost import CostModel
@@ -52,8 +52,8 @@ def network(optimizer="sgd"):
     return model, OPTIMIZERS[optimizer](model.parameters())
 
 
-def prepared(name, ranks, optimizer="sgd", k=None):
-    """For each rank its model and its plan, made one after the other as processes would."""
+def prepared(name, ranks, optimizer="sgd", k=None, optimizers=None):
+    """For each rank its model and its plan, made one after the other as processes would; fills the list of optimizers."""
     found = []
     for rank in range(ranks):
         model, opt = network(optimizer)
@@ -69,6 +69,8 @@ def prepared(name, ranks, optimizer="sgd", k=None):
         graph = prepare(name, ml.record(step, x[0, 0], y[0, 0]), buckets=2, part_bytes=300)
         cost = with_communication(graph, CostModel.analytic(), lambda sizes: 1 + sum(sizes.values()) / 100)
         found.append((model, plan(name, graph, cost, k)))
+        if optimizers is not None:
+            optimizers.append(opt)
     return found
 
 
@@ -181,6 +183,52 @@ class _Own(LoopBack):
     own_process = True
 
 
+@pytest.mark.parametrize("name", ["no_overlap", "reverse_first_k"])
+def test_a_learning_rate_may_be_set_before_every_step(name):
+    """Late updates use that of their own step, and setting it settles nothing."""
+    rates = [0.05, 0.02, 0.2, 0.01]
+    x, y = batches(2)
+
+    def with_rates(settles):
+        optimizers = []
+        own = prepared(name, 2, optimizers=optimizers)
+
+        def work(communicator):
+            rank = communicator.rank
+            model, found = own[rank]
+            run = DistributedExecutor(found.graph, found.schedule, communicator)
+            for t in range(STEPS):
+                optimizers[rank].lr = rates[t]
+                run(x[t, rank], y[t, rank])
+                if settles:
+                    run.settle()
+            run.close()
+            return bits(*model.parameters())
+
+        return run_ranks(2, work)
+
+    wanted = with_rates(True)
+    assert with_rates(False) == wanted
+    assert wanted[0] != trained(name, 2)[0][1]
+
+
+def test_setting_a_learning_rate_settles_nothing():
+    model, opt = network()
+
+    def step(x, y):
+        loss = nn.cross_entropy(model(x), y)
+        loss.backward()
+        opt.step()
+
+    x, y = batches(1)
+    graph = prepare("priority", ml.record(step, x[0, 0], y[0, 0]))
+    run = DistributedExecutor(graph, plan("priority", graph, CostModel.analytic()).schedule, _Own(0, LoopBack.ranks(1)[0]._board))
+    run(x[0, 0], y[0, 0])
+    opt.lr = 0.5
+    assert run in tape.unsettled
+    run.close()
+
+
 @settings(max_examples=15, deadline=None)
 @given(sizes=st.lists(st.integers(1, 40), min_size=1, max_size=4), ranks=st.integers(1, 5), credit=st.sampled_from([1, 100, 10**6]),
        scatter=st.booleans())
@@ -197,10 +245,11 @@ def test_a_sum_is_taken_in_rank_order_however_it_is_cut(sizes, ranks, credit, sc
         windows = [mine[i:j] for i, j in zip(ends[:-1], ends[1:], strict=True)]
         groups = [windows[:2], *([w] for w in windows[2:])]
         lane, ended = Lane(communicator, credit), []
+        places = [Host(communicator, group) for group in groups]
         for kind in (Kind.AS, Kind.AG) if scatter else (Kind.A,):
-            for i, group in enumerate(groups):
-                transfer = communicator.prepare(kind, group, i % SLOTS)
-                lane.submit(transfer, i % SLOTS, sum(w.nbytes for w in group), lambda i=i: ended.append(i))
+            for i, place in enumerate(places):
+                transfer = communicator.prepare(kind, place, i % SLOTS)
+                lane.submit(transfer, i % SLOTS, place.whole.nbytes, lambda i=i: ended.append(i))
             lane.drain()
         assert sorted(set(ended)) == list(range(len(groups)))
         return mine
@@ -222,7 +271,7 @@ def test_a_credit_bounds_what_is_in_flight():
         lane = Counting(communicator, 100)
         arrays = [np.ones(10, "f") for _ in range(12)]
         for i, array in enumerate(arrays):
-            lane.submit(communicator.prepare(Kind.A, [array], i % SLOTS), i % SLOTS, 40, lambda: None)
+            lane.submit(communicator.prepare(Kind.A, Host(communicator, [array]), i % SLOTS), i % SLOTS, 40, lambda: None)
         lane.drain()
 
     with deadline():

@@ -39,6 +39,7 @@ LAYERS: dict[str, set[str]] = {
     "minidl.ops": {*ENGINE, "op", "ops", "random"},
     "minidl.nn": {*ENGINE, "op", "ops", "random", "nn"},
     "minidl.models": {"nn", "ops", "tensor", "models", "random", ""},
+    "minidl.fusion": {"graph", "device", "kernels"},
     "minidl.executors": {*PURE, "device", "comm", "streams", "lanes", "kernels", "tape", "tensor", "executors"},
     "minidl.executors.distributed": {*PURE, "device", "comm", "streams", "tape", "executors", "schedulers"},  # how one iteration repeats
 }
@@ -47,7 +48,7 @@ LAZY: dict[str, tuple[str, ...]] = {
     "numba": ("minidl.loops", "minidl.kernels", "minidl.schedulers", "minidl.cli", "minidl.data", "minidl.device"),
     "mpi4py": ("minidl.comm", "minidl.cli"),
     "ml_dtypes": ("minidl.precision",),
-    "cupy": ("minidl.device", "minidl.cuda", "minidl.kernels", "minidl.cli"),
+    "cupy": ("minidl.device", "minidl.cuda", "minidl.kernels", "minidl.cli", "minidl.comm.nccl"),
     "cudnn": ("minidl.device", "minidl.cuda", "minidl.kernels", "minidl.cli"),
     "nvmath": ("minidl.device", "minidl.cuda", "minidl.kernels", "minidl.cli"),
 }

@@ -9,6 +9,7 @@ import numpy as np
 
 from ..collectives import SHAPES, Collective
 from ..cost import CostModel, Link
+from ..data_parallel import TRANSPORTS
 from ..graph import TaskGraph
 from ..memory import plan_memory
 from ..passes import unroll
@@ -26,16 +27,23 @@ def k_or_auto(text: str) -> int | None:
     return None if text == "auto" else whole(0)(text)
 
 
-def train_flags(parser: argparse.ArgumentParser) -> None:
+def _shared_flags(parser: argparse.ArgumentParser) -> Any:
     """What a run and a simulation share."""
     group = parser.add_argument_group("data parallelism")
     group.add_argument("--k", type=k_or_auto, metavar="K|auto", help="layers whose weight gradients reverse_first_k delays; auto searches it")
     group.add_argument("--buckets", type=whole(1), metavar="N", help="as many buckets with equal numbers of layers; default 2 on given "
                                                                     "times, 25 MB each for a network")
+    return group
+
+
+def train_flags(parser: argparse.ArgumentParser) -> None:
+    _shared_flags(parser).add_argument("--transport", choices=TRANSPORTS, default="staged",
+                                       help="for gradients on CUDA: MPI through pinned host memory (staged, the default), an MPI that was built for "
+                                            "CUDA, or NCCL")
 
 
 def flags(parser: argparse.ArgumentParser) -> None:
-    train_flags(parser)
+    _shared_flags(parser)
     group = parser.add_argument_group("data parallelism, priced")
     group.add_argument("--parts", type=whole(1), default=8, metavar="N", help="into which a layer's gradient is cut on given times (default 8)")
     group.add_argument("--comm", type=numbers, metavar="C0,C1,..", help="time of each layer's all-reduce; then give --forward, --output-grad, --weight-grad too")
@@ -162,7 +170,7 @@ def refuse(error: UsageError) -> int:
 
 def _train(arguments: Any, communicator: Any) -> int:
     from .. import checkpoint
-    from ..data_parallel import RankTrainer, agree, identity, measure_link
+    from ..data_parallel import RankTrainer, agree, device_of, identity, measure_link, transport
     from ..training import Recorded
     from . import training
 
@@ -172,18 +180,21 @@ def _train(arguments: Any, communicator: Any) -> int:
 
     def prepare() -> tuple[Any, dict[str, Any]]:
         _check_flags(arguments, first)
+        arguments.device = device_of(arguments.device, communicator)
         recorded = Recorded(job(arguments), communicator.rank, communicator.size)
         saved = training._resume(arguments, recorded) if arguments.resume else None
         alike = {**identity(recorded), "the number of steps": training.steps_of(arguments, recorded), "k": arguments.k,
-                 "the number of buckets": arguments.buckets, "the source of costs": arguments.costs, "the checkpoint's step": saved and saved.step}
+                 "the number of buckets": arguments.buckets, "the source of costs": arguments.costs, "the transport": arguments.transport,
+                 "the checkpoint's step": saved and saved.step}
         return (recorded, saved), alike
 
     recorded, saved = agree(communicator, prepare)
+    summing = transport(arguments.transport, communicator, recorded.device)
     cost = communicator.gather(training.costs(arguments, recorded))[0]
-    link = (50.0, 1e-3) if arguments.costs == "analytic" else measure_link(communicator)
+    link = (50.0, 1e-3) if arguments.costs == "analytic" else measure_link(summing, recorded.device)
     if arguments.dry_run:
-        return _dry_run(arguments, RankTrainer(recorded, cost, communicator, link, k=arguments.k, buckets=arguments.buckets), first)
-    trainer = RankTrainer(recorded, cost, communicator, link, k=arguments.k, buckets=arguments.buckets, trace=bool(arguments.trace))
+        return _dry_run(arguments, RankTrainer(recorded, cost, summing, link, k=arguments.k, buckets=arguments.buckets), first)
+    trainer = RankTrainer(recorded, cost, summing, link, k=arguments.k, buckets=arguments.buckets, trace=bool(arguments.trace))
     done_before, steps = saved.step if saved else 0, training.steps_of(arguments, recorded)
     with show.progress(f"training {arguments.model} on {communicator.size} ranks", steps) as done:
         for step in range(done_before + 1, steps + 1):
@@ -200,6 +211,7 @@ def _train(arguments: Any, communicator: Any) -> int:
             trainer.run.timeline.save(arguments.trace)
         show.emit(arguments, record, lambda: training._summary(record))
     communicator.gather(None)  # nobody leaves before rank 0 has said everything
+    summing.close()
     return 0
 
 
@@ -212,6 +224,8 @@ def _check_flags(arguments: Any, first: bool) -> None:
         raise UsageError(f"--k is for reverse_first_k; scheduler {arguments.scheduler} takes none")
     if arguments.streams is not None or arguments.scheduler_arg:
         raise UsageError("a data-parallel run has one compute stream and takes no --streams and no --scheduler-arg; k and buckets have their own flags")
+    if arguments.transport != "staged" and not arguments.device.startswith("cuda"):
+        raise UsageError(f"--transport {arguments.transport} is for gradients on a GPU; give --device cuda too")
     if arguments.resume and not arguments.checkpoint:
         raise UsageError("--resume needs --checkpoint DIR, the place to resume from")
     if arguments.dry_run and (arguments.trace or arguments.checkpoint):

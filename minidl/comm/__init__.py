@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
-
 from ..graph import Kind
+from .places import Host, OnDevice, Staged
 
 SLOTS = 4  #: transfers that can be in flight at the same time; a transport keeps them apart
 
@@ -35,8 +34,11 @@ class Communicator:
 
     rank: int
     size: int
+    local_rank = 0  #: this rank's number among those of its machine
     deterministic = True
     own_process = True  #: whether no other rank shares this process
+    on_device = False  #: whether it takes the memory of a CUDA device, when what was issued before has run
+    stream: Any = None  #: of a transport whose calls go to a stream of the device: that stream; then it takes what was issued there
 
     # --------------------------------------------------------------------------------------------- what transports give
     def _exchange(self, out: Any, into: Any, bounds: Sequence[int], slot: int) -> Iterator[None]:
@@ -64,44 +66,29 @@ class Communicator:
         raise NotImplementedError
 
     # ----------------------------------------------------------------------------------------------------- what is used
-    def prepare(self, kind: Kind, arrays: Sequence[Any], slot: int) -> Transfer:
-        """The mean over ranks of `arrays`, in place, each contiguous and of the same type; scratch is allocated now.
+    def prepare(self, kind: Kind, place: Host, slot: int) -> Transfer:
+        """The mean over ranks of the arrays of a place, in place.
 
-        A: all of it. AS: of this rank's share of the elements; AG: hands the shares to all, so that AS and AG are A.
+        A: all of it. AS: of this rank's share of the elements; AG: hands the shares to all, so that AS and then AG on
+        the same place are A; what lies between them is in the place alone.
         """
-        count = sum(a.size for a in arrays)
-        bounds = [count * r // self.size for r in range(self.size + 1)]
-        mine = slice(bounds[self.rank], bounds[self.rank + 1])
-        single = len(arrays) == 1
-        whole = arrays[0].reshape(-1) if single else np.empty(count, arrays[0].dtype)
-        ends = np.cumsum([0, *(a.size for a in arrays)]).tolist()
-        windows = [] if single else [(a.reshape(-1), whole[i:j]) for a, i, j in zip(arrays, ends[:-1], ends[1:], strict=True)]
-        received = np.empty((self.size, mine.stop - mine.start), whole.dtype)
-        scale = whole.dtype.type(1 / self.size)
-
-        def add() -> None:
-            total = whole[mine]
-            np.add(received[0], received[1], out=total)
-            for row in received[2:]:
-                np.add(total, row, out=total)
-            np.multiply(total, scale, out=total)
 
         def run() -> Iterator[None]:
             if self.size == 1:
                 return
-            for array, window in windows:
-                np.copyto(window, array)
+            if kind != Kind.AG:
+                yield from place.take()
             if kind == Kind.A and not self.deterministic:
-                yield from self._sum(whole, slot)
-                np.multiply(whole, scale, out=whole)
+                yield from self._sum(place.whole, slot)
+                yield from place.scale()
             else:
                 if kind != Kind.AG:
-                    yield from self._exchange(whole, received, bounds, slot)
-                    add()
+                    yield from self._exchange(place.whole, place.received, place.bounds, slot)
+                    yield from place.add()
                 if kind != Kind.AS:
-                    yield from self._collect(whole, bounds, slot)
-            for array, window in windows:
-                np.copyto(array, window)
+                    yield from self._collect(place.whole, place.bounds, slot)
+            if kind != Kind.AS:
+                yield from place.give()
 
         return run
 
@@ -120,4 +107,4 @@ class Communicator:
         """Ends what the transport holds."""
 
 
-__all__ = ["SLOTS", "Communicator", "RankError", "Transfer"]
+__all__ = ["SLOTS", "Communicator", "Host", "OnDevice", "RankError", "Staged", "Transfer"]

@@ -44,7 +44,8 @@ class LoopBack(Communicator):
     own_process = False
 
     def __init__(self, rank: int, board: _Board) -> None:
-        self.rank, self.size, self._board = rank, board.size, board
+        self.rank = self.local_rank = rank
+        self.size, self._board = board.size, board
         self._round: Counter[Any] = Counter()
 
     @classmethod

@@ -3,12 +3,17 @@
 Transfers are non-blocking collectives that their lane polls: without polling MPI moves nothing, and blocking calls
 burn a core while they wait. Each slot has a communicator of its own, so that transfers in different slots cannot be
 confused however they end. A rank that fails tells the others over a control communicator, then ends the job.
+
+MPI itself starts when all ranks have called it, and waits without an end for one that never does. It holds Python's lock
+meanwhile, so that no thread of this process could give up: a small process beside it does.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -19,28 +24,63 @@ from . import SLOTS, Communicator, RankError
 
 FAILED, HEARD = 1, 2  #: tags of the control communicator
 GRACE_SECONDS = 3.0  #: how long a failing rank waits for the others to have heard
+START_SECONDS = 120.0  #: how long ranks wait for each other at the start; MINIDL_MPI_START_SECONDS changes it
+RANK_VARIABLES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")  #: where launchers tell a process its rank
+#: ends the process that started it, with a line, unless that closes the pipe in time; arguments: seconds, line
+WATCH = """
+import os, select, signal, sys
+parent = os.getppid()
+if not select.select([0], [], [], float(sys.argv[1]))[0] and os.getppid() == parent:
+    print(sys.argv[2], file=sys.stderr, flush=True)
+    os.kill(parent, signal.SIGKILL)
+"""
 
 
 class MPIError(RuntimeError):
     """MPI that is missing or does not fit."""
 
 
-class MPI(Communicator):
-    """The rank that this process has under mpiexec; one rank without. Raises MPIError where MPI cannot be used."""
+@contextlib.contextmanager
+def _starts_in_time() -> Iterator[None]:
+    """Ends this process, with one line, where what is inside waits too long for other ranks."""
+    rank = next((os.environ[name] for name in RANK_VARIABLES if name in os.environ), None)
+    if rank is None:  # no launcher, no other ranks
+        yield
+        return
+    seconds = os.environ.get("MINIDL_MPI_START_SECONDS") or START_SECONDS
+    line = (f"minidl: MPI has not started within {float(seconds):g} s: other ranks run another command or version, or have ended; start all "
+            f"with one mpiexec and the same command (MINIDL_MPI_START_SECONDS gives them more time)")
+    patience = float(seconds) + (rank != "0")  # so that one speaks for all
+    with subprocess.Popen([sys.executable, "-ISc", WATCH, str(patience), line], stdin=subprocess.PIPE):
+        yield
 
-    def __init__(self, *, deterministic: bool = True) -> None:
-        try:
-            from mpi4py import MPI as mpi
-        except (ImportError, RuntimeError) as error:
-            raise MPIError(f"MPI cannot be used: {error}; install minidl[mpich], or mpi4py beside your cluster's MPI") from error
-        if mpi.Query_thread() < mpi.THREAD_MULTIPLE:
-            raise MPIError("this MPI was started without MPI_THREAD_MULTIPLE, which the communication lane needs")
-        self._mpi, self.deterministic = mpi, deterministic
-        self._control = mpi.COMM_WORLD.Dup()
-        self._slots = [mpi.COMM_WORLD.Dup() for _ in range(SLOTS)]
-        self._sharing = mpi.COMM_WORLD.Dup()
-        self.rank, self.size = self._control.Get_rank(), self._control.Get_size()
+
+class MPI(Communicator):
+    """The rank that this process has under mpiexec; one rank without.
+
+    `on_device`: MPI is given the memory of CUDA devices; only one that was built for it takes that. Raises MPIError where
+    MPI cannot be used so.
+    """
+
+    def __init__(self, *, deterministic: bool = True, on_device: bool = False) -> None:
+        with _starts_in_time():
+            try:
+                from mpi4py import MPI as mpi
+            except (ImportError, RuntimeError) as error:
+                raise MPIError(f"MPI cannot be used: {error}; install minidl[mpich], or mpi4py beside your cluster's MPI") from error
+            if mpi.Query_thread() < mpi.THREAD_MULTIPLE:
+                raise MPIError("this MPI was started without MPI_THREAD_MULTIPLE, which the communication lane needs")
+            self._mpi, self.deterministic, self.on_device = mpi, deterministic, on_device
+            self._control = mpi.COMM_WORLD.Dup()
+            self._slots = [mpi.COMM_WORLD.Dup() for _ in range(SLOTS)]
+            self._sharing = mpi.COMM_WORLD.Dup()
+            machine = self._control.Split_type(mpi.COMM_TYPE_SHARED)
+        self.rank, self.size, self.local_rank = self._control.Get_rank(), self._control.Get_size(), machine.Get_rank()
+        machine.Free()
         self.library: str = mpi.Get_library_version().splitlines()[0].strip()  #: its own name and version
+        kinds = mpi.COMM_WORLD.Get_info().Get("mpi_memory_alloc_kinds")  # MPI 4.1; older ones do not tell
+        if on_device and kinds is not None and "cuda" not in kinds:
+            raise MPIError(f"this MPI ({self.library}) takes no memory of CUDA devices, only {kinds}; use --transport staged")
 
     def _done(self, request: Any) -> Iterator[None]:
         while not request.Test():

@@ -1,11 +1,15 @@
-"""One rank of a data-parallel run: a compute lane in the caller's thread, a communication lane beside it.
+"""One rank of a data-parallel run: a compute lane, issued by the caller's thread, and a communication lane beside it.
 
 The schedule is one iteration as it repeats (`minidl.synchronise`): its updates spend the gradients of the step before.
 So a call returns when its backward pass is done, while its gradients still travel; the next call's updates wait for
 them, each just before the forward that needs it. Whoever reads a parameter in between (`Tensor.numpy`, an eager op, a
 checkpoint) makes the executor settle: it waits for the communication and updates, so that what is read is what
 synchronous training leaves. Loop-back ranks share a process, where nobody knows whose parameters are read: they are
-settled by hand.
+settled by hand. A scalar that the host sets (a learning rate) may change before late updates are made: they read a copy
+of it that is taken at the end of their step's call.
+
+On CUDA the compute lane is the device's main stream, and gradients are handed over by events (`minidl.comm.handover`).
+When every task has run once, what the compute lane does between two hand-overs is captured, and replayed by one launch.
 """
 
 from __future__ import annotations
@@ -19,10 +23,13 @@ from typing import Any
 
 import numpy as np
 
+from .. import device as devices
 from .. import tape as tapes
 from ..comm import SLOTS, Communicator, RankError
+from ..comm.handover import handover
 from ..comm.lane import CREDIT, Abandoned, Lane
-from ..graph import Ints, Kind, Role, TaskGraph
+from ..comm.places import Host
+from ..graph import Ints, Kind, Role, StorageSpec, TaskGraph, View
 from ..memory import plan_memory
 from ..passes import unroll
 from ..schedule import Schedule, ScheduleError
@@ -32,6 +39,8 @@ from ..tape import Storage
 from ..timeline import Timeline
 from .bound import Bound
 from .stream import TaskError
+
+Calls = list[Callable[[], Any]]
 
 
 class _Signal(Event):
@@ -60,11 +69,14 @@ class DistributedExecutor:
         self.schedule = schedule.validate(graph)
         schedule.repeated(2).validate(unroll(graph, 2))
         self.device = device or tapes.current().device
-        self.graph = _with_memory(graph, self.device)
+        self.graph, self._snapshots = _with_memory(graph, self.device)
         self.communicator, self.trace = communicator, trace
         self.plan = plan_memory(self.graph, schedule, memory_limit)
         self._bound = Bound(self.graph, self.plan, self.device)
         self._lane = Lane(communicator, credit)
+        self._hand = handover(self.device, communicator)
+        self._hand.use()
+        self._captured = not self._hand.captures  # nothing is left to capture
         self._times = np.zeros((len(graph), 3))
         self._build()
         self._stream = Stream("comm") if len(names) > 1 else None
@@ -83,42 +95,59 @@ class DistributedExecutor:
     def _build(self) -> None:
         """The communication lane's program, and three of the compute lane: a first step, which has nothing to update, a
         step in the steady state, and the updates alone."""
-        graph, schedule = self.graph, self.schedule
+        graph, schedule, hand = self.graph, self.schedule, self._hand
         ids = schedule.ids(graph)
         main = ids[schedule.ptr[0] : schedule.ptr[1]].tolist()
         comm = ids[schedule.ptr[1] : schedule.ptr[2]].tolist() if len(schedule.lanes) > 1 else []
         self._waits = [*map(tuple, schedule.waits(graph).tolist())]
         self._border = _border_waits(graph, main, comm)
-        awaited: dict[int, list[_Signal]] = {}
-        records: dict[int, list[Callable[[], Any]]] = {}
+        awaited: dict[int, list[tuple[int, _Signal]]] = {}  # task -> (source, its signal)
+        records: dict[int, Calls] = {}
         self._events: list[_Signal] = []
         for waiter, source in (*self._waits, *self._border):
             event = _Signal()
             self._events.append(event)
-            awaited.setdefault(waiter, []).append(event)
+            awaited.setdefault(waiter, []).append((source, event))
             records.setdefault(source, []).append(event.record)
 
         talks = [t for t in (*main, *comm) if Kind(graph.kind[t]) in COLLECTIVE]
+        self._places = self._make_places(talks, {t: [s for s, _ in awaited.get(t, [])] if t in comm else [t] for t in talks})
         transfers = self._transfers(talks, records)
-        calls: dict[int, list[Callable[[], Any]]] = {-1: [self._start] if comm else []}
+        self._bodies: dict[int, Calls] = {}  # of a task of the compute lane: its launches, and what comes before and after
+        self._before: dict[int, Calls] = {-1: [self._start] if comm else []}
+        self._after: dict[int, Calls] = {}
         for task in main:
-            body = transfers.get(task) or self._bound.thunks(task)
-            waits = [event.wait for event in awaited.get(task, [])]
-            calls[task] = body if task in transfers else [*self._mark(task, 0), *waits, *self._mark(task, 1), *body, *self._mark(task, 2),
-                                                          *records.get(task, [])]
+            if task in transfers:
+                self._before[task] = [*hand.ready(task), *transfers[task]]
+                continue
+            self._bodies[task] = self._bound.thunks(task)
+            self._before[task] = [call for source, event in awaited.get(task, []) for call in (event.wait, *self._places[source].arrived)]
+            self._after[task] = [*hand.ready(task), *records[task]] if task in records else []
+        if not comm:
+            for place in {id(p): p for p in self._places.values()}.values():
+                self._before[talks[-1]] += place.arrived
         updates = [t for t in main if graph.kind[t] == Kind.U]
         rest = [t for t in main if graph.kind[t] != Kind.U]
         last = main.index(updates[-1])
-        steady = [*main[: last + 1], -1, *main[last + 1 :]]
-        self._first, self._steady, self._settle = (_program(order, calls) for order in ([-1, *rest], steady, updates))
+        self._order = [*main[: last + 1], -1, *main[last + 1 :]]
+        self._first, self._steady, self._settle = map(self._program, ([-1, *rest], self._order, updates))
         for task in comm:
-            transfers[task][:0] = [partial(self._lane.until, event.arrived) for event in awaited.get(task, [])]
-        self._comm = _program(comm, transfers)
+            transfers[task][:0] = [partial(self._lane.until, event.arrived) for _, event in awaited.get(task, [])]
+        self._comm = [call for t in comm for call in transfers[t]], [t for t in comm for _ in transfers[t]]
         self._programs = [self._first, self._steady, self._settle, self._comm]
 
-    def _transfers(self, talks: list[int], records: dict[int, list[Callable[[], Any]]]) -> dict[int, list[Callable[[], Any]]]:
+    def _make_places(self, talks: list[int], after: dict[int, list[int]]) -> dict[int, Host]:
+        """Where each communication task sums; a reduce-scatter and its all-gather share one place."""
+        found: dict[Any, Host] = {}
+        views = {task: self.graph.launches[task][0].reads for task in talks}
+        for task in talks:
+            if views[task] not in found:
+                found[views[task]] = self._hand.place([self._bound.array(v) for v in views[task]], after[task])
+        return {task: found[views[task]] for task in talks}
+
+    def _transfers(self, talks: list[int], records: dict[int, Calls]) -> dict[int, Calls]:
         """The calls of each communication task. Those that need another's result wait for all before them, once."""
-        calls: dict[int, list[Callable[[], Any]]] = {}
+        calls: dict[int, Calls] = {}
         flying: set[int] = set()
         for i, task in enumerate(talks):
             calls[task] = [self._transfer(task, i % SLOTS, records.get(task, []))]
@@ -126,23 +155,13 @@ class DistributedExecutor:
                 calls[task].insert(0, self._lane.drain)
                 flying.clear()
             flying.add(task)
+        calls[talks[0]].insert(0, self._hand.use)
         calls[talks[-1]].append(self._lane.drain)
         return calls
 
-    def _mark(self, task: int, which: int) -> list[Callable[[], Any]]:
-        if not self.trace:
-            return []
-        times = self._times
-
-        def mark() -> None:
-            times[task, which] = perf_counter()
-
-        return [mark]
-
-    def _transfer(self, task: int, slot: int, records: list[Callable[[], Any]]) -> Callable[[], Any]:
+    def _transfer(self, task: int, slot: int, records: Calls) -> Callable[[], Any]:
         """Submits one communication task; its end is recorded when it has ended."""
-        arrays = [self._bound.array(v) for v in self.graph.launches[task][0].reads]
-        transfer = self.communicator.prepare(Kind(self.graph.kind[task]), arrays, slot)
+        transfer = self.communicator.prepare(Kind(self.graph.kind[task]), self._places[task], slot)
         begin, end = (*self._mark(task, 0), *self._mark(task, 1)), (*self._mark(task, 2), *records)
 
         def done() -> None:
@@ -155,6 +174,64 @@ class DistributedExecutor:
             self._lane.submit(transfer, slot, int(self.graph.bytes[task]), done)
 
         return submit
+
+    def _program(self, order: list[int]) -> tuple[Program, list[int]]:
+        """The calls of these tasks of the compute lane, and the task of each call (-1: none)."""
+        program: Program = []
+        owners: list[int] = []
+        for t in order:
+            calls = [*self._issued(t), *self._before[t], *self._body(t), *self._after.get(t, [])]
+            program += calls
+            owners += [t] * len(calls)
+        return program, owners
+
+    def _capture(self) -> None:
+        """Makes one launch of whatever the compute lane does in a row, from one hand-over to the next."""
+        program: Program = []
+        owners: list[int] = []
+        run: list[int] = []
+
+        def add(calls: Calls, task: int) -> None:
+            program.extend(calls)
+            owners.extend([task] * len(calls))
+
+        def end_run() -> None:
+            calls = [call for t in run for call in self._body(t, captured=True)]
+            if calls:
+                add(calls if len(calls) == 1 else [self.device.replayed(calls)], run[0])
+            run.clear()
+
+        for t in self._order:
+            if self._before[t]:
+                end_run()
+            add([*self._issued(t), *self._before[t]], t)
+            run.append(t)
+            if self._after.get(t):
+                end_run()
+                add(self._after[t], t)
+        end_run()
+        self._steady = self._programs[1] = program, owners
+
+    def _body(self, task: int, captured: bool = False) -> Calls:
+        """A task's launches; with a trace, between what tells when it starts and ends."""
+        calls = self._bodies.get(task, [])
+        if not self.trace or task not in self._bodies:
+            return calls
+        begin, end = self._hand.stamps(task, captured) or (self._mark(task, 1), self._mark(task, 2))
+        return [*begin, *calls, *end]
+
+    def _issued(self, task: int) -> Calls:
+        return self._mark(task, 0) if task in self._bodies else []
+
+    def _mark(self, task: int, which: int) -> Calls:
+        if not self.trace:
+            return []
+        times = self._times
+
+        def mark() -> None:
+            times[task, which] = perf_counter()
+
+        return [mark]
 
     # ----------------------------------------------------------------------------------------------------------- runs
     def __call__(self, *inputs: Any) -> Any:
@@ -170,8 +247,13 @@ class DistributedExecutor:
         owed, self._owed = self._owed, False
         tapes.unsettled.discard(self)
         self._run(self._steady if owed else self._first)
+        for copy in self._snapshots:
+            copy()
         self._owed = True
         self._remember()
+        if owed and not self._captured:
+            self._capture()
+            self._captured = True
         return self._bound.results()
 
     def _remember(self) -> None:
@@ -186,7 +268,8 @@ class DistributedExecutor:
             self._owed = False
             self._run(self._settle)
             self._finish()
-            self._report()
+            if self.trace:
+                self.timeline = self._read_times()
 
     def _start(self) -> None:
         """Hands the communication lane its program for this step; that of the step before has ended by now."""
@@ -199,7 +282,6 @@ class DistributedExecutor:
         if self._running and self._stream is not None:
             self._stream.join()
             self._running = False
-        self._report()
 
     def _run(self, program: tuple[Program, list[int]]) -> None:
         stop = run_program(program[0])
@@ -216,10 +298,6 @@ class DistributedExecutor:
             program.clear()
         for event in self._events:
             event.open()
-
-    def _report(self) -> None:
-        if self.trace and self._times[:, 2].all():
-            self.timeline = self._read_times()
 
     def _fail(self) -> None:
         if self._running and self._stream is not None:
@@ -239,7 +317,10 @@ class DistributedExecutor:
     def _read_times(self) -> Timeline:
         """Of one step: its forward and backward pass, its communication, and the updates with its gradients."""
         ids = self.schedule.ids(self.graph)
-        times = (self._times[ids] - self._times[ids, 0].min()) * 1e6
+        times = self._times.copy()
+        for task, stamps in self._hand.read_stamps().items():
+            times[task] = min(times[task, 0], stamps[0]), *stamps  # two clocks, compared by some microseconds
+        times = (times[ids] - times[ids, 0].min()) * 1e6
         place = np.empty(len(self.graph), np.int64)
         place[ids] = np.arange(len(ids))
         pairs: Ints = np.array([(s, w) for w, s in self._waits], np.int64).reshape(-1, 2)
@@ -251,23 +332,32 @@ class DistributedExecutor:
         """Settles, unless it has failed, and ends the thread."""
         if self._error is None:
             self.settle()
+            self.device.synchronize()  # before memory is given back that copies still use
         self._closer()
 
 
-def _program(order: list[int], calls: dict[int, list[Callable[[], Any]]]) -> tuple[Program, list[int]]:
-    """The calls of these tasks in order, and the task of each call (-1: none)."""
-    return [call for t in order for call in calls[t]], [t for t in order for _ in calls[t]]
+def _with_memory(graph: TaskGraph, device: Any) -> tuple[TaskGraph, Calls]:
+    """Gradients that outlive a step get memory of their own, and so does what updates read of the host's scalars: the
+    calls copy these."""
 
+    def own(spec: StorageSpec) -> StorageSpec:
+        return replace(spec, role=Role.STATE, live=Storage(spec.name, spec.shape, spec.dtype, Role.STATE, device.allocate(max(spec.bytes, 1))))
 
-def _with_memory(graph: TaskGraph, device: Any) -> TaskGraph:
-    """Gradients that outlive a step get memory of their own."""
+    def array(spec: StorageSpec) -> Any:
+        assert spec.live is not None
+        return device.array(spec.live.data, View(0, spec.shape, devices.strides_of(spec.shape), 0, spec.dtype))
 
-    def lasting(spec: Any) -> Any:
-        if spec.role != Role.STATE or spec.live is not None:
-            return spec
-        return replace(spec, live=Storage(spec.name, spec.shape, spec.dtype, Role.STATE, device.allocate(max(spec.bytes, 1))))
-
-    return replace(graph, storages=tuple(lasting(s) for s in graph.storages))
+    storages = [own(s) if s.role == Role.STATE and s.live is None else s for s in graph.storages]
+    written = {view.storage for task in graph.launches for launch in task for view in launch.writes}
+    late = [task if kind == Kind.U else () for kind, task in zip(graph.kind, graph.launches, strict=True)]
+    read = {view.storage for task in late for launch in task for view in launch.reads}
+    scalars = sorted(s for s in read - written if storages[s].role == Role.SCALAR and storages[s].live is not None)
+    moved = {s: len(storages) + i for i, s in enumerate(scalars)}
+    storages += [own(storages[s]) for s in scalars]
+    launches = tuple(tuple(launch.moved(moved) for launch in task) if kind == Kind.U else task
+                     for kind, task in zip(graph.kind, graph.launches, strict=True))
+    return (replace(graph, storages=tuple(storages), launches=launches),
+            [device.copier(array(storages[s]), array(storages[copy])) for s, copy in moved.items()])
 
 
 def _border_waits(graph: TaskGraph, main: list[int], comm: list[int]) -> list[tuple[int, int]]:
