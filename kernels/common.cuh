@@ -71,7 +71,23 @@ template <typename F> __device__ __forceinline__ void along_row(int width, int l
 #pragma unroll
         for (int k = 0; k < 4; k++) body(j + k * lanes);
     }
+#pragma unroll 1
     for (; j < width; j += lanes) body(j);
+}
+
+// The same where branches would keep the loads apart: load(j, v) fetches N numbers, use(j, v) goes on with them.
+template <typename S, int N, typename Load, typename Use>
+__device__ __forceinline__ void along_row(int width, int lanes, Load load, Use use) {
+    S v[4][N];
+    int j = lane(lanes);
+    for (; j + 3 * lanes < width; j += 4 * lanes) {
+#pragma unroll
+        for (int k = 0; k < 4; k++) load(j + k * lanes, v[k]);
+#pragma unroll
+        for (int k = 0; k < 4; k++) use(j + k * lanes, v[k]);
+    }
+#pragma unroll 1
+    for (; j < width; j += lanes) load(j, v[0]), use(j, v[0]);
 }
 
 // Dynamic shared memory as an array of T.

@@ -12,20 +12,22 @@ __global__ void __launch_bounds__(512) embedding(const T* __restrict__ table, co
     }
 }
 
-// Sums of up to four columns of a thread, 32 apart.
+// A thread's sums of the columns `column`, + 32, + 64 and + 96; those past the last one sum the last one and are left out.
 template <typename S> struct Columns {
     S of[4];
-    int count;
-    __device__ __forceinline__ explicit Columns(int left) : of{0, 0, 0, 0}, count(left < 0 ? 0 : min(left / 32 + 1, 4)) {}
-    template <typename T> __device__ __forceinline__ void add(const T* x) {
+    int column, width;
+    __device__ __forceinline__ Columns(int first, int count) : of{0, 0, 0, 0}, column(first), width(count) {}
+    template <typename T> __device__ __forceinline__ void add(const T* row, bool really = true) {
 #pragma unroll
-        for (int c = 0; c < 4; c++)
-            if (c < count) of[c] += value(x[32 * c]);
+        for (int c = 0; c < 4; c++) {
+            const S v = value(row[min(column + 32 * c, width - 1)]);
+            of[c] += really ? v : S(0);
+        }
     }
-    template <typename T> __device__ __forceinline__ void put(T* y) const {
+    template <typename T> __device__ __forceinline__ void put(T* row) const {
 #pragma unroll
         for (int c = 0; c < 4; c++)
-            if (c < count) y[32 * c] = as<T>(of[c]);
+            if (column + 32 * c < width) row[column + 32 * c] = as<T>(of[c]);
     }
 };
 
@@ -36,21 +38,23 @@ __global__ void __launch_bounds__(256) embedding_grad(const long long* __restric
                                                       long long rows, int width) {
     const int column = 128 * blockIdx.y + threadIdx.x % 32;
     for (long long row = first_row(32); row < rows; row += row_step(32)) {
-        Columns<Sum<T>> sums(width - 1 - column);
+        Columns<Sum<T>> sums(column, width);
         for (int n = 0; n < positions; n += 32) {
             const int mine = n + threadIdx.x % 32;
             unsigned hits = __ballot_sync(0xffffffffu, mine < positions && index[place(of_index, 0, mine)] == row);
             while (hits) {
-                int at[4], count = 0;
+                int at[4], last = 0;
+                bool hit[4];
 #pragma unroll
-                for (int k = 0; k < 4; k++)
-                    if (hits) at[k] = n + __ffs(hits) - 1, count = k + 1, hits &= hits - 1;
+                for (int k = 0; k < 4; k++, hits &= hits - 1) {
+                    hit[k] = hits != 0;
+                    at[k] = last = hit[k] ? n + __ffs(hits) - 1 : last;
+                }
 #pragma unroll
-                for (int k = 0; k < 4; k++)
-                    if (k < count) sums.add(dy + (long long)at[k] * width + column);
+                for (int k = 0; k < 4; k++) sums.add(dy + (long long)at[k] * width, hit[k]);
             }
         }
-        sums.put(grad + row * width + column);
+        sums.put(grad + row * width);
     }
 }
 
@@ -107,15 +111,15 @@ __global__ void __launch_bounds__(256) embedding_sums(const int* __restrict__ or
     __shared__ S part[8 * 128];
     const int warp = threadIdx.x / 32, in_tile = threadIdx.x % 32, column = 128 * blockIdx.y + in_tile;
     auto sum = [&](int from, int to) {
-        Columns<S> sums(width - 1 - column);
+        Columns<S> sums(column, width);
 #pragma unroll 4
-        for (int k = from; k < to; k++) sums.add(dy + (long long)order[k] * width + column);
+        for (int k = from; k < to; k++) sums.add(dy + (long long)order[k] * width);
         return sums;
     };
     for (int group = 8 * blockIdx.x; group < rows; group += 8 * gridDim.x)
         for (int row = group; row < min(group + 8, rows); row++) {
             const int begin = begins[row], count = begins[row + 1] - begin;
-            T* to = grad + (long long)row * width + column;
+            T* to = grad + (long long)row * width;
             if (count <= 64) {
                 if (warp == row - group) sum(begin, begin + count).put(to);
                 continue;
@@ -124,7 +128,7 @@ __global__ void __launch_bounds__(256) embedding_sums(const int* __restrict__ or
             for (int c = 0; c < 4; c++) part[128 * warp + 32 * c + in_tile] = mine.of[c];
             __syncthreads();
             if (warp == 0) {
-                Columns<S> all(width - 1 - column);
+                Columns<S> all(column, width);
                 for (int w = 0; w < 8; w++)
                     for (int c = 0; c < 4; c++) all.of[c] += part[128 * w + 32 * c + in_tile];
                 all.put(to);

@@ -9,8 +9,8 @@ template <typename S> struct Largest {
 template <typename S, typename F> __device__ __forceinline__ Largest<S> largest(int width, int lanes, F x) {
     const S none = log(S(0));  // minus infinity
     S top = none, total = 0;
-    along_row(width, lanes, [&](int j) {
-        const S v = x(j);
+    along_row<S, 1>(width, lanes, [&](int j, S* v) { v[0] = x(j); }, [&](int, const S* all) {
+        const S v = all[0];
         if (!(v <= top)) total = total * exp(top - v) + exp(v - v), top = v;  // infinity and NaN make NaN
         else if (v > none) total += exp(v - top);
     });
@@ -45,7 +45,8 @@ __global__ void __launch_bounds__(512) softmax_grad(const T* __restrict__ y, con
         const T *p = y + row * width, *from = dy + place(rows_of_dy, 0, row);
         T* to = dx + row * width;
         S sum = 0;
-        along_row(width, lanes, [&](int j) { sum += logarithm ? value(from[j * apart]) : value(p[j]) * value(from[j * apart]); });
+        along_row<S, 2>(width, lanes, [&](int j, S* v) { v[0] = value(from[j * apart]), v[1] = value(p[j]); },
+                        [&](int, const S* v) { sum += logarithm ? v[0] : v[0] * v[1]; });
         sum = row_sum(sum, lanes);
         along_row(width, lanes, [&](int j) {
             const S d = value(from[j * apart]), v = value(p[j]);
