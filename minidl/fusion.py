@@ -174,29 +174,23 @@ class _Shaped:
 
 
 # --------------------------------------------------------------------------------------------------------------- rules
-def updates(draft: Draft, groups: int = 1) -> None:
-    """All updates of a kind in one launch for many parameters; in several tasks where `groups` says so, by layers, so that
-    some can still wait for the next forward."""
+def updates(draft: Draft) -> None:
+    """All updates of a kind in one launch for many parameters: one task, which waits for every weight gradient."""
     tasks = [i for i, e in draft.numbered() if any(launch.kernel in UPDATES for launch in e.launches)
              and all(launch.kernel in (*UPDATES, "mul") for launch in e.launches)]
-    tasks.sort(key=lambda i: draft[i].unit)
-    for part in np.array_split(np.array(tasks, np.int64), groups):
-        if not len(part):
-            continue
-        last = int(part.max())
-        chosen = [i for i in part.tolist() if i == last or draft.moves(i, last)]
-        launches = [launch for i in chosen for launch in draft[i].launches]
-        alike: dict[Any, list[Launch]] = {}
-        for launch in launches:
-            if launch.kernel in UPDATES:
-                alike.setdefault((launch.kernel, len(launch.writes), _shared(launch), launch.constants), []).append(launch)
-        many = [draft.launch(*_many(same), **dict(same[0].constants), count=len(same)) for same in alike.values()]
-        rest = [launch for launch in launches if launch.kernel not in UPDATES]
-        draft.merge(last, [i for i in chosen if i != last], [*rest, *(launch for launch, _ in many)], [],
-                    [b for _, buffers in many for b in buffers])
-        if len(chosen) > 1:
-            draft.units.append("updates")
-            draft[last].unit = len(draft.units) - 1
+    tasks = [i for i in tasks if i == tasks[-1] or draft.moves(i, tasks[-1])]
+    if len(tasks) < 2:
+        return
+    launches = [launch for i in tasks for launch in draft[i].launches]
+    alike: dict[Any, list[Launch]] = {}
+    for launch in launches:
+        if launch.kernel in UPDATES:
+            alike.setdefault((launch.kernel, len(launch.writes), _shared(launch), launch.constants), []).append(launch)
+    many = [draft.launch(*_many(same), **dict(same[0].constants), count=len(same)) for same in alike.values()]
+    rest = [launch for launch in launches if launch.kernel not in UPDATES]
+    draft.merge(tasks[-1], tasks[:-1], [*rest, *(launch for launch, _ in many)], [], [b for _, buffers in many for b in buffers])
+    draft.units.append("updates")
+    draft[tasks[-1]].unit = len(draft.units) - 1
 
 
 def _shared(launch: Launch) -> tuple[View, ...]:
@@ -394,8 +388,8 @@ def _tail(draft: Draft, y: View) -> Tail | None:
 RULES: dict[str, Callable[[Draft], None]] = {"batch_norm_act": batch_norm_act, "epilogue": epilogue, "slabs": slabs, "updates": updates}
 
 
-def fused(graph: TaskGraph, device: Any, rules: Iterable[str] = tuple(RULES), *, update_groups: int = 1) -> TaskGraph:
-    """The graph with these rules applied, in their order, for a device. `update_groups`: see `updates`.
+def fused(graph: TaskGraph, device: Any, rules: Iterable[str] = tuple(RULES)) -> TaskGraph:
+    """The graph with these rules applied, in their order, for a device.
 
     Raises ValueError for a rule that is not known, and for a graph without kernels.
     """
@@ -405,8 +399,5 @@ def fused(graph: TaskGraph, device: Any, rules: Iterable[str] = tuple(RULES), *,
     for name in rules:
         if name not in RULES:
             raise ValueError(f"unknown fusion {name!r}; known: {', '.join(RULES)}")
-        if name == "updates":
-            updates(draft, update_groups)
-        else:
-            RULES[name](draft)
+        RULES[name](draft)
     return draft.graph_of_it()

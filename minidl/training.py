@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from . import data, models, nn, ops, optim, random, schedulers
+from . import data, fusion, models, nn, ops, optim, random, schedulers
 from . import device as devices
 from .corun import CoRun
 from .cost import CostModel
@@ -55,6 +55,7 @@ class Job:
     scheduler_args: Mapping[str, Any] = field(default_factory=dict)
     streams: int | None = None
     memory_limit: int | None = None
+    fusion: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.batch_size < 1 or self.micro_batches < 1:
@@ -92,7 +93,14 @@ class Recorded:
             raise ValueError(f"a rank's {self.share} samples of a batch of {job.batch_size} do not divide into "
                              f"{job.micro_batches} micro-batches")
         with use(self.tape):
-            self.graph = record(self._step, *self._split(*self._example()), name=job.model)
+            graph = record(self._step, *self._split(*self._example()), name=job.model)
+        self.graph = self._fused(graph, ranks)
+
+    def _fused(self, graph: TaskGraph, ranks: int) -> TaskGraph:
+        """As the job says, or what suits the device. Gradients that go to other ranks are spent one by one."""
+        rules = self.job.fusion if self.job.fusion is not None else tuple(fusion.RULES) if self.device.captures else ()
+        rules = tuple(r for r in rules if r != "updates" or ranks == 1)
+        return fusion.fused(graph, self.device, rules) if rules else graph
 
     def _load(self, split: str) -> data.Loader:
         job, shape = self.job, self.model.input_shape

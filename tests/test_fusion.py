@@ -67,7 +67,7 @@ def test_on_the_cpu_the_bits_are_the_same(name, rule):
 @pytest.mark.parametrize("name", ["resnet20", "densenet121", "mobilenet_v3_large"])
 def test_any_legal_order_reads_what_it_means(name, seed):
     job = Job(name)
-    graph = fused(job.graph, job.device, update_groups=3)
+    graph = fused(job.graph, job.device)
     for _ in range(2):
         CheckingExecutor(graph, random_schedule(graph, 3, np.random.default_rng(seed)), seed=seed)(*job.batches[0])
 
@@ -111,14 +111,14 @@ def test_slabs_take_the_copies_away_where_convolutions_take_gaps():
     assert before["copy"] - after["copy"] == 2 * 4  # of the second layer of each block; the first concat copies two things
 
 
-def test_adam_clipping_and_groups_of_updates():
+def test_adam_with_clipping():
     def adam(p: Any) -> Any:
         return optim.AdamW(p, 0.01, max_norm=0.1)
 
     plain, job = Job("lenet", adam), Job("lenet", adam)
     wanted = plain.run(SequentialExecutor(plain.graph))
-    graph = fused(job.graph, job.device, ["updates"], update_groups=2)
-    assert kernels(graph)["adam_many"] == 2
+    graph = fused(job.graph, job.device, ["updates"])
+    assert kernels(graph)["adam_many"] == 1
     assert job.run(SequentialExecutor(graph))[0] == wanted[0]
     assert bits(*[p.numpy() for p in job.model.parameters()]) == bits(*[p.numpy() for p in plain.model.parameters()])
 

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ..fusion import RULES
 from ..training import OPTIMIZERS, Job
 
 
@@ -62,6 +63,15 @@ def numbers(text: str) -> float | list[float]:
     return values if len(values) > 1 else values[0]
 
 
+def rules(text: str) -> tuple[str, ...]:
+    """`all`, `none`, or names of fusion rules with commas."""
+    names = {"all": tuple(RULES), "none": ()}.get(text, tuple(text.split(",")))
+    for name in names:
+        if name not in RULES:
+            raise argparse.ArgumentTypeError(f"{name!r} is no fusion; {nearest(name, ['all', 'none', *RULES])}")
+    return names
+
+
 # ------------------------------------------------------------------------------------------------------------- groups
 def common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output and nothing else")
@@ -81,6 +91,8 @@ def job_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="cpu", help="cpu or cuda[:N]")
     parser.add_argument("--tf32", action="store_true", help="on cuda: products and convolutions may round float32 for the tensor cores")
     parser.add_argument("--dtype", default="float32", choices=["float32", "float64"])
+    parser.add_argument("--fusion", type=rules, metavar="all|none|RULE,..",
+                        help=f"launches that become one: {', '.join(RULES)} (default: all on cuda, none on cpu)")
     parser.add_argument("--batch-size", type=whole(1), default=64, metavar="B", help="of a step, over all ranks (default 64)")
     parser.add_argument("--micro-batches", type=whole(1), default=1, metavar="M", help="gradients accumulate over M parts of a batch")
     parser.add_argument("--optimizer", default="sgd", choices=list(OPTIMIZERS))
@@ -114,4 +126,5 @@ def job(arguments: argparse.Namespace, under: str | None = None) -> Job:
                strict=arguments.strict, device=arguments.device, tf32=arguments.tf32, dtype=arguments.dtype, batch_size=arguments.batch_size,
                micro_batches=arguments.micro_batches, optimizer=arguments.optimizer, lr=arguments.lr, seed=arguments.seed,
                scheduler=under or str(getattr(arguments, "scheduler", "in_order")), scheduler_args=dict(arguments.scheduler_arg),
-               streams=arguments.streams, memory_limit=arguments.memory_limit)
+               streams=arguments.streams, memory_limit=arguments.memory_limit,
+               fusion=arguments.fusion)
