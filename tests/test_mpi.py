@@ -30,8 +30,8 @@ def command(ranks, *argv):
     return line
 
 
-def run(ranks, *argv, timeout=60):
-    return subprocess.run(command(ranks, *argv), cwd=ROOT, capture_output=True, text=True, timeout=timeout)
+def run(ranks, *argv, timeout=60, **variables):
+    return subprocess.run(command(ranks, *argv), cwd=ROOT, capture_output=True, text=True, timeout=timeout, env={**os.environ, **variables})
 
 
 def train(*flags, common=COMMON):
@@ -85,6 +85,73 @@ def test_one_process_without_mpiexec():
 @pytest.mark.parametrize("scheduler", list(POLICIES))
 def test_every_schedule_leaves_the_same_parameters(scheduler):
     assert record(run(2, *parallel(scheduler)))["params_sha256"] == alone("--micro-batches", "2")["params_sha256"]
+
+
+CUDA = """
+import sys
+sys.path.insert(0, "tests")
+import cuda_runtime
+from minidl.cli import main
+from minidl.cuda import device
+
+def cuda_device(number):
+    return device._devices.setdefault(number, cuda_runtime.device(number))
+
+device.gpus, device.cuda_device = lambda: 2, cuda_device
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="CUDA kernels are not run on the CPU: g++ is not installed")
+def test_two_ranks_on_cuda_without_a_gpu():
+    """On a runtime of the CPU, so that all but the GPU is real: each rank takes its own device, gradients go through MPI."""
+    on_cuda = ["--device", "cuda"]
+    single = subprocess.run([sys.executable, "-c", CUDA, *train(*on_cuda, "--micro-batches", "2")[2:]], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    found = record(run(2, "-c", CUDA, *parallel("reverse_first_k", "--k", "2", *on_cuda)[2:]))
+    assert found["params_sha256"] == record(single)["params_sha256"]
+    assert (found["ranks"], found["device"]) == (2, "cuda:0")
+
+
+@pytest.mark.slow
+def test_an_mpi_that_was_not_built_for_cuda_is_not_given_its_memory():
+    refused = one_line(run(2, "-c", CUDA, *parallel("priority", "--transport", "cuda-aware", "--device", "cuda")[2:]))
+    assert "takes no memory of CUDA devices" in refused
+    assert "use --transport staged" in refused
+
+
+SUMS = """
+import sys
+import numpy as np
+from minidl.comm import Host
+from minidl.comm.lane import Lane
+from minidl.comm.mpi import MPI
+from minidl.graph import Kind
+
+comms = MPI(), MPI(deterministic=False)
+for dtype in (np.float32, np.float64):
+    for count in (1, 3, 1000, 65537):
+        values = np.random.default_rng(count).normal(size=(comms[0].size, count)).astype(dtype)
+        exact, bound = values.astype(np.float64).mean(0), np.abs(values).sum(0)
+        found = []
+        for comm in comms:
+            halves = [part.copy() for part in np.array_split(values[comm.rank], 2) if part.size]
+            lane, place = Lane(comm), Host(comm, halves)
+            lane.submit(comm.prepare(Kind.A, place, 0), 0, place.whole.nbytes, lambda: None)
+            lane.drain()
+            found.append(np.concatenate(halves))
+            assert (np.abs(found[-1] - exact) <= 2 * np.finfo(dtype).eps * bound).all(), (dtype, count)
+        in_order = values[0].copy()
+        for row in values[1:]:
+            in_order += row
+        assert (found[0] == in_order * dtype(1 / comm.size)).all()
+comms[0].gather(None)
+"""
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_a_sum_as_mpi_likes_is_the_same_to_rounding(ranks):
+    done = run(ranks, "-c", SUMS)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.slow
@@ -171,6 +238,23 @@ sys.exit(main(sys.argv[1:]))
 """
     line = one_line(run(1, *parallel("priority"), ":", "-c", shorter, *parallel("priority")[2:]))
     assert "the number of samples is 640 on rank 1" in line
+
+
+@pytest.mark.parametrize("other", ["pass", pytest.param("from mpi4py import MPI; import time; time.sleep(20)", marks=pytest.mark.slow)])
+def test_ranks_do_not_wait_for_ever_for_one_that_runs_something_else(other):
+    """One that never starts MPI, or that starts it and then does not do what the others do."""
+    begin = time.monotonic()
+    done = run(2, *parallel("priority"), ":", "-c", other, timeout=30, MINIDL_MPI_START_SECONDS="2")
+    assert time.monotonic() - begin < 20
+    assert done.returncode != 0
+    lines = [line for line in done.stderr.splitlines() if line.startswith("minidl:")]
+    assert len(lines) == 1, done.stderr
+    assert "MPI has not started within 2 s" in lines[0]
+    assert "start all with one mpiexec and the same command" in lines[0]
+
+
+def test_a_transport_for_gpus_needs_one():
+    assert "--transport nccl is for gradients on a GPU" in one_line(run(2, *parallel("priority", "--transport", "nccl")))
 
 
 # ------------------------------------------------------------------------------------------------------------ failures
