@@ -135,6 +135,20 @@ def scheduler(graph):
     sub = [t.index for t in tasks if t.index not in is_late + last]
     return late(Schedule.of(graph, {Lane(0, "main"): main + last, Lane(0, "sub"): is_late + sub}), graph, is_late)
 """,
+    10: """
+def capture(issues):
+    edges, after, events = set(), {}, {}
+    for what, stream, name in issues:
+        now = after.setdefault(stream, set())
+        if what == "launch":
+            edges |= {(earlier, name) for earlier in now}
+            after[stream] = {name}
+        elif what == "record":
+            events[name] = set(now)
+        else:
+            now |= events[name]
+    return edges
+""",
 }
 
 

@@ -217,8 +217,36 @@ def exercise9(path):
     return f"valid, {makespan:g} on the given costs, and the same bits as the oracle\n{picture}"
 
 
+def exercise10(path):
+    """What a capture finds, on programs drawn at random, up to edges that follow from others."""
+    function = load(path, "capture")
+    random = np.random.default_rng(4)
+    for streams, events, length in [(1, 1, 8), (2, 1, 12), (2, 3, 20), (3, 3, 30), (4, 2, 60)] * 6:
+        issues, frontier, recorded, right, order = [], [set() for _ in range(streams)], {}, set(), []
+        for number in range(length):
+            stream, event = int(random.integers(streams)), f"e{random.integers(events)}"
+            what = str(random.choice(["launch", "record", "wait"] if event in recorded else ["launch", "record"]))
+            if what == "launch":
+                right |= {(earlier, f"k{number}") for earlier in frontier[stream]}
+                frontier[stream] = {f"k{number}"}
+                order.append(f"k{number}")
+            elif what == "record":
+                recorded[event] = set(frontier[stream])
+            else:
+                frontier[stream] |= recorded[event]
+            issues.append((what, stream, f"k{number}" if what == "launch" else event))
+        mine = set(function(list(issues)))
+        strange = {name for edge in mine for name in edge} - set(order)
+        require(not strange, f"{', '.join(sorted(map(str, strange)))}: edges join launches")
+        said = "\n    ".join(f"{what:6} on stream {stream}: {name}" for what, stream, name in issues)
+        for one, other, fault in ((right, mine, "is missing"), (mine, right, "is too much")):
+            unreachable = sorted(one - closure(order, other))
+            require(not unreachable, f"{' -> '.join(unreachable[0]) if unreachable else ''} {fault} in\n    {said}")
+    return "every captured graph is right"
+
+
 EXERCISES = {1: exercise1, 2: exercise2, 3: exercise3, 4: exercise4, 5: exercise5, 6: exercise6, 7: exercise7, 8: exercise8,
-             9: exercise9}
+             9: exercise9, 10: exercise10}
 
 
 def main(arguments):
