@@ -137,7 +137,7 @@ def climbing(budget: float) -> Callable[[Path, Found], list[Step]]:
         record = earlier.get("steps", {}).get("ladder", {}).get("record")
         if record:
             path.write_text(json.dumps(record))
-        return [Step("ladder", bench("ladder.py", "--resume", "--budget", f"{budget:g}", "--out", str(path)), read=record_of(path.name))]
+        return [Step("ladder", bench("ladder.py", "--resume", "--seconds", "10", "--budget", f"{budget:g}", "--out", str(path)), read=record_of(path.name))]
 
     return steps
 

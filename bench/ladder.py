@@ -1,6 +1,6 @@
 """A training step on one GPU, rung by rung: torch from eager to its autotuning compiler, minidl from single launches to one fused graph.
 
-    python bench/ladder.py [--models TEXT] [--seconds 20] [--budget SECONDS] [--strict] [--no-compile] [--quick] [--resume] [--out FILE.json]
+    python bench/ladder.py [--models TEXT] [--seconds 20] [--budget SECONDS] [--strict] [--pairs estimated] [--no-compile] [--quick] [--resume] [--out FILE.json]
 
 | rung | what |
 |---|---|
@@ -37,6 +37,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,7 @@ from common import RESULTS, machine, ratio, save, sgd_step, spread
 
 import minidl as ml
 from minidl import models, nn, schedulers
+from minidl.corun import CoRun
 from minidl.crossing import steady
 from minidl.device import DeviceError
 from minidl.executors import GraphExecutor, SteadyExecutor, StreamExecutor
@@ -247,11 +249,11 @@ class Ours:
         return found
 
 
-def measured_costs(graph: Any, device: Any) -> Any:
-    """Of tasks, and of pairs side by side."""
+def measured_costs(graph: Any, device: Any, estimated: bool = False) -> Any:
+    """Of tasks, and of pairs side by side: measured too, or estimated from flops and bytes."""
     cost = ml.CostModel.measure(graph, device=device)
     groups, pairs = schedulers.profile_groups(graph, cost)
-    return replace(cost, corun=measure_pairs(graph, cost, groups, pairs, device=device))
+    return replace(cost, corun=CoRun.estimated(graph, groups, pairs) if estimated else measure_pairs(graph, cost, groups, pairs, device=device))
 
 
 def plans(graph: Any, cost: Any) -> dict[str, Any]:
@@ -277,15 +279,17 @@ def our_rungs(ours: Ours, costs: Callable[[Any, Any], Any], effort: Effort, roun
     rungs: dict[str, Rung] = {}
     bits: dict[str, bytes] = {}
     losses: dict[str, list[float]] = {}
-    about: dict[str, Any] = {"predicted_ms": {}, "left_out": {}}
+    about: dict[str, Any] = {"planning_s": 0.0, "predicted_ms": {}, "left_out": {}}
     captures, change = ours.device.captures, fused_pass()
 
     def trained(names: Sequence[str], change: Callable[[Any, Any], Any] | None) -> int:
         """The number of tasks."""
         _, graph = ours.recorded()
         graph = change(graph, ours.device) if change else graph
+        begin = time.perf_counter()
         cost = costs(graph, ours.device)
         made = plans(graph, cost)
+        about["planning_s"] = round(about["planning_s"] + time.perf_counter() - begin, 3)
         for name in names:
             schedule, lanes = made[name.split()[1]], StreamExecutor if name.startswith("E0") else GraphExecutor
             try:
@@ -372,7 +376,8 @@ class Theirs:
         opt, found = self.optimizer(network, False), []
         for batch in itertools.islice(itertools.cycle(self.host(dtype)), steps):
             opt.zero_grad()
-            loss = self.torch.nn.functional.cross_entropy(network(self.on_device(batch)[0]), self.on_device(batch)[1])
+            x, y = self.on_device(batch)
+            loss = self.torch.nn.functional.cross_entropy(network(x), y)
             loss.backward()
             opt.step()
             found.append(float(loss.detach()))
@@ -470,6 +475,7 @@ class Theirs:
         """Made and run three times, since compilers work at the first calls. Raises what torch raises."""
         cuda = self.torch.cuda if self.where != "cpu" else None
         if cuda:
+            gc.collect()
             cuda.synchronize()
             cuda.reset_peak_memory_stats()
             before = cuda.memory_allocated()
@@ -692,6 +698,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=20.0, help="of measuring, per network")
     parser.add_argument("--budget", type=float, default=math.inf, metavar="SECONDS", help="after which no network and no compiler is started")
     parser.add_argument("--strict", action="store_true", help="float32 without TF32, on both sides")
+    parser.add_argument("--pairs", choices=["measured", "estimated"], default="measured", help="how much tasks slow each other down, for multi_region")
     parser.add_argument("--no-compile", action="store_true", help="without torch.compile")
     parser.add_argument("--quick", action="store_true", help="a rehearsal: few steps, times that mean little")
     parser.add_argument("--resume", action="store_true", help="go on with the record that is there")
@@ -710,7 +717,8 @@ def main() -> int:
         return 2
     device.tf32 = not arguments.strict
     record = climb(cases, device, described(device), arguments.out, budget=arguments.budget, resume=arguments.resume, tf32=not arguments.strict,
-                   effort=QUICK if arguments.quick else Effort(seconds=arguments.seconds), compile_too=not arguments.no_compile)
+                   effort=QUICK if arguments.quick else Effort(seconds=arguments.seconds), compile_too=not arguments.no_compile,
+                   costs=partial(measured_costs, estimated=arguments.pairs == "estimated"))
     for name, value in record.get("summary", {}).items():
         print(f"{name:44} {value['geometric_mean']:7.3f}x geometric mean   {value['worst']:7.3f}x worst   {value['networks']} networks")
     return 0 if record.get("passed") else 1
