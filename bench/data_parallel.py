@@ -7,12 +7,15 @@ Each setting runs in a network namespace of its own (bench/limited_loopback.sh; 
 summing all gradients takes `ratio` times as long as a step's computation. `buckets` is the controlled baseline, on the
 same transport as all other arms. Arms take turns; a sample is the mean step of a group in the steady state.
 
+Beside the schedulers stand: `buckets` with sums taken as MPI likes, in place of rank order (what determinism costs);
+reverse first-k with other k than the simulator's, which is to be confirmed; and torch DistributedDataParallel over gloo
+(extra `parity`), one thread a rank, buckets of the same size.
+
 Computation is of one of two kinds, and a record says which:
 
 - `waits` (the default): each task waits as long as its share of the step's arithmetic says, and takes no core, as if an
   accelerator computed. What is measured is schedule and transport; the sums are real, gradients are what lies there.
-- `kernels`: the real kernels on the ranks' own cores, which the transport needs too. torch DistributedDataParallel over
-  gloo stands beside them (extra `parity`), one thread a rank.
+- `kernels`: the real kernels on the ranks' own cores, which the transport needs too.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ from typing import Any
 import numpy as np
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent)]
+sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent / "tests")]
 
 from common import machine, ratio, save, spread
 
@@ -41,16 +44,22 @@ import minidl as ml
 from minidl import models, nn, optim
 from minidl.comm.mpi import MPI
 from minidl.cost import CostModel
-from minidl.data_parallel import measure_link
+from minidl.data_parallel import measure_link, neighbours
 from minidl.executors.distributed import DistributedExecutor
+from minidl.graph import Kind
 from minidl.kernels import kernel
 from minidl.schedulers.data_parallel import POLICIES, plan, prepare
+from minidl.schedulers.iterations import delayable
 from minidl.schedulers.layer_times import with_communication
+from minidl.synchronise import gradients
 from minidl.training import params_sha256
 
 STEPS = 4  #: of a group, after one to warm up
 WAITED_MS = 300.0  #: computation of a step that waits
 BATCH = {"resnet50-like": 8, "head-heavy": 512, "tail-heavy": 512}  #: of one rank
+AS_MPI_LIKES = "buckets, sums as MPI likes"
+TORCH = "torch DDP, gloo"
+RESNET: dict[str, Any] = {"classes": 100, "image_size": 64, "width": 32}
 MLPS = {"head-heavy": [3072, 512] + [384] * 8 + [10], "tail-heavy": [384] * 9 + [3072]}
 
 
@@ -58,7 +67,7 @@ def network(name: str) -> Any:
     ml.seed(0)
     if name in MLPS:
         return models.mlp(*MLPS[name])
-    return models.create("resnet50", classes=100, image_size=64, width=32)
+    return models.create("resnet50", **RESNET)
 
 
 def batch(name: str, rank: int) -> tuple[Any, Any]:
@@ -110,9 +119,14 @@ def _(*arrays: Any, seconds: float) -> list[Any]:
     return [partial(CLOCK.wait, seconds)]
 
 
+def waited(graph: Any) -> Any:
+    """Microseconds that each task waits."""
+    return graph.flops / graph.flops.sum() * WAITED_MS * 1000
+
+
 def waiting(graph: Any) -> tuple[Any, CostModel]:
     """The same graph whose tasks wait, each for its share of the arithmetic of a step of WAITED_MS, and what they cost."""
-    share = graph.flops / graph.flops.sum() * WAITED_MS * 1000
+    share = waited(graph)
     launches = tuple(tuple(replace(launch, kernel="wait", work=(), constants=(("seconds", share[t] / len(task) / 1e6),)) for launch in task)
                      for t, task in enumerate(graph.launches))
     return replace(graph, launches=launches), CostModel(tasks={graph.name(t): float(share[t]) for t in range(len(graph))})
@@ -130,21 +144,32 @@ def work(name: str, computation: str, rounds: int) -> None:
     arms: dict[str, DistributedExecutor] = {}
     plans: dict[str, Any] = {}
     digests = {}
-    for arm in POLICIES:
+    any_order = MPI(deterministic=False)
+
+    def add(arm: str, scheduler: str, k: int | None = None) -> None:
         model, graph = recorded(name, comm.rank)
-        # a quarter of the gradients, as DDP's 25 MB are of ResNet-50
-        made = prepare(arm, waiting(graph)[0] if computation == "waits" else graph, bucket_bytes=sum(p.size for p in model.parameters()))
-        plans[arm] = plan(arm, made, with_communication(made, cost, lambda sizes: link[0] + link[1] * sum(sizes.values())))
-        arms[arm] = DistributedExecutor(made, plans[arm].schedule, comm)
+        made = prepare(scheduler, waiting(graph)[0] if computation == "waits" else graph, bucket_bytes=bucket_bytes(model))
+        plans[arm] = plan(scheduler, made, with_communication(made, cost, lambda sizes: link[0] + link[1] * sum(sizes.values())), k)
+        arms[arm] = DistributedExecutor(made, plans[arm].schedule, any_order if arm == AS_MPI_LIKES else comm)
         for _ in range(2):
             arms[arm](x, y)
         arms[arm].settle()
-        digests[arm] = params_sha256(model)
+        if arm != AS_MPI_LIKES:
+            digests[arm] = params_sha256(model)
+
+    for scheduler in POLICIES:
+        add(scheduler, scheduler)
+    add(AS_MPI_LIKES, "buckets")
+    found_k = plans["reverse_first_k"].k
+    candidates = {found_k: "reverse_first_k"}
+    for k in neighbours(found_k, len(delayable(plans["reverse_first_k"].graph))):
+        candidates[k] = f"reverse_first_k, k = {k}"
+        add(candidates[k], "reverse_first_k", k)
     samples: dict[str, list[float]] = {arm: [] for arm in arms}
     calls: dict[str, Callable[[], Any]] = {arm: lambda run=run: run(x, y) for arm, run in arms.items()}
-    ddp = torch_step(name, comm, x, y) if computation == "kernels" else None
+    ddp = torch_step(name, computation, comm, x, y)
     if ddp is not None:
-        samples["torch DDP, gloo"], calls["torch DDP, gloo"] = [], ddp
+        samples[TORCH], calls[TORCH] = [], ddp
     for _ in range(rounds):
         for arm, call in calls.items():
             call()
@@ -161,11 +186,13 @@ def work(name: str, computation: str, rounds: int) -> None:
     alike = len({d for all_of in comm.gather(digests) for d in all_of.values()}) == 1
     if comm.rank == 0:
         bound = min(p.bound for p in plans.values())  # those that cut gradients in parts pay for more messages
-        found = {"network": name, "computation": computation, "parameters": sum(p.size for p in model.parameters()),
+        found = {"network": name, "computation": computation, "parameters": parameters(name),
                  "bits_equal": alike if computation == "kernels" else None,
                  "link": {"us_each": link[0], "us_per_byte": link[1]}, "compute_ms": plans["priority"].compute / 1000,
                  "communication_ms": plans["buckets"].communication / 1000, "lower_bound_ms": bound / 1000,
-                 "ceiling_over_barrier": plans["barrier"].period / bound, "k": plans["reverse_first_k"].k,
+                 "ceiling_over_barrier": plans["barrier"].period / bound, "k": found_k,
+                 "k_measured": min(candidates, key=lambda k: float(np.median(slowest[candidates[k]]))),
+                 "cost_of_rank_order": ratio(slowest, "buckets", AS_MPI_LIKES),
                  "arms": {arm: {"step_ms": spread(times), "speed_up_over_buckets": ratio(slowest, "buckets", arm),
                                 "speed_up_over_barrier": ratio(slowest, "barrier", arm),
                                 "predicted_ms": plans[arm].period / 1000 if arm in plans else None,
@@ -174,32 +201,92 @@ def work(name: str, computation: str, rounds: int) -> None:
     comm.gather(None)
 
 
-def torch_step(name: str, comm: MPI, x: Any, y: Any) -> Callable[[], Any] | None:
-    """The same sizes in torch under DistributedDataParallel over gloo; None where torch is missing or has no such network."""
+def parameters(name: str) -> int:
+    return sum(p.size for p in network(name).parameters())
+
+
+def bucket_bytes(model: Any) -> int:
+    """A quarter of the gradients, as DDP's 25 MB are of ResNet-50."""
+    return sum(p.size for p in model.parameters())
+
+
+def torch_step(name: str, computation: str, comm: MPI, x: Any, y: Any) -> Callable[[], Any] | None:
+    """The same step in torch under DistributedDataParallel over gloo; None where torch is missing."""
     try:
         import torch
         from torch import distributed
         from torch.nn.parallel import DistributedDataParallel
     except ImportError:
         return None
-    if name not in MLPS:
-        return None
     torch.set_num_threads(1)
     place = comm.gather(tempfile.mktemp(prefix="minidl-gloo-"))[0]
     distributed.init_process_group("gloo", init_method=f"file://{place}", rank=comm.rank, world_size=comm.size)
-    layers: list[Any] = []
-    for i, o in zip(MLPS[name][:-1], MLPS[name][1:], strict=True):
-        layers += [torch.nn.Linear(i, o), torch.nn.ReLU()]
-    model = DistributedDataParallel(torch.nn.Sequential(*layers[:-1]))
+    bucket = bucket_bytes(network(name)) / 2**20
+    if computation == "waits":
+        layers, after = torch_waits(recorded(name, comm.rank)[1])
+        model, one = DistributedDataParallel(layers, bucket_cap_mb=bucket), torch.zeros(1, requires_grad=True)
+
+        def wait_step() -> None:
+            for p in layers.parameters():
+                p.grad = None
+            model(one).backward()
+            CLOCK.wait(after)
+
+        return wait_step
+    inputs, labels = torch.from_numpy(x), torch.from_numpy(y)
+    if name in MLPS:
+        made: list[Any] = []
+        for i, o in zip(MLPS[name][:-1], MLPS[name][1:], strict=True):
+            made += [torch.nn.Linear(i, o), torch.nn.ReLU()]
+        plain: Any = torch.nn.Sequential(*made[:-1])
+    else:
+        from torch_twins import images, twin
+
+        inputs, plain = images(x), twin("resnet50", {**models.arguments("resnet50"), **RESNET}).to(memory_format=torch.channels_last)
+    model = DistributedDataParallel(plain, bucket_cap_mb=bucket)
     opt = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, foreach=True)
-    tx, ty = torch.from_numpy(x), torch.from_numpy(y)
 
     def step() -> None:
         opt.zero_grad(set_to_none=True)
-        torch.nn.functional.cross_entropy(model(tx), ty).backward()
+        torch.nn.functional.cross_entropy(model(inputs), labels).backward()
         opt.step()
 
     return step
+
+
+def torch_waits(graph: Any) -> tuple[Any, float]:
+    """A torch network whose layers wait as the graph's units do, with as many parameters; and the seconds of its updates."""
+    import torch
+
+    class Wait(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any, parameter: Any, gradient: Any, seconds: tuple[float, float]) -> Any:
+            ctx.gradient, ctx.seconds = gradient, seconds[1]
+            CLOCK.wait(seconds[0])
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, dy: Any) -> Any:
+            CLOCK.wait(ctx.seconds)
+            return dy, ctx.gradient, None, None
+
+    class Layers(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weights = torch.nn.ParameterList(torch.zeros(max(n, 1)) for n in sizes)
+            self.gradients = [torch.zeros(max(n, 1)) for n in sizes]
+
+        def forward(self, x: Any) -> Any:
+            for layer in zip(self.weights, self.gradients, seconds, strict=True):
+                x = Wait.apply(x, *layer)
+            return x
+
+    share, units = waited(graph) / 1e6, sorted(set(graph.unit.tolist()))
+    bytes_of = {int(graph.unit[u]): int(graph.buffer_bytes[b].sum()) for u, b in gradients(graph).items()}
+    sizes = [bytes_of.get(u, 0) // 4 for u in units]
+    forward, update = graph.kind == Kind.F, graph.kind == Kind.U
+    seconds = [tuple(float(share[(graph.unit == u) & which].sum()) for which in (forward, ~forward & ~update)) for u in units]
+    return Layers(), float(share[update].sum())
 
 
 # --------------------------------------------------------------------------------------------------------------- driver
@@ -232,7 +319,7 @@ def main() -> None:
     settings = []
     for name in arguments.network or BATCH:
         about = ["--work", name, "--computation", arguments.computation]
-        size = sum(p.size for p in network(name).parameters())
+        size = parameters(name)
         compute = WAITED_MS if arguments.computation == "waits" else limited("unlimited", *about, "--rounds", "1")["compute_ms"]
         for wanted in arguments.ratio or (0.25, 0.5, 1.0, 2.0):
             # each of two ranks sends every byte once, and all of it goes through the one loopback
@@ -246,10 +333,11 @@ def main() -> None:
 def show(s: dict[str, Any]) -> None:
     print(f"\n{s['network']}: {s['parameters']:,} parameters, {s['rate_mbit']:.0f} Mb/s; computation {s['compute_ms']:.1f} ms, communication "
           f"{s['communication_ms']:.1f} ms, lower bound {s['lower_bound_ms']:.1f} ms, ceiling over barrier {s['ceiling_over_barrier']:.2f}, "
-          f"k = {s['k']}, bits equal: {s['bits_equal']}", file=sys.stderr)
+          f"k = {s['k']} (measured best: {s['k_measured']}), bits equal: {s['bits_equal']}, sums in rank order cost "
+          f"{s['cost_of_rank_order']['median']:.2f}x", file=sys.stderr)
     for arm, a in s["arms"].items():
         predicted = "" if a["predicted_ms"] is None else f"predicted {a['predicted_ms']:8.1f}"
-        print(f"    {arm:18} {a['step_ms']['median']:8.1f} ms  (p10 {a['step_ms']['p10']:.1f}, p90 {a['step_ms']['p90']:.1f})  over buckets "
+        print(f"    {arm:26} {a['step_ms']['median']:8.1f} ms  (p10 {a['step_ms']['p10']:.1f}, p90 {a['step_ms']['p90']:.1f})  over buckets "
               f"{a['speed_up_over_buckets']['median']:.2f}  over barrier {a['speed_up_over_barrier']['median']:.2f}  {predicted}", file=sys.stderr)
 
 

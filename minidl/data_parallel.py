@@ -126,6 +126,11 @@ def measure_link(communicator: Communicator, device: Any = None, sizes: tuple[in
     return float(each), float(rate)
 
 
+def neighbours(k: int, largest: int) -> list[int]:
+    """The values of k that are measured beside the one that the simulator found: none, half and half as many again."""
+    return sorted({0, k // 2, min(largest, k + max(1, k // 2))} - {k})
+
+
 class RankTrainer(Trainer):
     """One rank of a run. `cost` is that of rank 0 on every rank, so that all make the same plan.
 
@@ -145,7 +150,7 @@ class RankTrainer(Trainer):
 
         self._fits = fits
         self.plan = data_parallel.plan(name, self.graph, self.cost, k, fits)
-        self.losses, self.seconds = [], []
+        self._start()
         self._trials = self._neighbours() if k is None and communicator.size > 1 and data_parallel.policy(name).delays else []
         self._tried: list[tuple[float, int]] = []
         self._use(self.plan)
@@ -159,19 +164,17 @@ class RankTrainer(Trainer):
 
     def _neighbours(self) -> list[data_parallel.Plan]:
         """Plans for the k found and some around it, without doubles."""
-        layers = len(delayable(self.graph))
-        ks = sorted({0, self.plan.k // 2, self.plan.k, min(layers, self.plan.k + max(1, self.plan.k // 2))} - {self.plan.k})
-        others = [data_parallel.plan(self.job.scheduler, self.graph, self.cost, k) for k in ks]
+        others = [data_parallel.plan(self.job.scheduler, self.graph, self.cost, k) for k in neighbours(self.plan.k, len(delayable(self.graph)))]
         return [self.plan, *(p for p in others if self._fits(p.schedule))]
 
-    def step(self) -> float:
-        """One step on the next batch; returns this rank's loss. Raises TrainingError, TaskError or RankError."""
-        if self._trials and len(self.losses) % TRIAL_STEPS == 0:
+    def step(self) -> None:
+        """One step on the next batch. Raises TrainingError, TaskError or RankError."""
+        if self._trials and len(self.seconds) % TRIAL_STEPS == 0:
             self._next_trial()
-        return super().step()
+        super().step()
 
     def _next_trial(self) -> None:
-        if self.losses:
+        if self.seconds:
             slowest = self.communicator.gather(float(np.median(self.seconds[-TRIAL_STEPS + 2 :])))
             self._tried.append((max(slowest), self.plan.k))
         if len(self._tried) == len(self._trials):
@@ -185,6 +188,7 @@ class RankTrainer(Trainer):
 
     def finish(self) -> None:
         """Makes the last updates; losses become the means over ranks. Raises TrainingError where parameters differ."""
+        self.collect()
         self.run.close()
         shares = self.communicator.gather((self.losses, self.params_sha256()))
         self.losses = np.mean([losses for losses, _ in shares], axis=0).tolist()
