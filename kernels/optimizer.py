@@ -158,7 +158,7 @@ def _(g: Any, total: Any) -> Any:
 
 def _square_parts(size: int) -> int:
     """Blocks that share the sum: few enough that one block can add up theirs."""
-    return 1 if size <= 2**16 else min(-(-size // 2**13), 512)
+    return 1 if size <= 2**16 else min(-(-size // 2**14), 512)
 
 
 def _square_sum_work(reads: Any, writes: Any) -> list[Any]:
