@@ -138,6 +138,8 @@ class RankTrainer(Trainer):
     and the first steps confirm it by measuring its neighbours: every k gives the same bits, so nothing is lost.
     """
 
+    in_flight = 0  #: trials compare the times of single steps
+
     def __init__(self, recorded: Recorded, cost: CostModel, communicator: Communicator, link: tuple[float, float], *,
                  k: int | None = None, buckets: int | None = None, trace: bool = False) -> None:
         self.recorded, self.job, self.communicator, self.trace = recorded, recorded.job, communicator, trace

@@ -68,6 +68,11 @@ class CPU:
         """The array for the host: here itself, elsewhere a copy, when all that was issued before has run."""
         return array
 
+    def fetch(self, array: Any) -> Callable[[], Any]:
+        """A call that gives the array's values of now; elsewhere they are sent while the host goes on."""
+        values = array.copy()
+        return lambda: values
+
     def write(self, array: Any, value: Any) -> None:
         """Host values into an array, after all that was issued before."""
         array[...] = value

@@ -8,7 +8,7 @@ business. The order in which several gradients of one tensor are added is fixed 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -98,6 +98,12 @@ class Tensor:
         """The array itself, no copy; from CUDA a copy. Raises RuntimeError while recording, when there is no value."""
         device, array = self._array()
         return device.read(array)
+
+    def fetch(self) -> Callable[[], Any]:
+        """A call that gives the values of now as a NumPy array. On CUDA they are sent while the host goes on: so a loss can
+        be looked at some steps later without waiting for it."""
+        device, array = self._array()
+        return device.fetch(array)
 
     def assign(self, value: Any) -> None:
         """Takes over the elements of a NumPy array of the same shape, where the tensor lies."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from . import data, fusion, models, nn, ops, optim, random, schedulers
+from . import data, fusion, models, nn, ops, optim, precision, random, schedulers
 from . import device as devices
 from .corun import CoRun
 from .cost import CostModel
@@ -28,6 +30,8 @@ OPTIMIZERS: dict[str, Callable[..., optim.Optimizer]] = {
     "adam": lambda parameters, lr: optim.Adam(parameters, lr),
     "adamw": lambda parameters, lr: optim.AdamW(parameters, lr),
 }
+#: float types of a run, and for those that are mixed the type of products, while parameters are float32
+DTYPES = {"float32": None, "float64": None, "bf16": "bfloat16", "fp16": "float16"}
 
 
 class TrainingError(RuntimeError):
@@ -62,10 +66,24 @@ class Job:
             raise ValueError(f"batch size {self.batch_size} and micro-batches {self.micro_batches} must be at least 1")
         if self.batch_size % self.micro_batches:
             raise ValueError(f"a batch of {self.batch_size} does not divide into {self.micro_batches} micro-batches")
+        if self.dtype not in DTYPES:
+            raise ValueError(f"unknown type {self.dtype!r}; known: {', '.join(DTYPES)}")
+        if self.low and not self.device.startswith("cuda"):
+            raise ValueError(f"{self.dtype} needs a CUDA device; {self.device} computes in float32 and float64")
         if self.tf32 and not self.device.startswith("cuda"):
             raise ValueError(f"tf32 is arithmetic of CUDA devices; {self.device} has none")
         if self.optimizer not in OPTIMIZERS:
             raise ValueError(f"unknown optimizer {self.optimizer!r}; known: {', '.join(OPTIMIZERS)}")
+
+    @property
+    def low(self) -> str | None:
+        """The 16-bit type of products, in mixed precision."""
+        return DTYPES[self.dtype]
+
+    @property
+    def autocast(self) -> AbstractContextManager[None]:
+        """In which the model is called."""
+        return precision.autocast(self.low) if self.low else nullcontext()
 
 
 class Recorded:
@@ -85,14 +103,15 @@ class Recorded:
         self.tape = Tape(self.device)
         with use(self.tape):
             random.seed(job.seed)
-            self.model = models.create(job.model, **job.model_args).astype(job.dtype)
+            self.model = models.create(job.model, **job.model_args).astype(self.dtype)
             self.optimizer = OPTIMIZERS[job.optimizer](self.model.parameters(), job.lr)
+            self.optimizer.scaler = optim.GradScaler() if job.low == "float16" else None
         self.train_data = self._load("train").shard(rank, ranks)
         self.share = job.batch_size // ranks  #: samples of a step here
         if self.share % job.micro_batches:
             raise ValueError(f"a rank's {self.share} samples of a batch of {job.batch_size} do not divide into "
                              f"{job.micro_batches} micro-batches")
-        with use(self.tape):
+        with use(self.tape), job.autocast:
             graph = record(self._step, *self._split(*self._example()), name=job.model)
         self.graph = self._fused(graph, ranks)
 
@@ -102,10 +121,15 @@ class Recorded:
         rules = tuple(r for r in rules if r != "updates" or ranks == 1)
         return fusion.fused(graph, self.device, rules) if rules else graph
 
+    @property
+    def dtype(self) -> str:
+        """That of parameters and inputs."""
+        return "float32" if self.job.low else self.job.dtype
+
     def _load(self, split: str) -> data.Loader:
         job, shape = self.job, self.model.input_shape
         return data.load(job.data, batch_size=job.batch_size, root=job.root, split=split, seed=job.seed, strict=job.strict,
-                         image_size=shape[0], channels=shape[2], classes=self.model.classes, dtype=job.dtype)
+                         image_size=shape[0], channels=shape[2], classes=self.model.classes, dtype=self.dtype)
 
     def _example(self) -> tuple[Any, Any]:
         x, y = next(self.train_data)
@@ -118,13 +142,13 @@ class Recorded:
         return [part for pair in zip(np.split(x, n), np.split(y, n), strict=True) for part in pair]
 
     def _step(self, *parts: Any) -> Any:
-        n, total = self.job.micro_batches, None
+        n, total, scaler = self.job.micro_batches, None, self.optimizer.scaler
         for i in range(n):
             with micro_batch(i, self.rank * self.share + i * self.share // n):
                 loss = nn.cross_entropy(self.model(parts[2 * i]), parts[2 * i + 1])
                 if n > 1:
                     loss = loss * (1 / n)
-                loss.backward()
+                loss.backward(scaler.scale if scaler else None)
                 total = loss.detach() if total is None else ops.add(total, loss.detach())
         self.optimizer.step()
         return total
@@ -182,32 +206,44 @@ def predict(recorded: Recorded, cost: CostModel, schedule: Schedule | None = Non
 
 
 class Trainer:
-    """Runs a job step by step. `losses` and `seconds` grow by one entry a step.
+    """Runs a job step by step. `seconds` grows by one entry a step, `losses` too, on a device that runs behind the host
+    some steps later: `collect` waits for the rest.
 
     `schedule`: in place of the one that the job's scheduler would make.
     """
+
+    in_flight = 8  #: losses of this many steps are not waited for, where the device runs behind the host
 
     def __init__(self, recorded: Recorded, cost: CostModel, *, trace: bool = False, schedule: Schedule | None = None) -> None:
         self.recorded, self.job, self.cost = recorded, recorded.job, cost
         self.prediction = predict(recorded, cost, schedule)
         self.run = executor(recorded.graph, self.prediction.schedule, device=recorded.device, trace=trace,
                             memory_limit=recorded.job.memory_limit)
+        self._start()
+
+    def _start(self) -> None:
         self.losses: list[float] = []
         self.seconds: list[float] = []
+        self._awaited: deque[Callable[[], Any]] = deque()
 
-    def step(self) -> float:
-        """One step on the next batch; returns the loss. Raises TrainingError when it is not finite."""
+    def step(self) -> None:
+        """One step on the next batch. Raises TrainingError when its loss, or on CUDA that of an earlier step, is not finite."""
         from time import perf_counter
 
         parts = self.recorded._split(*next(self.recorded.train_data))
         begin = perf_counter()
-        loss = float(self.run(*parts))
+        self._awaited.append(self.run(*parts).fetch())
+        self.collect(self.in_flight if self.recorded.device.captures else 0)
         self.seconds.append(perf_counter() - begin)
-        self.losses.append(loss)
-        if not np.isfinite(loss):
-            raise TrainingError(f"the loss is {loss} at step {len(self.losses)} of {self.job.model} with lr {self.job.lr}; "
-                                f"try a smaller lr (MINIDL_DEBUG=1 names the layer)")
-        return loss
+
+    def collect(self, rest: int = 0) -> None:
+        """Waits for losses until those of `rest` steps are still to come. Raises TrainingError for one that is not finite."""
+        while len(self._awaited) > rest:
+            loss = float(self._awaited.popleft()())
+            self.losses.append(loss)
+            if not np.isfinite(loss):
+                raise TrainingError(f"the loss is {loss} at step {len(self.losses)} of {self.job.model} with lr {self.job.lr}; "
+                                    f"try a smaller lr (MINIDL_DEBUG=1 names the layer)")
 
     def accuracy(self) -> float | None:
         """Share of the test samples whose largest logit is their label."""
@@ -217,7 +253,7 @@ class Trainer:
         try:
             for x, y in self.recorded._load("test"):
                 if len(x) not in runs:
-                    with use(self.recorded.tape), no_grad():
+                    with use(self.recorded.tape), no_grad(), self.job.autocast:
                         runs[len(x)] = SequentialExecutor(record(model, x, name="eval"), self.recorded.device)
                 right += int((runs[len(x)](x).numpy().argmax(axis=-1) == y).sum())
                 total += y.size
@@ -250,3 +286,5 @@ def interleaved(trainers: Sequence[Trainer], steps: int, progress: Callable[[int
             trainer.step()
         if progress:
             progress(n + 1)
+    for trainer in trainers:
+        trainer.collect()

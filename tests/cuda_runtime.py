@@ -176,7 +176,8 @@ class Runtime:
             if kind == "record":
                 what[0].reached, what[0].time = what[1], self.clock
             elif kind == "call":
-                what()
+                with np.errstate(all="ignore"):
+                    what()
         return True
 
     def _issue(self, stream: Queue, call: Callable[[], None]) -> None:

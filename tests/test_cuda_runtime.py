@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +15,8 @@ from hypothesis import strategies as st
 import minidl as ml
 from minidl import data, models, nn, optim, schedulers
 from minidl.border import must_stay
+from minidl.cli import main
+from minidl.cuda import device as devices
 from minidl.cuda import lanes
 from minidl.cuda.device import Cuda
 from minidl.device import DeviceError
@@ -21,7 +24,9 @@ from minidl.executors import GraphExecutor, SequentialExecutor, SteadyExecutor, 
 from minidl.executors.checking import random_schedule
 from minidl.graph import View
 from minidl.lanes import Work
+from minidl.measure_pairs import measure_pairs
 from minidl.tape import Tape, use
+from minidl.training import Job, Recorded, Trainer, TrainingError
 
 
 @pytest.fixture
@@ -219,6 +224,62 @@ def test_costs_are_measured_in_graphs(device):
     cost = ml.CostModel.measure(run.graph, device=run.device)
     assert (cost.durations(run.graph) > 0).all()
     assert cost.device == "cuda:0"
+
+
+def test_pairs_are_measured_in_graphs(device):
+    run = Run(device())
+    cost = ml.CostModel.measure(run.graph, device=run.device)
+    corun = measure_pairs(run.graph, cost, {"1W0": "a", "2F0": "b", "3F0": "b"}, [("a", "b")], device=run.device)
+    assert corun.slowdown["a"]["b"] >= 1
+    assert corun.slowdown["b"]["a"] >= 1
+
+
+# -------------------------------------------------------------------------------------------------------- whole runs
+@pytest.fixture
+def found_by_name(monkeypatch):
+    """The next device is there where `cuda` is asked for."""
+    there = cuda_runtime.device(3)
+    monkeypatch.setitem(devices._devices, 0, there)
+    return there
+
+
+def test_losses_are_waited_for_some_steps_later(found_by_name):
+    recorded = Recorded(Job(model="mlp", model_args={"hidden": 16}, device="cuda", batch_size=16))
+    trainer = Trainer(recorded, ml.CostModel.analytic())
+    for n in range(12):
+        trainer.step()
+        assert len(trainer.losses) == max(0, n + 1 - Trainer.in_flight)
+    trainer.collect()
+    reference = Trainer(Recorded(Job(model="mlp", model_args={"hidden": 16}, batch_size=16)), ml.CostModel.analytic())
+    for _ in range(12):
+        reference.step()
+    np.testing.assert_allclose(trainer.losses, reference.losses, rtol=1e-4)
+
+
+def test_a_loss_that_is_no_number_is_told_with_its_step(found_by_name):
+    trainer = Trainer(Recorded(Job(model="mlp", model_args={"hidden": 16}, device="cuda", batch_size=16, lr=1e30)), ml.CostModel.analytic())
+    with pytest.raises(TrainingError, match=r"the loss is (nan|inf) at step [234] of mlp with lr 1e\+30"):
+        for _ in range(20):
+            trainer.step()
+
+
+def command(capsys: Any, *arguments: str) -> Any:
+    assert main([*arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_the_command_line_trains_and_compares_as_on_the_cpu(found_by_name, capsys):
+    job = ("--model", "mlp", "--model-arg", "hidden=16", "--batch-size", "16", "--steps", "6", "--costs", "analytic")
+    here, there = command(capsys, "train", *job), command(capsys, "train", *job, "--device", "cuda")
+    assert here.keys() == there.keys()
+    assert there["device"] == "cuda:0"
+    assert there["loss_last"] == pytest.approx(here["loss_last"], rel=1e-4)
+    assert there["accuracy"] == pytest.approx(here["accuracy"], abs=0.02)
+    arms = command(capsys, "compare", *job, "--device", "cuda", "--schedulers", "in_order,multi_stream,multi_region")
+    assert arms["bit_identical"]
+    assert arms["arms"][0]["params_sha256"] == there["params_sha256"]
+    plain = command(capsys, "train", *job, "--device", "cuda", "--fusion", "none")
+    assert plain["loss_last"] == pytest.approx(there["loss_last"], rel=1e-4)
 
 
 # ------------------------------------------------------------------------------------------------------ issuing order

@@ -18,6 +18,7 @@ from ..kernels import KERNELS, Kernel, Thunk, Work, cuda
 from . import clock
 from .lanes import Captured, Streams, capture
 
+SLOT = 4096  #: bytes that are fetched without waiting at most
 #: packages beside CuPy, by the name they are imported under
 PACKAGES = {"cupy": "cupy", "nvmath": "nvmath-python", "cudnn": "nvidia-cudnn-frontend"}
 
@@ -36,6 +37,7 @@ class Cuda:
         self._make = {"products": products, "convolutions": convolutions}
         self._made: dict[str, Any] = {}
         self.main = driver.stream()
+        self._slots: list[tuple[Any, Any]] = []  #: pinned memory and events for `fetch` that are free
         self._streams = [self.main]
         self._priorities = [0]
 
@@ -75,6 +77,25 @@ class Cuda:
             self.driver.copy(array if memory is None else self._whole(memory, array), host, self.main)()
             self.driver.synchronize(self.main)
         return host
+
+    def fetch(self, array: Any) -> Callable[[], Any]:
+        """Sends an array to the host behind what was issued before; the call waits for it and gives the NumPy copy."""
+        if not cuda.contiguous(array) or not 0 < array.nbytes <= SLOT:
+            return lambda: self.read(array)
+        pinned, event = self._slots.pop() if self._slots else (self.driver.pinned(SLOT), self.driver.event())
+        host = pinned[: array.nbytes].view(array.dtype).reshape(array.shape)
+        self.driver.copy(array, host, self.main)()
+        self.driver.record(event, self.main)()
+        found: list[Any] = []
+
+        def value() -> Any:
+            if not found:
+                self.driver.wait_for(event)
+                found.append(host.copy())
+                self._slots.append((pinned, event))
+            return found[0]
+
+        return value
 
     def write(self, array: Any, value: Any) -> None:
         """Host values into an array, after all that was issued before. One number goes with a launch and is not waited
