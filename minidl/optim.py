@@ -1,12 +1,12 @@
 """Optimizers: one update task for each layer, so that a layer's update can run as soon as its gradient is there.
 
-What varies from step to step is read from buffers: `lr`, the clip factor, Adam's step and powers. `step` spends the gradients: the
-next backward starts new ones.
+What varies from step to step is read from buffers: `lr`, the loss scale, the clip factor, Adam's step and powers. `step`
+spends the gradients: the next backward starts new ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,20 +14,22 @@ import numpy as np
 from . import device as devices
 from . import random
 from . import tape as tapes
+from .grad_scaler import GradScaler
 from .graph import Kind, Role
 from .rates import cosine, step_decay, warmup
 from .tensor import Parameter, Tensor, host_storage, new
 
-__all__ = ["SGD", "Adam", "AdamW", "Optimizer", "cosine", "step_decay", "warmup"]
+__all__ = ["SGD", "Adam", "AdamW", "GradScaler", "Optimizer", "cosine", "step_decay", "warmup"]
 
 
 class Optimizer:
     """Holds parameters, their learning rate in a buffer, and named states per parameter.
 
-    With `max_norm` all gradients are scaled down where their global norm is larger. `norm` is that of the last step.
+    With `max_norm` all gradients are scaled down where their global norm is larger. `norm` is that of the last step. With a
+    `scaler` they are divided by the loss scale first, and the step changes nothing where one of them is not finite.
     """
 
-    def __init__(self, parameters: Iterable[Parameter], lr: float, max_norm: float | None = None) -> None:
+    def __init__(self, parameters: Iterable[Parameter], lr: float, max_norm: float | None = None, scaler: GradScaler | None = None) -> None:
         self.parameters = list(parameters)
         if not self.parameters:
             raise ValueError("the optimizer got no parameters")
@@ -40,7 +42,8 @@ class Optimizer:
         self.lr = lr
         if max_norm is not None and not max_norm > 0:
             raise ValueError(f"the norm to clip at is {max_norm}; it must be above 0")
-        self.max_norm = max_norm
+        self.max_norm, self.scaler = max_norm, scaler
+        self._skip: list[Tensor] = []  #: the flag that says whether the step at hand changes nothing, if there is one
         self._norm = _buffer(np.zeros(1), Role.SCALAR, "gradient norm")
         self._factor = _buffer(np.ones(1, self.parameters[0].dtype), Role.SCALAR, "clip factor")
         self.states: dict[str, list[Tensor]] = {}
@@ -82,9 +85,11 @@ class Optimizer:
         """Updates every parameter that has a gradient."""
         tape = tapes.current()
         groups = list(self.groups())
+        every = sorted(i for _, members in groups for i in members)
+        self._skip = [self.scaler.unscale([self.gradient(i) for i in every])] if self.scaler else []
         self.before_updates()
         if self.max_norm is not None:
-            self._find_factor(sorted(i for _, members in groups for i in members))
+            self._find_factor(every)
         for unit, members in groups:
             with tape.task(unit, Kind.U):
                 for i in members:
@@ -94,6 +99,7 @@ class Optimizer:
         for _, members in groups:
             for i in members:
                 self.parameters[i].used = True
+        tape.rounded.clear()
         if tape.place.draws:
             step = Tensor(random.step_storage())
             with tape.task(tape.new_unit("step"), Kind.U):
@@ -124,20 +130,26 @@ class Optimizer:
         """Calls the kernels that update parameter i."""
         raise NotImplementedError
 
+    def call(self, kernel: str, reads: Sequence[Tensor], writes: Sequence[Tensor], **constants: Any) -> None:
+        """A kernel call of an update, which does nothing where the step is skipped."""
+        tapes.current().call(kernel, [*reads, *self._skip], writes, **constants, **({"guarded": True} if self._skip else {}))
+
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """What a checkpoint must keep: the learning rate and all states, by name."""
         yield "lr", self._lr
         for name, states in self.states.items():
             for i, state in enumerate(states):
                 yield f"{name}.{i}", state
+        if self.scaler:
+            yield from self.scaler.named_tensors()
 
 
 class SGD(Optimizer):
     """v = momentum v + g + weight_decay p; p -= lr v (with `nesterov`: p -= lr (g + momentum v)), as in torch."""
 
     def __init__(self, parameters: Iterable[Parameter], lr: float, momentum: float = 0.0, weight_decay: float = 0.0,
-                 nesterov: bool = False, *, max_norm: float | None = None) -> None:
-        super().__init__(parameters, lr, max_norm)
+                 nesterov: bool = False, *, max_norm: float | None = None, scaler: GradScaler | None = None) -> None:
+        super().__init__(parameters, lr, max_norm, scaler)
         if not 0 <= momentum < 1:
             raise ValueError(f"momentum is {momentum}; it must be at least 0 and below 1")
         if nesterov and not momentum:
@@ -149,7 +161,7 @@ class SGD(Optimizer):
     def update(self, i: int) -> None:
         p, g = self.parameters[i], self.gradient(i)
         states = [self.states["momentum"][i]] if self.momentum else []
-        tapes.current().call("sgd", [p, g, self._lr, *states], [p, *states], **self.constants)
+        self.call("sgd", [p, g, self._lr, *states], [p, *states], **self.constants)
 
 
 class Adam(Optimizer):
@@ -158,8 +170,8 @@ class Adam(Optimizer):
     decoupled = False
 
     def __init__(self, parameters: Iterable[Parameter], lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999),
-                 eps: float = 1e-8, weight_decay: float = 0.0, *, max_norm: float | None = None) -> None:
-        super().__init__(parameters, lr, max_norm)
+                 eps: float = 1e-8, weight_decay: float = 0.0, *, max_norm: float | None = None, scaler: GradScaler | None = None) -> None:
+        super().__init__(parameters, lr, max_norm, scaler)
         if not all(0 <= b < 1 for b in betas):
             raise ValueError(f"betas are {betas}; each must be at least 0 and below 1")
         self.betas = betas
@@ -172,11 +184,11 @@ class Adam(Optimizer):
     def before_updates(self) -> None:
         tape = tapes.current()
         with tape.task(tape.new_unit("adam"), Kind.U):
-            tape.call("adam_tick", [self.powers], [self.powers], beta1=self.betas[0], beta2=self.betas[1])
+            tape.call("adam_tick", [self.powers, *self._skip], [self.powers], beta1=self.betas[0], beta2=self.betas[1])
 
     def update(self, i: int) -> None:
         p, g, m, v = self.parameters[i], self.gradient(i), self.states["mean"][i], self.states["square"][i]
-        tapes.current().call("adam", [p, g, m, v, self._lr, self.powers], [p, m, v], **self.constants)
+        self.call("adam", [p, g, m, v, self._lr, self.powers], [p, m, v], **self.constants)
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
         yield from super().named_tensors()
@@ -189,8 +201,8 @@ class AdamW(Adam):
     decoupled = True
 
     def __init__(self, parameters: Iterable[Parameter], lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999),
-                 eps: float = 1e-8, weight_decay: float = 0.01, *, max_norm: float | None = None) -> None:
-        super().__init__(parameters, lr, betas, eps, weight_decay, max_norm=max_norm)
+                 eps: float = 1e-8, weight_decay: float = 0.01, *, max_norm: float | None = None, scaler: GradScaler | None = None) -> None:
+        super().__init__(parameters, lr, betas, eps, weight_decay, max_norm=max_norm, scaler=scaler)
 
 
 def _buffer(value: Any, role: Role, name: str) -> Tensor:

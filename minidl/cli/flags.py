@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..fusion import RULES
-from ..training import OPTIMIZERS, Job
+from ..training import DTYPES, OPTIMIZERS, Job
 
 
 class UsageError(ValueError):
@@ -90,7 +90,7 @@ def job_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--strict", action="store_true", help="an error instead of a substitute where data is missing")
     parser.add_argument("--device", default="cpu", help="cpu or cuda[:N]")
     parser.add_argument("--tf32", action="store_true", help="on cuda: products and convolutions may round float32 for the tensor cores")
-    parser.add_argument("--dtype", default="float32", choices=["float32", "float64"])
+    parser.add_argument("--dtype", default="float32", choices=list(DTYPES), help="bf16 and fp16, on cuda: products in 16 bits, parameters in float32")
     parser.add_argument("--fusion", type=rules, metavar="all|none|RULE,..",
                         help=f"launches that become one: {', '.join(RULES)} (default: all on cuda, none on cpu)")
     parser.add_argument("--batch-size", type=whole(1), default=64, metavar="B", help="of a step, over all ranks (default 64)")
