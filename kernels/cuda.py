@@ -26,6 +26,7 @@ WAVES = 16  #: blocks of one launch at most, in units of 132 (the multiprocessor
 C_TYPES = {"float32": "float", "float64": "double", "float16": "__half", "bfloat16": "__nv_bfloat16", "bool": "bool",
            "int8": "signed char", "uint8": "unsigned char", "int32": "int", "uint32": "unsigned int", "int64": "long long",
            "uint64": "unsigned long long"}
+HALVES = ("__half", "__nv_bfloat16")  #: types whose `Sum` of common.cuh is float; that of others is themselves
 _SCALARS: dict[str, Any] = {"float": ctypes.c_float, "double": ctypes.c_double, "int": ctypes.c_int, "unsigned int": ctypes.c_uint,
             "long long": ctypes.c_longlong, "unsigned long long": ctypes.c_ulonglong, "bool": ctypes.c_bool}
 
@@ -106,6 +107,11 @@ Call = Grid | Product | Convolution | Zeros | Copy
 def c_type(array: Any) -> str:
     """The C type of an array's elements."""
     return C_TYPES[str(array.dtype)]
+
+
+def sum_type(array: Any) -> Any:
+    """`Sum<T>` of common.cuh: the type in which elements are added up."""
+    return np.dtype("float32") if array.dtype.itemsize == 2 else array.dtype
 
 
 def each(source: str, kernel: str, count: int, *arguments: Any, threads: int = THREADS) -> list[Grid]:
@@ -239,7 +245,8 @@ def signature(source: str, kernel: str) -> tuple[str, ...]:
     if len(names) != len(values):
         raise LaunchError(f"{source}: {kernel} has {len(values)} template arguments; {name} takes {len(names)}")
     meant = dict(zip(names, values, strict=True))
-    return tuple(re.sub(r"\w+", lambda m: meant.get(m[0], m[0]), t) for t in found[1])
+    types = (re.sub(r"\w+", lambda m: meant.get(m[0], m[0]), t) for t in found[1])
+    return tuple(re.sub(r"Sum<(.*?)>", lambda m: "float" if m[1] in HALVES else m[1], t) for t in types)
 
 
 def check(grid: Grid) -> None:

@@ -1,11 +1,11 @@
-// Layer norm; the reference is in layer_norm.py. All arrays are contiguous.
+// Layer norm; the reference is in layer_norm.py. All arrays are contiguous; w, b, statistics and sums are in Sum<T>.
 #include "columns.cuh"
 
 // `affine`: 0, 1 where there is w, 2 where there is b, too.
 template <typename T>
-__global__ void __launch_bounds__(512) layer_norm(const T* __restrict__ x, const T* __restrict__ w, const T* __restrict__ b,
-                                                  int affine, T* __restrict__ y, T* mean, T* scale, long long rows, int width,
-                                                  double eps, int lanes) {
+__global__ void __launch_bounds__(512) layer_norm(const T* __restrict__ x, const Sum<T>* __restrict__ w,
+                                                  const Sum<T>* __restrict__ b, int affine, T* __restrict__ y, Sum<T>* mean,
+                                                  Sum<T>* scale, long long rows, int width, double eps, int lanes) {
     typedef Sum<T> S;
     for (long long row = first_row(lanes); row < rows; row += row_step(lanes)) {
         const T* from = x + row * width;
@@ -19,11 +19,11 @@ __global__ void __launch_bounds__(512) layer_norm(const T* __restrict__ x, const
         });
         rest = row_sum(rest, lanes) / S(width);  // what rounding has left between `near` and the mean
         const S m = near + rest, s = 1 / sqrt(row_sum(squares, lanes) / S(width) - rest * rest + S(eps));
-        if (lane(lanes) == 0) mean[row] = as<T>(m), scale[row] = as<T>(s);
+        if (lane(lanes) == 0) mean[row] = m, scale[row] = s;
         along_row(width, lanes, [&](int j) {
             S v = (value(from[j]) - m) * s;
-            if (affine > 0) v *= value(w[j]);
-            if (affine > 1) v += value(b[j]);
+            if (affine > 0) v *= w[j];
+            if (affine > 1) v += b[j];
             to[j] = as<T>(v);
         });
     }
@@ -31,23 +31,23 @@ __global__ void __launch_bounds__(512) layer_norm(const T* __restrict__ x, const
 
 template <typename T>
 __global__ void __launch_bounds__(512)
-layer_norm_input_grad(const T* __restrict__ x, const T* __restrict__ mean, const T* __restrict__ scale,
-                      const T* __restrict__ dy, const T* __restrict__ w, bool affine, T* __restrict__ dx, long long rows,
-                      int width, int lanes) {
+layer_norm_input_grad(const T* __restrict__ x, const Sum<T>* __restrict__ mean, const Sum<T>* __restrict__ scale,
+                      const T* __restrict__ dy, const Sum<T>* __restrict__ w, bool affine, T* __restrict__ dx,
+                      long long rows, int width, int lanes) {
     typedef Sum<T> S;
     for (long long row = first_row(lanes); row < rows; row += row_step(lanes)) {
         const long long at = row * width;
-        const S m = value(mean[row]), s = value(scale[row]);
+        const S m = mean[row], s = scale[row];
         S sum = 0, products = 0;
         along_row(width, lanes, [&](int j) {
             S g = value(dy[at + j]);
-            if (affine) g *= value(w[j]);
+            if (affine) g *= w[j];
             sum += g, products += g * (value(x[at + j]) - m);
         });
         const S shift = row_sum(sum, lanes) / S(width), slope = row_sum(products, lanes) * s * s / S(width);
         along_row(width, lanes, [&](int j) {
             S g = value(dy[at + j]);
-            if (affine) g *= value(w[j]);
+            if (affine) g *= w[j];
             dx[at + j] = as<T>(s * (g - shift - (value(x[at + j]) - m) * slope));
         });
     }
@@ -55,33 +55,33 @@ layer_norm_input_grad(const T* __restrict__ x, const T* __restrict__ mean, const
 
 // dw and, with `bias`, db, or a share's part of both.
 template <typename T>
-__global__ void __launch_bounds__(512) layer_norm_sums(const T* __restrict__ x, const T* __restrict__ mean,
-                                                       const T* __restrict__ scale, const T* __restrict__ dy, long long rows,
-                                                       long long width, long long share, double* parts, T* dw, T* db,
-                                                       bool bias) {
+__global__ void __launch_bounds__(512) layer_norm_sums(const T* __restrict__ x, const Sum<T>* __restrict__ mean,
+                                                       const Sum<T>* __restrict__ scale, const T* __restrict__ dy,
+                                                       long long rows, long long width, long long share, double* parts,
+                                                       Sum<T>* dw, Sum<T>* db, bool bias) {
     typedef Sum<T> S;
     const long long j = column();
     Pair sums = {0, 0};
     if (j < width)
         sums = row_terms<S>(rows, share, [&](long long i, S& products, S& total) {
             const S d = value(dy[i * width + j]);
-            products += d * ((value(x[i * width + j]) - value(mean[i])) * value(scale[i]));
+            products += d * ((value(x[i * width + j]) - mean[i]) * scale[i]);
             total += d;
         });
     sums = column_sums(sums);
     if (gridDim.y > 1) return keep(sums, parts, width);
     if (threadIdx.y || j >= width) return;
-    dw[j] = as<T>(S(sums.a));
-    if (bias) db[j] = as<T>(S(sums.b));
+    dw[j] = S(sums.a);
+    if (bias) db[j] = S(sums.b);
 }
 
 // dw and db from the parts of all shares.
 template <typename T>
 __global__ void __launch_bounds__(512)
-layer_norm_sums_end(const double* __restrict__ parts, int shares, long long width, T* dw, T* db, bool bias) {
+layer_norm_sums_end(const double* __restrict__ parts, int shares, long long width, Sum<T>* dw, Sum<T>* db, bool bias) {
     const Pair sums = column_sums(parts, shares, width);
     const long long j = column();
     if (threadIdx.y || j >= width) return;
-    dw[j] = as<T>(Sum<T>(sums.a));
-    if (bias) db[j] = as<T>(Sum<T>(sums.b));
+    dw[j] = Sum<T>(sums.a);
+    if (bias) db[j] = Sum<T>(sums.b);
 }

@@ -1,5 +1,5 @@
 """Layer norm: every row brought to mean 0 and variance 1, then scaled and shifted. The two gradients are apart:
-neither needs the other's sums."""
+neither needs the other's sums. On CUDA x, y and their gradients may have 16 bits; all else is float32 then."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from .columns import sums, sums_work
-from .cuda import Grid, c_type, each_row
+from .cuda import Grid, c_type, each_row, sum_type
 from .registry import kernel, loop
 
 
@@ -19,12 +19,12 @@ def _rows_flops(reads: Any, writes: Any) -> float:
 @kernel("layer_norm", flops=_rows_flops)
 def layer_norm(xp: Any, x: Any, w: Any = None, b: Any = None, *, eps: float) -> Any:
     """x (n, d), w (d,), b (d,) -> (y (n, d), mean (n,), 1/sqrt(variance + eps) (n,))."""
-    mean = x.mean(axis=1, dtype=x.dtype)
+    mean = x.mean(axis=1, dtype=sum_type(x))
     centred = x - mean[:, None]
-    scale = (1 / xp.sqrt((centred * centred).mean(axis=1) + eps)).astype(x.dtype)
+    scale = (1 / xp.sqrt((centred * centred).mean(axis=1) + eps)).astype(mean.dtype)
     y = centred * scale[:, None]
     y = y if w is None else y * w
-    return y if b is None else y + b, mean, scale
+    return (y if b is None else y + b).astype(x.dtype), mean, scale
 
 
 @layer_norm.cpu
@@ -36,7 +36,7 @@ def _(x: Any, *rest: Any, eps: float) -> Any:
 @layer_norm.cuda()
 def _(x: Any, *rest: Any, eps: float) -> Any:
     *affine, y, mean, scale = rest
-    w, b = (*affine, x, x)[:2]
+    w, b = (*affine, mean, mean)[:2]
     return each_row("layer_norm.cu", f"layer_norm<{c_type(x)}>", *x.shape, x, w, b, len(affine), y, mean, scale, *x.shape, eps)
 
 
@@ -80,7 +80,8 @@ def layer_norm_input_grad(xp: Any, x: Any, mean: Any, scale: Any, dy: Any, w: An
     """dx = scale (g - mean(g) - n mean(g n)), with g = dy w and n = (x - mean) scale."""
     n = (x - mean[:, None]) * scale[:, None]
     g = dy if w is None else dy * w
-    return scale[:, None] * (g - g.mean(axis=1, keepdims=True) - n * (g * n).mean(axis=1, keepdims=True))
+    total = scale[:, None] * (g - g.mean(axis=1, keepdims=True, dtype=n.dtype) - n * (g * n).mean(axis=1, keepdims=True))
+    return total.astype(x.dtype)
 
 
 @layer_norm_input_grad.cpu
@@ -92,7 +93,7 @@ def _(x: Any, mean: Any, scale: Any, dy: Any, *rest: Any) -> Any:
 @layer_norm_input_grad.cuda()
 def _(x: Any, mean: Any, scale: Any, dy: Any, *rest: Any) -> Any:
     *w, dx = rest
-    return each_row("layer_norm.cu", f"layer_norm_input_grad<{c_type(x)}>", *x.shape, x, mean, scale, dy, (*w, x)[0], bool(w), dx, *x.shape)
+    return each_row("layer_norm.cu", f"layer_norm_input_grad<{c_type(x)}>", *x.shape, x, mean, scale, dy, (*w, mean)[0], bool(w), dx, *x.shape)
 
 
 def _layer_norm_input_grad(x, mean, scale, dy, w, dx):  # type: ignore[no-untyped-def]
@@ -120,7 +121,7 @@ def _layer_norm_input_grad(x, mean, scale, dy, w, dx):  # type: ignore[no-untype
 def layer_norm_weight_grad(xp: Any, x: Any, mean: Any, scale: Any, dy: Any, *, bias: bool) -> Any:
     """dw (d,) = the sum over rows of dy (x - mean) scale; with `bias` also db (d,) = that of dy."""
     dw = (dy * ((x - mean[:, None]) * scale[:, None])).sum(axis=0)
-    return (dw, dy.sum(axis=0)) if bias else dw
+    return (dw, dy.sum(axis=0, dtype=dw.dtype)) if bias else dw
 
 
 @layer_norm_weight_grad.cpu

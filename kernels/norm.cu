@@ -1,5 +1,6 @@
 // Batch norm, alone or with what comes after it; the reference is in norm.py. x is (rows, channels), its rows `step`
-// elements apart; all else is contiguous. A thread has one channel and some rows: see columns.cuh.
+// elements apart; all else is contiguous. What belongs to channels (parameters, statistics, sums) is in Sum<T>. A thread has
+// one channel and some rows: see columns.cuh.
 #include "columns.cuh"
 
 enum { NONE, RELU, RELU6, HARDSWISH };  // as in norm.py
@@ -73,10 +74,11 @@ __global__ void __launch_bounds__(512) batch_norm_parts(const T* __restrict__ x,
 template <typename T>
 __global__ void __launch_bounds__(512) batch_norm(const T* __restrict__ x, long long step, long long rows, long long channels,
                                                   long long share, const double* __restrict__ parts, int shares,
-                                                  const T* __restrict__ w, const T* __restrict__ b, const T* running_mean,
-                                                  const T* running_var, const long long* tracked, const T* __restrict__ z,
-                                                  bool add, int act, double eps, double momentum, T* __restrict__ y, T* mean,
-                                                  T* rstd, T* mean_after, T* var_after, long long* tracked_after) {
+                                                  const Sum<T>* __restrict__ w, const Sum<T>* __restrict__ b,
+                                                  const Sum<T>* running_mean, const Sum<T>* running_var,
+                                                  const long long* tracked, const T* __restrict__ z, bool add, int act,
+                                                  double eps, double momentum, T* __restrict__ y, Sum<T>* mean, Sum<T>* rstd,
+                                                  Sum<T>* mean_after, Sum<T>* var_after, long long* tracked_after) {
     typedef Sum<T> S;
     const long long j = column();
     Pair sums = {0, 0};
@@ -85,16 +87,16 @@ __global__ void __launch_bounds__(512) batch_norm(const T* __restrict__ x, long 
     if (j >= channels) return;
     double off = sums.a / rows, var = sums.b / rows - off * off;
     if (var < 0) var = 0;
-    const T m = as<T>(S(value(x[j]) + off)), r = as<T>(S(1 / sqrt(var + eps)));
+    const S m = S(value(x[j]) + off), r = S(1 / sqrt(var + eps));
     if (blockIdx.y == 0 && threadIdx.y == 0) {
         S unbiased = S(var * (rows / (rows - 1.0))), rate = S(momentum);
-        S old_mean = value(running_mean[j]), old_var = value(running_var[j]);
+        S old_mean = running_mean[j], old_var = running_var[j];
         mean[j] = m, rstd[j] = r;
-        mean_after[j] = as<T>(old_mean + rate * (value(m) - old_mean));
-        var_after[j] = as<T>(old_var + rate * (unbiased - old_var));
+        mean_after[j] = old_mean + rate * (m - old_mean);
+        var_after[j] = old_var + rate * (unbiased - old_var);
         if (j == 0) tracked_after[0] = tracked[0] + 1;
     }
-    const Channel<S> norm = {value(m), value(r) * value(w[j]), value(b[j])};
+    const Channel<S> norm = {m, r * w[j], b[j]};
     each_row(rows, share, [&](long long i) {
         S v = norm(value(x[i * step + j]));
         if (add) v += value(z[i * channels + j]);
@@ -104,16 +106,16 @@ __global__ void __launch_bounds__(512) batch_norm(const T* __restrict__ x, long 
 
 template <typename T>
 __global__ void __launch_bounds__(512) batch_norm_eval(const T* __restrict__ x, long long step, long long rows,
-                                                       long long channels, long long share, const T* __restrict__ w,
-                                                       const T* __restrict__ b, const T* __restrict__ mean,
-                                                       const T* __restrict__ var, double eps, T* __restrict__ y,
-                                                       T* __restrict__ rstd) {
+                                                       long long channels, long long share, const Sum<T>* __restrict__ w,
+                                                       const Sum<T>* __restrict__ b, const Sum<T>* __restrict__ mean,
+                                                       const Sum<T>* __restrict__ var, double eps, T* __restrict__ y,
+                                                       Sum<T>* __restrict__ rstd) {
     typedef Sum<T> S;
     const long long j = column();
     if (j >= channels) return;
-    const T r = as<T>(1 / sqrt(value(var[j]) + S(eps)));
+    const S r = 1 / sqrt(var[j] + S(eps));
     if (blockIdx.y == 0 && threadIdx.y == 0) rstd[j] = r;
-    const Channel<S> norm = {value(mean[j]), value(r) * value(w[j]), value(b[j])};
+    const Channel<S> norm = {mean[j], r * w[j], b[j]};
     each_row(rows, share, [&](long long i) { y[i * channels + j] = as<T>(norm(value(x[i * step + j]))); });
 }
 
@@ -121,16 +123,17 @@ __global__ void __launch_bounds__(512) batch_norm_eval(const T* __restrict__ x, 
 // is written to dz; else norm(x) tells the slope.
 template <typename T>
 __global__ void __launch_bounds__(512) batch_norm_sums(const T* __restrict__ x, long long step, long long rows,
-                                                       long long channels, long long share, const T* __restrict__ mean,
-                                                       const T* __restrict__ rstd, const T* __restrict__ w,
-                                                       const T* __restrict__ b, const T* __restrict__ dy,
-                                                       const T* __restrict__ y, bool kept, int act, double* parts,
-                                                       T* __restrict__ dw, T* __restrict__ db, T* __restrict__ dz) {
+                                                       long long channels, long long share,
+                                                       const Sum<T>* __restrict__ mean, const Sum<T>* __restrict__ rstd,
+                                                       const Sum<T>* __restrict__ w, const Sum<T>* __restrict__ b,
+                                                       const T* __restrict__ dy, const T* __restrict__ y, bool kept, int act,
+                                                       double* parts, Sum<T>* __restrict__ dw, Sum<T>* __restrict__ db,
+                                                       T* __restrict__ dz) {
     typedef Sum<T> S;
     const long long j = column();
     Pair sums = {0, 0};
     if (j < channels) {
-        const Channel<S> norm = {value(mean[j]), value(rstd[j]) * value(w[j]), value(b[j])};
+        const Channel<S> norm = {mean[j], rstd[j] * w[j], b[j]};
         sums = row_terms<S>(rows, share, [&](long long i, S& products, S& total) {
             const S v = value(x[i * step + j]);
             S d = value(dy[i * channels + j]);
@@ -142,31 +145,32 @@ __global__ void __launch_bounds__(512) batch_norm_sums(const T* __restrict__ x, 
     }
     sums = column_sums(sums);
     if (gridDim.y > 1) keep(sums, parts, channels);
-    else if (j < channels && threadIdx.y == 0) dw[j] = as<T>(S(sums.a) * value(rstd[j])), db[j] = as<T>(S(sums.b));
+    else if (j < channels && threadIdx.y == 0) dw[j] = S(sums.a) * rstd[j], db[j] = S(sums.b);
 }
 
 // dw and db from the parts of all shares.
 template <typename T>
 __global__ void __launch_bounds__(512)
-batch_norm_sums_end(const double* __restrict__ parts, int shares, long long channels, const T* __restrict__ rstd, T* dw, T* db) {
+batch_norm_sums_end(const double* __restrict__ parts, int shares, long long channels, const Sum<T>* __restrict__ rstd,
+                    Sum<T>* dw, Sum<T>* db) {
     const Pair sums = column_sums(parts, shares, channels);
     const long long j = column();
     if (threadIdx.y || j >= channels) return;
-    dw[j] = as<T>(Sum<T>(sums.a) * value(rstd[j]));
-    db[j] = as<T>(Sum<T>(sums.b));
+    dw[j] = Sum<T>(sums.a) * rstd[j];
+    db[j] = Sum<T>(sums.b);
 }
 
 template <typename T>
 __global__ void __launch_bounds__(512)
 batch_norm_input_grad(const T* __restrict__ x, long long step, long long rows, long long channels, long long share,
-                      const T* __restrict__ mean, const T* __restrict__ rstd, const T* __restrict__ w,
-                      const T* __restrict__ b, const T* __restrict__ dw, const T* __restrict__ db, const T* __restrict__ dy,
-                      int act, T* __restrict__ dx) {
+                      const Sum<T>* __restrict__ mean, const Sum<T>* __restrict__ rstd, const Sum<T>* __restrict__ w,
+                      const Sum<T>* __restrict__ b, const Sum<T>* __restrict__ dw, const Sum<T>* __restrict__ db,
+                      const T* __restrict__ dy, int act, T* __restrict__ dx) {
     typedef Sum<T> S;
     const long long j = column();
     if (j >= channels) return;
-    const Channel<S> norm = {value(mean[j]), value(rstd[j]) * value(w[j]), value(b[j])};
-    const S shift = value(db[j]) / S(rows), slope = value(rstd[j]) * value(dw[j]) / S(rows);
+    const Channel<S> norm = {mean[j], rstd[j] * w[j], b[j]};
+    const S shift = db[j] / S(rows), slope = rstd[j] * dw[j] / S(rows);
     each_row(rows, share, [&](long long i) {
         const S v = value(x[i * step + j]), d = value(dy[i * channels + j]);
         dx[i * channels + j] = as<T>(((act ? sloped(d, norm(v), act) : d) - shift - (v - norm.mean) * slope) * norm.scale);
@@ -176,9 +180,9 @@ batch_norm_input_grad(const T* __restrict__ x, long long step, long long rows, l
 template <typename T>
 __global__ void __launch_bounds__(512)
 batch_norm_eval_input_grad(const T* __restrict__ dy, long long rows, long long channels, long long share,
-                           const T* __restrict__ w, const T* __restrict__ rstd, T* __restrict__ dx) {
+                           const Sum<T>* __restrict__ w, const Sum<T>* __restrict__ rstd, T* __restrict__ dx) {
     const long long j = column();
     if (j >= channels) return;
-    const Sum<T> scale = value(w[j]) * value(rstd[j]);
+    const Sum<T> scale = w[j] * rstd[j];
     each_row(rows, share, [&](long long i) { dx[i * channels + j] = as<T>(value(dy[i * channels + j]) * scale); });
 }

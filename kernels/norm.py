@@ -22,6 +22,8 @@ with z, whose gradient is ds, too:
 
 s0 and s, and without z also ds, exist no more: nobody else may read them. Without an activation (`act="none"`, with z)
 only the forward launches change. Hardswish with z has no such gradient, since y does not tell its slope.
+
+On CUDA x, z, y and their gradients may have 16 bits. All that belongs to channels is float32 then.
 """
 
 from __future__ import annotations
@@ -73,12 +75,12 @@ def _per_element(count: float) -> Any:
 def batch_norm(xp: Any, x: Any, w: Any, b: Any, running_mean: Any, running_var: Any, tracked: Any, *, eps: float,
                momentum: float) -> Any:
     """x (..., c) -> y, mean, 1 / std (c,) of the batch; and running mean, variance (unbiased), count of batches."""
-    axes, count, t = tuple(range(x.ndim - 1)), x.size // x.shape[-1], x.dtype.type
-    mean = x.mean(axis=axes, dtype="float64").astype(x.dtype)
+    axes, count, t = tuple(range(x.ndim - 1)), x.size // x.shape[-1], w.dtype.type
+    mean = x.mean(axis=axes, dtype="float64").astype(w.dtype)
     var = ((x - mean) ** 2).mean(axis=axes, dtype="float64")
-    rstd = (1 / xp.sqrt(var + eps)).astype(x.dtype)
-    unbiased = (var * (count / (count - 1))).astype(x.dtype)
-    return ((x - mean) * (rstd * w) + b, mean, rstd, running_mean + t(momentum) * (mean - running_mean),
+    rstd = (1 / xp.sqrt(var + eps)).astype(w.dtype)
+    unbiased = (var * (count / (count - 1))).astype(w.dtype)
+    return (((x - mean) * (rstd * w) + b).astype(x.dtype), mean, rstd, running_mean + t(momentum) * (mean - running_mean),
             running_var + t(momentum) * (unbiased - running_var), tracked + 1)
 
 
@@ -156,8 +158,8 @@ def _normalise(x, step, mean, rstd, w, b, y):  # type: ignore[no-untyped-def]
 @kernel("batch_norm_eval", flops=_per_element(3))
 def batch_norm_eval(xp: Any, x: Any, w: Any, b: Any, mean: Any, var: Any, *, eps: float) -> Any:
     """With given statistics: y and 1 / std (c,)."""
-    rstd = 1 / xp.sqrt(var + x.dtype.type(eps))
-    return (x - mean) * (rstd * w) + b, rstd
+    rstd = 1 / xp.sqrt(var + var.dtype.type(eps))
+    return ((x - mean) * (rstd * w) + b).astype(x.dtype), rstd
 
 
 @batch_norm_eval.cpu
@@ -185,7 +187,7 @@ def batch_norm_weight_grad(xp: Any, x: Any, mean: Any, rstd: Any, dy: Any) -> An
     """dw = sum(dy (x - mean) rstd) and db = sum(dy), both (c,)."""
     axes = tuple(range(x.ndim - 1))
     dw = (dy * (x - mean)).sum(axis=axes, dtype="float64") * rstd
-    return dw.astype(x.dtype), dy.sum(axis=axes, dtype="float64").astype(x.dtype)
+    return dw.astype(mean.dtype), dy.sum(axis=axes, dtype="float64").astype(mean.dtype)
 
 
 @batch_norm_weight_grad.cpu
@@ -205,7 +207,7 @@ def _weight_grad(x: Any, mean: Any, rstd: Any, w: Any, b: Any, dy: Any, y: Any, 
     if not channels:
         return []
     grid = sums(rows, channels)
-    kept = [x, False, ACTIVATIONS.index(act), parts, dw, db, dw] if y is None else [y, True, ACTIVATIONS.index(act), parts, dw, db, dz]
+    kept = [x, False, ACTIVATIONS.index(act), parts, dw, db, x] if y is None else [y, True, ACTIVATIONS.index(act), parts, dw, db, dz]
     calls: list[Call] = [_grid("batch_norm_sums", x, grid, x, step, rows, channels, grid.share, mean, rstd, w, b, dy, *kept)]
     if grid.blocks[1] > 1:
         calls.append(_grid("batch_norm_sums_end", x, grid._replace(blocks=(grid.blocks[0], 1)), parts, grid.blocks[1], channels, rstd, dw, db))
@@ -235,8 +237,8 @@ def _sums(x, step, mean, rstd, dy, dw, db, products, total):  # type: ignore[no-
         work=lambda reads, writes: [((2, reads[0].shape[-1]), reads[0].dtype)])
 def batch_norm_input_grad(xp: Any, x: Any, mean: Any, rstd: Any, w: Any, dw: Any, db: Any, dy: Any) -> Any:
     """dx = w rstd (dy - db / m - (x - mean) rstd dw / m), with m elements a channel; dw and db are the sums above."""
-    m = x.dtype.type(x.size // x.shape[-1])
-    return (dy - db / m - (x - mean) * (rstd * dw / m)) * (w * rstd)
+    m = w.dtype.type(x.size // x.shape[-1])
+    return ((dy - db / m - (x - mean) * (rstd * dw / m)) * (w * rstd)).astype(x.dtype)
 
 
 @batch_norm_input_grad.cpu
@@ -271,7 +273,7 @@ def _input_grad(x, step, mean, rstd, w, dw, db, dy, dx, shift, slope):  # type: 
 @kernel("batch_norm_eval_input_grad", flops=_per_element(2))
 def batch_norm_eval_input_grad(xp: Any, dy: Any, w: Any, rstd: Any) -> Any:
     """dx = w rstd dy."""
-    return dy * (w * rstd)
+    return (dy * (w * rstd)).astype(dy.dtype)
 
 
 @batch_norm_eval_input_grad.cpu
@@ -301,7 +303,7 @@ def _activated(xp: Any, s: Any, act: str) -> Any:
 def _before(xp: Any, x: Any, mean: Any, rstd: Any, w: Any, b: Any, dy: Any, act: str, y: Any = None) -> Any:
     """The gradient before the activation: its slope is told by s, that of relu and relu6 by y as well."""
     _check(act, y is not None)
-    return KERNELS[f"{act}_grad"].reference(xp, (x - mean) * (rstd * w) + b if y is None else y, dy)
+    return KERNELS[f"{act}_grad"].reference(xp, (x - mean) * (rstd * w) + b if y is None else y, dy).astype(dy.dtype)
 
 
 def _check(act: str, residual: bool) -> None:
