@@ -194,14 +194,19 @@ def updates(draft: Draft) -> None:
 
 
 def _shared(launch: Launch) -> tuple[View, ...]:
-    """What all parameters read alike: of sgd (p, g, lr, v...) and adam (p, g, m, v, lr, powers)."""
-    return launch.reads[2:3] if launch.kernel == "sgd" else launch.reads[4:]
+    """What all parameters read alike: of sgd (p, g, lr, v..., skip...) and adam (p, g, m, v, lr, powers, skip...)."""
+    return tuple(v for v in launch.reads if v not in _own(launch))
+
+
+def _own(launch: Launch) -> tuple[View, ...]:
+    """The parameter, its gradient and its states, of which there are as many as are written beside it."""
+    first, states = (3, len(launch.writes) - 1) if launch.kernel == "sgd" else (2, 2)
+    return (*launch.reads[:2], *launch.reads[first : first + states])
 
 
 def _many(launches: Sequence[Launch]) -> tuple[str, tuple[View, ...], tuple[View, ...]]:
     """Kernel, reads and writes of one launch on the operands of all, each parameter's own first."""
-    own = [(*launch.reads[:2], *(launch.reads[3:] if launch.kernel == "sgd" else launch.reads[2:4])) for launch in launches]
-    return (f"{launches[0].kernel}_many", tuple(v for views in own for v in views) + _shared(launches[0]),
+    return (f"{launches[0].kernel}_many", tuple(v for launch in launches for v in _own(launch)) + _shared(launches[0]),
             tuple(v for launch in launches for v in launch.writes))
 
 
