@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from .cuda import STRIDES, THREADS, WAVES, Call, Grid, Product, Struct, Zeros, c_type, pointer, steps, strides
+from .cuda import STRIDES, THREADS, WAVES, Call, Grid, Product, Struct, Zeros, c_type, elements, pointer, steps, strides
 from .cuda import dense as cuda_dense
 from .registry import KERNELS, Thunk, kernel, loop, ufunc
 from .sums import cuda_row_sums, cuda_row_sums_work
@@ -98,6 +98,9 @@ def product(a: Any, b: Any, out: Any, bias: Any = None, accumulate: bool = False
     """
     if not out.size:
         return []
+    if str(out.dtype) == "float64" and (bias is not None or act):  # that epilogues exist for it is not promised
+        added = [] if bias is None else elements("elementwise.cu", "add<double>", [out, bias], out)
+        return [*product(a, b, out, accumulate=accumulate), *added, *(cuda_dense("elementwise.cu", act, out, out) if act else [])]
     if not a.shape[-1]:
         if accumulate:
             return []

@@ -203,7 +203,16 @@ def test_matmul(a, b):
 
 
 def test_a_dense_layer_is_one_call():
-    x, w, b, y = numbers(4, 3), numbers(5, 3), numbers(5), np.empty((4, 5))
-    (call,) = run_kernel("linear", [x, w, b], [y])
+    x, w, b = (numbers(*shape, dtype="float32") for shape in ((4, 3), (5, 3), (5,)))
+    (call,) = run_kernel("linear", [x, w, b], [np.empty((4, 5), np.float32)], constants={"act": "relu"})
     assert isinstance(call, cuda.Product)
-    assert call.bias is b
+    assert call.bias.shape == (5,)
+    assert call.act == "relu"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_product_may_end_in_relu(dtype):
+    x, w, b, y = numbers(4, 3, dtype=dtype), numbers(5, 3, dtype=dtype), numbers(5, dtype=dtype), np.empty((4, 5), dtype)
+    run_kernel("linear", [x, w, b], [y], constants={"act": "relu"})
+    np.testing.assert_allclose(y, np.maximum(x @ w.T + b, 0), rtol=1e-5)
+    assert (y == 0).any()

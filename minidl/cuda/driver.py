@@ -7,8 +7,11 @@ tasks or schedules. The tests put another driver in its place, which runs everyt
 from __future__ import annotations
 
 import ctypes
+import importlib.util
+import os
 from collections.abc import Sequence
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +19,18 @@ import numpy as np
 from ..kernels import Thunk, cuda
 
 OPTIONS = ("-std=c++17",)
+#: where wheels and installations of CUDA keep its headers, below `nvidia` or by themselves
+HEADERS = ("cu13/include", "cuda_runtime/include")
+INSTALLED = ("/usr/local/cuda/include", "/opt/cuda/include")
+
+
+def headers() -> Path | None:
+    """The folder with CUDA's headers for the 16-bit types; None where there is none to be found."""
+    spec = importlib.util.find_spec("nvidia")
+    wheels = [Path(base) / below for base in (spec.submodule_search_locations or ()) for below in HEADERS] if spec else []
+    home = os.environ.get("CUDA_PATH") or os.environ.get("CUDA_HOME")
+    places = [*wheels, *([Path(home) / "include"] if home else []), *map(Path, INSTALLED)]
+    return next((place for place in places if (place / "cuda_bf16.h").is_file()), None)
 
 
 class Stream:
@@ -143,7 +158,9 @@ class Driver:
     def _function(self, source: str, kernel: str) -> int:
         """The handle of a compiled kernel; CuPy keeps compiled code on disk."""
         with self.device:
-            module = self.cupy.RawModule(code=cuda.text(source), options=OPTIONS, name_expressions=[kernel])
+            found = headers()
+            options = (*OPTIONS, *([f"-I{found}"] if found else []))
+            module = self.cupy.RawModule(code=cuda.text(source), options=options, name_expressions=[kernel])
             raw = module.get_function(kernel)
             self._modules.append((module, raw))
             return int(raw.kernel.ptr)
