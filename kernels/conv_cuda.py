@@ -86,7 +86,7 @@ def _(x: Any, w: Any, *rest: Any, geometry: Geometry, act: str = "") -> list[Cal
     groups, found = geometry.groups, way(x, w, geometry)
     if not y.size:
         return []
-    end = dense("elementwise.cu", act, y, y) if act else []
+    end = dense("elementwise.cu", f"{act}<{c_type(y)}>", y, y) if act else []
     if not x.size:  # nothing but padding
         calls: list[Call] = [Zeros(y)]
     elif found == "pointwise":

@@ -100,12 +100,12 @@ def product(a: Any, b: Any, out: Any, bias: Any = None, accumulate: bool = False
         return []
     if str(out.dtype) == "float64" and (bias is not None or act):  # that epilogues exist for it is not promised
         added = [] if bias is None else elements("elementwise.cu", "add<double>", [out, bias], out)
-        return [*product(a, b, out, accumulate=accumulate), *added, *(cuda_dense("elementwise.cu", act, out, out) if act else [])]
+        return [*product(a, b, out, accumulate=accumulate), *added, *(cuda_dense("elementwise.cu", f"{act}<{c_type(out)}>", out, out) if act else [])]
     if not a.shape[-1]:
         if accumulate:
             return []
         empty = [Zeros(out)] if bias is None else dense_copies([(np.broadcast_to(bias, out.shape), out)])
-        return [*empty, *(cuda_dense("elementwise.cu", act, out, out) if act else [])]
+        return [*empty, *(cuda_dense("elementwise.cu", f"{act}<{c_type(out)}>", out, out) if act else [])]
     if out.ndim > 2 and b.size == b.shape[-2] * b.shape[-1] and a.flags.c_contiguous and out.flags.c_contiguous:
         a, b, out = a.reshape(-1, a.shape[-1]), b.reshape(b.shape[-2:]), out.reshape(-1, out.shape[-1])  # one taller matrix
     if out.ndim > 2:

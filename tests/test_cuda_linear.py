@@ -126,9 +126,9 @@ def test_products_are_laid_out_as_a_blas_wants(data):
     for call in copies:
         run(call)
     calls = product(x, y, out, bias, accumulate)
-    assert len(calls) <= math.prod(lead)
-    for call in calls:
-        blas(call)
+    assert sum(isinstance(call, cuda.Product) for call in calls) <= math.prod(lead)
+    for call in calls:  # the bias of float64 is added by a launch of its own
+        (blas if isinstance(call, cuda.Product) else run)(call)
     expected = a @ b + (0 if bias is None else bias) + (before if accumulate else 0)
     np.testing.assert_allclose(out, expected, rtol=1e-12, atol=1e-12)
 
