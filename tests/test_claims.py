@@ -13,7 +13,7 @@ from minidl.schedulers import pipeline
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = (ROOT / "docs" / "claims.md").read_text()
 ROWS = [[cell.strip() for cell in line.strip("|").split("|")] for line in TEXT.splitlines() if line.startswith("| ")]
-STATES = {"measured", "simulated", "tested", "reconstructed", "not yet there"}
+STATES = {"measured", "simulated", "tested", "reconstructed", "unmeasured", "not yet there"}
 CLAIMS = [row for row in ROWS if len(row) == 4 and row[0] not in ("claim", "script")]
 RATES = [[float(cell) for cell in row] for row in ROWS if len(row) == 12 and row[0].isdecimal()]
 COMMANDS = re.findall(r"python -m minidl ([^`\n]+)", TEXT)
