@@ -14,30 +14,41 @@ __device__ __forceinline__ long long column() { return (long long)blockIdx.x * b
 __device__ __forceinline__ long long share_begin(long long share) { return blockIdx.y * share + threadIdx.y; }
 __device__ __forceinline__ long long share_end(long long share, long long rows) { return min(rows, (blockIdx.y + 1) * share); }
 
-// `body(row)` for the rows of a thread, four at a time, so that their loads do not wait for each other.
-template <typename F> __device__ __forceinline__ void each_row(long long rows, long long share, F body) {
+// For the rows of a thread: load(row, v) fetches N numbers, use(row, v) goes on with them. Four rows are fetched at a time, so
+// that their loads do not wait for each other.
+template <typename S, int N, typename Load, typename Use>
+__device__ __forceinline__ void each_row(long long rows, long long share, Load load, Use use) {
     const long long end = share_end(share, rows), down = blockDim.y;
     long long i = share_begin(share);
+    S v[4][N];
     for (; i + 3 * down < end; i += 4 * down) {
 #pragma unroll
-        for (int k = 0; k < 4; k++) body(i + k * down);
+        for (int k = 0; k < 4; k++) load(i + k * down, v[k]);
+#pragma unroll
+        for (int k = 0; k < 4; k++) use(i + k * down, v[k]);
     }
-    for (; i < end; i += down) body(i);
+#pragma unroll 1
+    for (; i < end; i += down) load(i, v[0]), use(i, v[0]);
 }
 
-// What `body(row, a, b)` adds to a and b for the rows of a thread: in S for eight rows, then in float64.
-template <typename S, typename F> __device__ __forceinline__ Pair row_terms(long long rows, long long share, F body) {
-    Pair sums = {0, 0};
+// The same for what use(row, v, a, b) adds to a and b: in S for eight rows, then in float64.
+template <typename S, int N, typename Load, typename Use>
+__device__ __forceinline__ Pair share_sums(long long rows, long long share, Load load, Use use) {
     const long long end = share_end(share, rows), down = blockDim.y;
     long long i = share_begin(share);
+    Pair sums = {0, 0};
+    S v[8][N];
     for (; i + 7 * down < end; i += 8 * down) {
         S a = 0, b = 0;
 #pragma unroll
-        for (int k = 0; k < 8; k++) body(i + k * down, a, b);
+        for (int k = 0; k < 8; k++) load(i + k * down, v[k]);
+#pragma unroll
+        for (int k = 0; k < 8; k++) use(i + k * down, v[k], a, b);
         sums.a += a, sums.b += b;
     }
     S a = 0, b = 0;
-    for (; i < end; i += down) body(i, a, b);
+#pragma unroll 1
+    for (; i < end; i += down) load(i, v[0]), use(i, v[0], a, b);
     sums.a += a, sums.b += b;
     return sums;
 }

@@ -39,10 +39,11 @@ layer_norm_input_grad(const T* __restrict__ x, const Sum<T>* __restrict__ mean, 
         const long long at = row * width;
         const S m = mean[row], s = scale[row];
         S sum = 0, products = 0;
-        along_row(width, lanes, [&](int j) {
-            S g = value(dy[at + j]);
-            if (affine) g *= w[j];
-            sum += g, products += g * (value(x[at + j]) - m);
+        along_row<S, 3>(width, lanes, [&](int j, S* v) {
+            v[0] = value(x[at + j]), v[1] = value(dy[at + j]), v[2] = affine ? w[j] : S(1);
+        }, [&](int, const S* v) {
+            const S g = v[1] * v[2];
+            sum += g, products += g * (v[0] - m);
         });
         const S shift = row_sum(sum, lanes) / S(width), slope = row_sum(products, lanes) * s * s / S(width);
         along_row(width, lanes, [&](int j) {
@@ -63,10 +64,11 @@ __global__ void __launch_bounds__(512) layer_norm_sums(const T* __restrict__ x, 
     const long long j = column();
     Pair sums = {0, 0};
     if (j < width)
-        sums = row_terms<S>(rows, share, [&](long long i, S& products, S& total) {
-            const S d = value(dy[i * width + j]);
-            products += d * ((value(x[i * width + j]) - mean[i]) * scale[i]);
-            total += d;
+        sums = share_sums<S, 4>(rows, share, [&](long long i, S* v) {
+            v[0] = value(x[i * width + j]), v[1] = value(dy[i * width + j]), v[2] = mean[i], v[3] = scale[i];
+        }, [&](long long, const S* v, S& products, S& total) {
+            products += v[1] * ((v[0] - v[2]) * v[3]);
+            total += v[1];
         });
     sums = column_sums(sums);
     if (gridDim.y > 1) return keep(sums, parts, width);

@@ -137,9 +137,11 @@ def _(x: Any, mean: Any, scale: Any, dy: Any, dw: Any, *rest: Any, bias: bool) -
         return []
     *db, parts = rest
     out, grid = [dw, (*db, dw)[0], bias], sums(*x.shape)
-    calls = [Grid("layer_norm.cu", f"layer_norm_sums<{c_type(x)}>", grid.blocks, grid.threads, (x, mean, scale, dy, *x.shape, grid.share, parts, *out))]
-    if grid.blocks[1] > 1:
-        calls.append(Grid("layer_norm.cu", f"layer_norm_sums_end<{c_type(x)}>", (grid.blocks[0],), grid.threads, (parts, grid.blocks[1], len(dw), *out)))
+    tiles, shares = grid.blocks
+    calls = [Grid("layer_norm.cu", f"layer_norm_sums<{c_type(x)}>", grid.blocks, grid.threads,
+                  (x, mean, scale, dy, *x.shape, grid.share, parts, *out))]
+    if shares > 1:
+        calls.append(Grid("layer_norm.cu", f"layer_norm_sums_end<{c_type(x)}>", (tiles,), grid.threads, (parts, shares, len(dw), *out)))
     return calls
 
 

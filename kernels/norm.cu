@@ -97,10 +97,12 @@ __global__ void __launch_bounds__(512) batch_norm(const T* __restrict__ x, long 
         if (j == 0) tracked_after[0] = tracked[0] + 1;
     }
     const Channel<S> norm = {m, r * w[j], b[j]};
-    each_row(rows, share, [&](long long i) {
-        S v = norm(value(x[i * step + j]));
-        if (add) v += value(z[i * channels + j]);
-        y[i * channels + j] = as<T>(activated(v, act));
+    each_row<S, 2>(rows, share, [&](long long i, S* v) {
+        v[0] = value(x[i * step + j]);
+        if (add) v[1] = value(z[i * channels + j]);
+    }, [&](long long i, const S* v) {
+        const S s = norm(v[0]);
+        y[i * channels + j] = as<T>(activated(add ? s + v[1] : s, act));
     });
 }
 
@@ -116,7 +118,8 @@ __global__ void __launch_bounds__(512) batch_norm_eval(const T* __restrict__ x, 
     const S r = 1 / sqrt(var[j] + S(eps));
     if (blockIdx.y == 0 && threadIdx.y == 0) rstd[j] = r;
     const Channel<S> norm = {mean[j], r * w[j], b[j]};
-    each_row(rows, share, [&](long long i) { y[i * channels + j] = as<T>(norm(value(x[i * step + j]))); });
+    each_row<S, 1>(rows, share, [&](long long i, S* v) { v[0] = value(x[i * step + j]); },
+                   [&](long long i, const S* v) { y[i * channels + j] = as<T>(norm(v[0])); });
 }
 
 // dw and db, or a share's part of their sums. With `kept`, y tells the slope of the activation, and the gradient before it
@@ -134,12 +137,13 @@ __global__ void __launch_bounds__(512) batch_norm_sums(const T* __restrict__ x, 
     Pair sums = {0, 0};
     if (j < channels) {
         const Channel<S> norm = {mean[j], rstd[j] * w[j], b[j]};
-        sums = row_terms<S>(rows, share, [&](long long i, S& products, S& total) {
-            const S v = value(x[i * step + j]);
-            S d = value(dy[i * channels + j]);
-            if (act) d = sloped(d, kept ? S(value(y[i * channels + j])) : norm(v), act);
+        sums = share_sums<S, 3>(rows, share, [&](long long i, S* v) {
+            v[0] = value(x[i * step + j]), v[1] = value(dy[i * channels + j]);
+            if (kept) v[2] = value(y[i * channels + j]);
+        }, [&](long long i, const S* v, S& products, S& total) {
+            const S d = act ? sloped(v[1], kept ? v[2] : norm(v[0]), act) : v[1];
             if (kept) dz[i * channels + j] = as<T>(d);
-            products += d * (v - norm.mean);
+            products += d * (v[0] - norm.mean);
             total += d;
         });
     }
@@ -171,9 +175,11 @@ batch_norm_input_grad(const T* __restrict__ x, long long step, long long rows, l
     if (j >= channels) return;
     const Channel<S> norm = {mean[j], rstd[j] * w[j], b[j]};
     const S shift = db[j] / S(rows), slope = rstd[j] * dw[j] / S(rows);
-    each_row(rows, share, [&](long long i) {
-        const S v = value(x[i * step + j]), d = value(dy[i * channels + j]);
-        dx[i * channels + j] = as<T>(((act ? sloped(d, norm(v), act) : d) - shift - (v - norm.mean) * slope) * norm.scale);
+    each_row<S, 2>(rows, share, [&](long long i, S* v) {
+        v[0] = value(x[i * step + j]), v[1] = value(dy[i * channels + j]);
+    }, [&](long long i, const S* v) {
+        const S d = act ? sloped(v[1], norm(v[0]), act) : v[1];
+        dx[i * channels + j] = as<T>((d - shift - (v[0] - norm.mean) * slope) * norm.scale);
     });
 }
 
@@ -183,6 +189,8 @@ batch_norm_eval_input_grad(const T* __restrict__ dy, long long rows, long long c
                            const Sum<T>* __restrict__ w, const Sum<T>* __restrict__ rstd, T* __restrict__ dx) {
     const long long j = column();
     if (j >= channels) return;
-    const Sum<T> scale = w[j] * rstd[j];
-    each_row(rows, share, [&](long long i) { dx[i * channels + j] = as<T>(value(dy[i * channels + j]) * scale); });
+    typedef Sum<T> S;
+    const S scale = w[j] * rstd[j];
+    each_row<S, 1>(rows, share, [&](long long i, S* v) { v[0] = value(dy[i * channels + j]); },
+                   [&](long long i, const S* v) { dx[i * channels + j] = as<T>(v[0] * scale); });
 }
