@@ -10,50 +10,43 @@ struct Pair {
 
 __device__ __forceinline__ long long column() { return (long long)blockIdx.x * blockDim.x + threadIdx.x; }
 
-// The rows of a thread: for (long long i = share_begin(share); i < share_end(share, rows); i += blockDim.y).
+// The rows of a thread begin and end here; they are blockDim.y apart.
 __device__ __forceinline__ long long share_begin(long long share) { return blockIdx.y * share + threadIdx.y; }
 __device__ __forceinline__ long long share_end(long long share, long long rows) { return min(rows, (blockIdx.y + 1) * share); }
 
 // For the rows of a thread: load(row, v) fetches N numbers, use(row, v) goes on with them. Four rows are fetched at a time, so
-// that their loads do not wait for each other.
+// that their loads do not wait for each other; past the end it is the last row, in vain.
 template <typename S, int N, typename Load, typename Use>
 __device__ __forceinline__ void each_row(long long rows, long long share, Load load, Use use) {
     const long long end = share_end(share, rows), down = blockDim.y;
-    long long i = share_begin(share);
-    S v[4][N];
-    for (; i + 3 * down < end; i += 4 * down) {
+    for (long long i = share_begin(share); i < end; i += 4 * down) {
+        S v[4][N];
 #pragma unroll
-        for (int k = 0; k < 4; k++) load(i + k * down, v[k]);
+        for (int k = 0; k < 4; k++) load(min(i + k * down, end - 1), v[k]);
 #pragma unroll
-        for (int k = 0; k < 4; k++) use(i + k * down, v[k]);
+        for (int k = 0; k < 4; k++)
+            if (i + k * down < end) use(i + k * down, v[k]);
     }
-#pragma unroll 1
-    for (; i < end; i += down) load(i, v[0]), use(i, v[0]);
 }
 
-// The same for what use(row, v, a, b) adds to a and b: in S for eight rows, then in float64.
+// The same for what use(row, v, a, b) adds to a and b: in S for four rows, then in float64.
 template <typename S, int N, typename Load, typename Use>
 __device__ __forceinline__ Pair share_sums(long long rows, long long share, Load load, Use use) {
     const long long end = share_end(share, rows), down = blockDim.y;
-    long long i = share_begin(share);
     Pair sums = {0, 0};
-    S v[8][N];
-    for (; i + 7 * down < end; i += 8 * down) {
-        S a = 0, b = 0;
+    for (long long i = share_begin(share); i < end; i += 4 * down) {
+        S v[4][N], a = 0, b = 0;
 #pragma unroll
-        for (int k = 0; k < 8; k++) load(i + k * down, v[k]);
+        for (int k = 0; k < 4; k++) load(min(i + k * down, end - 1), v[k]);
 #pragma unroll
-        for (int k = 0; k < 8; k++) use(i + k * down, v[k], a, b);
+        for (int k = 0; k < 4; k++)
+            if (i + k * down < end) use(i + k * down, v[k], a, b);
         sums.a += a, sums.b += b;
     }
-    S a = 0, b = 0;
-#pragma unroll 1
-    for (; i < end; i += down) load(i, v[0]), use(i, v[0], a, b);
-    sums.a += a, sums.b += b;
     return sums;
 }
 
-// Sums of the threads of each column, for all of them. The whole block takes part.
+// Sums of the threads of each column, for all of them. The whole block takes part, once in a kernel.
 __device__ inline Pair column_sums(Pair mine) {
     __shared__ Pair part[512];
     int at = threadIdx.y * blockDim.x + threadIdx.x;

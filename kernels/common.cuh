@@ -75,19 +75,18 @@ template <typename F> __device__ __forceinline__ void along_row(int width, int l
     for (; j < width; j += lanes) body(j);
 }
 
-// The same where branches would keep the loads apart: load(j, v) fetches N numbers, use(j, v) goes on with them.
+// The same where branches would keep the loads apart: load(j, v) fetches N numbers, use(j, v) goes on with them. Past the end
+// the last element is fetched, in vain.
 template <typename S, int N, typename Load, typename Use>
 __device__ __forceinline__ void along_row(int width, int lanes, Load load, Use use) {
-    S v[4][N];
-    int j = lane(lanes);
-    for (; j + 3 * lanes < width; j += 4 * lanes) {
+    for (int j = lane(lanes); j < width; j += 4 * lanes) {
+        S v[4][N];
 #pragma unroll
-        for (int k = 0; k < 4; k++) load(j + k * lanes, v[k]);
+        for (int k = 0; k < 4; k++) load(min(j + k * lanes, width - 1), v[k]);
 #pragma unroll
-        for (int k = 0; k < 4; k++) use(j + k * lanes, v[k]);
+        for (int k = 0; k < 4; k++)
+            if (j + k * lanes < width) use(j + k * lanes, v[k]);
     }
-#pragma unroll 1
-    for (; j < width; j += lanes) load(j, v[0]), use(j, v[0]);
 }
 
 // Dynamic shared memory as an array of T.

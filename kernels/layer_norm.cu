@@ -11,7 +11,7 @@ __global__ void __launch_bounds__(512) layer_norm(const T* __restrict__ x, const
         const T* from = x + row * width;
         T* to = y + row * width;
         S sum = 0, rest = 0, squares = 0;
-        along_row(width, lanes, [&](int j) { sum += value(from[j]); });
+        along_row<S, 1>(width, lanes, [&](int j, S* v) { v[0] = value(from[j]); }, [&](int, const S* v) { sum += v[0]; });
         const S near = row_sum(sum, lanes) / S(width);
         along_row(width, lanes, [&](int j) {
             S d = value(from[j]) - near;

@@ -34,28 +34,25 @@ template <typename S> struct Channel {
 template <typename T>
 __device__ Pair deviations(const T* __restrict__ x, long long step, long long rows, long long share) {
     Pair sums = {0, 0};
-    long long i = share_begin(share), end = share_end(share, rows), down = blockDim.y;
-    if (i >= end) return sums;
-    double origin = value(x[0]);
-    for (; i + 7 * down < end; i += 8 * down) {
+    const long long end = share_end(share, rows), down = blockDim.y;
+    const double origin = value(x[0]);
+    for (long long i = share_begin(share); i < end; i += 8 * down) {
         Sum<T> v[8], mean = 0, rest = 0, squares = 0;
+        int n = 0;
 #pragma unroll
-        for (int k = 0; k < 8; k++) v[k] = value(x[(i + k * down) * step]);
+        for (int k = 0; k < 8; k++) v[k] = value(x[min(i + k * down, end - 1) * step]);
 #pragma unroll
-        for (int k = 0; k < 8; k++) mean += v[k];
-        mean /= 8;
+        for (int k = 0; k < 8; k++)
+            if (i + k * down < end) mean += v[k], n++;
+        mean /= n;
 #pragma unroll
         for (int k = 0; k < 8; k++) {
-            Sum<T> d = v[k] - mean;
+            const Sum<T> d = i + k * down < end ? v[k] - mean : Sum<T>(0);
             rest += d, squares += d * d;
         }
-        double far = double(mean) - origin;
-        sums.a += 8 * far + rest;
-        sums.b += squares + far * (2.0 * rest + 8 * far);
-    }
-    for (; i < end; i += down) {
-        double far = double(value(x[i * step])) - origin;
-        sums.a += far, sums.b += far * far;
+        const double far = double(mean) - origin;
+        sums.a += n * far + rest;
+        sums.b += squares + far * (2.0 * rest + n * far);
     }
     return sums;
 }
