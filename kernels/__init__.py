@@ -11,7 +11,7 @@ from importlib import import_module
 from .registry import KERNELS, Kernel, Thunk, Work, kernel
 
 for _family in ("elementwise", "linear", "reduce", "loss", "dropout", "optimizer", "gelu", "layer_norm", "embedding",
-                "join", "attention", "recurrent", "conv", "conv_cuda", "norm", "pool", "activation"):
+                "join", "attention", "recurrent", "conv", "conv_cuda", "norm", "pool", "activation", "squeeze_excite"):
     import_module(f"{__name__}.{_family}")
 
 __all__ = ["KERNELS", "Kernel", "Thunk", "Work", "kernel"]

@@ -1,0 +1,148 @@
+"""Squeeze and excite: the CUDA form on the CPU against the reference in float64, and the launches whose place it takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from cuda_agree import DTYPES, agree, draw
+from cuda_on_cpu import run_kernel
+from helpers import bits, bytes_allocated
+
+from minidl.kernels import KERNELS
+from minidl.kernels import squeeze_excite as family
+from minidl.kernels.conv import Geometry
+
+PLAIN = Geometry((1, 1), (0, 0), (1, 1), 1)
+#: (n, h, w, c), squeezed channels, launches, samples of a block, where there are to be so many blocks
+CASES = [((1, 1, 1, 1), 1, 1, 1, 264), ((3, 4, 3, 5), 2, 1, 1, 264), ((2, 1, 1, 257), 31, 1, 1, 264), ((2, 13, 9, 33), 72, 1, 1, 264),
+         ((3, 23, 17, 72), 24, 2, 1, 264), ((1, 2, 3, 1100), 33, 2, 1, 264), ((7, 3, 1, 600), 41, 2, 4, 20), ((5, 2, 1, 7), 3, 1, 2, 3)]
+
+
+def operands(shape: tuple[int, ...], squeezed: int, dtype: str) -> list[Any]:
+    """x, w1, b1, w2, b2. Gates are small, large and between."""
+    c = shape[3]
+    w1, w2 = draw((squeezed, 1, 1, c), 2, "float64") / c**0.5, 3 * draw((c, 1, 1, squeezed), 4, "float64") / squeezed**0.5
+    return [draw(shape, 1, dtype, 0.5), w1.astype(dtype), draw(squeezed, 3, dtype), w2.astype(dtype), draw(c, 5, dtype)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("shape", "squeezed", "launches", "group", "blocks"), CASES, ids=str)
+def test_both_are_the_reference(shape: tuple[int, ...], squeezed: int, launches: int, group: int, blocks: int, dtype: str,
+                                monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(family, "BLOCKS", blocks)
+    x, w1, b1, w2, b2 = operands(shape, squeezed, dtype)
+    assert (1 if family._plan(x, w1, 4).tiles == 1 else 2, family._plan(x, w1, 4).group) == (launches, group)
+    y, mean, hidden, pre = agree("squeeze_excite", [x, w1, b1, w2, b2], times=2)
+    dy = draw(shape, 6, dtype)
+    if dtype == "float16":
+        pre[np.abs(np.abs(pre) - 3) < 0.1] = 0  # the slope of a kink's two sides
+    agree("squeeze_excite_input_grad", [dy, x, w1, w2, hidden, pre], times=4)
+
+
+def test_plans() -> None:
+    """Several samples share a block where there are enough of them; never more than shared memory holds."""
+    def plan(samples: int, pixels: int, channels: int, squeezed: int, size: int = 4) -> Any:
+        return family._plan(np.empty((samples, 1, pixels, channels), bool), np.empty((squeezed, 1, 1, channels), bool), size)
+
+    assert [plan(n, 49, 960, 240)[:3] for n in (32, 64, 128)] == [(1, 64, 15), (2, 64, 15), (4, 64, 15)]
+    assert plan(32, 1, 240, 64)[:3] == (1, 256, 1)
+    assert plan(32, 784, 72, 24)[:3] == (1, 32, 3)
+    assert [plan(4096, 4, 2048, 512, size).group for size in (4, 8)] == [4, 4]
+    assert [plan(4096, 4, 4096, 1024, size).group for size in (4, 8)] == [4, 2]
+
+
+@pytest.mark.parametrize("shape", [(2, 13, 9, 33), (3, 23, 17, 72)], ids=str)
+def test_as_many_launches_as_the_plan_says(shape: tuple[int, ...]) -> None:
+    x, w1, b1, w2, b2 = operands(shape, 24, "float32")
+    like = [np.empty((shape[0], 1, 1, n), "float32") for n in (shape[3], 24, shape[3])]
+    launches = 1 if shape[3] == 33 else 2
+    assert len(run_kernel("squeeze_excite", [x, w1, b1, w2, b2], [x.copy(), *like])) == launches
+    assert len(run_kernel("squeeze_excite_input_grad", [x, x, w1, w2, like[1], like[2]], [x.copy(), like[0], like[1].copy()])) == launches
+
+
+def parts(x: Any, w1: Any, b1: Any, w2: Any, b2: Any, dy: Any, run: Any) -> dict[str, Any]:
+    """Everything by the launches that stand in the kernels' docstring."""
+    c, s = x.shape[3], len(w1)
+    full = {k: np.full_like(x, np.nan) for k in ("y", "direct", "product", "dx")}
+    wide = {k: np.full((len(x), 1, 1, c), np.nan, x.dtype) for k in ("mean", "pre", "gate", "dgate", "dpre", "dmean")}
+    narrow = {k: np.full((len(x), 1, 1, s), np.nan, x.dtype) for k in ("r", "hidden", "dh", "dhidden")}
+    a = {"x": x, "w1": w1, "b1": b1, "w2": w2, "b2": b2, "dy": dy, **full, **wide, **narrow}
+    share, one = 1.0 / (x.shape[1] * x.shape[2]), {"size": (1, 1), "geometry": PLAIN}
+    for kernel, reads, write, constants in (
+            ("sum", "x", "mean", {"axes": (1, 2), "factor": share}), ("conv2d", "mean w1 b1", "r", {"geometry": PLAIN}), ("relu", "r", "hidden", {}),
+            ("conv2d", "hidden w2 b2", "pre", {"geometry": PLAIN}), ("hardsigmoid", "pre", "gate", {}), ("mul", "x gate", "y", {}),
+            ("mul", "dy gate", "direct", {}), ("mul", "dy x", "product", {}), ("sum", "product", "dgate", {"axes": (1, 2)}),
+            ("hardsigmoid_grad", "pre dgate", "dpre", {}), ("conv2d_input_grad", "dpre w2", "dh", one), ("relu_grad", "hidden dh", "dhidden", {}),
+            ("conv2d_input_grad", "dhidden w1", "dmean", one), ("spread", "dmean x", "dx", {"factor": share}), ("add", "direct dx", "dx", {})):
+        run(kernel, [a[k] for k in reads.split()], [a[write]], constants)
+    return a
+
+
+def both(x: Any, w1: Any, b1: Any, w2: Any, b2: Any, dy: Any, run: Any) -> dict[str, Any]:
+    wide, narrow = (np.full((len(x), 1, 1, n), np.nan, x.dtype) for n in (x.shape[3], len(w1)))
+    a = {"y": np.full_like(x, np.nan), "mean": wide, "hidden": narrow, "pre": wide.copy()}
+    run("squeeze_excite", [x, w1, b1, w2, b2], [*a.values()], {})
+    grads = {"dx": np.full_like(x, np.nan), "dpre": wide.copy(), "dhidden": narrow.copy()}
+    run("squeeze_excite_input_grad", [dy, x, w1, w2, a["hidden"], a["pre"]], [*grads.values()], {})
+    return a | grads
+
+
+def bound(kernel: str, reads: list[Any], writes: list[Any], constants: dict[str, Any]) -> list[Any]:
+    work = KERNELS[kernel].work
+    scratch = [np.full(shape, np.nan, t) for shape, t in (work(reads, writes, **constants) if work else ())]
+    return KERNELS[kernel].bind(reads, writes, scratch, constants)
+
+
+def on_cpu(kernel: str, reads: list[Any], writes: list[Any], constants: dict[str, Any]) -> None:
+    for thunk in bound(kernel, reads, writes, constants):
+        thunk()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("shape", [(3, 4, 3, 5), (2, 7, 7, 72)], ids=str)
+def test_the_cpu_form_has_the_bits_of_its_parts(shape: tuple[int, ...], dtype: str) -> None:
+    given = [*operands(shape, 11, dtype), draw(shape, 6, dtype)]
+    one, many = both(*given, run=on_cpu), parts(*given, run=on_cpu)
+    for key, value in one.items():
+        assert bits(value) == bits(many[key]), key
+
+
+def test_cpu_calls_make_no_array() -> None:
+    """Arrays here have 3 MB; NumPy itself goes through broadcast operands in pieces of 8192 elements."""
+    def run(kernel: str, reads: list[Any], writes: list[Any], constants: dict[str, Any]) -> None:
+        thunks = bound(kernel, reads, writes, constants)
+        assert bytes_allocated(lambda: [thunk() for thunk in thunks]) < 150_000
+
+    both(*operands((4, 40, 40, 120), 30, "float32"), draw((4, 40, 40, 120), 6, "float32"), run=run)
+
+
+@pytest.mark.parametrize("shape", [(3, 4, 3, 5), (2, 19, 11, 72)], ids=str)
+def test_the_cuda_form_is_close_to_its_parts(shape: tuple[int, ...]) -> None:
+    def run(kernel: str, reads: list[Any], writes: list[Any], constants: dict[str, Any]) -> None:
+        run_kernel(kernel, reads, writes, constants=constants)
+
+    given = [*operands(shape, 11, "float32"), draw(shape, 6, "float32")]
+    one, many = both(*given, run=run), parts(*given, run=run)
+    for key, value in one.items():
+        np.testing.assert_allclose(value, many[key], rtol=1e-5, atol=1e-5 * np.abs(many[key]).max(), err_msg=key)
+
+
+def test_nan_of_one_sample_stays_there() -> None:
+    x, *rest = operands((3, 2, 2, 40), 6, "float32")
+    x[1, 0, 1, 7] = np.nan
+    writes = [np.empty_like(x), *(np.empty((3, 1, 1, n), "float32") for n in (40, 6, 40))]
+    run_kernel("squeeze_excite", [x, *rest], writes)
+    assert [bool(np.isnan(w[1]).any()) for w in writes] == [True] * 4
+    assert np.isfinite(writes[0][[0, 2]]).all()
+    assert np.isnan(writes[0][1]).all()
+
+
+def test_no_samples_and_too_many_channels() -> None:
+    x, w1, b1, w2, b2 = operands((0, 2, 2, 5), 3, "float32")
+    none = [np.empty((0, 1, 1, n), "float32") for n in (5, 3, 5)]
+    assert run_kernel("squeeze_excite", [x, w1, b1, w2, b2], [x, *none]) == []
+    assert not family.fits(x, w1)
+    assert family.fits(np.empty((1, 1, 1, 960)), np.empty((240, 1, 1, 960)))
+    assert not family.fits(np.empty((1, 1, 1, 960)), np.empty((9600, 1, 1, 960)))
