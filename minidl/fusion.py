@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from .device import strides_of
+from .fusion_se import squeeze_excite
 from .graph import ROLES, Kind, Launch, Role, Rows, StorageSpec, TaskGraph, View
 from .kernels import KERNELS
 from .kernels.conv_cuda import way
@@ -390,7 +391,8 @@ def _tail(draft: Draft, y: View) -> Tail | None:
         return Tail(forward, added, launch.kernel, gradient[0] if gradient else None)
 
 
-RULES: dict[str, Callable[[Draft], None]] = {"batch_norm_act": batch_norm_act, "epilogue": epilogue, "slabs": slabs, "updates": updates}
+RULES: dict[str, Callable[[Draft], None]] = {"batch_norm_act": batch_norm_act, "squeeze_excite": squeeze_excite, "epilogue": epilogue,
+                                             "slabs": slabs, "updates": updates}
 
 
 def fused(graph: TaskGraph, device: Any, rules: Iterable[str] = tuple(RULES)) -> TaskGraph:
