@@ -1,13 +1,14 @@
 """Launches of every kernel under AddressSanitizer, with undefined behaviour, and ThreadSanitizer.
 
-The launches are those of the tests of CUDA kernels, which run for this once more and have a few small ones of each kernel
-kept: see `cuda_sanitizers`.
+The launches are those of the tests of CUDA kernels, which run for this once more, and of `cuda_small_launches`; a few small
+ones of each kernel are kept: see `cuda_sanitizers`.
 """
 
 from __future__ import annotations
 
 import os
 import pickle
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -19,20 +20,20 @@ from minidl.kernels import cuda
 
 HERE = Path(__file__).parent
 SOURCES = sorted(p.name for p in cuda.SOURCES.glob("*.cu"))
-NOT_KERNELS = {"test_cuda_sources.py", "test_cuda_stand_in.py", "test_cuda_sanitizers.py"}
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def launches(tmp_path_factory):
-    """Of each (source, kernel, whether of several blocks) that its tests launch, those that were kept."""
-    path = tmp_path_factory.mktemp("launches") / "launches"  # a test that fails does so in its own place
-    tests = sorted(p for p in HERE.glob("test_cuda_*.py") if p.name not in NOT_KERNELS)
-    done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-n", "0", "-m", "not gpu", "-p", "cuda_sanitizers", "-p", "no:cacheprovider", *tests],
-                          cwd=HERE.parent, capture_output=True, text=True,
-                          env={**os.environ, "MINIDL_LAUNCHES": str(path), "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent)])})
-    assert done.returncode < 2, done.stdout[-4000:] + done.stderr[-2000:]
+    """Of each (source, kernel, whether of several blocks) that is launched, those that were kept."""
+    path = tmp_path_factory.mktemp("launches") / "launches"
+    tests = [HERE / "cuda_small_launches.py", *sorted(p for p in HERE.glob("test_cuda_*.py") if re.search(r"import .*\b(run_kernel|agree)\b", p.read_text()))]
+    environment = {k: v for k, v in os.environ.items() if k != "MINIDL_TEST_GPU"}
+    done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-n", "0", "-m", "not gpu and not slow", "-p", "cuda_sanitizers", "-p", "no:cacheprovider",
+                           *tests], cwd=HERE.parent, capture_output=True, text=True,
+                          env={**environment, "MINIDL_LAUNCHES": str(path), "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent)])})
+    assert done.returncode < 2, done.stdout[-4000:] + done.stderr[-2000:]  # a test that fails does so in its own place
     return pickle.loads(path.read_bytes())
 
 
