@@ -10,6 +10,7 @@ from helpers import random_array
 from test_kernels import arrays, examples
 
 from minidl.kernels import KERNELS
+from minidl.kernels.conv import Geometry
 
 
 @pytest.mark.parametrize("sizes", [(3, 4), (37, 31)])  # the second: no four neighbours at once, and more than two blocks
@@ -35,6 +36,18 @@ def test_pools():
     run_kernel("avg_pool2d", [x], [y], **window)
 
 
+@pytest.mark.parametrize("taps", [3, 5, 2])
+def test_depthwise_convolutions(taps):
+    geometry = Geometry((1, 1), (taps // 2, taps // 2), (1, 1), 70)
+    x, w = random_array((2, 9, 10, 70), 1, "float32"), random_array((70, taps, taps, 1), 2, "float32")
+    y = np.empty((2, *geometry.output(x.shape[1:3], w.shape[1:3]), 70), "float32")
+    run_kernel("conv2d", [x, w], [y], geometry=geometry)
+    run_kernel("conv2d_input_grad", [y, w], [x.copy()], size=x.shape[1:3], geometry=geometry)
+    run_kernel("conv2d_weight_grad", [x, y], [w.copy()], taps=w.shape[1:3], bias=False, geometry=geometry)
+
+
 def test_casts():
     for rows in (3, 37):
-        run_kernel("cast", [random_array((rows, 31), 1, "float32")], [np.empty((rows, 31), "float16")], dtype="float16")
+        x, y = random_array((rows, 31), 1, "float32"), np.empty((rows, 31), "float16")
+        run_kernel("cast", [x], [y], dtype="float16")
+        run_kernel("cast_many", [x, x[:2]], [y, y[:2].copy()], dtype="float16")
