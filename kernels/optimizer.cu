@@ -144,6 +144,22 @@ template <typename G, typename L> __global__ void unscale(Tensors tensors, const
     if (block_max(bad) && threadIdx.x == 0) *flag = 1;
 }
 
+// x -> x in another type.
+template <typename A, typename B> __global__ void cast_many(Tensors tensors) {
+    Share share = share_of(tensors);
+    const A* x = array<A>(tensors, 0, share);
+    B* y = array<B>(tensors, 1, share);
+    for (long long i = share.first; i < share.end; i += 4 * blockDim.x) {
+        int count = share.count(i);
+        Sum<A> xs[4] = {};
+        Sum<B> ys[4];
+        load(x + i, count, xs);
+#pragma unroll
+        for (int k = 0; k < 4; k++) ys[k] = Sum<B>(xs[k]);
+        store(y + i, count, ys);
+    }
+}
+
 // One thread. `good` counts the steps since the scale changed or a gradient was not finite.
 __global__ void scale_update(const float* scale, const int* good, const int* flag, float* scale_after, int* good_after,
                              double growth, double backoff, int interval) {

@@ -230,6 +230,36 @@ def _clip_factor(norm, factor, limit):  # type: ignore[no-untyped-def]
         factor[0] = 1
 
 
+# ------------------------------------------------------------------------------------------------------ 16-bit parameters
+@kernel("cast_many")
+def cast_many(xp: Any, *arrays: Any, dtype: str) -> Any:
+    """Any number of contiguous arrays in another float type, as `cast` makes it of one."""
+    return tuple(xp.asarray(x).astype(dtype) for x in arrays)
+
+
+@cast_many.cpu
+def _(*arrays: Any, dtype: str) -> Any:
+    return [partial(np.copyto, y, x, casting="unsafe") for x, y in _pairs(arrays)]
+
+
+@cast_many.cuda()
+def _(*arrays: Any, dtype: str) -> Any:
+    return _alike("cast_many", _pairs(arrays))
+
+
+def _pairs(arrays: Any) -> list[Any]:
+    """What is read with what is written in its place."""
+    return list(zip(arrays[: len(arrays) // 2], arrays[len(arrays) // 2 :], strict=True))
+
+
+def _alike(name: str, pairs: Any, *arguments: Any) -> list[Call]:
+    """Launches over pairs of tensors, for each pair of types its own."""
+    alike: dict[str, list[Any]] = {}
+    for pair in pairs:
+        alike.setdefault(", ".join(map(c_type, pair)), []).append(pair)
+    return [call for types, same in alike.items() for call in over_tensors(f"{name}<{types}>", same, *arguments)]
+
+
 # --------------------------------------------------------------------------------------------------------- loss scaling
 @kernel("unscale", flops=lambda reads, writes: sum(float(w.size) for w in writes[:-1]),
         work=lambda reads, writes: [((1,), "float32"), *((w.shape, "bool") for w in writes[:-1])])
@@ -260,10 +290,7 @@ def _note(finite: Any, flag: Any) -> None:
 def _(*arrays: Any) -> Any:
     n = len(arrays) // 2 - 1
     gradients, scale, after, flag = arrays[:n], arrays[n], arrays[n + 1 : -1], arrays[-1]
-    alike: dict[str, list[Any]] = {}
-    for pair in zip(gradients, after, strict=True):
-        alike.setdefault(", ".join(map(c_type, pair)), []).append(pair)
-    return [Zeros(flag), *(call for types, pairs in alike.items() for call in over_tensors(f"unscale<{types}>", pairs, scale, flag))]
+    return [Zeros(flag), *_alike("unscale", zip(gradients, after, strict=True), scale, flag)]
 
 
 @kernel("scale_update", flops=lambda reads, writes: 2.0)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from .device import strides_of
+from .fusion_casts import casts
 from .fusion_se import squeeze_excite
 from .graph import ROLES, Kind, Launch, Role, Rows, StorageSpec, TaskGraph, View
 from .kernels import KERNELS
@@ -110,10 +111,23 @@ class Draft:
         target.reads = (target.reads | {*reads}) - {*dropped} - {*reads_not}
         target.writes = (target.writes | {*work}) - {*dropped}
         target.launches = tuple(launches)
-        for table, buffers in ((self._readers, target.reads), (self._writers, target.writes)):
+        self._found(into)
+
+    def change(self, task: int, launches: Sequence[Launch], *, reads: Iterable[int] = (), reads_not: Iterable[int] = (),
+               writes: Iterable[int] = (), writes_not: Iterable[int] = ()) -> None:
+        """The task has these launches, and so these buffers that it touches besides, or no longer."""
+        entry = self[task]
+        entry.launches = tuple(launches)
+        entry.reads = (entry.reads | {*reads}) - {*reads_not}
+        entry.writes = (entry.writes | {*writes}) - {*writes_not}
+        self._found(task)
+
+    def _found(self, task: int) -> None:
+        """The task is known by the buffers that it touches."""
+        for table, buffers in ((self._readers, self[task].reads), (self._writers, self[task].writes)):
             for buffer in buffers:
-                if into not in table.setdefault(buffer, []):
-                    table[buffer].append(into)
+                if task not in table.setdefault(buffer, []):
+                    table[buffer].append(task)
 
     def remove(self, task: int) -> None:
         """The task is needed no more."""
@@ -391,7 +405,7 @@ def _tail(draft: Draft, y: View) -> Tail | None:
         return Tail(forward, added, launch.kernel, gradient[0] if gradient else None)
 
 
-RULES: dict[str, Callable[[Draft], None]] = {"batch_norm_act": batch_norm_act, "squeeze_excite": squeeze_excite, "epilogue": epilogue,
+RULES: dict[str, Callable[[Draft], None]] = {"casts": casts, "batch_norm_act": batch_norm_act, "squeeze_excite": squeeze_excite, "epilogue": epilogue,
                                              "slabs": slabs, "updates": updates}
 
 

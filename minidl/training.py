@@ -118,7 +118,7 @@ class Recorded:
     def _fused(self, graph: TaskGraph, ranks: int) -> TaskGraph:
         """As the job says, or what suits the device. Gradients that go to other ranks are spent one by one."""
         rules = self.job.fusion if self.job.fusion is not None else tuple(fusion.RULES) if self.device.captures else ()
-        rules = tuple(r for r in rules if r != "updates" or ranks == 1)
+        rules = tuple(r for r in rules if r not in ("casts", "updates") or ranks == 1)
         return fusion.fused(graph, self.device, rules) if rules else graph
 
     @property

@@ -226,6 +226,18 @@ def on_cpu(name, reads, writes, **constants):
 
 
 @pytest.mark.parametrize("run", [on_cpu, run_kernel])
+@pytest.mark.parametrize("dtypes", [("float32", "float16"), ("float16", "float32"), ("float64", "float32")])
+def test_cast_many(dtypes, run):
+    before, after = dtypes
+    arrays = [numbers(n, i, dtype=before) for i, n in enumerate((5, 2049, 0, 33, 4000))]
+    writes = [np.full_like(x, np.nan, after) for x in arrays]
+    calls = run("cast_many", arrays, writes, dtype=after)
+    assert calls is None or len(calls) == 1
+    for y, x in zip(writes, arrays, strict=True):
+        np.testing.assert_array_equal(y, x.astype(after))
+
+
+@pytest.mark.parametrize("run", [on_cpu, run_kernel])
 @pytest.mark.parametrize("bad", [None, np.nan, np.inf, -np.inf])
 def test_unscale(bad, run):
     scale = np.array([1024.0], "float32")

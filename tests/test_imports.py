@@ -39,7 +39,8 @@ LAYERS: dict[str, set[str]] = {
     "minidl.ops": {*ENGINE, "op", "ops", "random"},
     "minidl.nn": {*ENGINE, "op", "ops", "random", "nn"},
     "minidl.models": {"nn", "ops", "tensor", "models", "random", ""},
-    "minidl.fusion": {"graph", "device", "kernels", "fusion_se"},
+    "minidl.fusion": {"graph", "device", "kernels", "fusion_casts", "fusion_se"},
+    "minidl.fusion_casts": {"graph", "device"},
     "minidl.fusion_se": {"graph", "device", "kernels"},
     "minidl.executors": {*PURE, "device", "comm", "streams", "lanes", "kernels", "tape", "tensor", "executors"},
     "minidl.executors.distributed": {*PURE, "device", "comm", "streams", "tape", "executors", "schedulers"},  # how one iteration repeats

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import nullcontext
 from typing import Any
 
@@ -17,9 +18,10 @@ from minidl.crossing import late
 from minidl.cuda import device as devices
 from minidl.executors import GraphExecutor, SequentialExecutor, SteadyExecutor, StreamExecutor, executor
 from minidl.executors.checking import random_schedule
+from minidl.fusion import fused
 from minidl.graph import Kind
 from minidl.precision import taken
-from minidl.tape import Tape, use
+from minidl.tape import Tape, current, use
 from minidl.training import Job, Recorded, Trainer
 
 HALVES = {"bfloat16": 2.0**-8, "float16": 2.0**-11}  #: with the largest relative error of rounding
@@ -280,6 +282,7 @@ def test_a_step_ends_what_was_rounded(there):
                     loss = (layer(ml.array(random_array((2, 4), n, "float32"))) ** 2).mean()
                 loss.backward()
                 opt.step()
+        assert not current().rounded
         return [p.numpy() for p in layer.parameters()]
 
     for a, b in zip(run(True), run(False), strict=True):
@@ -453,22 +456,69 @@ def test_a_job_learns_the_digits(there, dtype):
     assert (trainer.recorded.optimizer.scaler is not None) == (dtype == "fp16")
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
-def test_fused_updates_in_mixed_precision(there, dtype):
-    """The rules that suit a device change no more than rounding; guarded updates are one launch, too."""
-    losses = []
-    for fusion in ((), ("updates",), None):
-        there(0)
-        job = Job(model="resnet20", model_args={"preset": "tiny"}, device="cuda", dtype=dtype, batch_size=16, fusion=fusion, optimizer="adam", lr=0.01)
+# ----------------------------------------------------------------------------------------------------------------- fusion
+def kernels(graph: Any) -> Counter[str]:
+    return Counter(launch.kernel for task in graph.launches for launch in task)
+
+
+@pytest.mark.parametrize(("dtype", "name"), [("bf16", "resnet20"), ("fp16", "resnet20"), pytest.param("bf16", "mobilenet_v3_large", marks=pytest.mark.slow)])
+def test_fusion_in_mixed_precision(there, dtype, name):
+    """Casts and updates that are put together change no bits, other rules no more than rounding."""
+    found = []
+    for fusion in ((), ("casts", "updates"), None):
+        there(len(found))
+        job = Job(model=name, model_args={"preset": "tiny"}, device="cuda", dtype=dtype, batch_size=16, fusion=fusion, optimizer="adam", lr=0.01,
+                  scheduler="multi_stream")
         recorded = Recorded(job)
         trainer = Trainer(recorded, ml.CostModel.analytic())
         for _ in range(3):
             trainer.step()
         trainer.collect()
-        losses.append((trainer.losses, [p.numpy() for p in recorded.model.parameters()]))
+        found.append([*trainer.losses, *(p.numpy() for p in recorded.model.parameters())])
+        count = kernels(recorded.graph)
         if fusion != ():
-            assert sum(launch.kernel.startswith("adam_many") for t in recorded.graph for launch in t.launches) == 1
-    (plain, p), (updates, q), (fused, _) = losses
-    assert updates == plain
-    assert same(p, q)
-    np.testing.assert_allclose(fused, plain, rtol=0.05)
+            assert (count["cast_many"], count["cast"]) == (1, 3), "the image, the logits and their gradient are left"
+        assert count["adam_many"] == (fusion != ())
+    assert same(found[0], found[1])
+    np.testing.assert_allclose(found[2][0], found[0][0], rtol=0.01)
+
+
+@pytest.mark.parametrize("arguments", [{"parts": 2}, {"max_norm": 0.1}, {"max_norm": 0.1, "scaler": True}, {"steps": 2}], ids=str)
+def test_casts_stay_where_they_are_needed(there, arguments):
+    """Gradients that are added up or clipped are float32; after an update parameters are rounded anew."""
+    def run(rules: tuple[str, ...], seed: int) -> tuple[Any, list[Any]]:
+        device = there(seed).device
+        with use(Tape(device)), ml.autocast("bfloat16"):
+            ml.seed(1)
+            model, shared = models.mlp(64, 12, 12, 10), nn.Linear(12, 12)
+            model.layer1 = shared
+            scaler = optim.GradScaler(1024.0) if arguments.get("scaler") else None
+            opt = optim.SGD(model.parameters(), 0.1, 0.9, max_norm=arguments.get("max_norm"), scaler=scaler)
+            x, y = next(data.load("digits", batch_size=8, seed=5))
+
+            def step(x: Any, y: Any) -> Any:
+                for _ in range(arguments.get("steps", 1)):
+                    for m in range(arguments.get("parts", 1)):
+                        with ml.micro_batch(m) if "parts" in arguments else nullcontext():
+                            h = shared(nn.relu(shared(nn.relu(model.layer0(x.flatten())))))
+                            loss = nn.cross_entropy(model.layer2(h), y)
+                            loss.backward(scaler.scale if scaler else None)
+                    opt.step()
+                return loss.detach()
+
+            graph = fused(ml.record(step, x, y), device, rules)
+        run = GraphExecutor(graph, random_schedule(graph, 3, np.random.default_rng(seed)), device=device)
+        losses = [np.float32(run(x, y)) for _ in range(2)]
+        return graph, [*losses, *(p.numpy() for p in model.parameters())]
+
+    plain, wanted = run((), 0)
+    for seed in (1, 2):
+        graph, found = run(("casts", "updates"), seed)
+        assert same(found, wanted)
+    before, after = kernels(plain), kernels(graph)
+    assert after["cast_many"] == 1
+    assert after["cast"] < before["cast"]
+    clipped_without_scaler = "max_norm" in arguments and "scaler" not in arguments
+    widened = sum(dict(launch.constants)["dtype"] == "float32" for task in graph.launches for launch in task if launch.kernel == "cast")
+    least = 5 * arguments.get("steps", 1)  # the logits, and a layer that is used twice
+    assert widened > least if "parts" in arguments or clipped_without_scaler else widened == least
