@@ -251,12 +251,14 @@ def signature(source: str, kernel: str) -> tuple[str, ...]:
 
 def check(grid: Grid) -> None:
     """Raises LaunchError where the geometry is impossible or the arguments are not those of the kernel."""
+    if not (1 <= len(grid.blocks) <= 3 and 1 <= len(grid.threads) <= 3):
+        raise LaunchError(f"{grid.kernel}: blocks {grid.blocks} and threads {grid.threads} have one to three axes")
     blocks, threads = (*grid.blocks, 1, 1)[:3], (*grid.threads, 1, 1)[:3]
     limits = (2**31 - 1, 65535, 65535)
     if any(not 1 <= b <= limit for b, limit in zip(blocks, limits, strict=True)):
         raise LaunchError(f"{grid.kernel}: {blocks} blocks; each axis has 1 to {limits}")
     if min(threads) < 1 or math.prod(threads) > 1024 or threads[2] > 64:
-        raise LaunchError(f"{grid.kernel}: {threads} threads a block; there can be 1 to 1024")
+        raise LaunchError(f"{grid.kernel}: {threads} threads a block; there can be 1 to 1024, 64 of them along the third axis")
     if not 0 <= grid.shared <= 48 * 1024:
         raise LaunchError(f"{grid.kernel}: {grid.shared} bytes of shared memory; there are at most 49152")
     types = signature(grid.source, grid.kernel)
