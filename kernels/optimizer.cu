@@ -145,17 +145,17 @@ template <typename G, typename L> __global__ void unscale(Tensors tensors, const
 }
 
 // x -> x in another type.
-template <typename A, typename B> __global__ void cast_many(Tensors tensors) {
+template <typename T, typename U> __global__ void cast_many(Tensors tensors) {
     Share share = share_of(tensors);
-    const A* x = array<A>(tensors, 0, share);
-    B* y = array<B>(tensors, 1, share);
+    const T* x = array<T>(tensors, 0, share);
+    U* y = array<U>(tensors, 1, share);
     for (long long i = share.first; i < share.end; i += 4 * blockDim.x) {
         int count = share.count(i);
-        Sum<A> xs[4] = {};
-        Sum<B> ys[4];
+        Sum<T> xs[4] = {};
+        Sum<U> ys[4];
         load(x + i, count, xs);
 #pragma unroll
-        for (int k = 0; k < 4; k++) ys[k] = Sum<B>(xs[k]);
+        for (int k = 0; k < 4; k++) ys[k] = Sum<U>(xs[k]);
         store(y + i, count, ys);
     }
 }
