@@ -24,12 +24,26 @@ from test_cuda_runtime import (  # noqa: F401  the same tests, with this file's 
     test_weight_gradients_cross_the_border_on_streams_and_in_graphs,
     test_what_is_written_is_read,
 )
+from test_mixed_precision import (  # noqa: F401
+    test_a_job_learns_the_digits,
+    test_a_product_takes_rounded_inputs_and_gives_float32_gradients,
+    test_a_run_goes_on_from_a_checkpoint,
+    test_casts_stay_where_they_are_needed,
+    test_every_executor_has_the_same_bits,
+    test_fusion_in_mixed_precision,
+    test_gradients_of_a_smooth_network,
+    test_gradients_of_networks,
+    test_gradients_of_sequences,
+    test_norms_keep_their_statistics_in_float32,
+    test_overflow_skips_the_step_and_shrinks_the_scale,
+)
 
 import minidl as ml
 from minidl import schedulers
 from minidl.executors import GraphExecutor, SequentialExecutor, StreamExecutor
 from minidl.kernels import KERNELS
 from minidl.kernels.conv import Geometry
+from minidl.tape import Tape, use
 
 pytestmark = pytest.mark.gpu
 
@@ -42,6 +56,13 @@ def device():
     except ml.DeviceError as error:
         pytest.skip(str(error))
     return lambda seed=0: there
+
+
+@pytest.fixture
+def there(device):
+    """A tape on it, in force; the function gives another one."""
+    with use(Tape(device())):
+        yield lambda seed=0: Tape(device())
 
 
 MODELS = [("mlp", {"hidden": 64, "layers": 4}), ("lenet", {}), ("resnet20", {"preset": "tiny"}), ("densenet121", {"preset": "tiny"}),
