@@ -307,5 +307,5 @@ def device(seed: int = 0) -> Cuda:
     """A CUDA device without a GPU, one more each time. It is known as the owner of its memory, but not found by name."""
     runtime = Runtime(seed)
     made = Cuda(runtime, lambda: Products(runtime), lambda: Convolutions(runtime), "cuda:0")
-    devices._devices[-1 - len(devices._devices)] = made
+    devices._devices[min(devices._devices, default=0) - 1] = made
     return made
