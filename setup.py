@@ -16,7 +16,7 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.11,<3.14",
-    packages=["minidl", "minidl.cli", "minidl.comm", "minidl.cuda", "minidl.data", "minidl.executors", "minidl.nn", "minidl.ops", "minidl.kernels",
+    packages=["minidl", "minidl.cli", "minidl.comm", "minidl.cuda", "minidl.data", "minidl.executors", "minidl.fusion", "minidl.nn", "minidl.ops", "minidl.kernels",
               "minidl.models", "minidl.schedulers", "minidl.schedulers.pipeline"],
     package_data={"minidl": ["py.typed"], "minidl.data": ["*.csv.gz", "*.md"], "minidl.kernels": ["*.cu", "*.cuh"]},
     install_requires=[

@@ -39,9 +39,7 @@ LAYERS: dict[str, set[str]] = {
     "minidl.ops": {*ENGINE, "op", "ops", "random"},
     "minidl.nn": {*ENGINE, "op", "ops", "random", "nn"},
     "minidl.models": {"nn", "ops", "tensor", "models", "random", ""},
-    "minidl.fusion": {"graph", "device", "kernels", "fusion_casts", "fusion_se"},
-    "minidl.fusion_casts": {"graph", "device"},
-    "minidl.fusion_se": {"graph", "device", "kernels"},
+    "minidl.fusion": {"graph", "device", "kernels", "fusion"},
     "minidl.executors": {*PURE, "device", "comm", "streams", "lanes", "kernels", "tape", "tensor", "executors"},
     "minidl.executors.distributed": {*PURE, "device", "comm", "streams", "tape", "executors", "schedulers"},  # how one iteration repeats
 }

@@ -4,15 +4,11 @@ leave in 16 bits go to the updates as they are, or to what divides them by the l
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from .device import strides_of
-from .graph import Kind, Launch, Role, View
-
-if TYPE_CHECKING:
-    from .fusion import Draft
-
-UPDATES = ("sgd", "adam")
+from ..device import strides_of
+from ..graph import Kind, Launch, Role, View
+from .draft import Draft
+from .updates import UPDATES
 
 
 def casts(draft: Draft) -> None:

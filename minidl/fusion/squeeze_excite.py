@@ -7,15 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from .device import strides_of
-from .graph import Kind, View
-from .kernels.conv_cuda import way
-from .kernels.squeeze_excite import fits
-
-if TYPE_CHECKING:
-    from .fusion import Draft
+from ..device import strides_of
+from ..graph import Kind, View
+from ..kernels.conv_cuda import way
+from ..kernels.squeeze_excite import fits
+from .draft import Draft
 
 
 class Half(NamedTuple):
