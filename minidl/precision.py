@@ -17,10 +17,6 @@ from .tensor import FLOATS
 
 HALVES = ("bfloat16", "float16")
 
-#: how an op takes inputs of several float types: as they are; rounded to autocast's type; all in the widest of theirs; or
-#: in float32 at least
-PRECISIONS = ("any", "low", "widest", "full")
-
 
 def usable(dtype: str, device: Any) -> None:
     """Raises DeviceError where 16-bit floats cannot be used."""
@@ -54,7 +50,8 @@ def autocast(dtype: str) -> Iterator[None]:
 
 
 def taken(precision: str, dtypes: Sequence[str], low: str | None) -> list[str]:
-    """The types in which an op takes inputs of these types; `low` is that of the `autocast` in force."""
+    """The types in which an op takes inputs of these types; `low` is that of the `autocast` in force. `precision`: `any`, as
+    they are; `low`, rounded to `low`; `widest`, floats in the widest of their types; `full`, in float32 at least."""
     if precision == "low" and low is not None:
         return [low if t in ("float32", *HALVES) else t for t in dtypes]
     floats = {t for t in dtypes if t in (*FLOATS, *HALVES)}
