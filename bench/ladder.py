@@ -53,6 +53,7 @@ from minidl.corun import CoRun
 from minidl.crossing import steady
 from minidl.device import DeviceError
 from minidl.executors import GraphExecutor, SteadyExecutor, StreamExecutor
+from minidl.fusion import fused
 from minidl.measure_pairs import measure_pairs
 from minidl.tape import Tape, use
 
@@ -266,13 +267,6 @@ def predicted_ms(graph: Any, schedule: Any, cost: Any) -> float:
     return round(float(ml.simulate(run.graph, run.schedule, cost).makespan + cost.step) / 1e3, 5)
 
 
-def fused_pass() -> Callable[[Any, Any], Any] | None:
-    """The pass that makes one launch of several, where there is one."""
-    if importlib.util.find_spec("minidl.fusion") is None:
-        return None
-    return getattr(importlib.import_module("minidl.fusion"), "fused", None)
-
-
 def our_rungs(ours: Ours, costs: Callable[[Any, Any], Any], effort: Effort, rounding: float) -> tuple[dict[str, Rung], dict[str, Any]]:
     """All rungs that the device can have, trained for the steps that are compared, and what is known of them. One that
     fails is left out and says why."""
@@ -280,7 +274,7 @@ def our_rungs(ours: Ours, costs: Callable[[Any, Any], Any], effort: Effort, roun
     bits: dict[str, bytes] = {}
     losses: dict[str, list[float]] = {}
     about: dict[str, Any] = {"planning_s": 0.0, "predicted_ms": {}, "left_out": {}}
-    captures, change = ours.device.captures, fused_pass()
+    captures = ours.device.captures
 
     def trained(names: Sequence[str], change: Callable[[Any, Any], Any] | None) -> int:
         """The number of tasks."""
@@ -307,9 +301,9 @@ def our_rungs(ours: Ours, costs: Callable[[Any, Any], Any], effort: Effort, roun
         return len(graph)
 
     about["tasks"] = trained(PLAIN if captures else [name for name in PLAIN if name.startswith("E0")], None)
-    if captures and change:
+    if captures:
         try:
-            about["fused_tasks"] = trained(FUSED, change)
+            about["fused_tasks"] = trained(FUSED, fused)
         except Exception as error:
             about["left_out"]["E3"] = said(error)
     if not any(name in PLAIN for name in rungs):

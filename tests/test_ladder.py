@@ -47,13 +47,13 @@ def test_all_rungs_are_trained_compared_and_timed_in_turn(device, tmp_path):
     assert entry["correct"]["equal_bits"]
     assert entry["finished"]
     assert record["passed"]
-    rungs = [*ladder.PLAIN, *(ladder.FUSED if ladder.fused_pass() else ())]
+    rungs = [*ladder.PLAIN, *ladder.FUSED]
     for key in ("step_ms", "host_us", "ready_s", "peak_bytes", "about"):
         assert list(entry[key]) == rungs
     assert all(s["n"] == SHORT.groups for s in entry["step_ms"].values())
     assert {"E0a in_order / E0b multi_stream", "E0a in_order / E0b multi_region", "E1 in_order / E2 multi_stream",
             "E1 in_order / E2 multi_region", "E0a in_order / E1 in_order"} <= entry["ratios"].keys()
-    assert entry["minidl"] == ("E3 multi_region" if ladder.fused_pass() else "E2 multi_region")
+    assert entry["minidl"] == "E3 multi_region"
     assert record["summary"]["E1 in_order / E2 multi_region"]["networks"] == 1
     assert "left out: torch: not asked for" in ladder.shown("tiny", entry)
 
