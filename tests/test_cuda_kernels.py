@@ -68,4 +68,5 @@ def test_strided_operands(example):
 
 
 def test_every_kernel_has_a_cuda_form():
-    assert [name for name, k in KERNELS.items() if k._cuda is None] == []
+    ours = {name: k for name, k in KERNELS.items() if k.reference.__module__.startswith("minidl.")}
+    assert [name for name, k in ours.items() if k._cuda is None] == []
