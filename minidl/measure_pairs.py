@@ -1,7 +1,8 @@
 """How much two tasks on two streams slow each other down, measured pair by pair on the device.
 
 Never in the schedule that is to be predicted: one stream runs a piece of the chain over and over, the other one weight
-gradient, and both are timed alone and together.
+gradient, and both are timed alone and together. A piece that is repeated finds its data in the cache; what another stream
+adds to its time is therefore held against the time that its tasks take in a step.
 """
 
 from __future__ import annotations
@@ -92,7 +93,8 @@ def _piece(tasks: Sequence[int], duration: Any) -> list[int]:
 
 
 def _together(stream: Stream, one: Program, other: Program, one_alone: float, other_alone: float) -> tuple[float, float]:
-    """How many times longer each program takes beside the other. The second runs for as long as the first, and longer."""
+    """How many times longer each program takes beside the other: what that adds to its time, over the time `alone` that its
+    tasks take in a step. The second runs for as long as the first, and longer."""
     times = max(1, round(PIECE / one_alone))
     repeats = max(2, round(2.5 * times * one_alone / other_alone))
     base_one, base_other = _seconds(one, times), _seconds(other, max(1, repeats // 2)) / max(1, repeats // 2)
@@ -108,10 +110,8 @@ def _together(stream: Stream, one: Program, other: Program, one_alone: float, ot
     end = perf_counter()
     stream.join()
     inside = [s for s in stamps if begin <= s <= end]
-    slow_one = (end - begin) / base_one
-    if len(inside) >= 3:
-        return slow_one, (inside[-1] - inside[0]) / (len(inside) - 1) / base_other
-    return slow_one, (stamps[1] - stamps[0]) / base_other
+    beside = (inside[-1] - inside[0]) / (len(inside) - 1) if len(inside) >= 3 else stamps[1] - stamps[0]
+    return 1 + (end - begin - base_one) * 1e6 / (times * one_alone), 1 + (beside - base_other) * 1e6 / other_alone
 
 
 def _seconds(program: Program, times: int) -> float:
