@@ -13,13 +13,24 @@ from .info import versions
 MUST_AGREE = ("minidl", "python", "numpy", "mpi4py")
 
 
+def _gpus() -> int:
+    """How many this process sees; 0 also where a package for them is missing."""
+    from ..cuda.device import gpus
+    from ..device import DeviceError
+
+    try:
+        return gpus()
+    except DeviceError:
+        return 0
+
+
 def info(arguments: Any) -> int:
     """One record from rank 0; exit 1 where versions differ, or where ranks outnumber the cores that they may use."""
     from ..comm.mpi import MPI
 
     communicator = MPI()
     cores = sorted(os.sched_getaffinity(0))
-    ranks = communicator.gather({"host": socket.gethostname(), "cores": cores, "mpi": communicator.library, "versions": versions()})
+    ranks = communicator.gather({"host": socket.gethostname(), "cores": cores, "gpus": _gpus(), "mpi": communicator.library, "versions": versions()})
     problems = [f"rank {r} has {what} {rank['versions'].get(what)}, rank 0 {ranks[0]['versions'].get(what)}"
                 for r, rank in enumerate(ranks) for what in MUST_AGREE if rank["versions"].get(what) != ranks[0]["versions"].get(what)]
     problems += [f"rank {r} uses {rank['mpi']}, rank 0 {ranks[0]['mpi']}" for r, rank in enumerate(ranks) if rank["mpi"] != ranks[0]["mpi"]]
@@ -33,8 +44,10 @@ def info(arguments: Any) -> int:
         for rank in ranks:
             rank["local_rank"], rank["cores"] = seen[rank["host"]], len(rank["cores"])
             seen[rank["host"]] += 1
-        rows = [(r, rank["host"], rank["local_rank"], rank["cores"], rank["mpi"], rank["versions"]["minidl"]) for r, rank in enumerate(ranks)]
-        table = show.table(("rank", "host", "on host", "cores", "MPI", "minidl"), rows)
+            rank["device"] = f"cuda:{rank['local_rank'] % rank['gpus']}" if rank["gpus"] else "cpu"
+        rows = [(r, rank["host"], rank["local_rank"], rank["cores"], rank["device"], rank["mpi"], rank["versions"]["minidl"])
+                for r, rank in enumerate(ranks)]
+        table = show.table(("rank", "host", "on host", "cores", "device", "MPI", "minidl"), rows)
         show.emit(arguments, {"ranks": ranks, "problems": problems}, "\n".join([table, *(problems or ["everything fits"])]))
     communicator.gather(None)
     return 1 if problems else 0
