@@ -130,13 +130,17 @@ def _bits(case: str, schedule: Any) -> bytes:
 
 
 def prediction_errors(graph: Any, made: dict[str, Any], runs: dict[str, Any], cost: Any, x: Any, y: Any, seconds: float) -> dict[str, Any]:
-    """Predicted over measured step time, less 1. Costs are measured anew before each round, since speed drifts; pairs,
-    which are ratios, once."""
+    """Predicted over measured step time, less 1. Costs are measured anew before and after each round and averaged, since
+    speed drifts; pairs, which are ratios, once."""
     errors: dict[str, list[float]] = {arm: [] for arm in made}
     bodies = {arm: steady(graph, schedule) for arm, schedule in made.items()}
+    before = ml.CostModel.measure(graph, seconds=seconds / 20)
     for _ in range(5):
-        now = replace(ml.CostModel.measure(graph, seconds=seconds / 20), corun=cost.corun)
         found = interleave({arm: (lambda run=run: run(x, y)) for arm, run in runs.items()}, seconds=seconds / 10, warm_up=1)
+        after = ml.CostModel.measure(graph, seconds=seconds / 20)
+        tasks = {name: (us + after.tasks[name]) / 2 for name, us in before.tasks.items()}
+        now = replace(after, tasks=tasks, corun=cost.corun)
+        before = after
         for arm, body in bodies.items():
             predicted = (ml.simulate(body.graph, body.schedule, now).makespan + now.step) / 1e6
             errors[arm].append(predicted / float(np.median(found[arm])) - 1)
