@@ -6,7 +6,8 @@ from pathlib import Path
 from setuptools import setup
 
 CUDA = ["nvidia-cudnn-frontend>=1.18,<1.27", "nvmath-python>=1.0,<1.1", "numba-cuda", "ml_dtypes>=0.5"]  # ml_dtypes: NumPy's bfloat16
-TEST = ["pytest>=8", "hypothesis>=6.100", "pytest-xdist>=3.5"]  # xdist: three thousand tests on two cores in minutes
+TEST = ["pytest>=8", "hypothesis>=6.100", "pytest-xdist>=3.5",  # xdist: five thousand tests on two cores in minutes
+        "ml-dtypes>=0.5"]  # bfloat16, which is tested on a CUDA runtime that needs no GPU
 
 setup(
     name="minidl",
