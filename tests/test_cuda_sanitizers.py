@@ -21,7 +21,7 @@ from minidl.kernels import cuda
 HERE = Path(__file__).parent
 SOURCES = sorted(p.name for p in cuda.SOURCES.glob("*.cu"))
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.sanitizer
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def launches(tmp_path_factory):
     path = tmp_path_factory.mktemp("launches") / "launches"
     tests = [HERE / "cuda_small_launches.py", *sorted(p for p in HERE.glob("test_cuda_*.py") if re.search(r"import .*\b(run_kernel|agree)\b", p.read_text()))]
     environment = {k: v for k, v in os.environ.items() if k != "MINIDL_TEST_GPU"}
-    done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-n", "0", "-m", "not gpu and not slow", "-p", "cuda_sanitizers", "-p", "no:cacheprovider",
+    done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-n", "0", "-m", "not gpu and not slow and not sanitizer", "-p", "cuda_sanitizers", "-p", "no:cacheprovider",
                            *tests], cwd=HERE.parent, capture_output=True, text=True,
                           env={**environment, "MINIDL_LAUNCHES": str(path), "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent)])})
     assert done.returncode < 2, done.stdout[-4000:] + done.stderr[-2000:]  # a test that fails does so in its own place
