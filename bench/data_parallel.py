@@ -327,7 +327,8 @@ def main() -> None:
             found = limited(f"{rate / 1e6:.1f}mbit", *about, "--rounds", str(arguments.rounds))
             settings.append({"ratio_wanted": wanted, "rate_mbit": rate / 1e6, **found})
             show(settings[-1])
-    save(f"data_parallel_{arguments.computation}", {"what": "two ranks of one thread over TCP on a shaped loopback", "settings": settings, **machine()}, arguments.out)
+            record = {"what": "two ranks of one thread over TCP on a shaped loopback", "settings": settings, **machine()}
+            save(f"data_parallel_{arguments.computation}", record, arguments.out)  # what is finished is not lost
 
 
 def show(s: dict[str, Any]) -> None:
