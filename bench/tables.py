@@ -93,6 +93,15 @@ TABLES: dict[str, Callable[[dict[str, Any]], Iterator[Row]]] = {"mlp": mlp, "cnn
                                                                    "launch_overhead_cpu": launches}
 
 
+def _earlier(record: dict[str, Any]) -> str:
+    """Which settings of a record were measured before the others, and where."""
+    kept = [s for s in record.get("settings", []) if "recorded" in s]
+    if not kept:
+        return ""
+    about = kept[0]["recorded"]
+    return "; " + ", ".join(f"{s['network']} {s['ratio_wanted']:g}" for s in kept) + f": {about['cpu']}, commit {about['commit']}, {about['date']}"
+
+
 def table() -> str:
     """Markdown."""
     lines = ["| what | seen | target | record |", "|---|---|---|---|"]
@@ -103,7 +112,7 @@ def table() -> str:
             record = json.loads(path.read_text())
             lines += [f"| {what} | {seen} | {target} | [{source}](bench/results/{source}.json) |" for what, seen, target, source in rows(record)]
             about = record.get("machine", record)
-            where.append(f"{name}: {about['cpu']}, {about['cores']} cores, commit {about['commit']}, {about['date']}")
+            where.append(f"{name}: {about['cpu']}, {about['cores']} cores, commit {about['commit']}, {about['date']}{_earlier(record)}")
     return "\n".join([*lines, "", *(f"{w}  " for w in where)])
 
 
