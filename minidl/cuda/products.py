@@ -10,6 +10,7 @@ out^T = b^T a^T, and nothing is copied.
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -100,7 +101,13 @@ class Products:
                              cuda.pointer(product.a), layouts[1], kept, cuda.pointer(product.out), layouts[2],
                              cuda.pointer(product.out), layouts[2], algorithm.ctypes.data, workspace.data.ptr, WORKSPACE, stream.ptr)
         thunk.owners = (product, algorithm, workspace)
+        weakref.finalize(thunk, self._release, operation, layouts).atexit = False  # eager tasks bind at every step
         return thunk
+
+    def _release(self, operation: int, layouts: list[int]) -> None:
+        for one in layouts:
+            self.lt.matrix_layout_destroy(one)
+        self.lt.matmul_desc_destroy(operation)
 
     def _describe(self, operation: int, attribute: Any, value: int) -> None:
         cell = np.array([value], self.lt.get_matmul_desc_attribute_dtype(attribute))
