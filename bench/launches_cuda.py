@@ -238,10 +238,10 @@ def _product(gpu: Gpu) -> Iterator[Issue]:
 
 @contextmanager
 def _convolution(gpu: Gpu) -> Iterator[Issue]:
-    from minidl.cuda.convolutions import Convolutions
+    from minidl.cuda.dnn import Dnn
 
     x, w, y = gpu.array(1, 8, 8, 16), gpu.array(16, 1, 1, 16), gpu.array(1, 8, 8, 16)
-    yield Convolutions(gpu.driver).bind(cuda.Convolution("forward", x, w, y, (1, 1), (0, 0), (1, 1), 1), gpu.main, False)
+    yield Dnn(gpu.driver).bind(cuda.Convolution("forward", x, w, y, (1, 1), (0, 0), (1, 1), 1), gpu.main)
 
 
 # ---------------------------------------------------------------------------------------------------------------- events

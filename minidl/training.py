@@ -49,6 +49,7 @@ class Job:
     strict: bool = False
     device: str = "cpu"
     tf32: bool = False
+    deterministic: bool = True
     dtype: str = "float32"
     batch_size: int = 64
     micro_batches: int = 1
@@ -72,6 +73,8 @@ class Job:
             raise ValueError(f"{self.dtype} needs a CUDA device; {self.device} computes in float32 and float64")
         if self.tf32 and not self.device.startswith("cuda"):
             raise ValueError(f"tf32 is arithmetic of CUDA devices; {self.device} has none")
+        if not self.deterministic and not self.device.startswith("cuda"):
+            raise ValueError(f"nondeterministic is a choice of CUDA devices; {self.device} always repeats its bits")
         if self.optimizer not in OPTIMIZERS:
             raise ValueError(f"unknown optimizer {self.optimizer!r}; known: {', '.join(OPTIMIZERS)}")
 
@@ -100,6 +103,8 @@ class Recorded:
         self.device = devices.get(job.device)
         if job.tf32:
             self.device.tf32 = True
+        if not job.deterministic:
+            self.device.deterministic = False
         self.tape = Tape(self.device)
         with use(self.tape):
             random.seed(job.seed)

@@ -295,17 +295,25 @@ class Products:
         return lambda: self.runtime._issue(stream, body)
 
 
-class Convolutions:
+class Dnn:
+    """cuDNN's results, by NumPy. Where they need not repeat their bits, the last ones of a convolution's weight gradient are
+    anyone's."""
+
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
 
-    def bind(self, call: cuda.Convolution, stream: Queue, tf32: bool) -> Thunk:
-        return lambda: self.runtime._issue(stream, lambda: run(call))
+    def bind(self, call: cuda.Convolution, stream: Queue, *, tf32: bool, deterministic: bool) -> Thunk:
+        def body() -> None:
+            run(call)
+            if not deterministic and call.what == "weight_grad":
+                call.w[...] = np.nextafter(call.w, np.inf) if self.runtime.random.integers(2) else call.w
+
+        return lambda: self.runtime._issue(stream, body)
 
 
 def device(seed: int = 0) -> Cuda:
     """A CUDA device without a GPU, one more each time. It is known as the owner of its memory, but not found by name."""
     runtime = Runtime(seed)
-    made = Cuda(runtime, lambda: Products(runtime), lambda: Convolutions(runtime), "cuda:0")
+    made = Cuda(runtime, lambda: Products(runtime), lambda: Dnn(runtime), "cuda:0")
     devices._devices[min(devices._devices, default=0) - 1] = made
     return made

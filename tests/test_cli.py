@@ -187,6 +187,8 @@ def test_table_marks_the_best(capsys):
     (["train", *SMALL, "--batch-size", "100000"], "100000"),
     (["train", *SMALL, "--device", "tpu"], "tpu"),
     (["train", *SMALL, "--device", "cuda"], "cuda"),
+    (["train", *SMALL, "--nondeterministic"], "nondeterministic is a choice of CUDA devices; cpu"),
+    (["compare", *SMALL, "--device", "cpu", "--nondeterministic"], "nondeterministic is a choice of CUDA devices; cpu"),
     (["train", *SMALL, "--scheduler", "in_order", "--streams", "2"], "contradicts"),
     (["train", *SMALL, "--scheduler", "multi_stream", "--streams", "1"], "2 streams"),
     (["train", *SMALL, "--memory-limit", "1kB"], "limit"),

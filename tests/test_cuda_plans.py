@@ -9,10 +9,11 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import pickle
 import shutil
 import subprocess
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -51,26 +52,39 @@ def dense(*shape: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return shape, strides_of(shape)
 
 
-SQUARE = Key("forward", dense(32, 8, 8, 64), dense(64, 3, 3, 64), dense(32, 8, 8, 64), (1, 1), (1, 1), (1, 1), "float32", False)
+SQUARE = Key("forward", dense(32, 8, 8, 64), dense(64, 3, 3, 64), dense(32, 8, 8, 64), (1, 1), (1, 1), (1, 1), "float32", False, True)
+STRICT = [replace(SQUARE, what=what, dtype=dtype, tf32=tf32) for what in ("forward", "input_grad", "weight_grad")
+          for dtype, tf32 in (("float32", False), ("float32", True), ("bfloat16", False))]
+LOOSE = [replace(key, deterministic=False) for key in STRICT]
 IMPOSSIBLE = replace(SQUARE, w=dense(63, 3, 3, 32), y=dense(32, 8, 8, 63))  # two groups of 63 outputs
 
-#: reads (properties, keys) and writes for each key its workspace and engine, or what was said instead
+#: reads (properties, keys, those of which all engines are tried) and writes for each key its workspace and engine, or what was
+#: said instead, and the engines and settings that were let through
 BUILD = """
-import json, re, sys
+import json, pickle, re, sys
 import cudnn
-from minidl.cuda.convolutions import Key, plan
+from minidl.cuda.dnn import plan
 
-def tuples(value):
-    return tuple(map(tuples, value)) if isinstance(value, list) else value
+properties, keys, tried = pickle.load(sys.stdin.buffer)
+device = cudnn.create_device_properties(properties)
 
-properties, keys = json.load(sys.stdin)
-device = cudnn.create_device_properties(json.dumps(properties))
+def let_through(graph):
+    names = []
+    for i in range(graph.get_execution_plan_count()):
+        try:
+            graph.build_plan_at_index(i)
+            names.append(graph.get_plan_name_at_index(i))
+        except cudnn.cudnnGraphNotSupportedError:
+            pass
+    return names
+
 found = []
 for key in keys:
     try:
-        graph = plan(Key(**{k: tuples(v) for k, v in key.items()}), device_property=device, sm_version=900, sm_count=132)
+        graph = plan(key, device_property=device, sm_version=900, sm_count=132)
         engine = re.search(rb'"engineId":(\\d+)', bytes(graph.serialize()))
         found.append({"workspace": graph.get_workspace_size(), "engine": int(engine[1])})
+        found[-1] |= {"through": let_through(graph)} if key in tried else {}
     except RuntimeError as error:
         found.append({"error": str(error)})
 print(json.dumps(found))
@@ -105,11 +119,10 @@ def plans(environment: dict[str, str]) -> list[dict[Key, dict[str, Any]]]:
     """What became of every key of this file, in one process, which builds them twice. cuDNN says on standard error which
     further functions of the driver it would like."""
     keys = [SQUARE, *(key for case in CASES for joined in (False, True) for key in convolutions(*case, joined=joined))]
-    keys += [replace(SQUARE, what=what) for what in ("input_grad", "weight_grad")]
-    wanted = [*dict.fromkeys(replace(key, **given) for key in keys for given in ARITHMETIC.values()), IMPOSSIBLE]
-    given = json.dumps([json.loads(PROPERTIES.read_text()), [asdict(key) for key in wanted * 2]])
-    done = subprocess.run([sys.executable, "-c", BUILD], input=given, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr[-2000:]
+    wanted = [*dict.fromkeys([*(replace(key, **given) for key in keys for given in ARITHMETIC.values()), *STRICT, *LOOSE]), IMPOSSIBLE]
+    given = pickle.dumps((PROPERTIES.read_text(), wanted * 2, LOOSE + STRICT))
+    done = subprocess.run([sys.executable, "-c", BUILD], input=given, env=environment, capture_output=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:].decode()
     found = json.loads(done.stdout)
     return [dict(zip(wanted, part, strict=True)) for part in (found[: len(wanted)], found[len(wanted) :])]
 
@@ -134,7 +147,7 @@ def convolutions(network: str, size: int, batch: int = 32, joined: bool = False)
         for call in KERNELS[launch.kernel].cuda_calls(reads, writes, work, dict(launch.constants)):
             if isinstance(call, cuda.Convolution):
                 assert joined or cuda.contiguous(call.x, call.w, call.y), "plans are for arrays that lie together"
-                found.add(Key.of(call, False))
+                found.add(Key.of(call, False, True))
     return frozenset(found)
 
 
@@ -151,6 +164,13 @@ def test_strict_float32_takes_other_engines_than_tf32(plans: list[dict[Key, dict
     for what in ("forward", "input_grad", "weight_grad"):
         strict, rounded = (plans[0][replace(SQUARE, what=what, tf32=tf32)]["engine"] for tf32 in (False, True))
         assert strict != rounded, f"{what}: engine {strict}"
+
+
+def test_only_engines_that_repeat_their_bits_unless_others_are_asked_for(plans: list[dict[Key, dict[str, Any]]]) -> None:
+    """A forward convolution adds nothing up in two places; gradients may."""
+    for strict, loose in zip(STRICT, LOOSE, strict=True):
+        fewer, more = set(plans[0][strict]["through"]), set(plans[0][loose]["through"])
+        assert fewer == more if strict.what == "forward" else fewer < more, f"{strict}: {more - fewer}"
 
 
 def test_a_plan_is_the_same_each_time(plans: list[dict[Key, dict[str, Any]]]) -> None:

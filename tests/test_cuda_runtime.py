@@ -282,6 +282,27 @@ def test_the_command_line_trains_and_compares_as_on_the_cpu(found_by_name, capsy
     assert plain["loss_last"] == pytest.approx(there["loss_last"], rel=1e-4)
 
 
+CONVOLUTIONS = ("compare", "--model", "lenet", "--batch-size", "8", "--steps", "4", "--costs", "analytic", "--device", "cuda")
+
+
+def test_bits_that_need_not_be_equal_are_told_and_no_failure(found_by_name, capsys):
+    """The device that is there makes the last bits of a gradient as it likes, if it may."""
+    assert main([*CONVOLUTIONS]) == 0
+    assert "equal bit for bit\n" in capsys.readouterr().out
+    loose = command(capsys, *CONVOLUTIONS, "--nondeterministic")
+    assert not found_by_name.deterministic
+    assert not loose["bit_identical"]
+    assert not loose["deterministic"]
+    assert main([*CONVOLUTIONS, "--nondeterministic"]) == 0
+    assert "the parameters differ; with --nondeterministic they need not be equal\n" in capsys.readouterr().out
+
+
+def test_bits_that_differ_where_they_must_not_are_a_failure(found_by_name, capsys, monkeypatch):
+    monkeypatch.setattr(Cuda, "deterministic", False)  # whatever the command line says
+    assert main([*CONVOLUTIONS]) == 1
+    assert "THE PARAMETERS DIFFER" in capsys.readouterr().out
+
+
 # ------------------------------------------------------------------------------------------------------ issuing order
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 4), st.integers(0, 30), st.integers(0, 2**32))

@@ -90,6 +90,7 @@ def job_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--strict", action="store_true", help="an error instead of a substitute where data is missing")
     parser.add_argument("--device", default="cpu", help="cpu or cuda[:N]")
     parser.add_argument("--tf32", action="store_true", help="on cuda: products and convolutions may round float32 for the tensor cores")
+    parser.add_argument("--nondeterministic", action="store_true", help="on cuda: kernels of cuDNN's may give other last bits each time")
     parser.add_argument("--dtype", default="float32", choices=list(DTYPES), help="bf16 and fp16, on cuda: products in 16 bits, parameters in float32")
     parser.add_argument("--fusion", type=rules, metavar="all|none|RULE,..",
                         help=f"launches that become one: {', '.join(RULES)} (default: all on cuda, none on cpu)")
@@ -123,8 +124,9 @@ def job(arguments: argparse.Namespace, under: str | None = None) -> Job:
     if not arguments.model:
         raise UsageError("which network? give --model NAME (see `minidl models`)")
     return Job(model=arguments.model, model_args=dict(arguments.model_arg), data=arguments.data, root=arguments.root,
-               strict=arguments.strict, device=arguments.device, tf32=arguments.tf32, dtype=arguments.dtype, batch_size=arguments.batch_size,
-               micro_batches=arguments.micro_batches, optimizer=arguments.optimizer, lr=arguments.lr, seed=arguments.seed,
+               strict=arguments.strict, device=arguments.device, tf32=arguments.tf32, deterministic=not arguments.nondeterministic,
+               dtype=arguments.dtype, batch_size=arguments.batch_size, micro_batches=arguments.micro_batches,
+               optimizer=arguments.optimizer, lr=arguments.lr, seed=arguments.seed,
                scheduler=under or str(getattr(arguments, "scheduler", "in_order")), scheduler_args=dict(arguments.scheduler_arg),
                streams=arguments.streams, memory_limit=arguments.memory_limit,
                fusion=arguments.fusion)

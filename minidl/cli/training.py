@@ -156,7 +156,7 @@ def _summary(record: dict[str, Any]) -> str:
 
 
 def compare(arguments: Any) -> int:
-    """The same training under several schedules, one seed, steps interleaved; exit 1 if the bits differ."""
+    """The same training under several schedules, one seed, steps interleaved; exit 1 if the bits differ where they must not."""
     names = [name.strip() for name in arguments.schedulers.split(",")]
     for name in names:
         check_scheduler(name)
@@ -178,12 +178,19 @@ def compare(arguments: Any) -> int:
     identical = len({r["params_sha256"] for r in records}) == 1
     keys = ("scheduler", "step_ms", "predicted_step_ms", "peak_bytes", "params_sha256", "loss_first", "loss_last", "accuracy")
     result = {"model": one.model, "data": records[0]["data"], "steps": steps, "arms": [{k: r[k] for k in keys} for r in records],
-              "bit_identical": identical}
-    show.emit(arguments, result, lambda: _comparison(records, steps, identical, trainers))
-    return 0 if identical else 1
+              "bit_identical": identical, "deterministic": one.deterministic}
+    show.emit(arguments, result, lambda: _comparison(records, steps, _verdict(identical, one.deterministic), trainers))
+    return 0 if identical or not one.deterministic else 1
 
 
-def _comparison(records: list[dict[str, Any]], steps: int, identical: bool, trainers: list[Trainer]) -> str:
+def _verdict(identical: bool, deterministic: bool) -> str:
+    found = "the parameters are equal bit for bit" if identical else "the parameters differ"
+    if not deterministic:
+        return f"{found}; with --nondeterministic they need not be equal"
+    return found if identical else "THE PARAMETERS DIFFER: this should never happen"
+
+
+def _comparison(records: list[dict[str, Any]], steps: int, verdict: str, trainers: list[Trainer]) -> str:
     first = records[0]
     base = first["step_ms"]["median"]
     rows = [(r["scheduler"], r["step_ms"]["median"], r["step_ms"]["p10"], r["step_ms"]["p90"], base / r["step_ms"]["median"],
@@ -191,6 +198,5 @@ def _comparison(records: list[dict[str, Any]], steps: int, identical: bool, trai
              r["params_sha256"][:12]) for r in records]
     head = ("scheduler", "step ms", "p10", "p90", "speed-up", "predicted ms", "peak bytes", "last loss", "accuracy", "parameters")
     grids = "\n".join(f"{t.job.scheduler}\n{t.run.schedule.grid()}" for t in trainers if len(t.run.graph) <= 40)
-    verdict = "the parameters are equal bit for bit" if identical else "THE PARAMETERS DIFFER: this should never happen"
     return (f"{first['model']} ({first['parameters']:,} parameters) on {first['data']}, {steps} steps each, interleaved\n"
             + (f"\n{grids}\n\n" if grids else "") + show.table(head, rows) + f"\n\n{verdict}")

@@ -1,17 +1,15 @@
-"""Convolutions through cuDNN's frontend: the only file that knows it.
+"""Convolutions as cuDNN's graphs know them; `dnn` makes plans of them. Images are NHWC in memory, filters KRSC.
 
-A plan is made for each key (operation, shapes, types, arithmetic) once and kept, so that every executor runs the same
-one and bits agree; each stream has its own handle and workspace. Only deterministic engines are taken, and in strict
-float32 none that rounds its inputs for the tensor cores. Images are NHWC in memory, filters KRSC.
+In strict float32 no engine is taken that rounds its inputs for the tensor cores, and none, unless it is asked for, that
+does not repeat its bits.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
-from ..kernels import Thunk, cuda
+from ..kernels import cuda
 
 X, W, Y = 1, 2, 3  #: names of the tensors in a plan
 
@@ -30,52 +28,37 @@ class Key:
     dilation: tuple[int, int]
     dtype: str
     tf32: bool
+    deterministic: bool
 
     @classmethod
-    def of(cls, call: cuda.Convolution, tf32: bool) -> Key:
+    def of(cls, call: cuda.Convolution, tf32: bool, deterministic: bool) -> Key:
         dtype = str(call.x.dtype)
         x, w, y = ((tuple(a.shape), tuple(s // a.itemsize for s in a.strides)) for a in (call.x, call.w, call.y))
-        return cls(call.what, x, w, y, call.stride, call.padding, call.dilation, dtype, tf32 and dtype == "float32")
+        return cls(call.what, x, w, y, call.stride, call.padding, call.dilation, dtype, tf32 and dtype == "float32", deterministic)
 
+    @property
+    def unwanted(self) -> list[str]:
+        """What an engine must not do, as cuDNN names it."""
+        rounds = ["TENSOR_CORE", "DOWN_CONVERT_INPUTS"] if self.dtype == "float32" and not self.tf32 else []
+        return [*(["NONDETERMINISTIC"] if self.deterministic else []), *rounds]
 
-def plan(key: Key, **options: Any) -> Any:
-    """A built plan. `options` go to cudnn's graph: a handle, or the properties of a device that is not there.
+    def describe(self, graph: Any) -> None:
+        """Puts the convolution into a graph of cuDNN's."""
+        shapes = {X: self.x, W: self.w, Y: self.y}
 
-    Raises RuntimeError where cuDNN has no engine that is deterministic and exact enough.
-    """
-    import cudnn
+        def tensor(uid: int) -> Any:
+            dims, strides = _channels_second(*shapes[uid])
+            return graph.tensor(name="?xwy"[uid], dim=dims, stride=strides, uid=uid)
 
-    kind = {"float32": cudnn.data_type.FLOAT, "float16": cudnn.data_type.HALF, "bfloat16": cudnn.data_type.BFLOAT16}[key.dtype]
-    graph = cudnn.pygraph(io_data_type=kind, intermediate_data_type=cudnn.data_type.FLOAT, compute_data_type=cudnn.data_type.FLOAT, **options)
-    shapes = {X: key.x, W: key.w, Y: key.y}
-
-    def tensor(uid: int) -> Any:
+        window = {"padding": list(self.padding), "stride": list(self.stride), "dilation": list(self.dilation)}
+        if self.what == "forward":
+            out, uid = graph.conv_fprop(image=tensor(X), weight=tensor(W), **window), Y
+        elif self.what == "input_grad":
+            out, uid = graph.conv_dgrad(loss=tensor(Y), filter=tensor(W), **window), X
+        else:
+            out, uid = graph.conv_wgrad(image=tensor(X), loss=tensor(Y), **window), W
         dims, strides = _channels_second(*shapes[uid])
-        return graph.tensor(name="?xwy"[uid], dim=dims, stride=strides, data_type=kind, uid=uid)
-
-    window = {"padding": list(key.padding), "stride": list(key.stride), "dilation": list(key.dilation)}
-    if key.what == "forward":
-        out, uid = graph.conv_fprop(image=tensor(X), weight=tensor(W), **window), Y
-    elif key.what == "input_grad":
-        out, uid = graph.conv_dgrad(loss=tensor(Y), filter=tensor(W), **window), X
-    else:
-        out, uid = graph.conv_wgrad(image=tensor(X), loss=tensor(Y), **window), W
-    dims, strides = _channels_second(*shapes[uid])
-    out.set_output(True).set_dim(dims).set_stride(strides).set_data_type(kind).set_uid(uid)
-    notes = cudnn.numerical_note
-    unwanted = [notes.NONDETERMINISTIC]
-    if key.dtype == "float32" and not key.tf32:
-        unwanted += [notes.TENSOR_CORE, notes.DOWN_CONVERT_INPUTS]
-    try:
-        graph.validate()
-        graph.build_operation_graph()
-        graph.create_execution_plans([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
-        graph.deselect_numeric_notes(unwanted)
-        graph.check_support()
-        graph.build_plans()
-    except Exception as error:  # the frontend raises several kinds
-        raise RuntimeError(f"cuDNN has no plan for {key}: {error}") from error
-    return graph
+        out.set_output(True).set_dim(dims).set_stride(strides).set_uid(uid)
 
 
 def _channels_second(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[list[int], list[int]]:
@@ -83,39 +66,6 @@ def _channels_second(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[
     return [shape[axis] for axis in (0, 3, 1, 2)], [strides[axis] for axis in (0, 3, 1, 2)]
 
 
-class Convolutions:
-    """cuDNN on one device."""
-
-    def __init__(self, driver: Any) -> None:
-        import cudnn
-
-        self.cudnn, self.driver = cudnn, driver
-        self._handles: dict[int, Any] = {}
-        self._plans: dict[Key, Any] = {}
-        self._workspaces: dict[int, Any] = {}
-
-    def _handle(self, stream: Any) -> Any:
-        if stream.number not in self._handles:
-            handle = self.cudnn.create_handle()
-            self.cudnn.set_stream(handle=handle, stream=stream.ptr)
-            self._handles[stream.number] = handle
-        return self._handles[stream.number]
-
-    def bind(self, call: cuda.Convolution, stream: Any, tf32: bool) -> Thunk:
-        """One prebuilt call. `tf32` as for products. Raises RuntimeError where cuDNN has no plan."""
-        key, handle = Key.of(call, tf32), self._handle(stream)
-        if key not in self._plans:
-            self._plans[key] = plan(key, handle=handle)
-        graph = self._plans[key]
-        workspace = self._workspace(stream, max(1, int(graph.get_workspace_size())))
-        pointers = {X: cuda.pointer(call.x), W: cuda.pointer(call.w), Y: cuda.pointer(call.y)}
-        thunk: Any = partial(graph.execute, pointers, workspace.data.ptr, handle=handle)
-        thunk.owners = (call, graph, workspace)
-        return thunk
-
-    def _workspace(self, stream: Any, nbytes: int) -> Any:
-        """The stream's own, as large as any plan there needs; calls keep the one that they were bound to."""
-        held = self._workspaces.get(stream.number)
-        if held is None or held.nbytes < nbytes:
-            held = self._workspaces[stream.number] = self.driver.allocate(nbytes, stream)
-        return held
+def pointers(call: cuda.Convolution) -> dict[int, int]:
+    """The addresses of a plan's tensors."""
+    return {X: cuda.pointer(call.x), W: cuda.pointer(call.w), Y: cuda.pointer(call.y)}

@@ -24,17 +24,20 @@ PACKAGES = {"cupy": "cupy", "nvmath": "nvmath-python", "cudnn": "nvidia-cudnn-fr
 
 
 class Cuda:
-    """One GPU. `driver`, `products`, `convolutions`: what runs the three kinds of calls; the tests put others in their
-    place. `tf32`: whether float32 products and convolutions that are bound from now on may round their inputs for the
-    tensor cores."""
+    """One GPU. `driver`, `products`, `dnn`: what runs the kinds of calls; the tests put others in their place.
+
+    Of calls that are bound from now on, `tf32`: whether float32 products and convolutions may round their inputs for the
+    tensor cores; `deterministic`: whether a call of cuDNN must give the same bits each time.
+    """
 
     tf32 = False
+    deterministic = True
     captures = True
     halves = True
 
-    def __init__(self, driver: Any, products: Callable[[], Any], convolutions: Callable[[], Any], name: str) -> None:
+    def __init__(self, driver: Any, products: Callable[[], Any], dnn: Callable[[], Any], name: str) -> None:
         self.driver, self.name = driver, name
-        self._make = {"products": products, "convolutions": convolutions}
+        self._make = {"products": products, "dnn": dnn}
         self._made: dict[str, Any] = {}
         self.main = driver.stream()
         self._slots: list[tuple[Any, Any]] = []  #: pinned memory and events for `fetch` that are free
@@ -168,7 +171,7 @@ class Cuda:
         if isinstance(call, cuda.Product):
             return self._library("products").bind(call, stream, self.tf32)
         if isinstance(call, cuda.Convolution):
-            return self._library("convolutions").bind(call, stream, self.tf32)
+            return self._library("dnn").bind(call, stream, tf32=self.tf32, deterministic=self.deterministic)
         if isinstance(call, cuda.Zeros):
             return self.driver.zeros(call.out, stream)
         return self.driver.copy(call.source, call.out, stream)
@@ -305,12 +308,12 @@ def _open(ordinal: int) -> Cuda:
 
         return Products(driver)
 
-    def convolutions() -> Any:
-        from .convolutions import Convolutions
+    def dnn() -> Any:
+        from .dnn import Dnn
 
-        return Convolutions(driver)
+        return Dnn(driver)
 
-    return Cuda(driver, products, convolutions, f"cuda:{ordinal}")
+    return Cuda(driver, products, dnn, f"cuda:{ordinal}")
 
 
 def owner(memory: Any) -> Cuda:
