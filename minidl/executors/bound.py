@@ -43,14 +43,13 @@ class Bound:
         self._outputs = [(graph.storages[v.storage].name, self.array(v)) for v in graph.outputs]
         self._labels = self._label_limits()
 
-    def load_random(self, random: np.random.Generator) -> None:
-        """Fills the inputs with values that a step can work on: normal numbers, labels in range."""
+    def load_random(self, random: np.random.Generator) -> tuple[Any, ...]:
+        """Fills the inputs with values that a step can work on (normal numbers, labels in range), and gives them."""
         classes = dict(self._labels)
-        self.load(tuple(random.integers(0, classes.get(i, 2), a.shape) if a.dtype.kind == "i"
-                        else random.standard_normal(a.shape).astype(a.dtype) for i, a in enumerate(self._inputs)))
-
-    def copies_of_inputs(self) -> tuple[Any, ...]:
-        return tuple(np.array(self.device.read(array)) for array in self._inputs)
+        values = tuple(random.integers(0, classes.get(i, 2), a.shape) if a.dtype.kind == "i"
+                       else random.standard_normal(a.shape).astype(a.dtype) for i, a in enumerate(self._inputs))
+        self.load(values)
+        return values
 
     @property
     def persistent(self) -> list[Any]:
