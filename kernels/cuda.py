@@ -11,7 +11,7 @@ import ctypes
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -43,10 +43,24 @@ class Struct:
     content: bytes
 
 
+class Flag:
+    """What FLAG is an instance of: among a launch's arguments it means the int32 (1,) of the device that runs it.
+
+    Updates set it to 1, atomically, where they use a gradient that is not finite; no kernel reads it. So it is no buffer of
+    a graph, and orders nothing.
+    """
+
+    def __repr__(self) -> str:
+        return "FLAG"
+
+
+FLAG = Flag()
+
+
 @dataclass(frozen=True)
 class Grid:
     """One launch of one of our kernels. `kernel` with its template arguments: `relu<float>`; `arguments` in the order
-    of its parameters: arrays for pointers, Python numbers, `Struct`s. `shared`: bytes of dynamic shared memory."""
+    of its parameters: arrays for pointers, Python numbers, `Struct`s, FLAG. `shared`: bytes of dynamic shared memory."""
 
     source: str
     kernel: str
@@ -54,6 +68,12 @@ class Grid:
     threads: tuple[int, ...]
     arguments: tuple[Any, ...]
     shared: int = 0
+
+    def flagged(self, flag: Any) -> Grid:
+        """The launch with this int32 array (1,) in the place of FLAG: what a device packs and runs."""
+        if not any(a is FLAG for a in self.arguments):
+            return self
+        return replace(self, arguments=tuple(flag if a is FLAG else a for a in self.arguments))
 
 
 @dataclass(frozen=True)

@@ -37,15 +37,15 @@ template <typename T> __device__ __forceinline__ Sum<T> factor(const Tensors& te
 }
 
 // p, g, v (null without momentum) and the copy of p (or null). Sums of products are written as fma, so that every
-// compiler rounds alike.
+// compiler rounds alike. `flag` becomes 1 where a gradient that is used is not finite.
 template <typename P, typename G, typename L>
-__global__ void sgd(Tensors tensors, const P* __restrict__ lr, double momentum, double weight_decay, bool nesterov) {
+__global__ void sgd(Tensors tensors, const P* __restrict__ lr, double momentum, double weight_decay, bool nesterov, int* flag) {
     typedef Sum<P> S;
     Share share = share_of(tensors);
     P *p = array<P>(tensors, 0, share), *v = array<P>(tensors, 2, share);
     const G* g = array<G>(tensors, 1, share);
     L* copy = array<L>(tensors, 4, share);
-    bool skip = skipped(tensors);
+    bool skip = skipped(tensors), bad = false;
     S clip = factor<P>(tensors), rate = value(lr[0]), keep = S(momentum), decay = S(weight_decay);
     for (long long i = share.first; i < share.end; i += 4 * blockDim.x) {
         int count = share.count(i);
@@ -57,7 +57,8 @@ __global__ void sgd(Tensors tensors, const P* __restrict__ lr, double momentum, 
             if (v) load(v + i, count, vs);
 #pragma unroll
             for (int k = 0; k < 4; k++) {
-                S d = fma(decay, ps[k], S(gs[k]) * clip);
+                S used = S(gs[k]) * clip, d = fma(decay, ps[k], used);
+                bad |= !isfinite(used);
                 vs[k] = fma(keep, vs[k], d);
                 ps[k] = fma(-rate, nesterov ? fma(keep, vs[k], d) : vs[k], ps[k]);
             }
@@ -71,12 +72,14 @@ __global__ void sgd(Tensors tensors, const P* __restrict__ lr, double momentum, 
             store(copy + i, count, copies);
         }
     }
+    if (bad) atomicExch(flag, 1);
 }
 
-// p, g, m, v and the copy of p (or null). `rest1` is 1 - beta1; `shrink` is the decoupled weight decay, `grow` the other.
+// p, g, m, v and the copy of p (or null). `rest1` is 1 - beta1; `shrink` is the decoupled weight decay, `grow` the other;
+// `flag` as for sgd.
 template <typename P, typename G, typename L>
 __global__ void adam(Tensors tensors, const P* __restrict__ lr, const double* __restrict__ powers, double beta1, double rest1,
-                     double beta2, double rest2, double eps, double shrink, double grow) {
+                     double beta2, double rest2, double eps, double shrink, double grow, int* flag) {
     typedef Sum<P> S;
     __shared__ S first_scale;
     __shared__ S second_scale;
@@ -84,7 +87,7 @@ __global__ void adam(Tensors tensors, const P* __restrict__ lr, const double* __
     P *p = array<P>(tensors, 0, share), *m = array<P>(tensors, 2, share), *v = array<P>(tensors, 3, share);
     const G* g = array<G>(tensors, 1, share);
     L* copy = array<L>(tensors, 4, share);
-    bool skip = skipped(tensors);
+    bool skip = skipped(tensors), bad = false;
     S clip = factor<P>(tensors), rate = value(lr[0]);
     if (threadIdx.x == 0) {
         first_scale = rate / S(1 - powers[1]);
@@ -103,7 +106,8 @@ __global__ void adam(Tensors tensors, const P* __restrict__ lr, const double* __
             load(v + i, count, vs);
 #pragma unroll
             for (int k = 0; k < 4; k++) {
-                S d = fma(S(grow), ps[k], S(gs[k]) * clip);
+                S used = S(gs[k]) * clip, d = fma(S(grow), ps[k], used);
+                bad |= !isfinite(used);
                 ms[k] = fma(S(beta1), ms[k], S(rest1) * d);
                 vs[k] = fma(S(beta2), vs[k], S(rest2) * d * d);
                 ps[k] = fma(ps[k], left, -(size * ms[k] / fma(sqrt(vs[k]), root, S(eps))));
@@ -119,6 +123,7 @@ __global__ void adam(Tensors tensors, const P* __restrict__ lr, const double* __
             store(copy + i, count, copies);
         }
     }
+    if (bad) atomicExch(flag, 1);
 }
 
 // g -> g / scale, which may be of another type. `flag` was 0 and becomes 1 where something is not finite.
@@ -136,8 +141,7 @@ template <typename G, typename L> __global__ void unscale(Tensors tensors, const
 #pragma unroll
         for (int k = 0; k < 4; k++) {
             outs[k] = Sum<L>(gs[k] * Sum<G>(inverse));
-            Sum<L> written = value(as<L>(outs[k]));
-            if (!(written - written == 0)) bad = 1;
+            if (!isfinite(value(as<L>(outs[k])))) bad = 1;
         }
         store(out + i, count, outs);
     }
@@ -170,7 +174,7 @@ __global__ void scale_update(const float* scale, const int* good, const int* fla
     }
     bool grows = *good + 1 >= interval;
     float larger = (float)(*scale * growth);
-    *scale_after = grows && larger - larger == 0 ? larger : *scale;
+    *scale_after = grows && isfinite(larger) ? larger : *scale;
     *good_after = grows ? 0 : *good + 1;
 }
 

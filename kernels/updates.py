@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .cuda import Call, Copy, Grid, LaunchError, Struct, c_type, pointer
+from .cuda import FLAG, Call, Copy, Grid, LaunchError, Struct, c_type, pointer
 from .registry import Thunk, flat, kernel, ufunc
 
 
@@ -21,7 +21,8 @@ class Rule:
     Both read for each parameter itself, its gradient and its states; then for all the learning rate (and what else is
     `shared`), with `clipped` a factor (1,) of the gradients, with `guarded` a flag (1,) int32: nothing changes where it is
     not 0. They write for each the parameter, its states and, if `copy` is a type, a copy of the parameter in that type.
-    Gradients may be of a smaller type than their parameters.
+    Gradients may be of a smaller type than their parameters. On CUDA they set the device's flag where a gradient times its
+    factor is not finite, unless nothing changes.
     """
 
     name: str
@@ -168,7 +169,7 @@ def over_tensors(kernel: str, groups: Sequence[Sequence[Any]], *arguments: Any, 
 
 
 def _on_cuda(name: str, updates: Sequence[Update], factor: Any, skip: Any, *arguments: Any) -> list[Call]:
-    """All updates in place, after copies where places differ."""
+    """All updates in place, after copies where places differ. The kernel takes the device's flag last."""
     calls: list[Call] = [Copy(before, after) for u in updates for before, after in u.moves
                          if after.size and pointer(before) != pointer(after)]
     alike: dict[str, list[Any]] = {}
@@ -180,5 +181,5 @@ def _on_cuda(name: str, updates: Sequence[Update], factor: Any, skip: Any, *argu
         first, second, *_ = (*u.states_after, None, None)
         alike.setdefault(", ".join(map(c_type, typed)), []).append((u.after, u.g, first, second, u.copy))
     for types, groups in alike.items():
-        calls += over_tensors(f"{name}<{types}>", groups, *arguments, factor=factor, skip=skip)
+        calls += over_tensors(f"{name}<{types}>", groups, *arguments, FLAG, factor=factor, skip=skip)
     return calls

@@ -73,6 +73,14 @@ class CPU:
         values = array.copy()
         return lambda: values
 
+    def not_finite(self) -> bool | None:
+        """Whether an update has used a gradient that is not finite since this was asked last; None: updates do not look."""
+        return None
+
+    def fetch_not_finite(self) -> Callable[[], bool | None]:
+        """The same as a call that waits for it, of what was issued before."""
+        return self.not_finite
+
     def write(self, array: Any, value: Any) -> None:
         """Host values into an array, after all that was issued before."""
         array[...] = value

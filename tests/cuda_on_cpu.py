@@ -31,6 +31,15 @@ from minidl.kernels.conv import Geometry
 HEADER = Path(__file__).with_name("cuda_stand_in.h")
 FLAGS = ("-std=c++20", "-O1", "-g1", "-w", "-ffp-contract=off", "-U_FORTIFY_SOURCE")
 LIBRARY = ("-fPIC", "-shared")
+FLAG = np.zeros(1, np.int32)  #: in the place of `cuda.FLAG`
+
+
+def not_finite() -> bool:
+    """Whether an update has used a gradient that is not finite since this was asked last."""
+    if os.environ.get("MINIDL_TEST_GPU"):
+        return bool(get("cuda").not_finite())
+    found, FLAG[0] = bool(FLAG[0]), 0
+    return found
 
 
 @contextmanager
@@ -135,7 +144,7 @@ def _wide(a: Any) -> Any:
 def run(call: cuda.Call, seed: int = 0) -> None:
     """What the driver, cuBLAS and cuDNN would do."""
     if isinstance(call, cuda.Grid):
-        run_grid(call, seed=seed)
+        run_grid(call.flagged(FLAG), seed=seed)
     elif isinstance(call, cuda.Product):
         y = np.matmul(_wide(call.a), _wide(call.b))
         y = y if call.bias is None else y + _wide(call.bias)
@@ -189,5 +198,6 @@ class CudaOnCpu(CPU):
         reads, writes, work = ([array(v) for v in views] for views in (launch.reads, launch.writes, launch.work))
         thunks: list[Thunk] = []
         for call in KERNELS[launch.kernel].cuda_calls(reads, writes, work, dict(launch.constants)):
-            thunks.append(partial(run_grid, call, cuda.Packed(call)) if isinstance(call, cuda.Grid) else partial(run, call))
+            grid = call.flagged(FLAG) if isinstance(call, cuda.Grid) else None
+            thunks.append(partial(run_grid, grid, cuda.Packed(grid)) if grid else partial(run, call))
         return thunks

@@ -318,4 +318,5 @@ template <class T, class F> static inline T stand_in_update(T* p, F f) {
     return old;
 }
 template <class T> static inline T atomicAdd(T* p, T x) { return stand_in_update(p, [=](T old) { return (T)(old + x); }); }
+template <class T> static inline T atomicExch(T* p, T x) { return stand_in_update(p, [=](T) { return x; }); }
 template <class T> static inline T atomicMax(T* p, T x) { return stand_in_update(p, [=](T old) { return old < x ? x : old; }); }

@@ -6,7 +6,7 @@ import ctypes
 
 import numpy as np
 import pytest
-from cuda_on_cpu import run_kernel
+from cuda_on_cpu import not_finite, run_kernel
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -127,6 +127,72 @@ def test_the_cpu_form_for_many_is_the_reference(name, constants, options):
             for thunk in kernel.bind(reads, writes, work, constants_of_all):
                 thunk()
             close(writes, expected, "float32")
+
+
+BAD = [np.nan, np.inf, -np.inf]
+
+
+def flagged(name, constants, groups, common, seed=0, **options):
+    """Whether the flag is set by an update of these parameters, which writes elsewhere; and what is written."""
+    writes = [np.full_like(a, np.nan) for group in groups for a in (group[0], *group[2:])]
+    not_finite()
+    run_kernel(f"{name}_many", [a for group in groups for a in group] + common, writes, seed=seed, count=len(groups), **constants, **options)
+    return not_finite(), writes
+
+
+@pytest.mark.parametrize("bad", BAD)
+@pytest.mark.parametrize("gradient", ["float16", "float32", "float64"])
+@pytest.mark.parametrize(("name", "constants"), RULES)
+def test_one_gradient_that_is_not_finite_sets_the_flag(name, constants, gradient, bad):
+    """Wherever it is: in the last of many shares, between four neighbours and beside them; for one parameter and for many."""
+    dtype = "float64" if gradient == "float64" else "float32"
+    groups, common = [own(name, constants, n, dtype, gradient) for n in (5, 5000, 33)], shared(name, dtype)
+    assert not flagged(name, constants, groups, common)[0]
+    for tensor, places in ((0, (4,)), (1, (0, 2047, 2049, 4997, 4999)), (2, (32,))):
+        for place in places:
+            g = groups[tensor][1]
+            before, g[place] = g[place], bad
+            assert flagged(name, constants, groups, common, seed=place)[0], (tensor, place)
+            run_kernel(name, single(name, constants, groups[tensor], common), [a.copy() for a in (groups[tensor][0], *groups[tensor][2:])], **constants)
+            assert not_finite(), (tensor, place)
+            g[place] = before
+    assert not flagged(name, constants, groups, common)[0]
+
+
+@pytest.mark.parametrize("bad", BAD)
+@pytest.mark.parametrize(("name", "constants"), RULES[2:5])
+def test_a_step_that_is_skipped_sets_no_flag(name, constants, bad):
+    groups = [own(name, constants, n, "float32", "float16") for n in (5, 3000)]
+    groups[1][1][2999] = bad
+    for skip in (1, 0):
+        for clipped in (False, True):
+            found, writes = flagged(name, constants, groups, shared(name, "float32", clipped, skip), clipped=clipped, guarded=True)
+            assert found == (not skip)
+            assert skip == all(np.isfinite(a).all() for a in writes)
+
+
+@pytest.mark.parametrize(("name", "constants"), RULES[2:5])
+def test_the_flag_tells_of_gradients_as_they_are_used(name, constants):
+    """So of the clip factor, which makes 0 and NaN of finite and infinite ones; of no parameter, state or rate."""
+    (p, g, *states), common = own(name, constants, 33, "float32"), shared(name, "float32", clipped=True)
+    common[-1][0] = np.nan
+    assert flagged(name, constants, [[p, g, *states]], common, clipped=True)[0]
+    common[-1][0] = 2.0
+    large = np.full_like(g, 3e38)
+    assert flagged(name, constants, [[p, large, *states]], common, clipped=True)[0]
+    assert not flagged(name, constants, [[p, large, *states]], common[:-1])[0]
+    common[-1][0], common[0][0] = 0.0, np.inf
+    assert not flagged(name, constants, [[np.full_like(p, np.nan), large, *(np.full_like(s, np.inf) for s in states)]], common, clipped=True)[0]
+
+
+def test_a_launch_without_its_flag_is_refused():
+    p, g, lr = numbers(3, dtype="float32"), numbers(3, dtype="float32"), np.ones(1, "float32")
+    (call,) = KERNELS["sgd"].cuda_calls([p, g, lr], [p], [], {})
+    assert call.arguments[-1] is cuda.FLAG
+    for launch in (call, call.flagged(p)):
+        with pytest.raises(cuda.LaunchError, match=r"sgd<.*>: argument 5 is int\*, not"):
+            cuda.check(launch)
+    cuda.check(call.flagged(np.zeros(1, np.int32)))
 
 
 def test_bfloat16_copies_and_gradients():

@@ -41,6 +41,8 @@ class Cuda:
         self._made: dict[str, Any] = {}
         self.main = driver.stream()
         self._slots: list[tuple[Any, Any]] = []  #: pinned memory and events for `fetch` that are free
+        self.flag_memory = self.allocate(4)
+        self._flag = self.array(self.flag_memory, View(0, (1,), (1,), 0, "int32"))  #: what launches call `cuda.FLAG`
         self._streams = [self.main]
         self._priorities = [0]
 
@@ -99,6 +101,17 @@ class Cuda:
             return found[0]
 
         return value
+
+    def not_finite(self) -> bool:
+        """Whether an update has used a gradient that is not finite since this was asked last, or fetched. Waits for what was
+        issued."""
+        return self.fetch_not_finite()()
+
+    def fetch_not_finite(self) -> Callable[[], bool]:
+        """The same, sent to the host behind what was issued before, as by `fetch`: the call waits for it."""
+        found = self.fetch(self._flag)
+        self.driver.zeros(self._flag, self.main)()
+        return lambda: bool(found()[0])
 
     def write(self, array: Any, value: Any) -> None:
         """Host values into an array, after all that was issued before. One number goes with a launch and is not waited
@@ -167,7 +180,7 @@ class Cuda:
 
     def _thunk(self, call: cuda.Call, stream: Any) -> Thunk:
         if isinstance(call, cuda.Grid):
-            return self.driver.launch(call, stream)
+            return self.driver.launch(call.flagged(self._flag), stream)
         if isinstance(call, cuda.Product):
             return self._library("products").bind(call, stream, self.tf32)
         if isinstance(call, cuda.Convolution):

@@ -180,10 +180,11 @@ class Captured(Streams):
 
     def _warm_up(self, segments: list[Segment]) -> None:
         """Issues everything once, so that what libraries set up at a first call is there, and undoes what it did."""
-        before = [self.device.duplicate(memory) for memory in self.work.persistent]
+        changed = [*self.work.persistent, self.device.flag_memory]
+        before = [self.device.duplicate(memory) for memory in changed]
         for segment in segments:
             _issue(segment.calls, [segment] * len(segment.calls))
-        for memory, saved in zip(self.work.persistent, before, strict=True):
+        for memory, saved in zip(changed, before, strict=True):
             self.device.copier(saved, memory)()
         self.driver.synchronize_device()
 
