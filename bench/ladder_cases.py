@@ -1,0 +1,89 @@
+"""What the ladder is climbed on: networks with their batches, precisions, and how long is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import minidl as ml
+from minidl import models
+
+BATCH = 32
+CYCLE = 4  #: batches that steps take in turn
+
+
+@dataclass(frozen=True)
+class Case:
+    """A network and its batch size."""
+
+    model: str
+    arguments: Mapping[str, Any]
+    batch: int = BATCH
+
+    def complete(self) -> dict[str, Any]:
+        """All arguments, those of the preset spelled out."""
+        given = dict(self.arguments)
+        preset = given.pop("preset", None)
+        return {**models.arguments(self.model), **(models.preset_arguments(self.model, preset) if preset else {}), **given}
+
+
+def _cases() -> dict[str, Case]:
+    """The small images of both networks first, then both at full size, then what lies between."""
+    order = [("m", 0.25, 32), ("d", 12, 32), ("m", 1.0, 224), ("d", 32, 224), ("m", 1.0, 32), ("d", 32, 32), ("m", 0.25, 224), ("d", 12, 224),
+             ("m", 0.5, 32), ("m", 0.75, 32), ("d", 24, 32), ("m", 0.5, 224), ("m", 0.75, 224), ("d", 24, 224)]
+    kinds = {"m": ("mobilenet_v3_large", "width", "a"), "d": ("densenet121", "growth", "k")}
+    found = {}
+    for kind, value, size in order:
+        name, argument, letter = kinds[kind]
+        case = Case(name, {argument: value, "image_size": size, "classes": 10 if size == 32 else 1000})
+        found[f"{name} {letter}{value:g} {size}px b{BATCH}"] = case
+    return found
+
+
+CASES = _cases()
+FIRST = tuple(CASES)[:2]  #: what a first compiler is tried on
+
+
+def batches(case: Case, shape: Sequence[int], classes: int) -> list[tuple[Any, Any]]:
+    """Random images (n, h, w, c) and labels."""
+    rng = np.random.default_rng(0)
+    return [(rng.standard_normal((case.batch, *shape), np.float32), rng.integers(0, classes, case.batch)) for _ in range(CYCLE)]
+
+
+@dataclass(frozen=True)
+class Precision:
+    """Arithmetic that both sides use. `tf32`: products and convolutions of float32 may round their inputs for the tensor
+    cores; `low`: the type of products in mixed precision; `rounding`: relative errors of a loss that are as good as none."""
+
+    name: str
+    tf32: bool
+    low: str | None
+    rounding: float
+
+    def autocast(self) -> AbstractContextManager[None]:
+        """In which our models are recorded."""
+        return ml.autocast(self.low) if self.low else nullcontext()
+
+
+PRECISIONS = {p.name: p for p in (Precision("tf32", True, None, 1e-3), Precision("bf16", True, "bfloat16", 4e-3),
+                                  Precision("float32", False, None, 1e-4))}
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long to measure: seconds of rungs in turn, and before that of warming up; steps in a group, groups at least; steps
+    after which bits are compared; single steps whose cost on the host is taken."""
+
+    seconds: float = 20.0
+    warm_up: float = 1.5
+    group: int = 20
+    groups: int = 10
+    steps: int = 50
+    single: int = 30
+
+
+QUICK = Effort(seconds=2.0, warm_up=0.2, group=5, groups=3, steps=10, single=5)

@@ -1,0 +1,103 @@
+"""The rungs of minidl: single launches on one stream and on several, the same as CUDA graphs, fused launches."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from common import sgd_step
+from ladder_cases import Case, Precision, batches
+from ladder_rungs import DeviceClock, Rung
+
+import minidl as ml
+from minidl import models, nn, schedulers
+from minidl.crossing import steady
+from minidl.executors import GraphExecutor, SteadyExecutor, StreamExecutor
+from minidl.fusion import fused
+from minidl.measure_pairs import measure_pairs
+from minidl.tape import Tape, use
+
+#: rungs and their schedules
+PLAIN = ("E0a in_order", "E0b multi_stream", "E0b multi_region", "E1 in_order", "E2 multi_stream", "E2 multi_region")
+FUSED = ("E3 in_order", "E3 multi_region")
+#: the first of these that is there stands for minidl against torch: chosen before anything is measured
+BEST = ("E3 multi_region", "E2 multi_region", "E1 in_order", "E0b multi_region", "E0a in_order")
+PAIRS = 60  #: pairs of groups of tasks that are measured side by side: those with most time to share
+
+
+class Ours:
+    """The minidl side of one network: trainings that all begin with the same weights and batches."""
+
+    def __init__(self, case: Case, precision: Precision, device: Any) -> None:
+        self.case, self.precision, self.device = case, precision, device
+        device.tf32 = precision.tf32
+        model = self.model()
+        self.batches = batches(case, model.input_shape, model.classes)
+
+    def model(self) -> Any:
+        with use(Tape(self.device)):
+            ml.seed(0)
+            return models.create(self.case.model, **self.case.arguments)
+
+    def recorded(self, name: str, dropout: bool = True) -> tuple[Any, Any]:
+        """A model with its first weights, and the step of it that a rung runs, as a graph."""
+        model = self.model()
+        for layer in model.modules():
+            if isinstance(layer, nn.Dropout) and not dropout:
+                layer.eval()
+        with use(Tape(self.device)), self.precision.autocast():
+            graph = ml.record(sgd_step(model), *self.batches[0])
+        return model, fused(graph, self.device) if name in FUSED else graph
+
+    def rung(self, name: str, schedule: Any) -> tuple[Rung, Any]:
+        """And its model."""
+        begin = time.perf_counter()
+        model, graph = self.recorded(name)
+        lanes = StreamExecutor if name.startswith("E0") else GraphExecutor
+        border = steady(graph, schedule).border
+        run: Any = lanes(graph, schedule, device=self.device) if border is None else SteadyExecutor(border, schedule.only, device=self.device, lanes=lanes)
+        turn = itertools.cycle(self.batches)
+        one_graph = (lambda: run._bound.load(next(turn)), run._run) if isinstance(run, GraphExecutor) else (None, None)
+        return Rung(lambda: run(*next(turn)), DeviceClock(self.device), time.perf_counter() - begin, run.peak_bytes, {"tasks": len(graph)},
+                    *one_graph, run.close), model
+
+    def losses(self, name: str, steps: int) -> list[float]:
+        """Of the first steps of a rung's graph, in order and without dropout: what torch is compared with."""
+        _, graph = self.recorded(name, dropout=False)
+        run = StreamExecutor(graph, schedulers.in_order(graph), device=self.device)
+        found = [float(run(*batch)) for batch in itertools.islice(itertools.cycle(self.batches), steps)]
+        run.close()
+        return found
+
+    def plans(self, name: str, costs: Callable[[Any, Any], Any]) -> tuple[dict[str, Any], dict[str, float]]:
+        """Schedules for the graph of a rung, and the milliseconds that a step of each should take."""
+        _, graph = self.recorded(name)
+        cost = costs(graph, self.device)
+        made = {"in_order": schedulers.in_order(graph), "multi_stream": schedulers.multi_stream(graph, cost=cost),
+                "multi_region": schedulers.multi_region(graph, cost)}
+        runs = {scheduler: steady(graph, schedule) for scheduler, schedule in made.items()}
+        return made, {scheduler: round(float(ml.simulate(run.graph, run.schedule, cost).makespan + cost.step) / 1e3, 5) for scheduler, run in runs.items()}
+
+
+def measured_costs(graph: Any, device: Any, most: int = PAIRS) -> Any:
+    """Of tasks alone, and of at most so many pairs of groups of them side by side; other pairs count as free."""
+    cost = ml.CostModel.measure(graph, device=device)
+    groups, pairs = schedulers.profile_groups(graph, cost)
+    return replace(cost, corun=measure_pairs(graph, cost, groups, longest(graph, cost, groups, pairs)[:most], device=device))
+
+
+def longest(graph: Any, cost: Any, groups: Any, pairs: Any) -> list[tuple[str, str]]:
+    """Pairs by the time that both of them take, longest first."""
+    times: dict[str, float] = {}
+    for task, microseconds in enumerate(cost.durations(graph)):
+        name = groups.get(graph.name(task), "")
+        times[name] = times.get(name, 0.0) + float(microseconds)
+    return sorted(pairs, key=lambda pair: -min(times.get(pair[0], 0.0), times.get(pair[1], 0.0)))
+
+
+def best(rungs: Sequence[str]) -> str:
+    """Of those that are there, the one that is held against torch."""
+    return next(name for name in BEST if name in rungs)

@@ -1,0 +1,107 @@
+"""What the ladder's record says: ratios of rungs, their means over networks, and how they compare with the targets.
+
+The record has for each precision, network and run what `ladder_runs` has measured. All ratios are of medians of neighbouring
+groups of one run. Knows no device.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from common import ratio
+
+FIRST_RUN = "first"
+#: rungs of which the second is meant to be faster
+STEPS = (("E0a", "E0b"), ("E1", "E2"), ("E3 in_order", "E3 multi_region"), ("E0a", "E1"), ("E1", "E3"))
+TUNED = "B1 tuned"
+#: what a graph or a compiler makes of torch's step
+ALWAYS = ("B2 graph", "B3 reduce-overhead", "B4 max-autotune")
+GRAPHS = (*ALWAYS, "B5 torchsched")  #: the last where it can be installed
+SCHEDULER = "multi_region"  #: out-of-order: chosen before anything is measured
+
+Networks = Mapping[str, Mapping[str, Mapping[str, Any]]]  #: network -> run -> what was measured
+
+
+def ratios(samples: Mapping[str, list[float]], mine: str) -> dict[str, dict[str, float]]:
+    """Of steps of the ladder, and of torch's rungs to `mine`, the one that stands for minidl."""
+    pairs = [(slow, fast) for kinds in STEPS for slow in samples if slow.startswith(kinds[0]) for fast in samples if fast.startswith(kinds[1])]
+    pairs += [(name, mine) for name in samples if name.startswith("B")]
+    return {f"{slow} / {fast}": ratio(samples, slow, fast) for slow, fast in pairs}
+
+
+def measured(entry: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The runs of a network that have times."""
+    return ((name, run) for name, run in entry.items() if "step_ms" in run)
+
+
+def median(entry: Mapping[str, Any], slow: str, fast: str | None = None) -> float | None:
+    """How many times longer one rung takes than another, or than what stands for minidl."""
+    for _, run in measured(entry):
+        found = run["ratios"].get(f"{slow} / {fast or run['minidl']}")
+        if found:
+            return float(found["median"])
+    return None
+
+
+def fastest(entry: Mapping[str, Any], rungs: Iterable[str]) -> tuple[str, float] | None:
+    """Of torch's rungs, the one that needs least time beside minidl, and how many times longer it takes."""
+    found = {name: r for name in rungs if (r := median(entry, name)) is not None}
+    return min(found.items(), key=lambda item: item[1]) if found else None
+
+
+def over(values: Iterable[float | None]) -> dict[str, Any] | None:
+    """Geometric mean and worst."""
+    there = [v for v in values if v is not None]
+    if not there:
+        return None
+    return {"geometric_mean": round(math.exp(statistics.fmean(map(math.log, there))), 4), "worst": min(there), "networks": len(there)}
+
+
+def summary(networks: Networks) -> dict[str, dict[str, Any]]:
+    """Of each ratio, over the networks that have it; `fair`: the fastest of torch's rungs but the untuned one against minidl."""
+    names = dict.fromkeys(name for entry in networks.values() for _, run in measured(entry) for name in run["ratios"])
+    found = {name: over(median(entry, *name.split(" / ")) for entry in networks.values()) for name in names}
+    found["fair"] = over(f[1] for entry in networks.values() if (f := fastest(entry, (TUNED, *GRAPHS))))
+    return {name: value for name, value in found.items() if value}
+
+
+def targets(networks: Networks, of: int) -> list[dict[str, Any]]:
+    """What was aimed at for one GPU, with what was seen; `of`: how many networks it was aimed at for. `met` is None where
+    nothing was aimed at, or not yet all of it has been seen."""
+
+    def row(what: str, target: str, seen: dict[str, Any] | None, met: Callable[[dict[str, Any]], bool] | None) -> dict[str, Any]:
+        complete = seen is not None and min([seen["networks"], *seen.get("compared_with", {}).values()]) == of
+        return {"what": what, "target": target, "seen": seen and {**seen, "of": of}, "met": met(seen) if met and seen and complete else None}
+
+    def steps(slow: str, fast: str) -> dict[str, Any] | None:
+        return over(median(entry, f"{slow} in_order", f"{fast} {SCHEDULER}") for entry in networks.values())
+
+    graphs = {label: found for label, entry in networks.items() if (found := fastest(entry, GRAPHS))}
+    against = over(r for _, r in graphs.values())
+    if against:
+        against["fastest"] = dict(Counter(name for name, _ in graphs.values()))
+        against["compared_with"] = {name: sum(median(entry, name) is not None for entry in networks.values()) for name in ALWAYS}
+    return [
+        row("torch eager, tuned / minidl", ">= 2.5x", over(median(e, TUNED) for e in networks.values()), lambda s: s["geometric_mean"] >= 2.5),
+        row("the fastest of torch's graph, reduce-overhead, max-autotune and torchsched / minidl", ">= 1.2x, nowhere under 1.0", against,
+            lambda s: s["geometric_mean"] >= 1.2 and s["worst"] >= 1.0),
+        row("one stream / out of order, both captured (E1 / E2)", ">= 1.10x", steps("E1", "E2"), lambda s: s["geometric_mean"] >= 1.1),
+        row("one stream / out of order, neither captured (E0a / E0b)", "reported", steps("E0a", "E0b"), None),
+        row("host cost of a replayed step, us", "one graph launch; reported", _host(networks), None)]
+
+
+def _host(networks: Networks) -> dict[str, Any] | None:
+    """Microseconds: of the launch alone, and of a step that brings its batch; medians over networks, and the worst."""
+    launches, steps = [], []
+    for entry in networks.values():
+        run = entry.get(FIRST_RUN, {})
+        launches += [t["median"] for name, t in run.get("launch_us", {}).items() if name == "E3 in_order"]
+        steps += [run["host_us"][run["minidl"]]["median"]] if "host_us" in run else []
+    if not steps:
+        return None
+    found = {"step": statistics.median(steps), "worst_step": max(steps), "networks": len(steps)}
+    return {**({"launch": statistics.median(launches), "worst_launch": max(launches)} if launches else {}), **found}

@@ -1,0 +1,131 @@
+"""One network, measured: a run times some rungs in turn. The first holds all of minidl's and torch's without compilers,
+after they have been checked; each of torch's compilers has a run of its own, beside the rung that stands for minidl.
+
+A run is a dictionary for the record: milliseconds of a step and ratios of rungs, host cost, what getting ready took, and why
+a rung is left out.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from common import spread
+from ladder_cases import Case, Effort, Precision
+from ladder_checks import COMPARED, against_float64, said, same
+from ladder_minidl import FUSED, PLAIN, Ours, best, measured_costs
+from ladder_record import ratios
+from ladder_rungs import Rung, interleaved
+from ladder_torch import EAGER, Theirs, missing
+
+Run = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class How:
+    """`costs(graph, device)`: what schedules are made from. `torch_on`: where torch runs, None for minidl alone.
+    `rungs`: those of minidl."""
+
+    effort: Effort
+    costs: Callable[[Any, Any], Any] = measured_costs
+    torch_on: str | None = "cuda"
+    rungs: Sequence[str] = (*PLAIN, *FUSED)
+
+    def no_torch(self) -> str | None:
+        """Why torch is left out."""
+        return missing() if self.torch_on else "not asked for"
+
+
+def timed(rungs: Mapping[str, Rung], effort: Effort) -> Run:
+    samples = interleaved(rungs, effort)
+    mine = best(list(rungs))
+    launches = {name: rung.host_us(effort.single, rung.launch, rung.bring) for name, rung in rungs.items() if rung.launch}
+    return {"minidl": mine, "step_ms": {name: spread(s) for name, s in samples.items()}, "ratios": ratios(samples, mine),
+            "host_us": {name: spread(rung.host_us(effort.single, rung.step), 1.0) for name, rung in rungs.items()},
+            "launch_us": {name: spread(s, 1.0) for name, s in launches.items()},
+            "ready_s": {name: round(rung.ready_s, 3) for name, rung in rungs.items()},
+            "peak_bytes": {name: rung.peak_bytes for name, rung in rungs.items()}, "about": {name: rung.about for name, rung in rungs.items()}}
+
+
+def first_run(case: Case, precision: Precision, device: Any, how: How) -> Run:
+    """All rungs but those of compilers, checked and timed. A rung that fails is left out and says why."""
+    ours, steps = Ours(case, precision, device), how.effort.steps
+    rungs: dict[str, Rung] = {}
+    bits: dict[str, bytes] = {}
+    losses: dict[str, list[float]] = {}
+    run: Run = {"batch": case.batch, "planning_s": 0.0, "predicted_ms": {}, "left_out": {}}
+
+    def attempt(name: str, make: Callable[[], Any]) -> Any:
+        """None where it fails: the others are worth measuring, and the check tells."""
+        try:
+            return make()
+        except Exception as error:
+            run["left_out"][name] = said(error)
+            return None
+
+    def trained(name: str, schedule: Any) -> Rung:
+        rung, model = ours.rung(name, schedule)
+        first = [float(rung.step()) for _ in range(min(COMPARED, steps))]
+        for _ in range(steps - COMPARED):
+            rung.step()
+        bits[name], losses[name] = b"".join(p.numpy().tobytes() for p in model.parameters()), first
+        return rung
+
+    try:
+        for kind in (PLAIN, FUSED):
+            names, begin = [name for name in how.rungs if name in kind], time.perf_counter()
+            planned = attempt(", ".join(names), lambda: ours.plans(names[0], how.costs)) if names else None
+            run["planning_s"] = round(run["planning_s"] + time.perf_counter() - begin, 3)
+            for name in names if planned else ():
+                schedules, predicted = planned
+                rung = attempt(name, lambda: trained(name, schedules[name.split()[1]]))
+                if rung:
+                    rungs[name] = rung
+                    run["predicted_ms"] |= {} if name.startswith("E0") else {name: predicted[name.split()[1]]}
+        if not any(name in PLAIN for name in rungs):
+            raise RuntimeError(f"no rung runs: {run['left_out']}")
+        allowed, correct = precision.rounding, {}
+        if how.no_torch():
+            run["left_out"] |= dict.fromkeys(EAGER, how.no_torch())
+        else:
+            theirs = Theirs(ours, str(how.torch_on))
+            correct["losses"] = against_float64(ours, theirs, [next(n for n in rungs if n in kind) for kind in (PLAIN, FUSED) if {*kind} & {*rungs}],
+                                                min(COMPARED, steps))
+            allowed = correct["losses"]["allowed"]
+            for name in EAGER:
+                rung = attempt(name, lambda: theirs.rung(name))
+                rungs |= {name: rung} if rung else {}
+        run["correct"] = {**same(bits, losses, steps, allowed), **correct}
+        return {**run, **timed(rungs, how.effort)}
+    finally:
+        for rung in rungs.values():
+            rung.close()
+
+
+def compiled_run(name: str, first: Mapping[str, Any], case: Case, precision: Precision, device: Any, how: How) -> Run:
+    """One of torch's compilers beside what stands for minidl in the first run. Raises what the compiler raises."""
+    if how.no_torch():
+        return {"left_out": {name: how.no_torch()}}
+    ours, mine = Ours(case, precision, device), first["minidl"]
+    its = Theirs(ours, str(how.torch_on), first["about"]["B1 tuned"]["memory_format"] if "B1 tuned" in first["about"] else None).rung(name)
+    schedules, _ = ours.plans(mine, how.costs)
+    rung, _ = ours.rung(mine, schedules[mine.split()[1]])
+    try:
+        return {"left_out": {}, **timed({mine: rung, name: its}, how.effort)}
+    finally:
+        rung.close()
+
+
+def give_back(device: Any) -> None:
+    """Memory that allocators keep of a network that is done."""
+    device.synchronize()
+    gc.collect()
+    pool = getattr(device.driver.cupy, "get_default_memory_pool", None)
+    if pool:
+        pool().free_all_blocks()
+    if "torch" in sys.modules:
+        sys.modules["torch"].cuda.empty_cache()
