@@ -6,7 +6,7 @@ stream, before which task of the chain, and whether one step late, beside the fo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -155,21 +155,29 @@ class Step:
 
     def makespan(self, places: Places) -> float:
         """Of a step as it repeats; infinite where the streams would wait for each other for ever."""
-        here, across = self._edges
-        delayed = {t for i, p in places.items() if p.late for t in self.items[i].tasks}
-        preds = here
-        if delayed:
-            preds = [[p for p in here[t] if p in delayed] if t in delayed
-                     else here[t] + [p for p in across[t] if p in delayed] for t in range(len(here))]
         lanes = [order for order in self.lanes(places).values() if order]
-        _, end = play(lanes, preds, self.duration, self.cost.sync, *self._groups)
+        _, end = play(lanes, self.preds(self.delayed(places)), self.duration, self.cost.sync, *self._groups)
         return max(end, default=0.0) if min(end, default=0.0) >= 0 else float("inf")
 
+    def delayed(self, places: Places) -> set[int]:
+        """The tasks that run one step late."""
+        return {t for i, p in places.items() if p.late for t in self.items[i].tasks}
+
+    def preds(self, delayed: Set[int]) -> list[list[int]]:
+        """Predecessors of each task in a step as it repeats, where these run one step late."""
+        here, across = self._edges
+        if not delayed:
+            return here
+        return [[p for p in here[t] if p in delayed] if t in delayed
+                else here[t] + [p for p in across[t] if p in delayed] for t in range(len(here))]
+
     def schedule(self, places: Places) -> Schedule:
-        lanes = {Lane(0, name): order for name, order in self.lanes(places).items() if order}
-        delayed = [t for i, p in places.items() if p.late for t in self.items[i].tasks]
-        schedule = Schedule.of(self.graph, lanes)
-        return late(schedule, self.graph, np.array(delayed, np.int64)) if delayed else schedule
+        return self.ordered(self.lanes(places), self.delayed(places))
+
+    def ordered(self, lanes: Mapping[str, Sequence[int]], delayed: Set[int]) -> Schedule:
+        """The schedule with these tasks on the streams, and these of them one step late."""
+        schedule = Schedule.of(self.graph, {Lane(0, name): order for name, order in lanes.items() if order})
+        return late(schedule, self.graph, np.array(sorted(delayed), np.int64)) if delayed else schedule
 
     def bounds(self, places: Places, i: int, crossing: bool) -> tuple[int, int]:
         """The numbers of the first and last place of item i, as the other items stand."""

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate, permutations
+from itertools import accumulate, chain, combinations, islice, permutations
 
 from ..cost import CostModel
 from ..crossing import steady
@@ -20,12 +20,14 @@ from ..graph import TaskGraph
 from ..memory import MemoryLimitError
 from ..schedule import Schedule
 from ..simulation import simulate
+from .exhaustive import shortest
 from .movable import MAIN, SUB, Place, Places, Step
 from .regions import Region, regions
 from .single import in_order, multi_stream
 
 EFFORT = 30_000  #: tasks that the search may simulate
 SMALL = 64  #: tasks of a graph up to which updates are moved apart from their weight gradients, and items in pairs
+LATE_SETS = 64  #: of late items that branch and bound tries
 LEAST = 0.001  #: share of a step that is worth memory
 LEVELS = 8  #: how finely overlap is given back for memory
 
@@ -101,6 +103,8 @@ def plan(graph: TaskGraph, cost: CostModel | None = None, memory_limit: int | No
 
     def candidates() -> Iterator[Candidate]:
         yield _priced(step, "multi_region", step.schedule(places))
+        if len(graph) <= SMALL and (found := searched(step, places, crossing)):
+            yield _priced(step, "branch and bound", found)
         if memory_limit is not None or curve:
             # late items hold memory longest, then those that stand furthest from their release
             order = sorted(places, key=lambda i: (places[i].late, places[i].before - step.items[i].release, i))
@@ -231,6 +235,27 @@ class _Search:
         for at in sorted({first, last, *(s + k for k in (0, step.round) for s in self.starts if first < s + k < last)}):
             for lane in (SUB, MAIN) if first <= last else ():
                 yield step.place(lane, at)
+
+
+def searched(step: Step, places: Places, crossing: bool = True) -> Schedule | None:
+    """By branch and bound, also with the chain on both streams, where that is shorter than these places without
+    contention: for late items as they are here, and for others as far as EFFORT goes."""
+    last = [i for i, item in enumerate(step.items) if not item.succs] if crossing else []
+    tasks = {i: {*step.items[i].tasks, *(t for p in step.items[i].preds for t in step.items[p].tasks)} for i in last}
+    now = frozenset(step.delayed(places))
+    others = (frozenset[int]().union(*(tasks[i] for i in some)) for n in range(len(last) + 1) for some in combinations(last, n))
+    best, found, effort = replace(step, cost=replace(step.cost, corun=None)).makespan(places), None, 5 * EFFORT // len(step.graph)
+    for delayed in dict.fromkeys(chain([now], islice(others, LATE_SETS))):
+        preds = step.preds(delayed)
+        order = sorted(range(len(preds)), key=lambda t: (t not in delayed, t))  # what is late waits for nothing but its like
+        number = {t: i for i, t in enumerate(order)}
+        best, lanes, effort = shortest([[number[p] for p in preds[t]] for t in order], [step.duration[t] for t in order],
+                                       step.cost.sync, best, effort)
+        if lanes:
+            found = step.ordered({name: [order[t] for t in lane] for name, lane in zip((MAIN, SUB), lanes, strict=True)}, delayed)
+        if effort <= 0:
+            break
+    return found
 
 
 # ------------------------------------------------------------------------------------------------------ pairs to profile

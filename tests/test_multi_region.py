@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,12 @@ from hypothesis import strategies as st
 import minidl as ml
 from minidl import schedulers
 from minidl.border import cross_border
-from minidl.corun import CoRun
+from minidl.corun import CoRun, play
 from minidl.crossing import delayed, steady
+from minidl.executors.checking import random_schedule
 from minidl.graph import GraphBuilder, Kind, Role, TaskGraph
 from minidl.memory import MemoryLimitError
+from minidl.schedulers.exhaustive import shortest
 from minidl.schedulers.movable import Step
 from minidl.schedulers.multi_region import plan
 from minidl.schedulers.regions import regions
@@ -101,12 +104,33 @@ def random_costs(seed: int, layers: int) -> ml.CostModel:
     return ml.CostModel.given(*(rng.integers(1, 10, layers).tolist() for _ in range(3)), update=rng.integers(0, 3, layers).tolist())
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", [*range(20), 80, 94, 125, 199, *(pytest.param(s, marks=pytest.mark.slow) for s in range(200, 240))])
 def test_small_graphs_within_2_percent_of_the_optimum(seed: int) -> None:
     layers = 2 + seed % 3
     graph, cost = network(layers), random_costs(seed, layers)
     found = price(graph, schedulers.multi_region(graph, cost), cost)
     assert found <= 1.02 * best_of_all(graph, cost, found)
+    kept = price(graph, schedulers.multi_region(graph, cost, crossing=False), cost)
+    assert kept <= 1.02 * optimum(graph, cost.durations(graph).tolist(), kept)
+
+
+@given(seed=st.integers(0, 10**6), layers=st.integers(1, 4), sync=st.sampled_from([0.0, 0.5, 2.0]))
+@settings(max_examples=30, deadline=None)
+def test_branch_and_bound(seed: int, layers: int, sync: float) -> None:
+    """Its order is legal and has its makespan, and none that is a list schedule is shorter."""
+    graph, cost = network(layers), replace(random_costs(seed, layers), sync=sync)
+    duration, preds = cost.durations(graph).tolist(), [graph.preds[t].tolist() for t in range(len(graph))]
+    best, order, left = shortest(preds, duration, sync, float("inf"), 10**6)
+    assert order is not None
+    assert left > 0
+    _, end = play([lane for lane in order if lane], preds, duration, sync, [0] * len(graph), [[1.0]])
+    assert max(end) == pytest.approx(best)
+    assert shortest(preds, duration, sync, best, 10**6)[1] is None
+    for key in range(5):
+        schedule = random_schedule(graph, 2, np.random.Generator(np.random.Philox(key)))
+        assert best <= ml.simulate(graph, schedule, cost).makespan + 1e-9
+    if not sync:
+        assert best == pytest.approx(optimum(graph, duration, float("inf")))
 
 
 @pytest.mark.slow
