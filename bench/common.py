@@ -5,6 +5,7 @@ Times on a shared machine mean little by themselves; arms are interleaved, and w
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import platform
@@ -17,7 +18,9 @@ from typing import Any
 
 import numpy as np
 
+ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).with_name("results")
+PACKAGE = ("kernels", "minidl", "models", "schedulers")
 
 
 def interleave(arms: Mapping[str, Callable[[], Any]], *, seconds: float = 5.0, warm_up: int = 5) -> dict[str, list[float]]:
@@ -80,6 +83,15 @@ def prediction_errors(graph: Any, plans: dict[str, Any], arms: dict[str, Any], s
     return {key: {"median": round(float(np.median(e)), 4), "worst": round(max(e, key=abs), 4), "n": len(e)} for key, e in errors.items()}
 
 
+def sources(*folders: str) -> str:
+    """A digest of the sources in these folders of the repository: what tells versions apart, also where there is no git."""
+    digest = hashlib.sha256()
+    files = [Path(folder) / name for top in folders for folder, _, names in os.walk(ROOT / top) for name in names]
+    for path in sorted(p for p in files if p.suffix in (".py", ".cu", ".cuh", ".h")):
+        digest.update(f"{path.relative_to(ROOT)}\0".encode() + path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
 def machine() -> dict[str, Any]:
     """Where and with what a record was made."""
     from minidl.cli.info import versions
@@ -87,7 +99,7 @@ def machine() -> dict[str, Any]:
     git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent)
     model = next((line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")), platform.machine())
     return {"cpu": model, "cores": len(os.sched_getaffinity(0)), "load_before": round(os.getloadavg()[0], 2), "versions": versions(),
-            "commit": git.stdout.strip() or None, "date": time.strftime("%Y-%m-%d")}
+            "commit": git.stdout.strip() or None, "sources": sources(*PACKAGE), "date": time.strftime("%Y-%m-%d")}
 
 
 def _lines(path: str) -> list[str]:

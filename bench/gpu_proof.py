@@ -2,18 +2,20 @@
 
     python bench/gpu_proof.py [--part tests kernels launch ladder mpi sanitizer] [--limit 540] [--out FILE.json]
 
-| part      | what |
-|---|---|
-| tests     | the tests marked `gpu` |
-| kernels   | every kernel's tests again, with the real compiler, cuBLAS and cuDNN |
-| launch    | what launches, events and graphs cost |
-| ladder    | MobileNetV3 and DenseNet-121 against torch, rung by rung; each call goes on where the last one stopped |
-| mpi       | two ranks that share the GPU: the bits of one process |
-| sanitizer | training steps under compute-sanitizer, where it is installed |
+| part      | minutes | what |
+|---|---|---|
+| tests     | 4       | the tests marked `gpu` |
+| kernels   | 6       | every kernel's tests again, with the real compiler, cuBLAS and cuDNN |
+| launch    | 2       | what launches, events and graphs cost: launch_overhead_cuda.json |
+| ladder    | 9       | MobileNetV3 and DenseNet-121 against torch, rung by rung: ladder.json; there is work for several calls |
+| mpi       | 3       | two ranks that share the GPU: the bits of one process |
+| sanitizer | 6       | training steps under compute-sanitizer, where it is installed |
 
-Each part is a command or several, with all their processes ended at the limit. The record is merged into whenever there is
-something new, so a run that is stopped loses nothing; parts that are not asked for stay as they are. Ends with 0 if all
-that was run passed, with 1 if not, with 2 where there is no GPU.
+The minutes are guesses for an H200, until one has told. Each part is a command or several, with all their processes ended at
+the limit, and it is no loss to be stopped at any time: what was found is merged into the record whenever there is something
+new, the benchmarks' own records lie beside it, and the next call of a part goes on with what has not passed, as long as the
+sources are the same. Parts that are not asked for stay as they are. Ends with 0 if all that was run
+passed, with 1 if not, with 2 where there is no GPU.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
 
-from common import RESULTS
+from common import PACKAGE, RESULTS, sources
 from ladder import described
 
 import minidl as ml
@@ -46,7 +48,7 @@ from minidl.files import write_atomic
 
 ROOT = Path(__file__).parent.parent
 LIMIT = 540.0  #: seconds of a part
-RESERVE = 140.0  #: of the ladder's, for what it has begun when its budget is used up
+STARTING = 40.0  #: of the ladder's, before its budget begins, and at its end
 POLL = 5.0  #: seconds between looks at what a command has written so far
 GRACE = 10.0  #: seconds to end in when asked to
 LISTED = 200  #: tests whose outcomes are all in the record, if there are no more
@@ -60,7 +62,8 @@ def nothing(folder: Path, output: str) -> Found:
 
 @dataclass(frozen=True)
 class Step:
-    """A command; `read(folder, output)` tells what it has found so far, with `passed` where the exit status is not enough."""
+    """A command; `read(folder, output)` tells what it has found so far, with `passed` where the exit status is not enough;
+    `folder` is that of the record."""
 
     name: str
     command: list[str]
@@ -70,10 +73,10 @@ class Step:
 
 @dataclass(frozen=True)
 class Part:
-    """`steps(folder, earlier)`, where `earlier` is what the record holds of this part. `missing`: why it cannot be run
-    here. `check`: what the steps' findings show together."""
+    """`steps(folder)`, of the record's folder. `missing`: why it cannot be run here. `check`: what the steps' findings show
+    together."""
 
-    steps: Callable[[Path, Found], list[Step]]
+    steps: Callable[[Path], list[Step]]
     missing: Callable[[], str | None] = lambda: None
     check: Callable[[Mapping[str, Found]], Found] = lambda steps: {}
 
@@ -96,12 +99,14 @@ def pytest(*arguments: str) -> list[str]:
 
 
 def record_of(name: str) -> Callable[[Path, str], Found]:
-    """A benchmark's own record, as far as it has been written."""
+    """Where a benchmark has its own record, and whether what it checked is right."""
 
     def read(folder: Path, output: str) -> Found:
         path = folder / name
-        record = json.loads(path.read_text()) if path.exists() else None
-        return {"record": record, **({"passed": record["passed"]} if record and "passed" in record else {})}
+        if not path.exists():
+            return {"passed": False}
+        record = json.loads(path.read_text())
+        return {"record": name, **({"passed": record["passed"]} if "passed" in record else {})}
 
     return read
 
@@ -113,31 +118,30 @@ def printed(folder: Path, output: str) -> Found:
     return {"passed": False}
 
 
-def tests(folder: Path, earlier: Found) -> list[Step]:
+def tests(folder: Path) -> list[Step]:
     return [Step("gpu tests", pytest("-m", "gpu", "tests"), read=tests_found)]
 
 
-def kernels(folder: Path, earlier: Found) -> list[Step]:
-    """Those test files in which kernels are run."""
+def kernels(folder: Path) -> list[Step]:
+    """Those test files in which kernels are run, each by itself."""
     files = sorted(p for p in (ROOT / "tests").glob("test_cuda_*.py") if re.search(r"\b(run_kernel|agree)\(", p.read_text()))
-    return [Step("kernels", pytest(*(str(p.relative_to(ROOT)) for p in files)), {"MINIDL_TEST_GPU": "1"}, tests_found)]
+    return [Step(p.stem, pytest(str(p.relative_to(ROOT))), {"MINIDL_TEST_GPU": "1"}, tests_found) for p in files]
 
 
 def bench(script: str, *arguments: str) -> list[str]:
     return [sys.executable, str(ROOT / "bench" / script), *arguments]
 
 
-def launch(folder: Path, earlier: Found) -> list[Step]:
-    return [Step("launch", bench("launch_overhead.py", "--device", "cuda", "--out", str(folder / "launch.json")), read=record_of("launch.json"))]
+def launch(folder: Path) -> list[Step]:
+    name = "launch_overhead_cuda.json"
+    return [Step("launch", bench("launch_overhead.py", "--device", "cuda", "--out", str(folder / name)), read=record_of(name))]
 
 
-def climbing(budget: float) -> Callable[[Path, Found], list[Step]]:
-    def steps(folder: Path, earlier: Found) -> list[Step]:
-        path = folder / "ladder.json"
-        record = earlier.get("steps", {}).get("ladder", {}).get("record")
-        if record:
-            path.write_text(json.dumps(record))
-        return [Step("ladder", bench("ladder.py", "--resume", "--seconds", "10", "--budget", f"{budget:g}", "--out", str(path)), read=record_of(path.name))]
+def climbing(limit: float) -> Callable[[Path], list[Step]]:
+    def steps(folder: Path) -> list[Step]:
+        name = "ladder.json"
+        command = bench("ladder.py", "--resume", "--seconds", "8", "--budget", f"{max(limit - STARTING, 0):g}", "--out", str(folder / name))
+        return [Step("ladder", command, read=record_of(name))]
 
     return steps
 
@@ -150,7 +154,7 @@ JOBS = {"mlp": ["--model", "mlp"], "resnet20": ["--model", "resnet20", "--model-
 POLICIES = ("barrier", "reverse_first_k")
 
 
-def ranks(folder: Path, earlier: Found) -> list[Step]:
+def ranks(folder: Path) -> list[Step]:
     """The same training in one process, and on two ranks in two orders."""
     steps = []
     for name, model in JOBS.items():
@@ -168,7 +172,7 @@ def equal_parameters(steps: Mapping[str, Found]) -> Found:
     return {"equal_bits": equal, "passed": all(equal.values())}
 
 
-def sanitized(folder: Path, earlier: Found) -> list[Step]:
+def sanitized(folder: Path) -> list[Step]:
     """Two steps of the two networks that use most kinds of kernels."""
     train = [sys.executable, "-m", "minidl", "train", "--model-arg", "preset=tiny", "--device", "cuda", "--costs", "analytic", "--steps", "2",
              "--batch-size", "4", "--json"]
@@ -178,7 +182,7 @@ def sanitized(folder: Path, earlier: Found) -> list[Step]:
 
 def parts(limit: float) -> dict[str, Part]:
     return {
-        "tests": Part(tests), "kernels": Part(kernels), "launch": Part(launch), "ladder": Part(climbing(max(limit - RESERVE, limit / 2))),
+        "tests": Part(tests), "kernels": Part(kernels), "launch": Part(launch), "ladder": Part(climbing(limit)),
         "mpi": Part(ranks, lambda: None if mpiexec() else "there is no mpiexec; install minidl[mpich]", equal_parameters),
         "sanitizer": Part(sanitized, lambda: None if shutil.which("compute-sanitizer") else "compute-sanitizer is not on the PATH")}
 
@@ -209,15 +213,18 @@ def end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def run(step: Step, folder: Path, limit: float, keep: Callable[[Found], None]) -> Found:
-    """Runs a command for at most `limit` seconds; `keep` gets what is known of it, again and again."""
-    begin, output, errors = time.monotonic(), folder / "output", folder / "errors"
+def run(step: Step, folder: Path, scratch: Path, limit: float, keep: Callable[[Found], None]) -> Found:
+    """Runs a command for at most `limit` seconds; `keep` gets what is known of it, again and again; there
+    is an `exit` when it has ended."""
+    begin, output, errors = time.monotonic(), scratch / "output", scratch / "errors"
 
     def found(**more: Any) -> Found:
         return {"command": step.command, "seconds": round(time.monotonic() - begin, 1), **more, **step.read(folder, output.read_text(errors="replace"))}
 
     with open(output, "wb") as out, open(errors, "wb") as err:
-        process = subprocess.Popen(step.command, stdout=out, stderr=err, cwd=ROOT, start_new_session=True, env={**os.environ, **step.environment})
+        # a group of its own, so that all can be ended, and no session: what ends this session's processes ends these
+        process = subprocess.Popen(step.command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, cwd=ROOT, process_group=0,
+                                   env={**os.environ, **step.environment})
         try:
             while process.poll() is None and (left := limit - (time.monotonic() - begin)) > 0:
                 with suppress(subprocess.TimeoutExpired):
@@ -237,21 +244,27 @@ def run(step: Step, folder: Path, limit: float, keep: Callable[[Found], None]) -
 
 
 def prove(name: str, part: Part, out: Path, about: Mapping[str, Any], limit: float) -> Found:
-    """Runs a part, its steps within one limit, and returns what the record now says of it."""
+    """Runs a part, its steps within one limit, and returns what the record now says of it. Of the same sources, steps that
+    have passed stay, unless all have; those that were begun before and have not passed come last."""
     why = part.missing()
     if why:
         return merge(out, name, {"left_out": why})["parts"][name]
     begin, earlier = time.monotonic(), read(out)["parts"].get(name, {})
-    found: Found = {"machine": dict(about), "steps": {}, "passed": False}
-    with tempfile.TemporaryDirectory() as folder:
-        for step in part.steps(Path(folder), earlier):
+    before = earlier.get("steps", {}) if earlier.get("machine", {}).get("sources") == about["sources"] else {}
+    out.parent.mkdir(parents=True, exist_ok=True)
+    steps = part.steps(out.parent)
+    done = {step.name: before[step.name] for step in steps if before.get(step.name, {}).get("exit") == 0 and before[step.name]["passed"]}
+    done = {} if len(done) == len(steps) else done
+    found: Found = {"machine": dict(about), "steps": done, "passed": False}
+    with tempfile.TemporaryDirectory() as scratch:
+        for step in sorted((step for step in steps if step.name not in done), key=lambda step: "seconds" in before.get(step.name, {})):
 
             def keep(result: Found, step: Step = step) -> None:
                 found["steps"][step.name] = result
                 merge(out, name, found)
 
             left = limit - (time.monotonic() - begin)
-            keep(run(step, Path(folder), left, keep) if left > 0 else {"command": step.command, "left_out": "no time was left", "passed": False})
+            keep(run(step, out.parent, Path(scratch), left, keep) if left > 0 else {"command": step.command, "left_out": "no time was left", "passed": False})
             print(f"{name}: {step.name}: {'passed' if found['steps'][step.name]['passed'] else 'failed'}", flush=True)
     checked = part.check(found["steps"])
     found |= {**checked, "passed": checked.get("passed", True) and all(step["passed"] for step in found["steps"].values())}
@@ -266,7 +279,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=RESULTS / "gpu_proof.json", help="the record")
     arguments = parser.parse_args()
     try:
-        about = described(ml.device.get("cuda"))
+        about = {**described(ml.device.get("cuda")), "sources": sources(*PACKAGE, "tests", "bench")}
     except DeviceError as error:
         print(f"gpu_proof: {error}", file=sys.stderr)
         return 2

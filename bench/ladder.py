@@ -24,7 +24,7 @@ correctness: E0 to E2 must leave the same bits, and the losses of the first step
 groups of steps between two events, rungs in turn; each compiler beside the one rung that stands for minidl.
 
 The record is written whenever something is finished. Nothing is begun that would not fit in --budget; `--resume` goes on with
-the record that is there: what is missing first, then what another commit has measured. Needs a GPU; without one it says so
+the record that is there: what is missing first, then what was measured of other sources. Needs a GPU; without one it says so
 and ends with 2.
 
 `ladder_cases` has the networks, `ladder_minidl` and `ladder_torch` the rungs, `ladder_checks` what must be right, `ladder_runs`
@@ -89,7 +89,7 @@ class Climb:
     def __init__(self, cases: Mapping[str, Case], precisions: Sequence[Precision], about: Mapping[str, Any], path: str | None = None, *,
                  resume: bool = False, runs: Sequence[str] = (FIRST_RUN, *COMPILED)) -> None:
         self.cases, self.precisions, self.path, self.runs = cases, {p.name: p for p in precisions}, path, runs
-        self.stamp = {"commit": about.get("commit"), "date": about.get("date")}
+        self.stamp = {key: about.get(key) for key in ("sources", "commit", "date")}
         networks = _earlier(path) if resume else {}
         self.record: dict[str, Any] = {"machine": dict(about), "networks": networks}
 
@@ -99,7 +99,7 @@ class Climb:
         return networks.setdefault(job.label, {})
 
     def jobs(self) -> list[Job]:
-        """What is to be run: what is missing, then what was begun before, then what failed or is another commit's. Before all
+        """What is to be run: what is missing, then what was begun before, then what failed or is of other sources. Before all
         else a compiler on the first two networks; then one kind of run after the other, by precision."""
         found = []
         for r, run in enumerate(self.runs):
@@ -113,8 +113,8 @@ class Climb:
     def _state(self, job: Job) -> int:
         entry = self.record["networks"].get(job.precision, {}).get(job.label, {})
         run = entry.get(job.run, {})
-        if "commit" in run:
-            state = DONE if run["commit"] == self.stamp["commit"] and "step_ms" in run else 2
+        if "sources" in run:
+            state = DONE if run["sources"] == self.stamp["sources"] and "step_ms" in run else 2
         else:
             state = 1 if run.get("begun") else 0
         if job.run == FIRST_RUN or "step_ms" in entry.get(FIRST_RUN, {}):
@@ -130,7 +130,7 @@ class Climb:
         networks = self.record["networks"]
         self.record["summary"] = {p: summary(found) for p, found in networks.items()}
         self.record["targets"] = {p: targets(found, len(CASES)) for p, found in networks.items()}
-        firsts = [entry[FIRST_RUN] for found in networks.values() for entry in found.values() if "commit" in entry.get(FIRST_RUN, {})]
+        firsts = [entry[FIRST_RUN] for found in networks.values() for entry in found.values() if "sources" in entry.get(FIRST_RUN, {})]
         self.record["passed"] = bool(firsts) and all("correct" in run and passed(run) for run in firsts)
         save("ladder", self.record, self.path)
 
@@ -147,7 +147,7 @@ class Climb:
             if why:
                 entry.setdefault(job.run, {"left_out": {job.run: why}})
                 continue
-            if "commit" not in entry.get(job.run, {}):
+            if "sources" not in entry.get(job.run, {}):
                 entry[job.run] = {"begun": True, "left_out": {job.run: BEGUN}}
                 self.store()
             begin = time.perf_counter()

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ sys.path.insert(0, str(BENCH))
 import gpu_proof  # noqa: E402
 from gpu_proof import Part, Step, prove  # noqa: E402
 
-ABOUT = {"gpu": {"name": "none"}, "commit": "c"}
+ABOUT = {"gpu": {"name": "none"}, "sources": "s"}
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +36,7 @@ def python(code: str) -> list[str]:
 
 
 def part(*steps: Step, **more: Any) -> Part:
-    return Part(lambda folder, earlier: list(steps), **more)
+    return Part(lambda folder: list(steps), **more)
 
 
 def record(path: Path) -> dict[str, Any]:
@@ -109,7 +110,7 @@ def test_what_was_found_is_kept_when_the_proof_itself_is_stopped(tmp_path):
     code = (f"import signal, sys; sys.path[:0] = [{str(BENCH)!r}]; import gpu_proof as g; from pathlib import Path\n"
             f"signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))\n"
             f"steps = [g.Step('first', [sys.executable, '-c', '']), g.Step('second', [sys.executable, '-c', {step!r}], read=g.tests_found)]\n"
-            f"g.prove('one', g.Part(lambda folder, earlier: steps), Path({str(out)!r}), {{}}, 60)")
+            f"g.prove('one', g.Part(lambda folder: steps), Path({str(out)!r}), {{'sources': 's'}}, 60)")
     proof = subprocess.Popen(python(code))
     try:
         end = time.monotonic() + 40
@@ -138,31 +139,86 @@ def test_a_runs_tests_are_told_apart(tmp_path):
     assert not gpu_proof.tests_found(tmp_path, "")["passed"], "no test at all shows nothing"
 
 
-def test_the_ladder_goes_on_where_it_stopped(tmp_path, monkeypatch):
+def test_steps_that_have_passed_stay_and_what_took_too_long_comes_last(tmp_path, monkeypatch):
+    out, ran = tmp_path / "proof.json", tmp_path / "ran"
+
+    def steps(*endings: str) -> Part:
+        return part(*(Step(name, python(f"open({str(ran)!r}, 'a').write({name!r}); {ending}")) for name, ending in zip("abcd", endings, strict=True)))
+
+    def names() -> str:
+        said = ran.read_text() if ran.exists() else ""
+        ran.unlink(missing_ok=True)
+        return said
+
+    clock = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: clock() + (1000 if ran.exists() and "c" in ran.read_text() else 0))  # c takes all there is
+    first = prove("p", steps("", "exit(1)", "import time; time.sleep(60)", ""), out, ABOUT, 500)
+    monkeypatch.undo()
+    assert names() == "abc"
+    assert [first["steps"][name]["passed"] for name in "abcd"] == [True, False, False, False]
+    again = prove("p", steps("exit(1)", "", "", ""), out, ABOUT, 30)
+    assert names() == "dbc", "a has passed, d never ran"
+    assert again["passed"]
+    assert prove("p", steps("", "", "", ""), out, ABOUT, 30)["passed"]
+    assert names() == "abcd", "all had passed"
+    prove("p", steps("", "exit(1)", "", ""), out, ABOUT, 30)
+    names()
+    prove("p", steps("", "", "", ""), out, {**ABOUT, "sources": "t"}, 30)
+    assert names() == "abcd", "of other sources nothing stays"
+
+
+def test_a_proof_that_is_killed_leaves_what_was_finished(tmp_path):
     out = tmp_path / "proof.json"
+    code = (f"import sys; sys.path[:0] = [{str(BENCH)!r}]; import gpu_proof as g; from pathlib import Path; g.POLL = 0.1\n"
+            f"steps = [g.Step('first', [sys.executable, '-c', '']), g.Step('second', [sys.executable, '-c', 'import time; time.sleep(60)'])]\n"
+            f"g.prove('one', g.Part(lambda folder: steps), Path({str(out)!r}), {{'sources': 's'}}, 60)")
+    proof = subprocess.Popen(python(code), start_new_session=True)
+    try:
+        end = time.monotonic() + 40
+        while not (out.exists() and "second" in record(out)["parts"]["one"]["steps"]) and time.monotonic() < end:
+            time.sleep(0.05)
+    finally:
+        for process in Path("/proc").glob("[0-9]*"):  # as what ends a session: every process of it
+            with suppress(OSError):
+                if os.getsid(int(process.name)) == proof.pid:
+                    os.kill(int(process.name), signal.SIGKILL)
+        proof.wait(20)
+    steps = record(out)["parts"]["one"]["steps"]
+    assert steps["first"]["passed"]
+    assert "exit" not in steps["second"]
+
+
+def test_the_ladder_goes_on_where_it_stopped(tmp_path, monkeypatch):
+    out = tmp_path / "results" / "proof.json"
     climb = ("import json, pathlib, sys; path = pathlib.Path(sys.argv[-1]); had = json.loads(path.read_text())['networks'] if path.exists() else []; "
              "path.write_text(json.dumps({'networks': [*had, len(had)], 'passed': True}))")
     monkeypatch.setattr(gpu_proof, "bench", lambda script, *arguments: [*python(climb), *arguments])
     for networks in ([0], [0, 1]):
         found = prove("ladder", gpu_proof.parts(60)["ladder"], out, ABOUT, 60)
-        assert found["steps"]["ladder"]["record"]["networks"] == networks
+        assert found["steps"]["ladder"]["record"] == "ladder.json"
         assert found["passed"]
-    assert record(out)["parts"]["ladder"]["steps"]["ladder"]["command"][-4:-1] == ["--budget", "30", "--out"]
+        assert record(out.with_name("ladder.json"))["networks"] == networks
+    assert record(out)["parts"]["ladder"]["steps"]["ladder"]["command"][-4:-1] == ["--budget", "20", "--out"]
+
+
+def test_a_benchmark_that_leaves_no_record_has_not_passed(tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu_proof, "bench", lambda script, *arguments: python(""))
+    assert not prove("launch", gpu_proof.parts(60)["launch"], tmp_path / "proof.json", ABOUT, 60)["passed"]
 
 
 @pytest.mark.parametrize(("digests", "right"), [("aaabbb", True), ("aacbbb", False), ("aaabb-", False)])
 def test_ranks_must_leave_the_parameters_of_one_process(digests, right):
     steps = {step.name: {"record": {"params_sha256": d}} if d != "-" else {"passed": False}
-             for step, d in zip(gpu_proof.ranks(Path(), {}), digests, strict=True)}
+             for step, d in zip(gpu_proof.ranks(Path()), digests, strict=True)}
     assert gpu_proof.equal_parameters(steps)["passed"] is right
 
 
 def test_every_part_is_a_command_of_this_repository(tmp_path):
     for name, made in gpu_proof.parts(540).items():
-        for step in made.steps(tmp_path, {}):
+        for step in made.steps(tmp_path):
             words = [word for word in step.command if word.endswith(".py")]
             assert all((BENCH.parent / word).exists() for word in words), (name, words)
-    assert [step.command[-1] for step in gpu_proof.kernels(tmp_path, {})] != ["short"], "there are kernels to test"
+    assert len(gpu_proof.kernels(tmp_path)) >= 10, "there are kernels to test"
 
 
 def test_without_a_gpu_it_says_so_in_one_line(tmp_path):

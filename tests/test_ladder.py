@@ -57,7 +57,7 @@ def run_with(**correct: Any) -> dict[str, Any]:
 
 
 def climb(*arguments: Any, **more: Any) -> Any:
-    return ladder.Climb(TINY, [TF32], {"commit": "c", "date": "d"}, *arguments, **more)
+    return ladder.Climb(TINY, [TF32], {"sources": "s", "commit": "c", "date": "d"}, *arguments, **more)
 
 
 def test_all_rungs_are_trained_compared_and_timed_in_turn(device, tmp_path):
@@ -198,16 +198,16 @@ def test_a_record_is_gone_on_with_and_a_failure_is_one_networks_own(tmp_path, mo
     path, runs, names = str(tmp_path / "record.json"), Runs(monkeypatch), ("one", "two", "three")
     runs.broken = {("two", "tf32", "first")}
 
-    def again(commit: str = "c", budget: float = float("inf"), precisions: Any = (TF32,), resume: bool = True) -> dict[str, Any]:
+    def again(sources: str = "s", budget: float = float("inf"), precisions: Any = (TF32,), resume: bool = True) -> dict[str, Any]:
         runs.asked.clear()
-        about = {"commit": commit, "date": "d"}
+        about = {"sources": sources, "commit": "c", "date": "d"}
         made: dict[str, Any] = ladder.Climb({name: name for name in names}, precisions, about, path, resume=resume, runs=("first", COMPILED[0]))(None, None, budget)
         assert made == {k: v for k, v in json.loads(Path(path).read_text()).items() if k != "name"}
         return made
 
     record = again(resume=False)
     of = record["networks"]["tf32"]
-    assert of["two"]["first"] == {"commit": "c", "date": "d", "seconds": 0.0, "left_out": {"first": "RuntimeError: out of memory"}}
+    assert of["two"]["first"] == {"sources": "s", "commit": "c", "date": "d", "seconds": 0.0, "left_out": {"first": "RuntimeError: out of memory"}}
     assert of["two"][COMPILED[0]]["left_out"] == {COMPILED[0]: "what stands for minidl has no times yet"}
     assert of["one"][COMPILED[1]]["left_out"] == {COMPILED[1]: "not asked for"}
     assert not record["passed"]
@@ -218,9 +218,9 @@ def test_a_record_is_gone_on_with_and_a_failure_is_one_networks_own(tmp_path, mo
     assert runs.asked == [("two", "tf32", "first"), ("two", "tf32", COMPILED[0])], "what is missing"
     again()
     assert runs.asked == [], "nothing is"
-    record = again("d", precisions=(TF32, PRECISIONS["bf16"]))
-    assert [asked[1] for asked in runs.asked] == ["bf16"] * 6 + ["tf32"] * 6, "what another commit has measured comes last"
-    again("e", budget=0)
+    record = again("t", precisions=(TF32, PRECISIONS["bf16"]))
+    assert [asked[1] for asked in runs.asked] == ["bf16"] * 6 + ["tf32"] * 6, "what was measured of other sources comes last"
+    again("u", budget=0)
     assert runs.asked == []
 
 
@@ -238,7 +238,7 @@ def test_no_run_is_begun_that_would_not_fit(tmp_path, monkeypatch):
     cases = {name: name for name in ("one", "two")}
 
     def made() -> Any:
-        return ladder.Climb(cases, [TF32, PRECISIONS["bf16"]], {"commit": "c", "date": "d"}, path, resume=True, runs=("first", COMPILED[0]))
+        return ladder.Climb(cases, [TF32, PRECISIONS["bf16"]], {"sources": "s"}, path, resume=True, runs=("first", COMPILED[0]))
 
     record = made()(None, None, 250)
     assert runs.asked == [("one", "tf32", "first"), ("two", "tf32", "first"), ("one", "bf16", "first")], "87.5 of 110 seconds for the third"
@@ -268,7 +268,7 @@ def run(*arguments):
     return first_run(*arguments)
 
 ladder.first_run = run
-ladder.Climb(cases, [PRECISIONS["tf32"]], {{"commit": "c", "date": "d"}}, {path!r}, resume=True, runs=("first",))(device, how)
+ladder.Climb(cases, [PRECISIONS["tf32"]], {{"sources": "s"}}, {path!r}, resume=True, runs=("first",))(device, how)
 """
 
 
