@@ -224,7 +224,8 @@ class Cuda:
     def hop(self) -> float:
         """Microseconds that a chain of launches loses where it changes streams."""
         one, other = self.streams((0, 0))
-        small = self.array(self.allocate(256), View(0, (32,), (1,), 0, "float32"))
+        memory = self.allocate(256)
+        small = self.array(memory, View(0, (32,), (1,), 0, "float32"))
         calls = KERNELS["fill"].cuda_calls([small], [small], [], {"value": 0.5})
         first, second = ([self._thunk(call, stream) for call in calls][0] for stream in (one, other))
         clock.run([first, second])
