@@ -1,4 +1,4 @@
-"""What a launch is on CUDA, as data: a grid of one of our kernels, a product, a convolution, zeros, a copy.
+"""What a launch is on CUDA, as data: a grid of one of our kernels, a product, a convolution, attention, zeros, a copy.
 
 A kernel's CUDA form (`@relu.cuda()`) returns these calls on the arrays it is given and runs nothing, so the same form
 is run by the driver, run on the CPU by the tests, and checked everywhere. Sources are the `.cu` files beside this one.
@@ -107,6 +107,24 @@ class Convolution:
 
 
 @dataclass(frozen=True)
+class Attention:
+    """`what`: forward (q, k, v -> y, lse) or grad (all but the last three -> dq, dk, dv); arrays as in `flash_attention`."""
+
+    what: str
+    q: Any
+    k: Any
+    v: Any
+    y: Any
+    lse: Any
+    scale: float
+    causal: bool
+    dy: Any = None
+    dq: Any = None
+    dk: Any = None
+    dv: Any = None
+
+
+@dataclass(frozen=True)
 class Zeros:
     """All bytes of a contiguous array become 0."""
 
@@ -121,7 +139,7 @@ class Copy:
     out: Any
 
 
-Call = Grid | Product | Convolution | Zeros | Copy
+Call = Grid | Product | Convolution | Attention | Zeros | Copy
 
 
 def c_type(array: Any) -> str:

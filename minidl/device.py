@@ -31,6 +31,7 @@ class CPU:
     lanes = Threads
     captures = False  #: whether lanes can be captured and replayed by one launch
     halves = False  #: whether kernels take 16-bit floats
+    flash = False  #: whether there are flash kernels of attention
 
     def __init__(self, blas_threads: int = 1) -> None:
         self.set_blas_threads(blas_threads)

@@ -150,6 +150,13 @@ def run(call: cuda.Call, seed: int = 0) -> None:
         y = y if call.bias is None else y + _wide(call.bias)
         y = y + _wide(call.out) if call.accumulate else y
         call.out[...] = np.maximum(y, 0) if call.act else y
+    elif isinstance(call, cuda.Attention):
+        constants = {"scale": call.scale, "causal": call.causal}
+        if call.what == "forward":
+            call.y[...], call.lse[...] = KERNELS["flash_attention"].reference(np, call.q, call.k, call.v, **constants)
+        else:
+            reads = (call.q, call.k, call.v, call.y, call.lse, call.dy)
+            call.dq[...], call.dk[...], call.dv[...] = KERNELS["flash_attention_grad"].reference(np, *reads, **constants)
     elif isinstance(call, cuda.Zeros):
         assert call.out.flags.c_contiguous
         call.out[...] = 0

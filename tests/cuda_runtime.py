@@ -51,6 +51,7 @@ class Runtime:
     """The interface of `minidl.cuda.driver.Driver`."""
 
     cupy = np
+    architecture = 90
 
     def __init__(self, seed: int = 0) -> None:
         self.random = np.random.default_rng(seed)
@@ -302,10 +303,10 @@ class Dnn:
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
 
-    def bind(self, call: cuda.Convolution, stream: Queue, *, tf32: bool, deterministic: bool) -> Thunk:
+    def bind(self, call: cuda.Convolution | cuda.Attention, stream: Queue, *, tf32: bool, deterministic: bool) -> Thunk:
         def body() -> None:
             run(call)
-            if not deterministic and call.what == "weight_grad":
+            if call.what == "weight_grad" and not deterministic:
                 call.w[...] = np.nextafter(call.w, np.inf) if self.runtime.random.integers(2) else call.w
 
         return lambda: self.runtime._issue(stream, body)

@@ -1,7 +1,9 @@
-"""cuDNN's plans for the convolutions of our networks, built without a GPU from the properties of an H200.
+"""cuDNN's plans for the convolutions and attention of our networks, built without a GPU from the properties of an H200.
 
 So an engine that is missing, for a shape, a type or an arithmetic, is noticed on a machine that cannot run it. Needs
-cuDNN's wheels; one of its libraries is linked with the driver, in whose place a library of six empty functions stands.
+cuDNN's wheels. A library of empty functions stands in the place of the driver: of the six that cuDNN's libraries are linked
+with, or, since the kernels of attention are compiled for a plan, of those too that such engines look up. Convolutions do
+without the latter: compiling engines for them takes long, and there are others for each.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import pickle
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -24,6 +27,7 @@ from cuda_on_cpu import CudaOnCpu
 
 import minidl as ml
 from minidl import models, nn
+from minidl.cuda import attention
 from minidl.cuda.convolutions import Key
 from minidl.device import strides_of
 from minidl.fusion import fused
@@ -32,11 +36,19 @@ from minidl.tape import Tape, use
 
 ROOT = Path(__file__).parent.parent
 PROPERTIES = Path(__file__).parent / "data" / "h200_properties.json"
-LIBRARIES = {"nvidia-cudnn-cu13": "cudnn/lib/libcudnn.so.9", "nvidia-cublas": "cu13/lib/libcublasLt.so.13"}
+LIBRARIES = {"nvidia-cudnn-cu13": "cudnn/lib/libcudnn.so.9", "nvidia-cublas": "cu13/lib/libcublasLt.so.13",
+             "nvidia-cuda-nvrtc": "cu13/lib/libnvrtc.so.13"}
+NO_DEVICE = "() { return 100; }"  #: CUDA_ERROR_NO_DEVICE
 #: of libcuda, what cuDNN 9's libraries are linked with: `nm -D --undefined-only libcudnn*.so.9 | grep ' cu[A-Z]'`
-DRIVER = ("cuGetErrorString", "cuModuleGetFunction", "cuModuleLoadData", "cuModuleUnload", "cuTensorMapEncodeIm2col",
-          "cuTensorMapEncodeTiled")
-NO_DEVICE = 100  #: CUDA_ERROR_NO_DEVICE
+LINKED = dict.fromkeys(("cuGetErrorString", "cuModuleGetFunction", "cuModuleLoadData", "cuModuleUnload", "cuTensorMapEncodeIm2col",
+                        "cuTensorMapEncodeTiled"), NO_DEVICE)
+#: what engines that compile their kernels look up, as standard error says where it is missing; what they compiled is "loaded"
+LOOKED_UP = {
+    **dict.fromkeys(("cuCtxGetCurrent", "cuCtxGetLimit", "cuCtxPopCurrent", "cuCtxPushCurrent", "cuDeviceGet", "cuDeviceGetCount", "cuDriverGetVersion",
+                     "cuGetErrorName", "cuLaunchCooperativeKernel", "cuLaunchKernel", "cuLaunchKernelEx", "cuLibraryLoadFromFile", "cuLinkAddData",
+                     "cuLinkComplete", "cuLinkCreate", "cuLinkDestroy", "cuOccupancyMaxPotentialClusterSize", "cuStreamGetCtx"), NO_DEVICE),
+    **dict.fromkeys(("cuKernelGetAttribute", "cuKernelSetAttribute", "cuLibraryUnload"), "() { return 0; }"),
+    **dict.fromkeys(("cuKernelGetFunction", "cuLibraryGetKernel", "cuLibraryLoadData"), "(void** handle) { *handle = handle; return 0; }")}
 LARGEST = 2**28  #: bytes of workspace that a plan may want
 
 ARITHMETIC = {"float32": {"dtype": "float32", "tf32": False}, "tf32": {"dtype": "float32", "tf32": True},
@@ -46,12 +58,13 @@ NETWORKS = {"mobilenet a0.25": ("mobilenet_v3_large", {"width": 0.25}), "mobilen
             "resnet20": ("resnet20", {})}
 CASES = [(network, size) for network in NETWORKS for size in (32, 224) if network != "resnet20" or size == 32]
 
-#: two that our networks need not have
+
 def dense(*shape: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """A contiguous array, as a key knows it."""
     return shape, strides_of(shape)
 
 
+#: that our networks need not have
 SQUARE = Key("forward", dense(32, 8, 8, 64), dense(64, 3, 3, 64), dense(32, 8, 8, 64), (1, 1), (1, 1), (1, 1), "float32", False, True)
 STRICT = [replace(SQUARE, what=what, dtype=dtype, tf32=tf32) for what in ("forward", "input_grad", "weight_grad")
           for dtype, tf32 in (("float32", False), ("float32", True), ("bfloat16", False))]
@@ -66,7 +79,8 @@ import cudnn
 from minidl.cuda.dnn import plan
 
 properties, keys, tried = pickle.load(sys.stdin.buffer)
-device = cudnn.create_device_properties(properties)
+device = cudnn.create_device_properties(json.dumps(properties))
+architecture = {"sm_version": properties["deviceVer"], "sm_count": properties["multiProcessorCount"]}
 
 def let_through(graph):
     names = []
@@ -81,7 +95,7 @@ def let_through(graph):
 found = []
 for key in keys:
     try:
-        graph = plan(key, device_property=device, sm_version=900, sm_count=132)
+        graph = plan(key, device_property=device, **architecture)
         engine = re.search(rb'"engineId":(\\d+)', bytes(graph.serialize()))
         found.append({"workspace": graph.get_workspace_size(), "engine": int(engine[1])})
         found[-1] |= {"through": let_through(graph)} if key in tried else {}
@@ -95,9 +109,13 @@ class Capturing(CudaOnCpu):
     captures = True  # what tells fusion that convolutions take gaps between pixels
 
 
+Build = Callable[..., list[dict[str, Any]]]
+
+
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """That of a process in which cuDNN loads without a driver."""
+def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
+    """Builds plans in a process in which cuDNN loads without a driver: `build(functions of the driver, keys, tried=(),
+    **properties that the device has instead of an H200's)` gives what BUILD says."""
     spec = importlib.util.find_spec("nvidia")
     folders = [Path(p) for p in (spec.submodule_search_locations or ())] if spec else []
     paths = {package: next((f / path for f in folders if (f / path).exists()), None) for package, path in LIBRARIES.items()}
@@ -107,23 +125,27 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         pytest.skip(f"no cuDNN plans can be built without {', '.join(missing)}")
     if shutil.which("g++") is None:
         pytest.skip("no stand-in for libcuda can be built: g++ is not installed")
-    folder = tmp_path_factory.mktemp("libcuda")
-    (folder / "stub.cpp").write_text("".join(f'extern "C" int {name}() {{ return {NO_DEVICE}; }}\n' for name in DRIVER))
-    subprocess.run(["g++", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "stub.cpp", "-o", "libcuda.so.1"], cwd=folder, check=True)
-    search = [str(folder), *(str(path.parent) for path in paths.values() if path), os.environ.get("LD_LIBRARY_PATH", "")]
-    return {**os.environ, "LD_LIBRARY_PATH": ":".join(filter(None, search)), "PYTHONPATH": str(ROOT)}
+
+    def run(functions: dict[str, str], keys: Sequence[Any], tried: Sequence[Any] = (), **properties: Any) -> list[dict[str, Any]]:
+        folder = tmp_path_factory.mktemp("libcuda")
+        (folder / "stub.cpp").write_text("".join(f'extern "C" int {name}{body}\n' for name, body in functions.items()))
+        subprocess.run(["g++", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "stub.cpp", "-o", "libcuda.so.1"], cwd=folder, check=True)
+        search = [str(folder), *(str(path.parent) for path in paths.values() if path), os.environ.get("LD_LIBRARY_PATH", "")]
+        environment = {**os.environ, "LD_LIBRARY_PATH": ":".join(filter(None, search)), "PYTHONPATH": str(ROOT)}
+        given = pickle.dumps(({**json.loads(PROPERTIES.read_text()), **properties}, keys, tried))
+        done = subprocess.run([sys.executable, "-c", BUILD], input=given, env=environment, capture_output=True, timeout=120)
+        assert done.returncode == 0, done.stderr[-2000:].decode()
+        return list(json.loads(done.stdout))
+
+    return run
 
 
 @pytest.fixture(scope="module")
-def plans(environment: dict[str, str]) -> list[dict[Key, dict[str, Any]]]:
-    """What became of every key of this file, in one process, which builds them twice. cuDNN says on standard error which
-    further functions of the driver it would like."""
+def plans(build: Build) -> list[dict[Key, dict[str, Any]]]:
+    """What became of every convolution's key of this file, in one process, which builds them twice."""
     keys = [SQUARE, *(key for case in CASES for joined in (False, True) for key in convolutions(*case, joined=joined))]
     wanted = [*dict.fromkeys([*(replace(key, **given) for key in keys for given in ARITHMETIC.values()), *STRICT, *LOOSE]), IMPOSSIBLE]
-    given = pickle.dumps((PROPERTIES.read_text(), wanted * 2, LOOSE + STRICT))
-    done = subprocess.run([sys.executable, "-c", BUILD], input=given, env=environment, capture_output=True, timeout=120)
-    assert done.returncode == 0, done.stderr[-2000:].decode()
-    found = json.loads(done.stdout)
+    found = build(LINKED, wanted * 2, LOOSE + STRICT)
     return [dict(zip(wanted, part, strict=True)) for part in (found[: len(wanted)], found[len(wanted) :])]
 
 
@@ -184,3 +206,70 @@ def test_what_has_no_plan_says_so(plans: list[dict[Key, dict[str, Any]]]) -> Non
 def test_growth_is_written_and_read_where_it_is_joined() -> None:
     gaps = [key for key in convolutions("densenet k12", 32, joined=True) if key.y[1] != strides_of(key.y[0])]
     assert {key.what for key in gaps} == {"forward", "input_grad", "weight_grad"}
+
+
+# --------------------------------------------------------------------------------------------------------------- attention
+class Halves(CudaOnCpu):
+    halves = flash = True
+
+
+#: heads, queries, keys (None: the queries' own), elements of a head, causal
+ATTENTION = {"bert": (12, 128, None, 64, False), "gpt": (16, 1024, None, 64, True), "tiny": (2, 7, None, 8, True), "wide": (2, 33, None, 128, True),
+             "cross": (3, 5, 77, 40, False), "one query": (2, 1, 9, 16, True)}
+
+
+@cache
+def attentions(shape: str, low: str) -> tuple[attention.Key, ...]:
+    """The keys of forward and gradient, as a layer's training step in 16 bits gives them to cuDNN."""
+    heads, t, s, width, causal = ATTENTION[shape]
+    device = Halves()
+    with use(Tape(device)), ml.autocast(low):
+        layer = nn.MultiheadAttention(heads * width, heads, causal=causal)
+
+        def step(x: Any, *memory: Any) -> None:
+            y = layer(x, *memory)
+            (y * y).sum().backward()
+
+        graph = ml.record(step, *(np.zeros((2, n, heads * width), np.float32) for n in (t, s) if n))
+    graph = fused(graph, device, ["flash_attention"])
+    memory = np.empty(max(s.bytes for s in graph.storages), np.uint8)
+    found = []
+    for launch in (launch for task in graph.launches for launch in task if "attention" in launch.kernel):
+        reads, writes = ([device.array(memory, v) for v in views] for views in (launch.reads, launch.writes))
+        (call,) = KERNELS[launch.kernel].cuda_calls(reads, writes, [], dict(launch.constants))
+        assert isinstance(call, cuda.Attention)
+        found.append(attention.Key.of(call, False, True))
+    return tuple(found)
+
+
+KEYS = [(shape, "float16" if shape in ("gpt", "cross") else "bfloat16") for shape in ATTENTION]
+
+
+@pytest.fixture(scope="module")
+def flash(build: Build) -> dict[attention.Key, dict[str, Any]]:
+    """What became of every key of attention."""
+    pytest.importorskip("ml_dtypes")
+    wanted = [*(key for case in KEYS for key in attentions(*case)), *(replace(key, deterministic=False) for key in attentions("gpt", "float16"))]
+    return dict(zip(wanted, build(LINKED | LOOKED_UP, wanted), strict=True))
+
+
+@pytest.mark.parametrize(("shape", "low"), KEYS)
+def test_attention_that_fusion_takes_has_plans(flash: dict[attention.Key, dict[str, Any]], shape: str, low: str) -> None:
+    keys = attentions(shape, low)
+    assert [key.what for key in keys] == ["forward", "grad"]
+    assert {key: flash[key]["error"] for key in keys if "error" in flash[key]} == {}
+    assert all(flash[key]["workspace"] <= LARGEST for key in keys)
+
+
+def test_attention_need_not_repeat_its_bits(flash: dict[attention.Key, dict[str, Any]]) -> None:
+    assert all("error" not in found for key, found in flash.items() if not key.deterministic)
+
+
+@pytest.mark.slow
+def test_flash_kernels_begin_with_ampere(build: Build) -> None:
+    """As `Cuda.flash` says. Shared memory and multiprocessors of an A100 and a T4."""
+    keys = attentions("bert", "bfloat16")
+    ampere = build(LINKED | LOOKED_UP, keys, deviceVer=800, multiProcessorCount=108, maxSharedMemoryPerBlockOptin=166912, maxSharedMemoryPerSM=167936)
+    turing = build(LINKED | LOOKED_UP, keys, deviceVer=750, multiProcessorCount=40, maxSharedMemoryPerBlockOptin=65536, maxSharedMemoryPerSM=65536)
+    assert ["error" in found for found in (*ampere, *turing)] == [False, False, True, True]
+    assert "cuDNN has no plan for Key(what='forward'" in turing[0]["error"]

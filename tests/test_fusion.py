@@ -224,5 +224,6 @@ def test_squeeze_and_excite_on_cuda(besides):
 
 
 def test_an_unknown_rule():
-    with pytest.raises(ValueError, match="unknown fusion 'everything'; known: casts, batch_norm_act, squeeze_excite, epilogue, slabs, updates"):
+    with pytest.raises(ValueError, match="unknown fusion 'everything'; known: casts, batch_norm_act, squeeze_excite, flash_attention, epilogue, "
+                                         "slabs, updates"):
         fused(Job("mlp").graph, ml.device.cpu(), ["everything"])

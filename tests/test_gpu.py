@@ -24,6 +24,7 @@ from test_cuda_runtime import (  # noqa: F401  the same tests, with this file's 
     test_weight_gradients_cross_the_border_on_streams_and_in_graphs,
     test_what_is_written_is_read,
 )
+from test_flash_attention import test_all_orders_have_the_same_bits_and_train_as_before  # noqa: F401
 from test_mixed_precision import (  # noqa: F401
     test_a_job_learns_the_digits,
     test_a_product_takes_rounded_inputs_and_gives_float32_gradients,
@@ -139,6 +140,40 @@ def test_products_are_strict_float32_unless_tf32_is_asked_for(device, n):
         assert error() <= 1e-3
     finally:
         there.tf32 = False
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("low", "unit"), [("bfloat16", 2.0**-8), ("float16", 2.0**-11)])
+@pytest.mark.parametrize("sizes", [(2, 12, 128, 128, 64), (1, 4, 1000, 1000, 64), (2, 3, 33, 77, 128), (2, 2, 7, 5, 8)], ids=str)
+def test_flash_attention_is_as_close_as_attention_with_probabilities(device, sizes, low, unit, causal):
+    """To float64 of the same numbers; with the same bits each time. q, k and v lie as cuts of a projection do."""
+    pytest.importorskip("ml_dtypes")
+    there, rng, (n, h, t, s, d) = device(), np.random.default_rng(0), sizes
+    if not there.flash:
+        pytest.skip(f"{there.name} has no flash kernels")
+    q, k, v = (rng.standard_normal((n, length, 3, h, d)).astype(low).transpose(2, 0, 3, 1, 4)[i] for i, length in enumerate((t, s, s)))
+    dy = rng.standard_normal((n, t, h, d)).astype(low).transpose(0, 2, 1, 3)
+    how = {"scale": d**-0.5, "causal": causal}
+
+    def run(name: str, reads: list[Any], writes: list[Any], **constants: Any) -> list[Any]:
+        specs = KERNELS[name].cuda_work
+        run_kernel_on(there, name, reads, writes, [np.zeros(*spec) for spec in specs(reads, writes, **constants)] if specs else [], constants)
+        return writes
+
+    def flash() -> list[Any]:
+        y, lse = run("flash_attention", [q, k, v], [np.zeros(dy.shape, low), np.full((n, h, t), np.nan, np.float32)], **how)
+        return [y, *run("flash_attention_grad", [q, k, v, y, lse, dy], [np.zeros(a.shape, low) for a in (q, k, v)], **how)]
+
+    y, p = run("attention", [q, k, v], [np.zeros(dy.shape, low), np.zeros((n, h, t, s), low)], **how)
+    plain = [y, *run("attention_grad", [q, k, v, p, dy], [np.zeros(a.shape, low) for a in (q, k, v)], scale=how["scale"])]
+    wide = [a.astype(np.float64) for a in (q, k, v, dy)]
+    y, p = KERNELS["attention"].reference(np, *wide[:3], **how)
+    wanted = [y, *KERNELS["attention_grad"].reference(np, *wide[:3], p, wide[3], scale=how["scale"])]
+    found = flash()
+    for name, a, b, w in zip(("y", "dq", "dk", "dv"), found, plain, wanted, strict=True):
+        error, other = (float(np.linalg.norm(x.astype(np.float64) - w) / np.linalg.norm(w)) for x in (a, b))
+        assert error <= 2 * max(other, unit), name
+    assert [a.tobytes() for a in flash()] == [a.tobytes() for a in found]
 
 
 def minidl(*arguments: str) -> Any:

@@ -47,6 +47,11 @@ class Cuda:
         self._priorities = [0]
 
     @property
+    def flash(self) -> bool:
+        """cuDNN's flash kernels began with Ampere."""
+        return bool(self.driver.architecture >= 80)
+
+    @property
     def xp(self) -> Any:
         """The array module."""
         return self.driver.cupy
@@ -183,7 +188,7 @@ class Cuda:
             return self.driver.launch(call.flagged(self._flag), stream)
         if isinstance(call, cuda.Product):
             return self._library("products").bind(call, stream, self.tf32)
-        if isinstance(call, cuda.Convolution):
+        if isinstance(call, cuda.Convolution | cuda.Attention):
             return self._library("dnn").bind(call, stream, tf32=self.tf32, deterministic=self.deterministic)
         if isinstance(call, cuda.Zeros):
             return self.driver.zeros(call.out, stream)

@@ -1,4 +1,4 @@
-"""cuDNN's plans by way of its frontend: made, kept and run, for the operations that `convolutions` describes.
+"""cuDNN's plans by way of its frontend: made, kept and run, for the operations that `convolutions` and `attention` describe.
 
 A plan is made for each key (operation, shapes, types, arithmetic) once and kept, so that every executor runs the same
 one and bits agree; each stream has its own handle and workspace. What is left of a call may be captured.
@@ -10,7 +10,9 @@ from functools import partial
 from typing import Any, Protocol
 
 from ..kernels import Thunk, cuda
-from . import convolutions
+from . import attention, convolutions
+
+OPERATIONS: dict[type, Any] = {cuda.Convolution: convolutions, cuda.Attention: attention}
 
 
 class Key(Protocol):
@@ -69,15 +71,16 @@ class Dnn:
             self._handles[stream.number] = handle
         return self._handles[stream.number]
 
-    def bind(self, call: cuda.Convolution, stream: Any, *, tf32: bool = False, deterministic: bool = True) -> Thunk:
+    def bind(self, call: cuda.Convolution | cuda.Attention, stream: Any, *, tf32: bool = False, deterministic: bool = True) -> Thunk:
         """One prebuilt call. `tf32` as for products; `deterministic`: only engines that repeat their bits. Raises
         RuntimeError where cuDNN has no plan."""
-        key, handle = convolutions.Key.of(call, tf32, deterministic), self._handle(stream)
+        operation, handle = OPERATIONS[type(call)], self._handle(stream)
+        key = operation.Key.of(call, tf32, deterministic)
         if key not in self._plans:
             self._plans[key] = plan(key, handle=handle)
         graph = self._plans[key]
         workspace = self._workspace(stream, max(1, int(graph.get_workspace_size())))
-        thunk: Any = partial(graph.execute, convolutions.pointers(call), workspace.data.ptr, handle=handle)
+        thunk: Any = partial(graph.execute, operation.pointers(call), workspace.data.ptr, handle=handle)
         thunk.owners = (call, graph, workspace)
         return thunk
 

@@ -36,7 +36,7 @@ class Draft:
 
     def __init__(self, graph: TaskGraph, device: Any) -> None:
         self.graph, self.device = graph, device
-        self.scratch: list[StorageSpec] = []
+        self.made: list[StorageSpec] = []  #: storages that the graph did not have
         self.entries: list[Entry | None] = [
             Entry(t, graph.launches[t], set(graph.reads[t].tolist()), set(graph.writes[t].tolist()), float(graph.flops[t]), int(graph.unit[t]))
             for t in range(len(graph))]
@@ -131,12 +131,18 @@ class Draft:
         work = self.device.work(KERNELS[kernel])
         views, buffers = [], []
         for shape, dtype in work([_Shaped(v) for v in reads], [_Shaped(v) for v in writes], **constants) if work else ():
-            kind = str(np.dtype(dtype))
-            spec = StorageSpec(f"work {kernel}", tuple(shape), kind, prod(shape) * np.dtype(kind).itemsize, Role.WORKSPACE)
-            buffers.append(len(self.graph.buffer_bytes) + len(self.scratch))
-            views.append(View(len(self.graph.storages) + len(self.scratch), spec.shape, strides_of(spec.shape), 0, kind))
-            self.scratch.append(spec)
+            view, buffer = self.new(f"work {kernel}", shape, str(np.dtype(dtype)), Role.WORKSPACE)
+            views.append(view)
+            buffers.append(buffer)
         return Launch(kernel, tuple(reads), tuple(writes), tuple(views), tuple(constants.items())), buffers
+
+    def new(self, name: str, shape: Sequence[int], dtype: str, role: Role) -> tuple[View, int]:
+        """An array in a storage of its own, and the buffer of that."""
+        spec = StorageSpec(name, tuple(shape), dtype, prod(shape) * np.dtype(dtype).itemsize, role)
+        buffer = len(self.graph.buffer_bytes) + len(self.made)
+        view = View(len(self.graph.storages) + len(self.made), spec.shape, strides_of(spec.shape), 0, dtype)
+        self.made.append(spec)
+        return view, buffer
 
     def buffers(self, *views: View) -> list[int]:
         """Those of whole storages."""
@@ -150,14 +156,14 @@ class Draft:
         return all(other is None or i in besides or not (other.writes & touched or other.reads & entry.writes)
                    for i, other in enumerate(self.entries[low + 1 : high], low + 1))
 
-    def _with_scratch(self) -> TaskGraph:
-        g, new = self.graph, self.scratch
+    def _with_made(self) -> TaskGraph:
+        g, new = self.graph, self.made
         if not new:
             return g
         first = len(g.storages)
         return replace(
             g, storages=g.storages + tuple(new), buffer_bytes=np.concatenate([g.buffer_bytes, [s.bytes for s in new]]).astype(g.buffer_bytes.dtype),
-            buffer_role=np.concatenate([g.buffer_role, [ROLES.index(Role.WORKSPACE)] * len(new)]).astype(g.buffer_role.dtype),
+            buffer_role=np.concatenate([g.buffer_role, [ROLES.index(s.role) for s in new]]).astype(g.buffer_role.dtype),
             buffer_storage=np.concatenate([g.buffer_storage, np.arange(first, first + len(new))]).astype(g.buffer_storage.dtype),
             buffer_names=g.buffer_names + tuple(s.name for s in new) if g.buffer_names else ())
 
@@ -165,7 +171,7 @@ class Draft:
         """The tasks that are left, in their order."""
         entries = list(self.alive())
         rows = np.array([e.row for e in entries], np.int64)
-        g = self._with_scratch()
+        g = self._with_made()
         nbytes = np.array([int(g.buffer_bytes[sorted(e.reads | e.writes)].sum()) for e in entries], g.bytes.dtype)
         return replace(g, unit=np.array([e.unit for e in entries], g.unit.dtype), kind=g.kind[rows], micro_batch=g.micro_batch[rows],
                        iteration=g.iteration[rows], flops=np.array([e.flops for e in entries], g.flops.dtype), bytes=nbytes,
