@@ -16,6 +16,9 @@ from typing import Any
 sys.path[:0] = [str(Path(__file__).parent)]
 
 from common import RESULTS
+from ladder_record import FIRST_RUN, GRAPHS, SCHEDULER, TUNED, median
+from ladder_table import said
+from launches import CHAINS
 
 README = Path(__file__).parent.parent / "README.md"
 MARKS = "<!-- measured: made by bench/tables.py -->", "<!-- end of measured -->"
@@ -88,18 +91,78 @@ def launches(record: dict[str, Any]) -> Iterator[Row]:
             yield f"{row['group']}: {row['name']}", f"{t['median']:.2g} us ({t['p10']:.2g} to {t['p90']:.2g})", "-", record["name"]
 
 
-TABLES: dict[str, Callable[[dict[str, Any]], Iterator[Row]]] = {"mlp": mlp, "cnn": cnn, "single_device": single_device,
-                                                                   "data_parallel_waits": data_parallel, "planning": planning,
-                                                                   "launch_overhead_cpu": launches}
+#: the same on CUDA; of chains, one length in all its forms
+LAUNCHES_ON_CUDA = {"minidl, prebuilt launch", "CuPy RawKernel, 4 arguments", "CuPy ufunc", "numba.cuda kernel, 4 arrays", "torch op", "cuBLAS through CuPy",
+                    "minidl, prebuilt product", "cuDNN execute", "event record", "stream waits for an event", "fork to and join with 1 streams",
+                    *(f"1000 kernels, {said}" for said in CHAINS.values())}
+
+
+def launches_on_cuda(record: dict[str, Any]) -> Iterator[Row]:
+    """What a call costs the thread that issues it, and how far apart such calls lie on the device."""
+    for row in record["rows"]:
+        if "us" in row and row["name"] in LAUNCHES_ON_CUDA:
+            seen = ", ".join(f"{kind} {t['median']:.2g} us ({t['p10']:.2g} to {t['p90']:.2g})" for kind in ("host", "device") if (t := row["us"].get(kind)))
+            yield f"{row['group']}: {row['name']}", seen, "-", record["name"]
+
+
+def ladder(record: dict[str, Any]) -> Iterator[Row]:
+    """The targets for one GPU, then a row for each network: how many times longer torch's rungs take than minidl's, and what
+    is gained by order alone."""
+    for precision, rows in record["targets"].items():
+        for row in rows:
+            if row["seen"]:
+                yield f"one GPU, {precision}: {row['what']}", said(row["seen"]), row["target"], "ladder"
+    for precision, networks in record["networks"].items():
+        for label, entry in networks.items():
+            first = entry.get(FIRST_RUN, {})
+            if "step_ms" in first:
+                peers = [f"{name} {r:.2f}x" for name in (TUNED, *GRAPHS) if (r := median(entry, name))]
+                orders = [f"{slow} / {fast} {r:.2f}x" for slow, fast in (("E1", "E2"), ("E0a", "E0b"))
+                          if (r := median(entry, f"{slow} in_order", f"{fast} {SCHEDULER}"))]
+                step = f"{first['minidl']} {first['step_ms'][first['minidl']]['median']:.2f} ms"
+                yield f"{label}, {precision}: torch / minidl", "; ".join([*peers, *orders, step]), "-", "ladder"
+
+
+#: what the parts of `gpu_proof.py` show; the benchmarks have records and rows of their own
+PROOFS = {"tests": "the tests marked `gpu`", "kernels": "every kernel's tests", "mpi": "two ranks leave the bits of one process",
+          "sanitizer": "training steps under compute-sanitizer"}
+
+
+def gpu_proof(record: dict[str, Any]) -> Iterator[Row]:
+    for name, what in PROOFS.items():
+        part = record["parts"].get(name, {})
+        if "steps" in part:
+            steps = part["steps"].values()
+            counts = {kind: sum(step["counts"].get(kind, 0) for step in steps if "counts" in step) for kind in ("PASSED", "FAILED", "ERROR", "SKIPPED")}
+            seen = [f"{n} {kind.lower()}" for kind, n in counts.items() if n] or [f"{sum(step['passed'] for step in steps)} of {len(steps)} runs"]
+            unfinished = [step for step, found in part["steps"].items() if "exit" not in found or found["timed_out"]]
+            yield f"on a GPU: {what}", ", ".join([*seen, *(f"{step} not finished" for step in unfinished)]), "all pass", "gpu_proof"
+
+
+TABLES: dict[str, Callable[[dict[str, Any]], Iterator[Row]]] = {
+    "mlp": mlp, "cnn": cnn, "single_device": single_device, "data_parallel_waits": data_parallel, "planning": planning,
+    "launch_overhead_cpu": launches, "launch_overhead_cuda": launches_on_cuda, "ladder": ladder, "gpu_proof": gpu_proof}
 
 
 def _earlier(record: dict[str, Any]) -> str:
-    """Which settings of a record were measured before the others, and where."""
+    """Which settings of a record were measured before the others, and where; of the ladder, how many of its runs."""
+    if record["name"] == "ladder":
+        runs = [run for networks in record["networks"].values() for entry in networks.values() for run in entry.values() if "sources" in run]
+        others = [run for run in runs if run["sources"] != record["machine"]["sources"]]
+        return f"; {len(others)} of {len(runs)} runs of other sources, {', '.join(sorted({run['date'] for run in others}))}" if others else ""
     kept = [s for s in record.get("settings", []) if "recorded" in s]
     if not kept:
         return ""
     about = kept[0]["recorded"]
     return "; " + ", ".join(f"{s['network']} {s['ratio_wanted']:g}" for s in kept) + f": {about['cpu']}, commit {about['commit']}, {about['date']}"
+
+
+def _where(name: str, record: dict[str, Any]) -> str:
+    """On what machine a record was made, and from which sources."""
+    about = next((part["machine"] for part in record["parts"].values() if "machine" in part), {}) if "parts" in record else record.get("machine", record)
+    gpu = about.get("gpu", record.get("gpu"))
+    version = f"commit {about['commit']}" if about["commit"] else f"sources {about['sources']}"
+    return f"{name}: {gpu['name'] + ', ' if gpu else ''}{about['cpu']}, {about['cores']} cores, {version}, {about['date']}{_earlier(record)}"
 
 
 def table() -> str:
@@ -111,8 +174,7 @@ def table() -> str:
         if path.exists():
             record = json.loads(path.read_text())
             lines += [f"| {what} | {seen} | {target} | [{source}](bench/results/{source}.json) |" for what, seen, target, source in rows(record)]
-            about = record.get("machine", record)
-            where.append(f"{name}: {about['cpu']}, {about['cores']} cores, commit {about['commit']}, {about['date']}{_earlier(record)}")
+            where.append(_where(name, record))
     return "\n".join([*lines, "", *(f"{w}  " for w in where)])
 
 

@@ -1,0 +1,95 @@
+"""README's table of measurements: from the records that are there, and from no others."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import cuda_runtime
+import pytest
+from test_ladder import network
+
+BENCH = Path(__file__).parent.parent / "bench"
+sys.path.insert(0, str(BENCH))
+
+import ladder_record  # noqa: E402
+import launches_cuda  # noqa: E402
+import tables  # noqa: E402
+
+MACHINE = {"cpu": "a CPU", "cores": 2, "commit": "c0ffee1", "sources": "5ca1ab1e", "date": "2026-01-01", "gpu": {"name": "a GPU"}}
+
+
+def made_up() -> dict[str, dict[str, Any]]:
+    """Records as the benchmarks leave them, with numbers that nobody measured."""
+    networks = {"tf32": {"mobile": network(3.0, 1.5, 1.25, 1.2)}, "bf16": {"mobile": network(4.0, 1.25, None, 1.1)}}
+    for entry in (entry for found in networks.values() for entry in found.values()):
+        entry["first"]["step_ms"] = {"E3 multi_region": {"median": 1.5, "p10": 1.4, "p90": 1.6, "n": 10}}
+    networks["tf32"]["mobile"]["first"] |= {"sources": "0ther", "date": "2025-12-31"}
+    networks["bf16"]["mobile"]["first"] |= {"sources": MACHINE["sources"], "date": MACHINE["date"]}
+    times = {"median": 2.0, "p10": 1.0, "p90": 3.0, "n": 40}
+    rows = [{"group": "a kernel", "name": "torch op", "words": "", "us": {"host": times, "device": times}},
+            {"group": "a kernel", "name": "CuPy RawKernel, 4 arguments", "words": "", "missing": "cupy is not installed"},
+            {"group": "a kernel", "name": "fill of 4 KiB", "words": "", "us": {"host": times}}]
+    tests = {"counts": {"PASSED": 5, "SKIPPED": 1}, "exit": 0, "timed_out": False, "passed": True}
+    parts = {"kernels": {"machine": MACHINE, "steps": {"test_cuda_a": tests, "test_cuda_b": {**tests, "counts": {"PASSED": 2, "FAILED": 1}},
+                                                       "test_cuda_c": {"left_out": "no time was left", "passed": False}}},
+             "mpi": {"machine": MACHINE, "steps": {"mlp": {"exit": 0, "timed_out": False, "passed": True}}}, "sanitizer": {"left_out": "not here"}}
+    return {"ladder": {"machine": {**MACHINE, "commit": None}, "networks": networks,
+                       "targets": {p: ladder_record.targets(found, 1) for p, found in networks.items()}},
+            "launch_overhead_cuda": {"machine": MACHINE, "rows": rows}, "gpu_proof": {"parts": parts}}
+
+
+@pytest.fixture
+def results(tmp_path, monkeypatch):
+    """A folder for records, a README, and a function that writes the records' table into it."""
+    monkeypatch.setattr(tables, "RESULTS", tmp_path)
+    monkeypatch.setattr(tables, "README", tmp_path / "README.md")
+    (tmp_path / "README.md").write_text(f"before\n{tables.MARKS[0]}\nold\n{tables.MARKS[1]}\nafter\n")
+
+    def write() -> str:
+        monkeypatch.setattr(sys, "argv", ["tables.py", "--write"])
+        tables.main()
+        return (tmp_path / "README.md").read_text()
+
+    return tmp_path, write
+
+
+def test_a_gpus_records_get_rows(results):
+    folder, write = results
+    for name, record in made_up().items():
+        (folder / f"{name}.json").write_text(json.dumps({"name": name, **record}))
+    text = write()
+    for line in ("| one GPU, tf32: torch eager, tuned / minidl | 3.00x, worst 3.00x (1 of 1 networks) | >= 2.5x | [ladder](bench/results/ladder.json) |",
+                 "| one GPU, bf16: torch eager, tuned / minidl | 4.00x, worst 4.00x (1 of 1 networks) | >= 2.5x | [ladder](bench/results/ladder.json) |",
+                 "| one GPU, tf32: host cost of a replayed step, us | launch 10 us, worst 10; with its batch 50 us, worst 50 (1 of 1 networks) "
+                 "| one graph launch; reported | [ladder](bench/results/ladder.json) |",
+                 "| mobile, tf32: torch / minidl | B1 tuned 3.00x; B2 graph 1.50x; B3 reduce-overhead 1.25x; B4 max-autotune 1.25x; E1 / E2 1.20x; E0a / E0b 0.60x; "
+                 "E3 multi_region 1.50 ms | - | [ladder](bench/results/ladder.json) |",
+                 "| a kernel: torch op | host 2 us (1 to 3), device 2 us (1 to 3) | - | [launch_overhead_cuda](bench/results/launch_overhead_cuda.json) |",
+                 "| on a GPU: every kernel's tests | 7 passed, 1 failed, 1 skipped, test_cuda_c not finished | all pass | [gpu_proof](bench/results/gpu_proof.json) |",
+                 "| on a GPU: two ranks leave the bits of one process | 1 of 1 runs | all pass | [gpu_proof](bench/results/gpu_proof.json) |",
+                 "ladder: a GPU, a CPU, 2 cores, sources 5ca1ab1e, 2026-01-01; 1 of 2 runs of other sources, 2025-12-31  ", "gpu_proof: a GPU, a CPU, 2 cores, commit c0ffee1, 2026-01-01  "):
+        assert line in text.splitlines(), line
+    assert "RawKernel" not in text
+    assert "sanitizer" not in text
+    assert text.startswith("before\n")
+    assert text.endswith(f"{tables.MARKS[1]}\nafter\n")
+    assert write() == text, "written once more it is the same"
+
+
+def test_without_records_there_are_no_rows(results):
+    _, write = results
+    assert [line for line in write().splitlines() if line.startswith("|")] == ["| what | seen | target | record |", "|---|---|---|---|"]
+
+
+def test_the_readme_is_what_the_records_say():
+    text = tables.README.read_text()
+    assert text.split(tables.MARKS[0])[1].split(tables.MARKS[1])[0] == f"\n{tables.table()}\n"
+
+
+def test_launches_that_stand_in_the_table_are_measured(monkeypatch):
+    monkeypatch.setattr(launches_cuda, "HELD", 4096)
+    names = {row.name for row in launches_cuda.rows(cuda_runtime.device(), quick=False)}
+    assert names >= tables.LAUNCHES_ON_CUDA
