@@ -34,8 +34,8 @@ def taken(launch: Launch) -> bool:
 
 def _in_pieces(view: View) -> bool:
     """Whether rows lie together and begin where a piece may."""
-    outer = [step for n, step in zip(view.shape[:-1], view.strides[:-1], strict=True) if n > 1]
-    return prod(view.shape) > 0 and view.strides[-1] == 1 and view.offset % PIECE == 0 and all(step > 0 and step % PIECE == 0 for step in outer)
+    *outer, along = view.strides
+    return prod(view.shape) > 0 and along == 1 and view.offset % PIECE == 0 and all(step > 0 and step % PIECE == 0 for step in outer)
 
 
 def _replace(draft: Draft, i: int, launch: Launch) -> None:
