@@ -139,6 +139,7 @@ class RankTrainer(Trainer):
     """
 
     in_flight = 0  #: trials compare the times of single steps
+    late = 1
 
     def __init__(self, recorded: Recorded, cost: CostModel, communicator: Communicator, link: tuple[float, float], *,
                  k: int | None = None, buckets: int | None = None, trace: bool = False) -> None:
@@ -189,9 +190,12 @@ class RankTrainer(Trainer):
             self._use(chosen)
 
     def finish(self) -> None:
-        """Makes the last updates; losses become the means over ranks. Raises TrainingError where parameters differ."""
+        """Makes the last updates; losses become the means over ranks. Raises TrainingError as `collect` does, and where
+        parameters differ."""
         self.collect()
         self.run.close()
+        if self.recorded.device.not_finite():
+            raise self._failed("a gradient is not finite", len(self.losses))
         shares = self.communicator.gather((self.losses, self.params_sha256()))
         self.losses = np.mean([losses for losses, _ in shares], axis=0).tolist()
         different = [r for r, (_, sha) in enumerate(shares) if sha != shares[0][1]]

@@ -23,7 +23,7 @@ from .nn.module import shown
 from .recording import record
 from .schedule import Schedule
 from .simulation import simulate
-from .tape import Tape, micro_batch, no_grad, use
+from .tape import Tape, micro_batch, no_grad, settle, use
 
 OPTIMIZERS: dict[str, Callable[..., optim.Optimizer]] = {
     "sgd": lambda parameters, lr: optim.SGD(parameters, lr, momentum=0.9),
@@ -218,6 +218,7 @@ class Trainer:
     """
 
     in_flight = 8  #: losses of this many steps are not waited for, where the device runs behind the host
+    late = 0  #: how many steps after its own an update is made
 
     def __init__(self, recorded: Recorded, cost: CostModel, *, trace: bool = False, schedule: Schedule | None = None) -> None:
         self.recorded, self.job, self.cost = recorded, recorded.job, cost
@@ -229,26 +230,36 @@ class Trainer:
     def _start(self) -> None:
         self.losses: list[float] = []
         self.seconds: list[float] = []
-        self._awaited: deque[Callable[[], Any]] = deque()
+        self._awaited: deque[tuple[Callable[[], Any], Callable[[], bool | None]]] = deque()
+        settle()
+        self.recorded.device.not_finite()  # what others did before is not told of this run
 
     def step(self) -> None:
-        """One step on the next batch. Raises TrainingError when its loss, or on CUDA that of an earlier step, is not finite."""
+        """One step on the next batch. Raises TrainingError as `collect` does, on CUDA of an earlier step."""
         from time import perf_counter
 
         parts = self.recorded._split(*next(self.recorded.train_data))
         begin = perf_counter()
-        self._awaited.append(self.run(*parts).fetch())
-        self.collect(self.in_flight if self.recorded.device.captures else 0)
+        device = self.recorded.device
+        self._awaited.append((self.run(*parts).fetch(), device.fetch_not_finite()))
+        self.collect(self.in_flight if device.captures else 0)
         self.seconds.append(perf_counter() - begin)
 
     def collect(self, rest: int = 0) -> None:
-        """Waits for losses until those of `rest` steps are still to come. Raises TrainingError for one that is not finite."""
+        """Waits for losses until those of `rest` steps are still to come. Raises TrainingError for one that is not finite, and
+        on CUDA where an update of that step used a gradient that is not."""
         while len(self._awaited) > rest:
-            loss = float(self._awaited.popleft()())
+            value, not_finite = self._awaited.popleft()
+            loss, bad = float(value()), not_finite()
             self.losses.append(loss)
+            step = len(self.losses)
+            if bad and (self.late or np.isfinite(loss)):
+                raise self._failed("a gradient is not finite", step - self.late)
             if not np.isfinite(loss):
-                raise TrainingError(f"the loss is {loss} at step {len(self.losses)} of {self.job.model} with lr {self.job.lr}; "
-                                    f"try a smaller lr (MINIDL_DEBUG=1 names the layer)")
+                raise self._failed(f"the loss is {loss}", step)
+
+    def _failed(self, what: str, step: int) -> TrainingError:
+        return TrainingError(f"{what} at step {step} of {self.job.model} with lr {self.job.lr}; try a smaller lr (MINIDL_DEBUG=1 names the layer)")
 
     def accuracy(self) -> float | None:
         """Share of the test samples whose largest logit is their label."""

@@ -43,6 +43,7 @@ def _calls(bound: Bound, debug: int) -> Callable[[int, Any], list[Thunk]]:
         if debug >= 3:
             for buffer in (*bound.graph[task].reads, *bound.graph[task].writes):
                 print(f"    {buffer.name}: {buffer.bytes} bytes at {bound.place(buffer.storage)[1]}", file=sys.stderr)
+        bound.device.synchronize()  # the task may be on another stream than what is read goes through
         bound.check_finite(task)
 
     return lambda task, stream: [*bound.thunks(task, stream), partial(inspect, task)]
@@ -67,7 +68,7 @@ class StreamExecutor:
         self.waits = schedule.waits(graph)
         self.plan = plan or plan_memory(graph, schedule, memory_limit)
         self._bound = Bound(graph, self.plan, device, arena=arena)
-        debug = int(os.environ.get("MINIDL_DEBUG") or 0)
+        self.debug = debug = int(os.environ.get("MINIDL_DEBUG") or 0)
         ids = schedule.ids(graph).tolist()
         self._lanes = self._make_lanes(Work(
             [str(lane) for lane in schedule.lanes], [lane.priority for lane in schedule.lanes],
@@ -133,7 +134,8 @@ class StreamExecutor:
 
 
 class GraphExecutor(StreamExecutor):
-    """The same, but the step is captured once as a CUDA graph of forked and joined streams, and replayed by one launch.
+    """The same, but the step is captured once as a CUDA graph of forked and joined streams, and replayed by one launch; not
+    with MINIDL_DEBUG, which looks at values between tasks.
 
     Raises DeviceError on a device that cannot capture.
     """
@@ -141,4 +143,4 @@ class GraphExecutor(StreamExecutor):
     def _make_lanes(self, work: Work) -> Any:
         if not self._bound.device.captures:
             raise DeviceError(f"{self._bound.device.name} has no graphs to capture; use StreamExecutor")
-        return self._bound.device.captured(work, self.trace)
+        return super()._make_lanes(work) if self.debug else self._bound.device.captured(work, self.trace)
