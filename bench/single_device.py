@@ -28,12 +28,18 @@ from minidl.crossing import delayed, steady
 from minidl.executors import executor
 from minidl.measure_pairs import measure_pairs
 
-CASES: dict[str, tuple[str, dict[str, Any], int]] = {
-    "mobilenet_v3_large a0.25 32px b32": ("mobilenet_v3_large", {"width": 0.25, "image_size": 32, "classes": 10}, 32),
-    "mobilenet_v3_large a1 32px b32": ("mobilenet_v3_large", {"width": 1.0, "image_size": 32, "classes": 10}, 32),
-    "densenet121 k12 32px b8": ("densenet121", {"growth": 12, "image_size": 32, "classes": 10}, 8),
-    "densenet121 k24 32px b8": ("densenet121", {"growth": 24, "image_size": 32, "classes": 10}, 8),
-}
+
+def _cases() -> dict[str, tuple[str, dict[str, Any], int]]:
+    """Network, arguments and batch by name: every width and growth at 32 px, and two at 224 px."""
+    mobile = [(width, 32, 32) for width in (0.25, 0.5, 0.75, 1.0)] + [(1.0, 224, 8)]
+    dense = [(growth, 32, 8) for growth in (12, 24, 32)] + [(32, 224, 4)]
+    return {**{f"mobilenet_v3_large a{a:g} {px}px b{batch}": ("mobilenet_v3_large", {"width": a, "image_size": px, "classes": 10}, batch)
+               for a, px, batch in mobile},
+            **{f"densenet121 k{k} {px}px b{batch}": ("densenet121", {"growth": k, "image_size": px, "classes": 10}, batch)
+               for k, px, batch in dense}}
+
+
+CASES = _cases()
 MAPS = {"densenet121": "densenet121", "mobilenet_v3_large": "mobilenet_v3"}
 
 
@@ -160,6 +166,27 @@ def _draw(graph: Any, schedule: Any, cost: Any, timeline: Any, path: Path) -> No
     print(compare(predicted, timeline))
 
 
+def predictions(networks: dict[str, Any]) -> dict[str, Any]:
+    """The median over the networks of the prediction errors on one stream and on two, and the worst of all rounds."""
+    found = {}
+    for streams, wanted in ("one stream", lambda arm: arm == "in_order"), ("two streams", lambda arm: arm != "in_order"):
+        errors = [[e for arm, e in entry["prediction_error"].items() if wanted(arm)] for entry in networks.values()]
+        found[streams] = {"median": round(float(np.median([np.median([e["median"] for e in some]) for some in errors])), 4),
+                          "worst": max((e["worst"] for some in errors for e in some), key=abs), "n": len(errors)}
+    return found
+
+
+def show(case: str, entry: dict[str, Any]) -> None:
+    """What was measured of a network, to read."""
+    print(f"\n{case}   ({entry['tasks']} tasks, equal bits: {entry['equal_bits']})")
+    for arm, s in entry["step_ms"].items():
+        peak, late = entry["peak_bytes"].get(arm, 0), entry["late_tasks"].get(arm, 0)
+        print(f"  {arm:28} {s['median']:9.3f} ms   p10 {s['p10']:9.3f}   p90 {s['p90']:9.3f}   n {s['n']:4}   peak {peak:13,}   late {late}")
+    for name, r in entry["against"].items():
+        print(f"  {name:44} {r['median']:7.3f}x   p10 {r['p10']:7.3f}   p90 {r['p90']:7.3f}")
+    print("  prediction error: " + ", ".join(f"{a} {e['median']:.1%} (worst {e['worst']:+.1%})" for a, e in entry["prediction_error"].items()), flush=True)
+
+
 def plot(record: dict[str, Any], path: Path) -> None:
     """Step time of every arm over that of one stream, recorded."""
     import matplotlib
@@ -184,24 +211,23 @@ def plot(record: dict[str, Any], path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=20.0, help="per network, at least")
-    parser.add_argument("--only", metavar="NAME", default="", help="networks whose name contains this")
+    parser.add_argument("--only", metavar="NAME", default="", help="networks whose name contains this; default: all at 32 px")
     parser.add_argument("--torch", action="store_true", help="also torch, eager and compiled")
     parser.add_argument("--plot", action="store_true", help="a PNG beside the record, and SVGs of predicted and measured timelines")
     parser.add_argument("--out", help="where to write the record")
     arguments = parser.parse_args()
     record: dict[str, Any] = {"machine": machine(), "networks": {}}
-    for case in (c for c in CASES if arguments.only in c):
+    for case in (c for c in CASES if arguments.only in c and (arguments.only or "32px" in c)):
         folder = Path(arguments.out).parent if arguments.out else RESULTS
         svg = folder / f"single_device {case}.svg".replace(" ", "_") if arguments.plot else None
         entry = record["networks"][case] = measured(case, arguments.seconds, arguments.torch, svg)
-        print(f"\n{case}   ({entry['tasks']} tasks, equal bits: {entry['equal_bits']})")
-        for arm, s in entry["step_ms"].items():
-            peak, late = entry["peak_bytes"].get(arm, 0), entry["late_tasks"].get(arm, 0)
-            print(f"  {arm:28} {s['median']:9.3f} ms   p10 {s['p10']:9.3f}   p90 {s['p90']:9.3f}   n {s['n']:4}   peak {peak:13,}   late {late}")
-        for name, r in entry["against"].items():
-            print(f"  {name:44} {r['median']:7.3f}x   p10 {r['p10']:7.3f}   p90 {r['p90']:7.3f}")
-        print("  prediction error: " + ", ".join(f"{a} {e['median']:.1%} (worst {e['worst']:+.1%})" for a, e in entry["prediction_error"].items()))
-    target = save("single_device", record, arguments.out)
+        record["prediction"] = predictions(record["networks"])
+        show(case, entry)
+        target = save("single_device", record, arguments.out)  # what is finished is in the record
+    if not record["networks"]:
+        parser.error(f"no network's name contains {arguments.only!r}; there are {', '.join(CASES)}")
+    for streams, e in record["prediction"].items():
+        print(f"{streams}: predicted within {e['median']:.1%} of the measured step (median over {e['n']} networks), at worst {e['worst']:+.1%}")
     if arguments.plot:
         plot(record, target.with_suffix(".png"))
 

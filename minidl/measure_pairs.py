@@ -21,14 +21,14 @@ from .executors.bound import Bound
 from .graph import TaskGraph
 from .streams import Program, Stream, run_program
 
-PIECE = 2000.0  #: microseconds of a group's tasks that stand for all of them
+PIECE = 1000.0  #: microseconds of a group's tasks that stand for all of them
 
 
 def measure_pairs(graph: TaskGraph, cost: CostModel, groups: Mapping[str, str], pairs: Iterable[tuple[str, str]], *,
                   device: Any = None, rounds: int = 3, seed: int = 0, progress: Callable[[float], None] | None = None) -> CoRun:
     """The slowdown of each pair (a, b) of groups, both ways; `groups`: task name -> group, `cost`: of the tasks alone.
 
-    Works on copies, so no parameter changes. `progress(share done)` is called after each pair.
+    The median of `rounds`. Works on copies, so no parameter changes. `progress(share done)` is called after each pair.
     """
     pairs = list(pairs)
     bound = Bound(graph, None, device, private=True)
@@ -47,22 +47,30 @@ def measure_pairs(graph: TaskGraph, cost: CostModel, groups: Mapping[str, str], 
     def program(name: str, stream: Any = None) -> Program:
         return [c for t in pieces[name] for c in bound.thunks(t, stream)]
 
+    found: dict[tuple[str, str], list[tuple[float, float]]] = {pair: [] for pair in pairs}
+    with _Pairs(bound.device, program, alone) as measured:
+        if bound.device.captures:
+            rounds = 1  # a replayed graph repeats them by itself
+        for n in range(rounds):
+            measured.new_round()
+            for i, pair in enumerate(pairs):
+                found[pair].append(measured(*pair))
+                if progress:
+                    progress((n * len(pairs) + i + 1) / (rounds * len(pairs)))
     slowdown: dict[str, dict[str, float]] = {}
-    with _Pairs(bound.device, program, alone, rounds) as measured:
-        for n, (a, b) in enumerate(pairs):
-            found = measured(a, b)
-            for one, other, slow in ((a, b, found[0]), (b, a, found[1])):
-                slowdown.setdefault(one, {})[other] = max(1.0, slow)
-            if progress:
-                progress((n + 1) / len(pairs))
+    for (a, b), both in found.items():
+        for one, other, side in ((a, b, 0), (b, a, 1)):
+            slowdown.setdefault(one, {})[other] = max(1.0, statistics.median(slow[side] for slow in both))
     return CoRun(dict(groups), slowdown, "measured")
 
 
 class _Pairs:
-    """Two programs beside each other on two streams of a device: how many times longer each takes."""
+    """Two programs beside each other on two streams of a device: how many times longer each takes. What a program takes
+    by itself is measured once a round, since speed drifts."""
 
-    def __init__(self, device: Any, program: Callable[..., Program], alone: Mapping[str, float], rounds: int) -> None:
-        self.device, self.program, self.alone, self.rounds = device, cache(program), alone, rounds
+    def __init__(self, device: Any, program: Callable[..., Program], alone: Mapping[str, float]) -> None:
+        self.device, self.program, self.alone = device, cache(program), alone
+        self.by_itself: dict[str, float] = {}
 
     def __enter__(self) -> _Pairs:
         self.stream = None if self.device.captures else Stream("pairs", 1)
@@ -72,13 +80,24 @@ class _Pairs:
         if self.stream is not None:
             self.stream.close()
 
+    def new_round(self) -> None:
+        self.by_itself.clear()
+
     def __call__(self, a: str, b: str) -> tuple[float, float]:
-        alone = self.alone[a], self.alone[b]
         if self.stream is None:
-            found: tuple[float, float] = self.device.together(lambda one, other: (self.program(a, one), self.program(b, other)), alone)
+            found: tuple[float, float] = self.device.together(lambda one, other: (self.program(a, one), self.program(b, other)),
+                                                              (self.alone[a], self.alone[b]))
             return found
-        rounds = [_together(self.stream, self.program(a), self.program(b), *alone) for _ in range(self.rounds)]
-        return statistics.median(r[0] for r in rounds), statistics.median(r[1] for r in rounds)
+        for name in (a, b):
+            if name not in self.by_itself:
+                self.by_itself[name] = _microseconds(self.program(name), self._times(name))
+        times = self._times(a)
+        repeats = max(2, round(2.5 * times * self.alone[a] / self.alone[b]))  # as long as the other, and longer
+        both = _together(self.stream, self.program(a), times, self.program(b), repeats)
+        return (1 + (both[0] - self.by_itself[a]) / self.alone[a], 1 + (both[1] - self.by_itself[b]) / self.alone[b])
+
+    def _times(self, name: str) -> int:
+        return max(1, round(PIECE / self.alone[name]))
 
 
 def _piece(tasks: Sequence[int], duration: Any) -> list[int]:
@@ -92,12 +111,8 @@ def _piece(tasks: Sequence[int], duration: Any) -> list[int]:
     return [tasks[i * len(tasks) // count] for i in range(count)]
 
 
-def _together(stream: Stream, one: Program, other: Program, one_alone: float, other_alone: float) -> tuple[float, float]:
-    """How many times longer each program takes beside the other: what that adds to its time, over the time `alone` that its
-    tasks take in a step. The second runs for as long as the first, and longer."""
-    times = max(1, round(PIECE / one_alone))
-    repeats = max(2, round(2.5 * times * one_alone / other_alone))
-    base_one, base_other = _seconds(one, times), _seconds(other, max(1, repeats // 2)) / max(1, repeats // 2)
+def _together(stream: Stream, one: Program, times: int, other: Program, repeats: int) -> tuple[float, float]:
+    """Microseconds that each program takes while the other runs beside it, `repeats` times on the stream."""
     stamps: list[float] = []
     program: Program = []
     for _ in range(repeats):
@@ -111,10 +126,10 @@ def _together(stream: Stream, one: Program, other: Program, one_alone: float, ot
     stream.join()
     inside = [s for s in stamps if begin <= s <= end]
     beside = (inside[-1] - inside[0]) / (len(inside) - 1) if len(inside) >= 3 else stamps[1] - stamps[0]
-    return 1 + (end - begin - base_one) * 1e6 / (times * one_alone), 1 + (beside - base_other) * 1e6 / other_alone
+    return (end - begin) * 1e6 / times, beside * 1e6
 
 
-def _seconds(program: Program, times: int) -> float:
+def _microseconds(program: Program, times: int) -> float:
     begin = perf_counter()
     run_program(program * times)
-    return perf_counter() - begin
+    return (perf_counter() - begin) * 1e6 / times
