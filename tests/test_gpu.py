@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cuda_on_gpu import run_kernel_on
+from reference_calls import calls
 from test_cuda_runtime import (  # noqa: F401  the same tests, with this file's device
     Run,
     equal,
@@ -38,6 +39,7 @@ from test_mixed_precision import (  # noqa: F401
     test_norms_keep_their_statistics_in_float32,
     test_overflow_skips_the_step_and_shrinks_the_scale,
 )
+from test_references import OURS, outputs
 
 import minidl as ml
 from minidl import schedulers
@@ -194,3 +196,26 @@ def test_the_command_line_trains_and_compares(device):
 def test_the_cpu_and_the_gpu_agree(device):
     there, here = oracle(device(), model="lenet"), oracle(ml.device.cpu(), model="lenet")
     np.testing.assert_allclose(there[0], here[0], rtol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", OURS)
+def test_references_give_over_cupy_what_they_give_over_numpy(device, name, dtype):
+    """To the rounding of what is read, since sums of it may cancel, or to ten times the error that NumPy has itself."""
+    there, reference = device(), KERNELS[name].reference
+    for reads, constants in calls()[name]:
+        given, wide = ([r.astype(t) if r.dtype == "float32" else r for r in reads] for t in (dtype, "float64"))
+        with there.driver.device, there.main.raw, np.errstate(all="ignore"):
+            found = [v.get() for v in outputs(reference(there.xp, *map(there.xp.asarray, given), **constants))]
+            own, wanted = (outputs(reference(np, *arrays, **constants)) for arrays in (given, wide))
+        largest = max((float(np.abs(r[np.isfinite(r)]).max(initial=0)) for r in given if r.dtype.kind == "f"), default=0.0)
+        for f, o, w in zip(found, map(np.asarray, own), map(np.asarray, wanted), strict=True):
+            assert (f.dtype, f.shape) == (o.dtype, o.shape)
+            if f.dtype.kind != "f":
+                np.testing.assert_array_equal(f, o)
+                continue
+            finite = np.isfinite(w)
+            np.testing.assert_array_equal(np.isfinite(f), finite)
+            error, its = (np.linalg.norm(x[finite].astype("float64") - w[finite]) for x in (f, o))
+            norm = max(np.linalg.norm(w[finite]), largest * w.size**0.5)
+            assert error <= max(100 * np.finfo(dtype).eps * norm, 10 * its), constants
