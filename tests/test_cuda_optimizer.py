@@ -6,7 +6,8 @@ import ctypes
 
 import numpy as np
 import pytest
-from cuda_on_cpu import not_finite, run_kernel
+from cuda_on_cpu import not_finite, run, run_kernel
+from cuda_sanitizers import SANITIZERS, record, replay
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -183,6 +184,19 @@ def test_the_flag_tells_of_gradients_as_they_are_used(name, constants):
     assert not flagged(name, constants, [[p, large, *states]], common[:-1])[0]
     common[-1][0], common[0][0] = 0.0, np.inf
     assert not flagged(name, constants, [[np.full_like(p, np.nan), large, *(np.full_like(s, np.inf) for s in states)]], common, clipped=True)[0]
+
+
+@pytest.mark.sanitizer
+@pytest.mark.parametrize("sanitizer", SANITIZERS)
+@pytest.mark.parametrize(("name", "constants"), RULES[3:5])
+def test_threads_that_set_the_flag_at_once_do_not_race(name, constants, sanitizer):
+    mine, common, flag = own(name, constants, 3001, "float32"), shared(name, "float32"), np.zeros(1, np.int32)
+    mine[1][:] = np.nan
+    (call,) = KERNELS[name].cuda_calls(single(name, constants, mine, common), [mine[0], *mine[2:]], [], constants)
+    launch = call.flagged(flag)
+    recorded = record(launch, lambda: run(launch), mine)
+    assert flag[0] == 1
+    replay([recorded], sanitizer)
 
 
 def test_a_launch_without_its_flag_is_refused():
