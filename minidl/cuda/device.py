@@ -7,6 +7,7 @@ holds. Products and convolutions are set up when first needed, with a package ea
 from __future__ import annotations
 
 import importlib.util
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -89,7 +90,8 @@ class Cuda:
         return host
 
     def fetch(self, array: Any) -> Callable[[], Any]:
-        """Sends an array to the host behind what was issued before; the call waits for it and gives the NumPy copy."""
+        """Sends an array to the host behind what was issued before; the call waits for it and gives the NumPy copy. Nobody has
+        to call it: what comes later into the same pinned memory comes by the same stream."""
         if not cuda.contiguous(array) or not 0 < array.nbytes <= SLOT:
             return lambda: self.read(array)
         pinned, event = self._slots.pop() if self._slots else (self.driver.pinned(SLOT), self.driver.event())
@@ -102,9 +104,9 @@ class Cuda:
             if not found:
                 self.driver.wait_for(event)
                 found.append(host.copy())
-                self._slots.append((pinned, event))
             return found[0]
 
+        weakref.finalize(value, self._slots.append, (pinned, event)).atexit = False
         return value
 
     def not_finite(self) -> bool:
@@ -256,6 +258,7 @@ class Feed:
         self._turn = 0
         self._copies = self.driver.stream()
         self._slots = [self._slot() for _ in range(2)]
+        weakref.finalize(self, _wait_for, self.driver, self._slots).atexit = False  # pinned memory is kept until it has been sent
 
     def _slot(self) -> dict[str, Any]:
         """Host places, the copies to the device, and the copies from there to the inputs, with their events."""
@@ -284,6 +287,11 @@ class Feed:
             np.copyto(host, value)
         for call in (*slot["up"], *slot["across"]):
             call()
+
+
+def _wait_for(driver: Any, slots: Sequence[dict[str, Any]]) -> None:
+    for slot in slots:
+        driver.wait_for(slot["arrived"])
 
 
 def _nothing() -> None:
