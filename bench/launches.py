@@ -41,12 +41,12 @@ def measured(rows: Iterable[Row]) -> Iterator[dict[str, Any]]:
         try:
             with no_collection():
                 entry["us"] = {kind: spread(samples, 1.0) for kind, samples in row.measure().items()}
-        except ImportError as error:
-            entry["missing"] = f"{error.name or error} is not installed"
+        except ModuleNotFoundError as error:
+            entry["missing"] = f"{error.name} is not installed"
         except Missing as error:
             entry["missing"] = str(error)
         except Exception as error:  # one library's trouble is not the others'
-            entry["missing"] = f"failed: {type(error).__name__}: {error}"[:300]
+            entry["missing"] = " ".join(f"failed: {type(error).__name__}: {error}".split())[:300]
             print(f"{row.name}: {entry['missing']}", file=sys.stderr)
         yield entry
 

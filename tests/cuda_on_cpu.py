@@ -125,15 +125,23 @@ def _library(source: str, kernels: tuple[str, ...]) -> Any:
 def run_grid(grid: cuda.Grid, packed: cuda.Packed | None = None, seed: int = 0) -> None:
     """Runs one launch to its end; `seed` decides the order of its threads."""
     packed = packed or cuda.Packed(grid)
-    kernels = tuple(instances(grid.source, grid.kernel))
-    blocks, threads = (np.array((*v, 1, 1)[:3], np.uint32) for v in (grid.blocks, grid.threads))
-    library, kernel = _library(grid.source, kernels), kernels.index(grid.kernel)
-    for n, value in enumerate(grid.arguments):
-        if isinstance(value, cuda.Struct):
-            size = library.bytes_of(kernel, n)
-            assert len(value.content) == size, f"{grid.kernel}: argument {n}, {value.name}, has {size} bytes, not {len(value.content)}"
-    failure = library.run(kernel, packed.address, blocks.ctypes.data, threads.ctypes.data, grid.shared, seed)
-    assert failure is None, f"{grid.kernel}: {failure.decode()}"
+    places = (ctypes.c_void_p * max(len(packed.values), 1)).from_address(packed.address)
+    values = [ctypes.string_at(place, ctypes.sizeof(v)) for place, v in zip(places, packed.values, strict=False)]
+    run_packed(grid.source, grid.kernel, grid.blocks, grid.threads, grid.shared, values, seed)
+
+
+def run_packed(source: str, kernel: str, blocks: Sequence[int], threads: Sequence[int], shared: int, values: Sequence[bytes], seed: int) -> None:
+    """The same from the bytes of each argument, which must be as many as its parameter has."""
+    kernels = tuple(instances(source, kernel))
+    library, number = _library(source, kernels), kernels.index(kernel)
+    for n, value in enumerate(values):
+        size = library.bytes_of(number, n)
+        assert len(value) == size, f"{kernel}: argument {n}, {cuda.signature(source, kernel)[n]}, has {size} bytes, not {len(value)}"
+    held = [ctypes.create_string_buffer(value, len(value)) for value in values]
+    pointers = (ctypes.c_void_p * max(len(held), 1))(*map(ctypes.addressof, held))
+    geometry = [np.array((*v, 1, 1)[:3], np.uint32) for v in (blocks, threads)]
+    failure = library.run(number, ctypes.addressof(pointers), *(g.ctypes.data for g in geometry), shared, seed)
+    assert failure is None, f"{kernel}: {failure.decode()}"
 
 
 def _wide(a: Any) -> Any:

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import ctypes
 import threading
-import time
 from types import SimpleNamespace
 from typing import Any
 
+import cuda_machine
 import cuda_runtime
 import numpy as np
 import pytest
@@ -33,30 +33,26 @@ SHARE, STEPS = 4, 5  # captured from the third step on
 
 
 # --------------------------------------------------------------------------------------------------------- without GPUs
-class Runtime(cuda_runtime.Runtime):
+class Machine(cuda_machine.Machine):
     """One rank's GPU, which may wait for what another rank's does."""
 
-    streams: dict[int, tuple[Any, Any]] = {}  #: by pointer, on all GPUs
+    def check_stuck(self) -> None:
+        assert any(isinstance(q.ops[0][1][0], Elsewhere) for q in self.queues.values() if q.ops and q.ops[0][0] == "wait")
 
-    def owns(self, memory: Any) -> bool:
-        return isinstance(memory, cuda_runtime.Memory) and id(cuda_runtime._root(memory)) in self._ours
+
+class Runtime(cuda_runtime.Runtime):
+    machines: dict[int, Any] = {}  #: by a stream's pointer, of all GPUs
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed, Machine)
 
     def address(self) -> str:
         return f"GPU {id(self)}"
 
     def stream(self, priority: int = 0) -> Any:
-        queue = super().stream(priority)
-        queue.ptr = id(queue)
-        self.streams[queue.ptr] = self, queue
-        return queue
-
-    def _drain(self, done: Any) -> None:
-        while True:
-            with self._lock:
-                if done():
-                    return
-                assert self._turn() or any(isinstance(q.ops[0][1][0], Elsewhere) for q in self.queues if q.ops and q.ops[0][0] == "wait")
-            time.sleep(1e-6)
+        made = super().stream(priority)
+        self.machines[made.ptr] = self.machine
+        return made
 
 
 class Elsewhere:
@@ -116,16 +112,18 @@ class NcclRanks:
     def issue(self, stream: int, posts: list[Any], fetches: list[Any]) -> None:
         """`posts`: arrays and the keys they are left under; `fetches`: arrays and the keys whose sum they get."""
         left, self.calls = self.nccl.left, self.calls + 1
-        runtime, queue = Runtime.streams[stream]
-        runtime._issue(queue, lambda: left.update({key: array.copy() for array, key in posts}))
-        with runtime._lock:
-            queue.ops += [("wait", (Elsewhere(left, key), 1)) for _, keys in fetches for key in keys]
+        machine = Runtime.machines[stream]
+        machine.not_in_capture("ranks sum")
+        touched = [(array.ctypes.data, array.nbytes) for array, _ in (*posts, *fetches)]
+        machine.issue(stream, lambda: left.update({key: array.copy() for array, key in posts}), touched)
+        with machine.lock:
+            machine.queues[stream].ops += [("wait", (Elsewhere(left, key), 1)) for _, keys in fetches for key in keys]
 
         def fetch() -> None:
             for array, keys in fetches:
                 array[...] = sum(left.pop(key) for key in keys)
 
-        runtime._issue(queue, fetch)
+        machine.issue(stream, fetch, touched)
 
     def destroy(self) -> None:
         pass
@@ -138,7 +136,7 @@ def _memory(at: int, count: int, kind: int) -> Any:
 
 def made(seed: int, name: str = "cuda:0") -> Cuda:
     runtime = Runtime(seed)
-    return Cuda(runtime, lambda: cuda_runtime.Products(runtime), lambda: cuda_runtime.Convolutions(runtime), name)
+    return Cuda(runtime, lambda: cuda_runtime.make_products(runtime), lambda: cuda_runtime.Dnn(runtime), name)
 
 
 @pytest.fixture

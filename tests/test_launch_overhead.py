@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import cuda_machine
 import cuda_runtime
 import pytest
 
@@ -60,7 +61,7 @@ def bench(monkeypatch):
     device = cuda_runtime.device()
     device.driver.describe = lambda: {"name": "none"}
     monkeypatch.setattr(launches_cuda, "HELD", 4096)
-    monkeypatch.setattr(cuda_runtime, "run_grid", lambda *launch: None)  # what is launched does not matter here
+    monkeypatch.setattr(cuda_machine, "run_packed", lambda *launch: None)  # what is launched does not matter here
     monkeypatch.setattr(launch_overhead, "gpu", lambda name: device)
     return launch_overhead
 
@@ -90,6 +91,9 @@ def test_chains_are_what_they_are_called(bench, branches):
 
     gpu = launches_cuda.Gpu(bench.gpu("cuda"), True)
     program = launches_cuda._program(gpu, 24, branches)
+    for call in program:
+        call()
+    gpu.driver.synchronize_device()
     gpu.driver.begin_capture(gpu.main)
     for call in program:
         call()

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..kernels import Thunk
+from .lanes import capture
 
 REPEATS = 20  #: of a task in a graph
 ROUNDS = 5
@@ -18,12 +19,7 @@ ROUNDS = 5
 
 def replayed(driver: Any, stream: Any, fill: Callable[[], None]) -> float:
     """Microseconds of one replay of what `fill` issues on `stream`, or forks off and joins; the median of some rounds."""
-    driver.begin_capture(stream)
-    try:
-        fill()
-    finally:
-        graph = driver.end_capture(stream)
-    launch = driver.replay(graph, stream)
+    launch = driver.replay(capture(driver, stream, fill), stream)
     begin, end = driver.event(True), driver.event(True)
     launch()
     found = []
@@ -58,14 +54,16 @@ def each(driver: Any, stream: Any, programs: Sequence[Sequence[Thunk]], progress
 def hop(driver: Any, one: Any, other: Any, call: tuple[Thunk, Thunk]) -> float:
     """Microseconds that a chain loses where it changes streams. `call`: the same small launch on either stream."""
 
+    events = [driver.event() for _ in range(2 * REPEATS)]  # they outlive the capture
+
     def chain(change: bool) -> None:
-        event, at = driver.event(), 0
-        for _ in range(2 * REPEATS):
+        at = 0
+        for event in events:
             call[at]()
             if change:
                 driver.record(event, (one, other)[at])()
                 driver.wait((other, one)[at], event)()
-                event, at = driver.event(), 1 - at
+                at = 1 - at
 
     straight = replayed(driver, one, lambda: chain(False))
     return max(0.0, replayed(driver, one, lambda: chain(True)) - straight) / (2 * REPEATS)

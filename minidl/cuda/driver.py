@@ -7,30 +7,51 @@ tasks or schedules. The tests put another driver in its place, which runs everyt
 from __future__ import annotations
 
 import ctypes
-import importlib.util
-import os
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache, partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..kernels import Thunk, cuda
 
-OPTIONS = ("-std=c++17",)
-#: where wheels and installations of CUDA keep its headers, below `nvidia` or by themselves
-HEADERS = ("cu13/include", "cuda_runtime/include")
-INSTALLED = ("/usr/local/cuda/include", "/opt/cuda/include")
+OPTIONS = ("-std=c++17",)  #: to which CuPy adds the architecture, CUDA's headers and -ftz=true (float32 below 1.2e-38 is 0)
+HAPPENED, NOT_YET = 0, 600  #: cudaSuccess, cudaErrorNotReady
+CAPTURING = 1  #: cudaStreamCaptureStatusActive
 
 
-def headers() -> Path | None:
-    """The folder with CUDA's headers for the 16-bit types; None where there is none to be found."""
-    spec = importlib.util.find_spec("nvidia")
-    wheels = [Path(base) / below for base in (spec.submodule_search_locations or ()) for below in HEADERS] if spec else []
-    home = os.environ.get("CUDA_PATH") or os.environ.get("CUDA_HOME")
-    places = [*wheels, *([Path(home) / "include"] if home else []), *map(Path, INSTALLED)]
-    return next((place for place in places if (place / "cuda_bf16.h").is_file()), None)
+def libraries() -> tuple[Any, Any, Any]:
+    """CuPy, its extensions, and the runtime of cuda-bindings, which tells of graphs what CuPy does not."""
+    import cupy
+    import cupyx
+    from cuda.bindings import runtime
+
+    return cupy, cupyx, runtime
+
+
+class There(np.ndarray[Any, Any]):
+    """An array at an address of the device. NumPy computes its views and strides as ever; to look inside would be a
+    segmentation fault, so what is likely to be tried (arithmetic, an element, a copy, to print it) is refused."""
+
+    def __repr__(self) -> str:
+        return f"{self.dtype} {self.shape} at {self.ctypes.data:#x}"
+
+    def __str__(self) -> str:
+        return repr(self)
+
+    def __getitem__(self, key: Any) -> Any:
+        keys = key if isinstance(key, tuple) else (key,)
+        if not all(k is None or k is Ellipsis or isinstance(k, int | slice) for k in keys):
+            self._refuse()
+        if sum(isinstance(k, int) for k in keys) == self.ndim and Ellipsis not in keys:
+            self._refuse()
+        return super().__getitem__(key)
+
+    def _refuse(self, *_: Any, **__: Any) -> Any:
+        raise TypeError(f"{self!r} lies on the device: the host cannot look inside")
+
+    __array_ufunc__ = __setitem__ = __float__ = __int__ = __bool__ = item = tolist = tobytes = copy = astype = _refuse
 
 
 class Stream:
@@ -51,12 +72,11 @@ class Driver:
     """One GPU. Raises whatever CuPy raises: the device turns it into a message."""
 
     def __init__(self, ordinal: int) -> None:
-        import cupy
-
-        self.cupy, self.ordinal = cupy, ordinal
+        self.cupy, self.cupyx, self.bindings = libraries()
+        cupy, self.ordinal = self.cupy, ordinal
         self.runtime, self.launcher = cupy.cuda.runtime, cupy.cuda.driver.launchKernel
         self.device = cupy.cuda.Device(ordinal)
-        self.device.use()
+        self.use()
         self.architecture = int(self.device.compute_capability)
         self.multiprocessors = int(self.device.attributes["MultiProcessorCount"])
         self._streams = 0
@@ -69,8 +89,10 @@ class Driver:
                 "driver": self.runtime.driverGetVersion(), "runtime": self.runtime.runtimeGetVersion(), "cupy": self.cupy.__version__}
 
     def use(self) -> None:
-        """Makes this the calling thread's GPU; each thread that issues calls does so once."""
+        """Makes this the calling thread's GPU; each thread that issues calls does so once. CuPy and cuda-bindings have a
+        CUDA runtime each, which must mean the same one."""
         self.device.use()
+        _checked(self.bindings.cudaSetDevice(self.ordinal))
 
     def address(self) -> str:
         """The GPU's place on the machine's bus: under two numbers, one GPU has one."""
@@ -86,19 +108,16 @@ class Driver:
         return isinstance(memory, self.cupy.ndarray) and memory.device.id == self.ordinal
 
     def array(self, memory: Any, shape: tuple[int, ...], dtype: str, strides: tuple[int, ...], offset: int) -> Any:
-        """The strided array at byte `offset`; strides in bytes. It is NumPy's, at an address of the device: shapes and
-        views are computed as ever, but the host must never look inside. `memory` has to be kept by others."""
+        """The strided array at byte `offset`; strides in bytes. `memory` has to be kept by others."""
         if 0 in shape:
             return np.empty(shape, dtype)
         extent = np.dtype(dtype).itemsize + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
         there: Any = (ctypes.c_ubyte * extent).from_address(int(memory.data.ptr) + offset)
-        return np.ndarray(shape, dtype, there, 0, strides)
+        return There(shape, dtype, there, 0, strides)
 
     def pinned(self, nbytes: int) -> Any:
         """Host bytes that copies can overlap with; they live as long as the array."""
-        import cupyx
-
-        return cupyx.empty_pinned(nbytes, np.uint8)
+        return self.cupyx.empty_pinned(nbytes, np.uint8)
 
     # ------------------------------------------------------------------------------------------------------- streams
     def stream(self, priority: int = 0) -> Stream:
@@ -119,12 +138,10 @@ class Driver:
 
     def record_in_graph(self, event: Any, stream: Stream) -> Thunk:
         """A record that becomes a node when captured and then gives a time at each launch of the graph."""
-        from cuda.bindings import runtime
-
-        external = runtime.cudaEventRecordExternal
+        bindings = self.bindings
 
         def record() -> None:
-            _checked(runtime.cudaEventRecordWithFlags(event.ptr, stream.ptr, external))
+            _checked(bindings.cudaEventRecordWithFlags(event.ptr, stream.ptr, bindings.cudaEventRecordExternal))
 
         return record
 
@@ -137,8 +154,12 @@ class Driver:
         event.synchronize()
 
     def happened(self, event: Any) -> bool:
-        """Whether all that was issued before the last record has run; does not wait."""
-        return bool(event.done)
+        """Whether all that was issued before the last record has run; does not wait. Raises what the device failed with,
+        which `event.done` of CuPy takes for not yet."""
+        status = int(self.runtime.eventQuery(event.ptr))
+        if status not in (HAPPENED, NOT_YET):
+            raise self.runtime.CUDARuntimeError(status)
+        return status == HAPPENED
 
     def synchronize(self, stream: Stream) -> None:
         stream.raw.synchronize()
@@ -156,12 +177,14 @@ class Driver:
 
     @cache  # noqa: B019  one driver a process
     def _function(self, source: str, kernel: str) -> int:
-        """The handle of a compiled kernel; CuPy keeps compiled code on disk."""
+        """The handle of a compiled kernel, loaded now; CuPy keeps compiled code on disk. Raises RuntimeError for one that
+        does not compile."""
         with self.device:
-            found = headers()
-            options = (*OPTIONS, *([f"-I{found}"] if found else []))
-            module = self.cupy.RawModule(code=cuda.text(source), options=options, name_expressions=[kernel])
-            raw = module.get_function(kernel)
+            module = self.cupy.RawModule(code=cuda.text(source), options=OPTIONS, name_expressions=[kernel])
+            try:
+                raw = module.get_function(kernel)
+            except self.cupy.cuda.compiler.CompileException as error:
+                raise RuntimeError(f"{kernel} of {source} does not compile for sm_{self.architecture}: {error}") from error
             self._modules.append((module, raw))
             return int(raw.kernel.ptr)
 
@@ -183,22 +206,29 @@ class Driver:
         stream.raw.begin_capture()
 
     def end_capture(self, stream: Stream) -> Graph:
-        from cuda.bindings import runtime
-
-        raw = stream.raw.end_capture()
-        count = _checked(runtime.cudaGraphGetNodes(raw.graph))[1]
-        nodes = [int(n) for n in _checked(runtime.cudaGraphGetNodes(raw.graph, count))[0]]
-        found = _checked(runtime.cudaGraphGetEdges(raw.graph))
-        pairs = _checked(runtime.cudaGraphGetEdges(raw.graph, found[-1]))
+        """The graph of what was issued since `begin_capture`, ready to be launched."""
+        raw, bindings = stream.raw.end_capture(), self.bindings
+        count = _checked(bindings.cudaGraphGetNodes(raw.graph))[-1]
+        nodes = [int(n) for n in _checked(bindings.cudaGraphGetNodes(raw.graph, count))[0]]
+        get_edges = getattr(bindings, "cudaGraphGetEdges_v2", bindings.cudaGraphGetEdges)  # CUDA 12 has both, 13 the second alone
+        count = _checked(get_edges(raw.graph))[-1]
+        ends = _checked(get_edges(raw.graph, count))  # from, to, what an edge carries, how many
         place = {node: i for i, node in enumerate(nodes)}
-        return Graph(raw, nodes, [(place[int(a)], place[int(b)]) for a, b in zip(pairs[0], pairs[1], strict=True)])
+        return Graph(raw, nodes, [(place[int(a)], place[int(b)]) for a, b in zip(ends[0], ends[1], strict=True)])
+
+    def abandon_capture(self, stream: Stream) -> None:
+        """Ends a capture in which a call failed: what that raised says why, this would only say that nothing was captured."""
+        with suppress(Exception):
+            stream.raw.end_capture()
 
     def frontier(self, stream: Stream) -> list[int]:
-        """The nodes that the next one captured on this stream will depend on."""
-        from cuda.bindings import runtime
-
-        found = _checked(runtime.cudaStreamGetCaptureInfo(stream.ptr))  # status, id, graph, dependencies, edge data, count
-        return [int(n) for n in found[3][: found[-1]]]
+        """The nodes that the next one captured on this stream will depend on. Raises RuntimeError where the stream is not, or
+        no more, captured."""
+        info = getattr(self.bindings, "cudaStreamGetCaptureInfo_v3", self.bindings.cudaStreamGetCaptureInfo)  # as above
+        status, _, _, nodes, *_, count = _checked(info(stream.ptr))  # and the capture's number, its graph, what edges carry
+        if int(status) != CAPTURING:
+            raise RuntimeError(f"stream {stream.number} is not captured any more: something was called that a capture does not allow")
+        return [int(n) for n in nodes[:count]]
 
     def replay(self, graph: Graph, stream: Stream) -> Thunk:
         """One launch of the whole graph; uploaded now."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from time import perf_counter
 from typing import Any
@@ -140,19 +141,20 @@ def _issue(program: list[Thunk], owner: list[Segment]) -> None:
 
 
 def capture(driver: Any, stream: Any, fill: Callable[[], None]) -> Any:
-    """The graph of what `fill` issues on `stream`, or forks off and joins."""
+    """The graph of what `fill` issues on `stream`, or forks off and joins. What `fill` raises ends the capture."""
     collects = gc.isenabled()
     gc.disable()  # a handle that is freed while its stream is captured would end the capture
     try:
         driver.begin_capture(stream)
         try:
             fill()
-        finally:
-            graph = driver.end_capture(stream)
+        except BaseException:
+            driver.abandon_capture(stream)
+            raise
+        return driver.end_capture(stream)
     finally:
         if collects:
             gc.enable()
-    return graph
 
 
 class Captured(Streams):
@@ -169,9 +171,11 @@ class Captured(Streams):
 
         def fill() -> None:
             for segment in segments:
-                _issue(segment.calls, [segment] * len(segment.calls))
-                if segment.task >= 0:
-                    last[segment.task] = driver.frontier(self.streams[segment.lane])
+                calls: list[Thunk] = [*segment.calls, *([partial(reached, segment)] if segment.task >= 0 else [])]
+                _issue(calls, [segment] * len(calls))
+
+        def reached(segment: Segment) -> None:
+            last[segment.task] = driver.frontier(self.streams[segment.lane])
 
         self.graph = capture(driver, main, fill)
         self._check(last)

@@ -24,6 +24,14 @@ EPILOGUES = {(False, ""): "DEFAULT", (True, ""): "BIAS", (False, "relu"): "RELU"
 WORKSPACE = 32 << 20  #: bytes for each stream; what NVIDIA recommends on Hopper
 
 
+def libraries() -> tuple[Any, Any, Any]:
+    """CUDA's types, cuBLAS for its names, and cuBLASLt. The tests give others."""
+    from nvmath import CudaDataType
+    from nvmath.bindings import cublas, cublasLt
+
+    return CudaDataType, cublas, cublasLt
+
+
 @dataclass(frozen=True)
 class Side:
     """A matrix as cuBLASLt sees it, by columns: rows, columns, the step from column to column, and the step from matrix
@@ -49,13 +57,9 @@ class Products:
     """cuBLASLt on one device."""
 
     def __init__(self, driver: Any) -> None:
-        from nvmath import CudaDataType
-        from nvmath.bindings import cublas, cublasLt
-
-        self.lt, self.driver = cublasLt, driver
-        self.handle = cublasLt.create()
+        types, cublas, self.lt = libraries()
+        self.driver, self.handle = driver, self.lt.create()
         compute = cublas.ComputeType
-        types = CudaDataType
         #: of each type in memory: cuBLAS's name for it, the type of the sums, the arithmetic
         self.types = {"float32": (types.CUDA_R_32F, types.CUDA_R_32F, compute.COMPUTE_32F),
                       "float64": (types.CUDA_R_64F, types.CUDA_R_64F, compute.COMPUTE_64F),
@@ -75,6 +79,9 @@ class Products:
         """One prebuilt call. `tf32`: float32 inputs may be rounded to 10 bits for the tensor cores. Raises RuntimeError
         where cuBLASLt has no algorithm."""
         lt, name = self.lt, str(product.out.dtype)
+        given = {str(x.dtype) for x in (product.a, product.b, product.bias) if x is not None}
+        if given != {name} or name not in self.types:
+            raise cuda.LaunchError(f"a product is of one type, {' or '.join(self.types)}, not of {', '.join(sorted(given))} to {name}")
         memory, scale, arithmetic = self.types[name]
         first, second, out = Side.of(product.b), Side.of(product.a), Side.of(product.out)
         if out.transposed:
@@ -134,9 +141,13 @@ class Products:
             cell = np.array([value], lt.get_matmul_preference_attribute_dtype(attribute))
             lt.matmul_preference_set_attribute(preference, int(attribute), cell.ctypes.data, cell.nbytes)
         found, count = np.zeros(1, lt.matmul_heuristic_result_dtype), np.zeros(1, np.int32)
-        lt.matmul_algo_get_heuristic(self.handle, operation, layouts[0], layouts[1], layouts[2], layouts[2], preference, 1,
-                                     found.ctypes.data, count.ctypes.data)
-        lt.matmul_preference_destroy(preference)
-        if not count[0]:
+        try:
+            lt.matmul_algo_get_heuristic(self.handle, operation, layouts[0], layouts[1], layouts[2], layouts[2], preference, 1,
+                                         found.ctypes.data, count.ctypes.data)
+        except lt.cuBLASLtError as error:
+            raise RuntimeError(f"cuBLASLt refuses {key}: {error}") from error
+        finally:
+            lt.matmul_preference_destroy(preference)
+        if not count[0] or found["state"][0]:
             raise RuntimeError(f"cuBLASLt has no algorithm for {key}")
         return np.ascontiguousarray(found["algo"])
