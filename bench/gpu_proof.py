@@ -1,6 +1,6 @@
 """All that must be shown on one GPU, in parts of at most nine minutes; one record of what was found.
 
-    python bench/gpu_proof.py [--part tests kernels launch ladder mpi sanitizer] [--limit 540] [--out FILE.json]
+    python bench/gpu_proof.py [--part tests kernels launch ladder mpi sanitizer] [--limit 540] [--within SECONDS] [--out FILE.json]
 
 | part      | minutes | what |
 |---|---|---|
@@ -14,14 +14,16 @@
 The minutes are guesses for an H200, until one has told. Each part is a command or several, with all their processes ended at
 the limit, and it is no loss to be stopped at any time: what was found is merged into the record whenever there is something
 new, the benchmarks' own records lie beside it, and the next call of a part goes on with what has not passed, as long as the
-sources are the same. Parts that are not asked for stay as they are. Ends with 0 if all that was run
-passed, with 1 if not, with 2 where there is no GPU.
+sources are the same. Without --part these are all parts that have not passed yet, so where a machine ends every command after ten
+minutes, the same command with `--within 570` is given again until all is there. Ends with 0 if all that was run passed, with 1
+if not, with 2 where there is no GPU.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import re
 import shutil
@@ -51,6 +53,7 @@ LIMIT = 540.0  #: seconds of a part
 STARTING = 40.0  #: of the ladder's, before its budget begins, and at its end
 POLL = 5.0  #: seconds between looks at what a command has written so far
 GRACE = 10.0  #: seconds to end in when asked to
+LEAST = 30.0  #: seconds that a part is begun for
 LISTED = 200  #: tests whose outcomes are all in the record, if there are no more
 
 Found = dict[str, Any]
@@ -99,14 +102,14 @@ def pytest(*arguments: str) -> list[str]:
 
 
 def record_of(name: str) -> Callable[[Path, str], Found]:
-    """Where a benchmark has its own record, and whether what it checked is right."""
+    """Where a benchmark has its own record, whether what it checked is right, and whether it is complete."""
 
     def read(folder: Path, output: str) -> Found:
         path = folder / name
         if not path.exists():
             return {"passed": False}
         record = json.loads(path.read_text())
-        return {"record": name, **({"passed": record["passed"]} if "passed" in record else {})}
+        return {"record": name, **{key: record[key] for key in ("passed", "complete") if key in record}}
 
     return read
 
@@ -272,22 +275,41 @@ def prove(name: str, part: Part, out: Path, about: Mapping[str, Any], limit: flo
     return merge(out, name, found)["parts"][name]
 
 
+def state(part: Found, about: Mapping[str, Any]) -> int:
+    """0: not yet run of these sources; 1: not finished; 2: finished, and something is wrong; 3: passed."""
+    if part.get("machine", {}).get("sources") != about["sources"]:
+        return 0
+    if any("exit" not in step or step["timed_out"] or step.get("complete") is False for step in part["steps"].values()):
+        return 1
+    return 3 if part["passed"] else 2
+
+
 def main() -> int:
+    names = list(parts(LIMIT))
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--part", nargs="+", choices=list(parts(LIMIT)), default=list(parts(LIMIT)), metavar="PART", help=f"of {', '.join(parts(LIMIT))}; default: all")
+    parser.add_argument("--part", nargs="+", choices=names, metavar="PART", help=f"of {', '.join(names)}; default: all that have not passed")
     parser.add_argument("--limit", type=float, default=LIMIT, metavar="SECONDS", help="for each part")
+    parser.add_argument("--within", type=float, default=math.inf, metavar="SECONDS", help="for all together")
     parser.add_argument("--out", type=Path, default=RESULTS / "gpu_proof.json", help="the record")
     arguments = parser.parse_args()
+    end = time.monotonic() + arguments.within
     try:
         about = {**described(ml.device.get("cuda")), "sources": sources(*PACKAGE, "tests", "bench")}
     except DeviceError as error:
         print(f"gpu_proof: {error}", file=sys.stderr)
         return 2
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that what was started is ended too
-    known = parts(arguments.limit)
-    found = [prove(name, known[name], arguments.out, about, arguments.limit) for name in arguments.part]
+    states = {name: state(part, about) for name, part in read(arguments.out)["parts"].items()}
+    wanted = arguments.part or sorted((name for name in names if states.get(name, 0) < 3), key=lambda name: states.get(name, 0))
+    passed = True
+    for name in wanted:
+        limit = min(arguments.limit, end - time.monotonic() - GRACE)
+        if limit < LEAST:
+            print(f"{name}: no time is left", flush=True)
+            continue
+        passed &= prove(name, parts(limit)[name], arguments.out, about, limit).get("passed") is not False
     print(f"record: {arguments.out}", file=sys.stderr)
-    return 0 if all(part.get("passed") is not False for part in found) else 1
+    return 0 if passed else 1
 
 
 if __name__ == "__main__":

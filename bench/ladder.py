@@ -62,7 +62,7 @@ from minidl.device import DeviceError
 #: seconds of a run, where none of the same network has been seen: an H200's, guessed on the safe side
 NEED = {FIRST_RUN: 90.0, "B3 reduce-overhead": 90.0, "B4 max-autotune": 300.0, "B5 torchsched": 150.0}
 BEGUN = "begun, and not finished"
-DONE = 3  #: see Climb.jobs
+MISSING, STARTED, OTHER, FAILED, DONE = range(5)  #: what is known of a run: see Climb.jobs
 
 
 class Job(NamedTuple):
@@ -99,8 +99,8 @@ class Climb:
         return networks.setdefault(job.label, {})
 
     def jobs(self) -> list[Job]:
-        """What is to be run: what is missing, then what was begun before, then what failed or is of other sources. Before all
-        else a compiler on the first two networks; then one kind of run after the other, by precision."""
+        """What is to be run: what is missing, then what was begun before, then what is of other sources, then what failed.
+        Before all else a compiler on the first two networks; then one kind of run after the other, by precision."""
         found = []
         for r, run in enumerate(self.runs):
             for p, precision in enumerate(self.precisions):
@@ -114,9 +114,9 @@ class Climb:
         entry = self.record["networks"].get(job.precision, {}).get(job.label, {})
         run = entry.get(job.run, {})
         if "sources" in run:
-            state = DONE if run["sources"] == self.stamp["sources"] and "step_ms" in run else 2
+            state = OTHER if run["sources"] != self.stamp["sources"] else DONE if "step_ms" in run else FAILED
         else:
-            state = 1 if run.get("begun") else 0
+            state = STARTED if run.get("begun") else MISSING
         if job.run == FIRST_RUN or "step_ms" in entry.get(FIRST_RUN, {}):
             return state
         return max(state, self._state(job._replace(run=FIRST_RUN)))  # which it needs
@@ -131,6 +131,7 @@ class Climb:
         self.record["summary"] = {p: summary(found) for p, found in networks.items()}
         self.record["targets"] = {p: targets(found, len(CASES)) for p, found in networks.items()}
         firsts = [entry[FIRST_RUN] for found in networks.values() for entry in found.values() if "sources" in entry.get(FIRST_RUN, {})]
+        self.record["complete"] = all(self._state(job) >= FAILED for job in self.jobs())
         self.record["passed"] = bool(firsts) and all("correct" in run and passed(run) for run in firsts)
         save("ladder", self.record, self.path)
 

@@ -201,6 +201,44 @@ def test_the_ladder_goes_on_where_it_stopped(tmp_path, monkeypatch):
     assert record(out)["parts"]["ladder"]["steps"]["ladder"]["command"][-4:-1] == ["--budget", "20", "--out"]
 
 
+def test_without_a_choice_what_has_not_passed_is_run_within_the_time(tmp_path, monkeypatch, capsys):
+    out, ran, clock = tmp_path / "proof.json", [], [1000.0]
+
+    class Device:
+        @staticmethod
+        def get(name: str) -> None:
+            pass
+
+    def shown(name: str, made: Any, out: Path, about: Any, limit: float) -> Any:
+        ran.append((name, limit))
+        clock[0] += 100
+        found = {"machine": about, "steps": {"s": {"exit": 0, "timed_out": False, "passed": name != "b", **({"complete": False} if name == "c" else {})}}}
+        return gpu_proof.merge(out, name, {**found, "passed": name != "b"})["parts"][name]
+
+    monkeypatch.setattr(gpu_proof, "prove", shown)
+    monkeypatch.setattr(gpu_proof, "parts", lambda limit: dict.fromkeys("abcd", part()))
+    monkeypatch.setattr(gpu_proof, "described", lambda device: {})
+    monkeypatch.setattr(gpu_proof.ml, "device", Device)
+    monkeypatch.setattr(gpu_proof.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+
+    def main(*arguments: str) -> int:
+        ran.clear()
+        monkeypatch.setattr(sys, "argv", ["gpu_proof.py", "--out", str(out), *arguments])
+        return gpu_proof.main()
+
+    assert main("--within", "320", "--limit", "240") == 1
+    assert [(name, round(limit, 1)) for name, limit in ran] == [("a", 240), ("b", 240), ("c", 119.5)]
+    assert "d: no time is left" in capsys.readouterr().out
+    assert main() == 1
+    assert [name for name, _ in ran] == ["d", "c", "b"], "what is new, what is not finished, what has failed"
+    assert main("--part", "a") == 0
+    assert [name for name, _ in ran] == ["a"]
+    monkeypatch.setattr(gpu_proof, "sources", lambda *folders: "others")
+    main()
+    assert [name for name, _ in ran] == list("abcd")
+
+
 def test_a_benchmark_that_leaves_no_record_has_not_passed(tmp_path, monkeypatch):
     monkeypatch.setattr(gpu_proof, "bench", lambda script, *arguments: python(""))
     assert not prove("launch", gpu_proof.parts(60)["launch"], tmp_path / "proof.json", ABOUT, 60)["passed"]

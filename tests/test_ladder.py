@@ -216,7 +216,7 @@ def test_a_record_is_gone_on_with_and_a_failure_is_one_networks_own(tmp_path, mo
     runs.broken = set()
     assert again()["passed"]
     assert runs.asked == [("two", "tf32", "first"), ("two", "tf32", COMPILED[0])], "what is missing"
-    again()
+    assert again()["complete"]
     assert runs.asked == [], "nothing is"
     record = again("t", precisions=(TF32, PRECISIONS["bf16"]))
     assert [asked[1] for asked in runs.asked] == ["bf16"] * 6 + ["tf32"] * 6, "what was measured of other sources comes last"
@@ -244,6 +244,7 @@ def test_no_run_is_begun_that_would_not_fit(tmp_path, monkeypatch):
     assert runs.asked == [("one", "tf32", "first"), ("two", "tf32", "first"), ("one", "bf16", "first")], "87.5 of 110 seconds for the third"
     assert clock[0] <= 250
     assert record["networks"]["bf16"]["two"]["first"] == {"left_out": {"first": "no time was left"}}
+    assert not record["complete"]
     made()(None, None, 300)
     assert runs.asked[3:] == [("two", "bf16", "first"), ("one", "tf32", COMPILED[0]), ("two", "tf32", COMPILED[0]), ("one", "bf16", COMPILED[0]),
                               ("two", "bf16", COMPILED[0])]
