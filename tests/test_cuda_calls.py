@@ -1,0 +1,347 @@
+"""What `minidl.cuda` calls in other packages, held against those that are installed: names, parameters, numbers; and that the
+machine in their place refuses what they refuse."""
+
+from __future__ import annotations
+
+import gc
+from types import SimpleNamespace
+from typing import Any
+
+import cuda_blas
+import cuda_machine
+import cuda_runtime
+import cuda_signatures
+import numpy as np
+import pytest
+
+import minidl as ml
+from minidl import schedulers
+from minidl.cuda import driver as drivers
+from minidl.cuda import lanes, products
+from minidl.cuda.driver import Driver, There
+from minidl.device import DeviceError
+from minidl.executors import GraphExecutor
+from minidl.executors.stream import TaskError
+from minidl.graph import View
+from minidl.kernels import KERNELS, cuda
+from minidl.tape import Tape, use
+
+
+# ---------------------------------------------------------------------------------------------------- installed packages
+@pytest.fixture
+def bare():
+    """The driver of a GPU that is not there, on CuPy itself, whose every call therefore fails in CUDA."""
+    pytest.importorskip("cupy", reason="CuPy's calls are not checked: cupy is not installed")
+    pytest.importorskip("cuda.bindings", reason="CuPy's calls are not checked: cuda-bindings is not installed")
+    import cupy
+
+    if cupy.cuda.is_available():
+        pytest.skip("there is a GPU, which would be called")
+    found: Any = object.__new__(Driver)
+    found.cupy, found.cupyx, found.bindings = drivers.libraries()
+    found.ordinal, found._streams, found._modules, found.architecture = 0, 0, [], 90
+    found.runtime, found.launcher, found.device = cupy.cuda.runtime, cupy.cuda.driver.launchKernel, cupy.cuda.Device(0)
+    return found
+
+
+STREAM, EVENT = drivers.Stream(SimpleNamespace(ptr=7), 0), SimpleNamespace(ptr=9)
+HOST = np.zeros(4, np.float32)
+RELU = cuda.Grid("elementwise.cu", "relu<float>", (1,), (32,), (HOST, HOST, 4))
+CALLS = {
+    "use": lambda d: d.use(), "describe": lambda d: d.describe(), "address": lambda d: d.address(), "allocate": lambda d: d.allocate(8, STREAM),
+    "pinned": lambda d: d.pinned(8), "stream": lambda d: d.stream(-1), "event": lambda d: d.event(True), "record": lambda d: d.record(EVENT, STREAM)(),
+    "wait": lambda d: d.wait(STREAM, EVENT)(), "record_in_graph": lambda d: d.record_in_graph(EVENT, STREAM)(), "elapsed": lambda d: d.elapsed(EVENT, EVENT),
+    "happened": lambda d: d.happened(EVENT), "synchronize_device": lambda d: d.synchronize_device(), "zeros": lambda d: d.zeros(HOST, STREAM)(),
+    "copy": lambda d: d.copy(HOST, HOST, STREAM)(), "launch": lambda d: d.launch(RELU, STREAM), "frontier": lambda d: d.frontier(STREAM),
+    "launcher": lambda d: d.launcher(1, 1, 1, 1, 1, 1, 1, 0, 7, 9, 0), "graph launch": lambda d: d.runtime.graphLaunch(5, 7)}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_cupy_takes_the_drivers_calls(bare, name):
+    """Without a GPU a call that is right fails in CUDA, and one that is wrong before it gets there."""
+    with pytest.raises(RuntimeError, match="cudaError|CUDA_ERROR|CUDA: |libcuda"):
+        CALLS[name](bare)
+
+
+def test_ranges_can_be_opened_without_a_gpu(bare):
+    opened, closed = bare.ranges("4W0")
+    opened()
+    closed()
+
+
+def public(thing: Any) -> list[str]:
+    return [name for name in vars(thing) if not name.startswith("_")]
+
+
+def test_what_stands_for_cupy_has_what_cupy_has():
+    """Names of modules, classes and methods, and the attributes that CuPy's documentation tells."""
+    cupy = pytest.importorskip("cupy")
+    double = cuda_machine.cupy(cuda_machine.Machine(0))
+    told = {"ptr": "Attributes"}
+    for place, real in (("", cupy), ("cuda", cupy.cuda), ("cuda.runtime", cupy.cuda.runtime), ("cuda.driver", cupy.cuda.driver), ("cuda.nvtx", cupy.cuda.nvtx)):
+        stand_in = cuda_machine._part(double, place) if place else double
+        assert not [name for name in public(stand_in) if not hasattr(real, name)], place
+    for name in ("Stream", "Event", "Device"):
+        ours, real = getattr(double.cuda, name), getattr(cupy.cuda, name)
+        assert not [n for n in public(ours) if not hasattr(real, n) and n not in told], name
+        assert "ptr" in real.__doc__ or name == "Device"
+    for name in ("graph", "graphExec", "upload"):
+        assert hasattr(cupy.cuda.Graph, name)
+    cupy.RawModule(code="", options=drivers.OPTIONS, name_expressions=["a<float>"])
+    assert cupy.RawKernel.kernel
+    assert isinstance(cupy.cuda.compiler.CompileException("x", "", "", ()), Exception)
+
+
+def test_numbers_are_those_of_cuda():
+    runtime = pytest.importorskip("cuda.bindings.runtime", reason="cuda-bindings is not installed")
+    errors, copies, status = runtime.cudaError_t, runtime.cudaMemcpyKind, runtime.cudaStreamCaptureStatus
+    assert (drivers.HAPPENED, drivers.NOT_YET) == (errors.cudaSuccess, errors.cudaErrorNotReady)
+    assert status.cudaStreamCaptureStatusActive == drivers.CAPTURING == cuda_machine.CAPTURED
+    assert (cuda_machine.COPY_DEFAULT, cuda_machine.EXTERNAL) == (copies.cudaMemcpyDefault, runtime.cudaEventRecordExternal)
+
+
+def test_numbers_are_those_of_cublas():
+    """Also those that the products name by attributes, and the types that attributes have."""
+    pytest.importorskip("nvmath", reason="nvmath-python is not installed")
+    types, cublas, lt = products.libraries()
+    doubles = {cuda_blas.CudaDataType: types, cuda_blas.ComputeType: cublas.ComputeType, **{e: getattr(lt, n) for n, e in cuda_blas.ENUMS.items()}}
+    for ours, real in doubles.items():
+        assert {m.name: int(m) for m in ours}.items() <= {m.name: int(m) for m in real}.items()
+    for kind, wanted in cuda_blas.DTYPES.items():
+        assert {n: getattr(lt, f"get_{kind}_attribute_dtype")(n) for n in wanted} == wanted
+    assert lt.matmul_heuristic_result_dtype == cuda_blas.HEURISTIC
+    assert issubclass(lt.cuBLASLtError, Exception)
+
+
+def test_kernels_compile_as_cupy_compiles_them(bare, monkeypatch):
+    """With its options, its headers and its names, for an architecture that is not there."""
+    from cupy._core import core
+    from cupy.cuda import compiler
+
+    monkeypatch.setattr(compiler, "_get_arch_for_options_for_nvrtc", lambda arch=None: ("-arch=sm_90", "cubin"))
+    options = (*core.assemble_cupy_compiler_options(drivers.OPTIONS), "-ftz=true")
+    names = ["relu<__half>", "relu<__nv_bfloat16>", "add<double>"]
+    code, lowered = compiler._compile_using_nvrtc_no_warning(cuda.text("elementwise.cu"), options, "90", name_expressions=names)
+    assert code[:4] == b"\x7fELF"
+    assert lowered.keys() == set(names)
+    assert len(set(lowered.values())) == 3
+
+
+# ------------------------------------------------------------------------------------------------------------ signatures
+@pytest.mark.parametrize(("arguments", "named", "message"), [
+    ((1, 2), {}, "f misses its argument c"), ((1, 2, "x", 4, 5), {}, "f takes 4 arguments, not 5"), ((1.5, 2, "x"), {}, "f: a is intptr_t, not 1.5"),
+    ((1, -1, "x"), {}, "f: b is unsigned int, which -1 does not fit"), ((1, 2, 3), {}, "f: c is str, not 3"), ((1, 2, "x"), {"e": 1}, "f has no parameter e"),
+    ((1, 2, "x"), {"a": 1}, "f gets {'a'} twice"), ((1, 2, "x"), {}, None), ((np.int64(1),), {"b": 2, "c": "x", "d": None}, None)])
+def test_a_call_that_does_not_fit_is_told(arguments, named, message):
+    told = "f(intptr_t a, unsigned int b, str c, d=None) -> int\n\nDoes nothing."
+    if message is None:
+        cuda_signatures.check("f", told, arguments, named)
+    else:
+        with pytest.raises(AssertionError) as found:
+            cuda_signatures.check("f", told, arguments, named)
+        assert str(found.value).startswith(message)
+
+
+# ------------------------------------------------------------------------------------------------- arrays of the device
+LOOKS = [lambda a: a + 1, lambda a: a == a, lambda a: float(a[:1, :1].reshape(())), lambda a: a[0, 0], lambda a: a.tolist(), lambda a: a.copy(), lambda a: bool(a),
+         lambda a: a.astype("float64"), lambda a: a.__setitem__(0, 1), lambda a: a[np.array([0])], lambda a: a.sum() + 0]
+
+
+@pytest.mark.parametrize("look", LOOKS)
+def test_the_host_does_not_look_into_the_device(look):
+    there = cuda_runtime.device()
+    memory = there.allocate(64)
+    with pytest.raises(TypeError, match=r"float32 \(.*\) at 0x[0-9a-f]+ lies on the device"):
+        look(there.array(memory, View(0, (3, 4), (4, 1), 0, "float32")))
+
+
+def test_arrays_of_the_device_have_views_as_ever():
+    there = cuda_runtime.device()
+    memory = there.allocate(64)
+    array = there.array(memory, View(0, (3, 4), (4, 1), 0, "float32"))
+    for view, shape, offset in ((array[1:, ::2], (2, 2), 16), (array.T, (4, 3), 0), (array.reshape(-1)[5:], (7,), 20), (array[2], (4,), 32), (array[..., None], (3, 4, 1), 0)):
+        assert isinstance(view, There)
+        assert (view.shape, view.ctypes.data - array.ctypes.data) == (shape, offset)
+    assert repr(array) == str(array) == f"float32 (3, 4) at {memory.data.ptr:#x}"
+    assert f"{array}" == repr(array)
+
+
+# --------------------------------------------------------------------------------------------------------------- capture
+def kernel(there: Any, stream: Any, memory: Any) -> Any:
+    array = there.array(memory, View(0, (8,), (1,), 0, "float32"))
+    (call,) = KERNELS["relu"].cuda_calls([array], [array], [], {})
+    return there.driver.launch(call, stream)
+
+
+@pytest.fixture
+def ready():
+    """A device, its streams, and a launch on each that has run."""
+    there = cuda_runtime.device()
+    one, other = there.streams((0, 0))
+    memory = there.allocate(32)
+    first, second = (kernel(there, stream, memory) for stream in (one, other))
+    first(), second()
+    there.synchronize()
+    return SimpleNamespace(device=there, driver=there.driver, one=one, other=other, memory=memory, first=first, second=second)
+
+
+def fork(r: Any) -> None:
+    event = r.driver.event()
+    r.driver.record(event, r.one)()
+    r.driver.wait(r.other, event)()
+
+
+def look_at_what_was_recorded(r: Any) -> None:
+    event = r.driver.event()
+    r.driver.record(event, r.one)()
+    r.driver.happened(event)
+
+
+def wait_for_what_came_before(r: Any) -> None:
+    event = r.driver.event()
+    r.driver.record(event, r.other)()
+    r.driver.wait(r.one, event)()
+
+
+FORBIDDEN = [(lambda r: r.device.allocate(8), "memory is allocated during a capture"), (lambda r: r.driver.synchronize(r.one), "waits for a stream that is captured"),
+             (lambda r: r.device.synchronize(), "the host waits for the device during a capture"), (look_at_what_was_recorded, "an event of a capture is asked for"),
+             (wait_for_what_came_before, "a captured stream waits for an event from outside"),
+             (lambda r: r.driver.copy(HOST, r.memory, r.one)(), "pageable memory is copied in a capture"),
+             (lambda r: kernel_of(r, "tanh")(), "is compiled during a capture"),
+             (lambda r: r.driver.replay(r.graph, r.one)(), "a graph is launched to a stream that is captured")]
+
+
+def kernel_of(r: Any, name: str) -> Any:
+    array = r.device.array(r.memory, View(0, (8,), (1,), 0, "float32"))
+    return r.driver.launch(KERNELS[name].cuda_calls([array], [array], [], {})[0], r.one)
+
+
+@pytest.mark.parametrize(("do", "message"), FORBIDDEN, ids=[m for _, m in FORBIDDEN])
+def test_a_capture_refuses_what_cuda_refuses_there_and_what_it_said_is_told(ready, do, message):
+    ready.graph = lanes.capture(ready.driver, ready.one, ready.first)
+    assert gc.isenabled()
+    with pytest.raises(AssertionError, match=message):
+        lanes.capture(ready.driver, ready.one, lambda: do(ready))
+    assert gc.isenabled()
+    lanes.capture(ready.driver, ready.one, ready.first)  # the stream can be captured again
+
+
+def test_a_kernel_is_not_loaded_by_its_first_launch_in_a_capture(ready):
+    launch = kernel_of(ready, "tanh")
+    with pytest.raises(AssertionError, match=r"tanh<float> of \w+.cu is loaded during a capture"):
+        lanes.capture(ready.driver, ready.one, launch)
+
+
+def test_a_stream_that_is_forked_and_not_joined_is_told(ready):
+    def fill() -> None:
+        fork(ready)
+        ready.second()
+
+    with pytest.raises(AssertionError, match="was forked and not joined"):
+        lanes.capture(ready.driver, ready.one, fill)
+
+
+def test_an_event_of_a_capture_means_nothing_after_it(ready):
+    event = ready.driver.event()
+
+    def fill() -> None:
+        ready.first()
+        ready.driver.record(event, ready.one)()
+
+    lanes.capture(ready.driver, ready.one, fill)
+    with pytest.raises(AssertionError, match="waits for an event of a capture that has ended"):
+        ready.driver.wait(ready.other, event)()
+
+
+def test_a_stream_that_is_not_captured_has_no_frontier(ready):
+    with pytest.raises(RuntimeError, match="stream 0 is not captured any more: something was called that a capture does not allow"):
+        ready.driver.frontier(ready.one)
+
+
+def test_a_task_whose_call_cannot_be_captured_is_named(monkeypatch):
+    there = cuda_runtime.device()
+    with use(Tape(there)):
+        graph = ml.record(lambda x: ml.ops.tanh(x * 2.0), np.zeros((3, 2), np.float32))
+    real, seen = Driver.frontier, []
+
+    def frontier(self: Any, stream: Any) -> Any:
+        seen.append(stream)
+        if len(seen) == 2:
+            raise RuntimeError("not captured any more")
+        return real(self, stream)
+
+    monkeypatch.setattr(Driver, "frontier", frontier)
+    with pytest.raises((TaskError, lanes.LaneError, DeviceError), match="not captured any more"):
+        GraphExecutor(graph, schedulers.in_order(graph), device=there)
+
+
+# ---------------------------------------------------------------------------------------------------- memory and failures
+def test_memory_that_was_given_back_is_not_used(ready):
+    late = kernel(ready.device, ready.one, memory := ready.device.allocate(32))
+    del memory
+    with pytest.raises(AssertionError, match="are no memory of the device that is held"):
+        late()
+
+
+def test_a_graph_is_not_launched_on_memory_that_was_given_back(ready):
+    late = kernel(ready.device, ready.one, memory := ready.device.allocate(32))
+    late()
+    ready.device.synchronize()
+    replay = ready.driver.replay(lanes.capture(ready.driver, ready.one, late), ready.one)
+    replay()
+    ready.device.synchronize()
+    del memory
+    with pytest.raises(AssertionError, match="are no memory of the device that is held"):
+        replay()
+
+
+def test_pinned_memory_is_kept_until_its_copy_has_run(ready):
+    host = ready.driver.pinned(32)
+    ready.driver.copy(host, ready.memory, ready.one)()
+    del host
+    with pytest.raises(AssertionError, match="pinned memory was given back before its copy has run"):
+        ready.device.synchronize()
+
+
+def test_what_the_device_failed_with_is_not_waited_for(ready, monkeypatch):
+    """CuPy's `event.done` is False then, for ever."""
+    event = ready.driver.event()
+    monkeypatch.setattr(ready.driver.runtime, "eventQuery", lambda event: 700)
+    with pytest.raises(RuntimeError, match="700"):
+        ready.driver.happened(event)
+
+
+def test_a_source_that_does_not_compile_is_named(ready, monkeypatch):
+    compile_exception = ready.driver.cupy.cuda.compiler.CompileException
+
+    def refuse(self: Any, name: str) -> Any:
+        raise compile_exception("line 1: undefined")
+
+    monkeypatch.setattr(ready.driver.cupy.RawModule, "get_function", refuse)
+    with pytest.raises(RuntimeError, match=r"sigmoid<float> of \w+.cu does not compile for sm_90: line 1: undefined"):
+        kernel_of(ready, "sigmoid")
+
+
+# -------------------------------------------------------------------------------------------------------------- products
+def test_products_are_of_one_type(ready):
+    found = {t: ready.device.array(ready.device.allocate(64), View(0, (2, 2), (2, 1), 0, t)) for t in ("float32", "float16", "int32")}
+    of = cuda_runtime.make_products(ready.driver)
+    for a, b, out in (("float16", "float32", "float32"), ("float32", "float32", "float16"), ("int32", "int32", "int32")):
+        with pytest.raises(cuda.LaunchError, match="a product is of one type, float32 or float64 or float16 or bfloat16, not of"):
+            of.bind(cuda.Product(found[a], found[b], found[out]), ready.one, False)
+
+
+def test_a_product_that_the_library_refuses_is_one_line(ready, monkeypatch):
+    of = cuda_runtime.make_products(ready.driver)
+    memory = ready.device.allocate(64)
+    array = ready.device.array(memory, View(0, (2, 2), (2, 1), 0, "float32"))
+
+    def refuse(*arguments: Any) -> None:
+        raise cuda_blas.cuBLASLtError("CUBLAS_STATUS_NOT_SUPPORTED (15)")
+
+    monkeypatch.setattr(of.lt, "matmul_algo_get_heuristic", refuse)
+    with pytest.raises(RuntimeError, match=r"^cuBLASLt refuses \('float32', False, Side.*\): CUBLAS_STATUS_NOT_SUPPORTED \(15\)$"):
+        of.bind(cuda.Product(array, array, array), ready.one, False)
+    monkeypatch.setattr(of.lt, "matmul_algo_get_heuristic", lambda *arguments: None)
+    with pytest.raises(RuntimeError, match="^cuBLASLt has no algorithm for "):
+        of.bind(cuda.Product(array, array, array), ready.one, False)
