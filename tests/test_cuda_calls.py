@@ -95,9 +95,9 @@ def test_what_stands_for_cupy_has_what_cupy_has():
 def test_numbers_are_those_of_cuda():
     runtime = pytest.importorskip("cuda.bindings.runtime", reason="cuda-bindings is not installed")
     errors, copies, status = runtime.cudaError_t, runtime.cudaMemcpyKind, runtime.cudaStreamCaptureStatus
-    assert (drivers.HAPPENED, drivers.NOT_YET) == (errors.cudaSuccess, errors.cudaErrorNotReady)
+    assert (errors.cudaSuccess, errors.cudaErrorNotReady) == (drivers.HAPPENED, drivers.NOT_YET)
     assert status.cudaStreamCaptureStatusActive == drivers.CAPTURING == cuda_machine.CAPTURED
-    assert (cuda_machine.COPY_DEFAULT, cuda_machine.EXTERNAL) == (copies.cudaMemcpyDefault, runtime.cudaEventRecordExternal)
+    assert (copies.cudaMemcpyDefault, runtime.cudaEventRecordExternal) == (cuda_machine.COPY_DEFAULT, cuda_machine.EXTERNAL)
 
 
 def test_numbers_are_those_of_cublas():
@@ -228,7 +228,7 @@ def test_a_capture_refuses_what_cuda_refuses_there_and_what_it_said_is_told(read
 
 def test_a_kernel_is_not_loaded_by_its_first_launch_in_a_capture(ready):
     launch = kernel_of(ready, "tanh")
-    with pytest.raises(AssertionError, match=r"tanh<float> of \w+.cu is loaded during a capture"):
+    with pytest.raises(AssertionError, match=r"tanh_<float> of \w+.cu is loaded during a capture"):
         lanes.capture(ready.driver, ready.one, launch)
 
 
