@@ -29,7 +29,7 @@ from ladder_runs import How, compiled_run, first_run  # noqa: E402
 from ladder_table import result, shown  # noqa: E402
 from ladder_torch import COMPILED, EAGER, Theirs  # noqa: E402
 
-SHORT = Effort(seconds=0, warm_up=0, group=2, groups=2, steps=3, single=2)
+SHORT = Effort(seconds=0, warm_up=0, group=1, groups=2, steps=3, single=1)
 TINY = {"tiny": Case("densenet121", {"preset": "tiny"}, 2)}
 ALONE = How(SHORT, lambda graph, device: ml.CostModel.analytic(), None)
 TF32 = PRECISIONS["tf32"]
