@@ -288,3 +288,26 @@ def test_debugging_names_the_task(there, monkeypatch, kind, seed):
     with pytest.raises(TaskError, match=r"task 0W0 \(.*\) on lane 0/sub failed: FloatingPointError: .* not finite") as found:
         run(x)
     assert found.value.task == "0W0"
+
+
+@pytest.mark.parametrize("name", ["cpu", "cuda"])
+def test_debugging_names_the_task_and_the_rank(there, monkeypatch, name):
+    """In the second step, and in the fourth, which would be replayed."""
+    monkeypatch.setenv("MINIDL_DEBUG", "1")
+    for rank in (0, 1):
+        there(rank, rank)
+    for at in (2, 4):
+        reached = [0, 0]
+
+        def work(communicator: Any, at: int = at, reached: list[int] = reached) -> None:
+            rank = communicator.rank
+            recorded = Recorded(replace(JOB, device=name if name == "cpu" else f"cuda:{rank}", scheduler="priority"), rank, 2)
+            Overflow(recorded, at if rank else None)
+            trainer = RankTrainer(recorded, ml.CostModel.analytic(), communicator, (50.0, 1e-3))
+            for _ in range(6):
+                reached[rank] += 1
+                trainer.step()
+
+        with pytest.raises(TaskError, match=r"task 1W0 \(mlp/layer0/linear\) on rank 1 failed: FloatingPointError: .* not finite"):
+            run_ranks(2, work)
+        assert reached[1] == at

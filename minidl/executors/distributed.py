@@ -38,7 +38,7 @@ from ..synchronise import COLLECTIVE
 from ..tape import Storage
 from ..timeline import Timeline
 from .bound import Bound
-from .stream import TaskError
+from .stream import TaskError, calls_of, debug_level
 
 Calls = list[Callable[[], Any]]
 
@@ -76,7 +76,8 @@ class DistributedExecutor:
         self._lane = Lane(communicator, credit)
         self._hand = handover(self.device, communicator)
         self._hand.use()
-        self._captured = not self._hand.captures  # nothing is left to capture
+        self._debug = debug_level()
+        self._captured = not self._hand.captures or self._debug > 0  # nothing is left to capture, or is to be
         self._times = np.zeros((len(graph), 3))
         self._build()
         self._stream = Stream("comm") if len(names) > 1 else None
@@ -113,6 +114,7 @@ class DistributedExecutor:
         talks = [t for t in (*main, *comm) if Kind(graph.kind[t]) in COLLECTIVE]
         self._places = self._make_places(talks, {t: [s for s, _ in awaited.get(t, [])] if t in comm else [t] for t in talks})
         transfers = self._transfers(talks, records)
+        calls = calls_of(self._bound, self._debug)
         self._bodies: dict[int, Calls] = {}  # of a task of the compute lane: its launches, and what comes before and after
         self._before: dict[int, Calls] = {-1: [self._start] if comm else []}
         self._after: dict[int, Calls] = {}
@@ -120,7 +122,7 @@ class DistributedExecutor:
             if task in transfers:
                 self._before[task] = [*hand.ready(task), *transfers[task]]
                 continue
-            self._bodies[task] = self._bound.thunks(task)
+            self._bodies[task] = calls(task)
             self._before[task] = [call for source, event in awaited.get(task, []) for call in (event.wait, *self._places[source].arrived)]
             self._after[task] = [*hand.ready(task), *records[task]] if task in records else []
         if not comm:

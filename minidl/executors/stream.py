@@ -32,8 +32,14 @@ class TaskError(RuntimeError):
         self.task = task
 
 
-def _calls(bound: Bound, debug: int) -> Callable[[int, Any], list[Thunk]]:
-    """The calls of a task on a stream. Holds no executor, so that nothing keeps one alive."""
+def debug_level() -> int:
+    """What MINIDL_DEBUG says: 0 to 3."""
+    return int(os.environ.get("MINIDL_DEBUG") or 0)
+
+
+def calls_of(bound: Bound, debug: int) -> Callable[..., list[Thunk]]:
+    """The calls of a task on a stream, by default the main one; when debugging with a look at what it wrote. Holds no executor,
+    so that nothing keeps one alive."""
     if not debug:
         return bound.thunks
 
@@ -46,7 +52,7 @@ def _calls(bound: Bound, debug: int) -> Callable[[int, Any], list[Thunk]]:
         bound.device.synchronize()  # the task may be on another stream than what is read goes through
         bound.check_finite(task)
 
-    return lambda task, stream: [*bound.thunks(task, stream), partial(inspect, task)]
+    return lambda task, stream=None: [*bound.thunks(task, stream), partial(inspect, task)]
 
 
 class StreamExecutor:
@@ -68,12 +74,12 @@ class StreamExecutor:
         self.waits = schedule.waits(graph)
         self.plan = plan or plan_memory(graph, schedule, memory_limit)
         self._bound = Bound(graph, self.plan, device, arena=arena)
-        self.debug = debug = int(os.environ.get("MINIDL_DEBUG") or 0)
+        self.debug = debug = debug_level()
         ids = schedule.ids(graph).tolist()
         self._lanes = self._make_lanes(Work(
             [str(lane) for lane in schedule.lanes], [lane.priority for lane in schedule.lanes],
             [ids[begin:end] for begin, end in pairwise(schedule.ptr.tolist())],
-            [(waiter, source) for waiter, source in self.waits.tolist()], _calls(self._bound, debug), graph.name, self._bound.persistent))
+            [(waiter, source) for waiter, source in self.waits.tolist()], calls_of(self._bound, debug), graph.name, self._bound.persistent))
         self.timeline: Timeline | None = None
         if debug:
             print(self.schedule.grid(), file=sys.stderr)
