@@ -36,7 +36,6 @@ class Theirs:
         self.model, self.memory_format = ours.model(), memory_format
         self.format = torch.contiguous_format if memory_format is None else getattr(torch, FORMATS[memory_format])
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = self.precision.tf32
-        torch.backends.cudnn.benchmark = True
 
     # ------------------------------------------------------------------------------------------------- what is trained
     def network(self, dtype: Any = None, dropout: bool = True) -> Any:
@@ -85,6 +84,7 @@ class Theirs:
         """Of the first steps without dropout, in the precision asked for or in float64."""
         dtype = self.torch.float64 if exact else self.torch.float32
         network = self.network(dtype, dropout=False)
+        self.torch.backends.cudnn.benchmark = False  # float64 has slow algorithms, and this is not timed
         opt, found = self.optimizer(network, False), []
         loss_of = (lambda x, y: self.torch.nn.functional.cross_entropy(network(x), y)) if exact else self.with_loss(network)
         for batch in itertools.islice(itertools.cycle(self.host(dtype)), steps):
@@ -182,6 +182,7 @@ class Theirs:
         make = {"B0 eager": lambda: self.eager(False), "B1 tuned": self.tuned, "B2 graph": self.captured,
                 "B3 reduce-overhead": lambda: self.compiled("reduce-overhead"), "B4 max-autotune": lambda: self.compiled("max-autotune"),
                 "B5 torchsched": self.torchsched}[name]
+        self.torch.backends.cudnn.benchmark = True
         cuda = self.torch.cuda if self.where != "cpu" else None
         if cuda:
             gc.collect()

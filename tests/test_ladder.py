@@ -114,6 +114,7 @@ def test_a_rung_that_fails_is_left_out_and_the_others_are_measured(device, monke
     assert not passed(run)
 
 
+@pytest.mark.slow
 def test_torch_is_held_against_float64_and_timed_beside(device, one_thread):
     case = Case("mobilenet_v3_large", {"preset": "tiny"}, 2)  # it has a dropout, which the comparison leaves out
     run = first_run(case, PRECISIONS["float32"], device, replace(ALONE, torch_on="cpu", rungs=("E0a in_order",)))
@@ -128,6 +129,7 @@ def test_torch_is_held_against_float64_and_timed_beside(device, one_thread):
     assert passed(run)
 
 
+@pytest.mark.slow
 def test_bfloat16_is_that_of_both_sides(device, one_thread, monkeypatch):
     pytest.importorskip("ml_dtypes", reason="NumPy's bfloat16")
     made = []
