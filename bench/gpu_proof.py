@@ -122,7 +122,8 @@ def printed(folder: Path, output: str) -> Found:
 
 
 def tests(folder: Path) -> list[Step]:
-    return [Step("gpu tests", pytest("-m", "gpu", "tests"), read=tests_found)]
+    return [Step("gpu tests", pytest("-m", "gpu", "-k", "not references", "tests"), read=tests_found),
+            Step("references over CuPy", pytest("-m", "gpu", "-k", "references", "tests/test_gpu.py"), read=tests_found)]
 
 
 def kernels(folder: Path) -> list[Step]:
