@@ -12,6 +12,7 @@ import cuda_machine
 import cuda_runtime
 import numpy as np
 import pytest
+from cuda_signatures import check
 from helpers import bits, deadline
 
 import minidl as ml
@@ -80,6 +81,7 @@ class Nccl:
         return b"the one"
 
     def NcclCommunicator(self, size: int, name: bytes, rank: int) -> Any:
+        check("NcclCommunicator", TOLD["NcclCommunicator"], (size, name, rank), {})
         assert name == b"the one"
         return NcclRanks(self, size, rank)
 
@@ -93,17 +95,27 @@ class Nccl:
                     [(array, [(ranks.calls, peer, ranks.rank)]) for array, peer, *_ in fetches])
 
 
+#: the parameters of NcclCommunicator's methods, which can be looked up only where NCCL is
+TOLD = {"NcclCommunicator": "NcclCommunicator(int ndev, bytes commId, int rank, NcclConfig config=None)",
+        "send": "NcclCommunicator.send(self, intptr_t sendbuf, size_t count, int datatype, int peer, intptr_t stream)",
+        "recv": "NcclCommunicator.recv(self, intptr_t recvbuf, size_t count, int datatype, int peer, intptr_t stream)",
+        "allReduce": "NcclCommunicator.allReduce(self, intptr_t sendbuf, intptr_t recvbuf, size_t count, int datatype, int op, intptr_t stream)"}
+
+
 class NcclRanks:
     def __init__(self, nccl: Nccl, size: int, rank: int) -> None:
         self.nccl, self.size, self.rank, self.calls = nccl, size, rank, 0
 
     def send(self, at: int, count: int, kind: int, peer: int, stream: int) -> None:
+        check("send", TOLD["send"], (at, count, kind, peer, stream), {})
         self.nccl.group.sends.append((_memory(at, count, kind), peer, self, stream))
 
     def recv(self, at: int, count: int, kind: int, peer: int, stream: int) -> None:
+        check("recv", TOLD["recv"], (at, count, kind, peer, stream), {})
         self.nccl.group.fetches.append((_memory(at, count, kind), peer, self, stream))
 
     def allReduce(self, at: int, out: int, count: int, kind: int, op: int, stream: int) -> None:
+        check("allReduce", TOLD["allReduce"], (at, out, count, kind, op, stream), {})
         assert at == out
         array = _memory(at, count, kind)
         peers = range(self.size)
@@ -410,6 +422,31 @@ def test_a_transport_that_cannot_be_had_is_one_line_everywhere(gpus, stub):
 
     run_ranks(2, work)
     assert set(seen) == {"rank 0 has no NCCL; install nvidia-nccl-cu13 (or -cu12) there, or use --transport staged"}
+
+
+def test_an_nccl_that_cannot_start_is_one_line_everywhere(gpus, stub):
+    def refuse() -> bytes:
+        raise RuntimeError("NCCL_ERROR_SYSTEM_ERROR: no network")
+
+    stub.get_unique_id = refuse
+    devices, seen = gpus(2, 0), []
+
+    def work(communicator):
+        with pytest.raises(NCCLError) as found:
+            NCCL(communicator, devices[communicator.rank])
+        seen.append(str(found.value))
+
+    with deadline():
+        run_ranks(2, work)
+    assert seen == ["rank 0 cannot start NCCL: NCCL_ERROR_SYSTEM_ERROR: no network"] * 2
+
+
+def test_nccls_methods_take_what_they_are_told_to_take():
+    """Where NCCL is, CuPy's own words."""
+    real = pytest.importorskip("cupy_backends.cuda.libs.nccl", reason="NCCL is not installed", exc_type=ImportError)
+    found = {name: getattr(real.NcclCommunicator, name).__doc__.splitlines()[0] for name in ("send", "recv", "allReduce")}
+    assert found | {"NcclCommunicator": real.NcclCommunicator.__doc__.splitlines()[0]} == TOLD
+    assert {real.NCCL_FLOAT16, real.NCCL_FLOAT32, real.NCCL_FLOAT64, real.NCCL_SUM, real.NCCL_BFLOAT16} == {6, 7, 8, 0, 9}
 
 
 def test_ranks_take_the_gpus_of_their_machine_in_turn(monkeypatch):

@@ -14,7 +14,7 @@ from typing import Any
 from ..kernels import cuda
 from . import Communicator
 
-TYPES = {"float16": "NCCL_FLOAT16", "float32": "NCCL_FLOAT32", "float64": "NCCL_FLOAT64"}
+TYPES = {"float16": "NCCL_FLOAT16", "bfloat16": "NCCL_BFLOAT16", "float32": "NCCL_FLOAT32", "float64": "NCCL_FLOAT64"}
 
 
 class NCCLError(RuntimeError):
@@ -47,10 +47,19 @@ class NCCL(Communicator):
             if first < rank:
                 raise NCCLError(f"ranks {first} and {rank} share GPU {gpu} of {host}, which NCCL refuses; start one rank a GPU, or use "
                                 f"--transport staged")
-        name = control.gather(nccl.get_unique_id() if self.rank == 0 else None)[0]
+        name = control.gather(self._name() if self.rank == 0 else None)[0]
+        if not isinstance(name, bytes):
+            raise NCCLError(f"rank 0 cannot start NCCL: {name}")
         device.driver.use()
         self._ranks = nccl.NcclCommunicator(self.size, name, self.rank)
         self.stream = device.driver.stream(-1)
+
+    def _name(self) -> bytes | str:
+        """What the ranks find each other by, or why there is none."""
+        try:
+            return bytes(self._nccl.get_unique_id())
+        except Exception as error:  # CuPy's own kinds
+            return str(error)
 
     def _exchange(self, out: Any, into: Any, bounds: Sequence[int], slot: int) -> Iterator[None]:
         self._swap([out[bounds[r] : bounds[r + 1]] for r in range(self.size)], list(into))

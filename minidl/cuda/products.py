@@ -97,7 +97,8 @@ class Products:
         if product.bias is not None:
             self._describe(operation, attributes.BIAS_POINTER, cuda.pointer(product.bias))
         layouts = [self._layout(int(memory), side, count) for side in (first, second, out)]
-        alignments = tuple(min(256, cuda.pointer(a) & -cuda.pointer(a)) for a in (product.b, product.a, product.out))
+        arrays = product.b, product.a, product.out, *([] if product.bias is None else [product.bias])
+        alignments = tuple(min(256, cuda.pointer(a) & -cuda.pointer(a)) for a in arrays)
         key = (name, rounds, first, second, out, count, epilogue, alignments)
         if key not in self._algorithms:
             self._algorithms[key] = self._choose(operation, layouts, alignments, key)
