@@ -101,10 +101,8 @@ class Recorded:
     def __init__(self, job: Job, rank: int = 0, ranks: int = 1) -> None:
         self.job, self.rank, self.ranks = job, rank, ranks
         self.device = devices.get(job.device)
-        if job.tf32:
-            self.device.tf32 = True
-        if not job.deterministic:
-            self.device.deterministic = False
+        if self.device.captures:  # the device is the process's: an earlier job may have asked for something else
+            self.device.tf32, self.device.deterministic = job.tf32, job.deterministic
         self.tape = Tape(self.device)
         with use(self.tape):
             random.seed(job.seed)

@@ -296,10 +296,12 @@ def test_bits_that_need_not_be_equal_are_told_and_no_failure(found_by_name, caps
     assert not loose["deterministic"]
     assert main([*CONVOLUTIONS, "--nondeterministic"]) == 0
     assert "the parameters differ; with --nondeterministic they need not be equal\n" in capsys.readouterr().out
+    assert main([*CONVOLUTIONS]) == 0  # the next job is asked for its own
+    assert found_by_name.deterministic
 
 
 def test_bits_that_differ_where_they_must_not_are_a_failure(found_by_name, capsys, monkeypatch):
-    monkeypatch.setattr(Cuda, "deterministic", False)  # whatever the command line says
+    monkeypatch.setattr(Cuda, "deterministic", property(lambda self: False, lambda self, value: None))  # whatever is asked for
     assert main([*CONVOLUTIONS]) == 1
     assert "THE PARAMETERS DIFFER" in capsys.readouterr().out
 
