@@ -16,6 +16,7 @@ import threading
 import time
 import weakref
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -65,22 +66,28 @@ class Blocks:
         self._starts: list[int] = []
         self._ends: list[int] = []
         self._lock = threading.Lock()
+        self._given_back: deque[int] = deque()  # by whoever collects garbage, in the middle of anything
 
     def add(self, start: int, nbytes: int) -> None:
         with self._lock:
+            self._remove()
             at = bisect_right(self._starts, start)
             self._starts.insert(at, start)
             self._ends.insert(at, start + nbytes)
 
-    def remove(self, start: int) -> None:
-        with self._lock:
-            at = bisect_right(self._starts, start) - 1
+    def give_back(self, start: int) -> None:
+        self._given_back.append(start)
+
+    def _remove(self) -> None:
+        while self._given_back:
+            at = bisect_right(self._starts, start := self._given_back.popleft()) - 1
             assert self._starts[at] == start
             del self._starts[at], self._ends[at]
 
     def hold(self, start: int, nbytes: int) -> bool:
         """Whether these bytes lie in one piece."""
         with self._lock:
+            self._remove()
             at = bisect_right(self._starts, start) - 1
             return at >= 0 and start + nbytes <= self._ends[at]
 
@@ -114,7 +121,7 @@ class Machine:
         return held
 
     def _give_back(self, raw: Any, start: int, blocks: Blocks) -> None:
-        blocks.remove(start)
+        blocks.give_back(start)
         self._given_back.append(raw)
 
     def check_held(self, start: int, nbytes: int, what: str) -> None:
@@ -167,7 +174,6 @@ class Machine:
     def destroy_stream(self, stream: int) -> None:
         """What was issued to it runs to its end."""
         self.queues[stream].destroyed = True
-        self._forget()
 
     def _forget(self) -> None:
         """Gives back what nothing uses any more."""
@@ -220,25 +226,27 @@ class Machine:
 
     # ------------------------------------------------------------------------------------------------------- capture
     def begin_capture(self, stream: int) -> None:
-        assert self.capture is None
-        queue = self.queues[stream]
-        self.capture, queue.frontier = Graph(queue), []
+        with self.lock:
+            assert self.capture is None
+            queue = self.queues[stream]
+            self.capture, queue.frontier = Graph(queue), []
 
     def end_capture(self, stream: int) -> int:
         """The graph's handle."""
-        graph, queue = self.capture, self.queues[stream]
-        assert graph is not None
-        assert queue is graph.origin, "a capture ends on the stream that it began on"
-        joined, stack = set(), list(queue.frontier or [])
-        while stack:
-            node = stack.pop()
-            if node not in joined:
-                joined.add(node)
-                stack += graph.before[node]
-        self.capture = None
-        unjoined = [i for i, q in enumerate(self.queues.values()) if set(q.frontier or []) - joined]
-        for other in self.queues.values():
-            other.frontier = None
+        with self.lock:
+            graph, queue = self.capture, self.queues[stream]
+            assert graph is not None
+            assert queue is graph.origin, "a capture ends on the stream that it began on"
+            joined, stack = set(), list(queue.frontier or [])
+            while stack:
+                node = stack.pop()
+                if node not in joined:
+                    joined.add(node)
+                    stack += graph.before[node]
+            self.capture = None
+            unjoined = [i for i, q in enumerate(self.queues.values()) if set(q.frontier or []) - joined]
+            for other in self.queues.values():
+                other.frontier = None
         assert not unjoined, f"stream {unjoined[0]} was forked and not joined"
         self.graphs[number := next(_handles)] = graph
         return number
@@ -375,7 +383,8 @@ def cupy(machine: Machine) -> Any:
         def __init__(self, non_blocking: bool = False, priority: int | None = None) -> None:
             assert non_blocking, "a stream that waits for the legacy one"
             self.ptr = next(_handles)
-            machine.queues[self.ptr] = Queue()
+            with machine.lock:
+                machine.queues[self.ptr] = Queue()
             weakref.finalize(self, machine.destroy_stream, self.ptr).atexit = False
 
         def synchronize(self) -> None:
