@@ -113,8 +113,8 @@ def _adam_formula(xp: Any, p: Any, g: Any, m: Any, v: Any, lr: Any, powers: Any,
         g = g + t(weight_decay) * p
     m = t(beta1) * m + t(1 - beta1) * g
     v = t(beta2) * v + t(1 - beta2) * g * g
-    size = lr[0] / t(1 - powers[1])
-    return [p - size * m / (xp.sqrt(v) / t(np.sqrt(1 - powers[2])) + t(eps)), m, v]
+    size = lr[0] / (1 - powers[1]).astype(p.dtype)
+    return [p - size * m / (xp.sqrt(v) / xp.sqrt(1 - powers[2]).astype(p.dtype) + t(eps)), m, v]
 
 
 def _adam_numbers(*, beta1: float, beta2: float, eps: float, weight_decay: float = 0.0, decoupled: bool = False) -> tuple[float, ...]:

@@ -99,6 +99,23 @@ def test_weight_gradients_cross_the_border_on_streams_and_in_graphs(device, seed
     assert equal(run.train(steady), wanted)
 
 
+def test_parts_that_share_memory_are_captured_on_zeros(device, monkeypatch):
+    """Tasks run before they are captured; what another part left there may be no labels."""
+    warm_up, seen = lanes.Captured._warm_up, []
+
+    def looked(self: Any, segments: Any) -> None:
+        bound = self.work.calls.__self__
+        seen.append(self.device.read(self.device.array(bound.arena, View(0, (bound.plan.arena_bytes,), (1,), 0, "uint8"))).any())
+        warm_up(self, segments)
+
+    monkeypatch.setattr(lanes.Captured, "_warm_up", looked)
+    run = Run(device(0))
+    late = [t for t in range(len(run.graph)) if not must_stay(run.graph)[t]]
+    SteadyExecutor(ml.cross_border(run.graph, late), schedulers.in_order, device=run.device, lanes=GraphExecutor)
+    assert len(seen) > 1
+    assert not any(seen)
+
+
 def _without_labels(self: Any, x: Any, y: Any) -> Any:
     out = self.model(x)
     loss = (out * out).mean()

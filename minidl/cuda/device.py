@@ -71,8 +71,12 @@ class Cuda:
     def allocate(self, nbytes: int) -> Any:
         """Zeroed bytes; given back, they serve the main stream again."""
         memory = self.driver.allocate(nbytes, self.main)
-        self.driver.zeros(memory, self.main)()
+        self.zero(memory)
         return memory
+
+    def zero(self, memory: Any) -> None:
+        """All its bytes become 0."""
+        self.driver.zeros(memory, self.main)()
 
     def array(self, memory: Any, view: View, base: int = 0) -> Any:
         """The strided array that `view` means in `memory`, whose storage begins at byte `base`. Only addresses, shapes and

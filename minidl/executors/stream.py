@@ -149,4 +149,7 @@ class GraphExecutor(StreamExecutor):
     def _make_lanes(self, work: Work) -> Any:
         if not self._bound.device.captures:
             raise DeviceError(f"{self._bound.device.name} has no graphs to capture; use StreamExecutor")
-        return super()._make_lanes(work) if self.debug else self._bound.device.captured(work, self.trace)
+        if self.debug:
+            return super()._make_lanes(work)
+        self._bound.device.zero(self._bound.arena)  # tasks run once before they are captured: what another step left are no labels
+        return self._bound.device.captured(work, self.trace)
