@@ -85,12 +85,13 @@ class Part:
 
 
 # ----------------------------------------------------------------------------------------------------------------- parts
-OUTCOME = re.compile(r"^(\S+::.+?) (PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)\b", re.MULTILINE)
+SAID = "(PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)"
+OUTCOME = re.compile(rf"^(\S+::.+?) {SAID}\b|^\[gw\d+\] \[ *\d+%\] {SAID} (\S+::.*\S)", re.MULTILINE)
 
 
 def tests_found(folder: Path, output: str) -> Found:
     """What `pytest -v` has said so far."""
-    outcomes = dict(OUTCOME.findall(output))
+    outcomes = {name or of_worker: outcome or said for name, outcome, said, of_worker in OUTCOME.findall(output)}
     counts = Counter(outcomes.values())
     bad = [name for name, outcome in outcomes.items() if outcome in ("FAILED", "ERROR")]
     return {"counts": dict(counts), "failed": bad, "passed": bool(counts["PASSED"]) and not bad,
@@ -98,7 +99,10 @@ def tests_found(folder: Path, output: str) -> Found:
 
 
 def pytest(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "pytest", "-v", "-n", "0", "-p", "no:cacheprovider", "--tb", "short", *arguments]
+    """In a process of its own, which is replaced when a test loses it or the GPU (`tests/cuda_on_gpu.py`): the rest is run.
+    A warning of a package is no failure there."""
+    workers = ["-n", "1", "--dist", "load", "--max-worker-restart", "40"]
+    return [sys.executable, "-m", "pytest", "-v", *workers, "-W", "default", "-p", "no:cacheprovider", "--tb", "short", *arguments]
 
 
 def record_of(name: str) -> Callable[[Path, str], Found]:

@@ -2,17 +2,58 @@
 
 With MINIDL_TEST_GPU=1 `cuda_on_cpu.run_kernel` comes here, so that `tests/test_cuda_*.py` try the same examples with the
 real compiler, cuBLAS and cuDNN.
+
+After a kernel that writes where it must not, every call fails until the process ends; a kernel that never ends is waited
+for as long. So a test on a GPU that leaves it so ends its process, and where that is a worker of pytest-xdist (-n 1) the
+tests after it are run in another.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import faulthandler
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from ctypes import c_ubyte
 from typing import Any
 
 import numpy as np
+import pytest
 
 from minidl.kernels import KERNELS, cuda
+
+PATIENCE = 200.0  #: seconds for one test
+
+
+@contextmanager
+def watched(name: str) -> Iterator[None]:
+    """Around a test that uses a GPU."""
+    faulthandler.dump_traceback_later(PATIENCE, exit=True)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+    error = failed_for_good()
+    if error is None:
+        return
+    said = f"the GPU cannot be used any more after {name}: {error}"
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        pytest.exit(said, 3)
+    print(said, file=sys.stderr, flush=True)
+    os._exit(3)
+
+
+def failed_for_good() -> str | None:
+    """What the GPU says to every call, if it does."""
+    cupy = sys.modules.get("cupy")
+    if cupy is None or not cupy.cuda.is_available():
+        return None
+    try:
+        cupy.cuda.runtime.deviceSynchronize()
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        return str(error)
+    return None
 
 
 class Mirror:

@@ -4,6 +4,11 @@ machine in their place refuses what they refuse."""
 from __future__ import annotations
 
 import gc
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -345,3 +350,38 @@ def test_a_product_that_the_library_refuses_is_one_line(ready, monkeypatch):
     monkeypatch.setattr(of.lt, "matmul_algo_get_heuristic", lambda *arguments: None)
     with pytest.raises(RuntimeError, match="^cuBLASLt has no algorithm for "):
         of.bind(cuda.Product(array, array, array), ready.one, False)
+
+
+# ----------------------------------------------------------------------------------------------------- tests on a GPU
+LOSING = """
+import sys, time, types, pytest, cuda_on_gpu
+cuda_on_gpu.PATIENCE = 1.5
+lost = []
+
+def synchronize():
+    if lost:
+        raise Failed("cudaErrorIllegalAddress")
+
+Failed = type("Failed", (Exception,), {})
+runtime = types.SimpleNamespace(CUDARuntimeError=Failed, deviceSynchronize=synchronize)
+sys.modules["cupy"] = types.SimpleNamespace(cuda=types.SimpleNamespace(is_available=lambda: True, runtime=runtime))
+pytestmark = pytest.mark.gpu
+
+def test_before(): pass
+def test_loses(): lost.append(1)
+def test_hangs(): time.sleep(60)
+def test_after(): pass
+"""
+
+
+def test_a_test_that_loses_the_gpu_or_never_ends_hides_no_other(tmp_path):
+    """Each in a process that is then replaced, with what was said."""
+    here = Path(__file__).parent
+    (tmp_path / "test_losing.py").write_text(LOSING)
+    (tmp_path / "conftest.py").write_text((here / "conftest.py").read_text())
+    command = [sys.executable, "-m", "pytest", "-v", "-n", "1", "--dist", "load", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), "-o", "addopts=", str(tmp_path)]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": f"{here}:{here.parent}"}, capture_output=True, text=True, timeout=100)
+    said = done.stdout + done.stderr
+    assert "2 failed, 3 passed" in said
+    assert re.search(r"the GPU cannot be used any more after \S*test_loses: cudaErrorIllegalAddress", said)
+    assert {name for name in ("test_before", "test_loses", "test_hangs", "test_after") if f"crashed while running 'test_losing.py::{name}'" in said} == {"test_loses", "test_hangs"}

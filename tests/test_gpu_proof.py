@@ -128,13 +128,14 @@ def test_what_was_found_is_kept_when_the_proof_itself_is_stopped(tmp_path):
     assert gone(int(pid.read_text()))
 
 
-def test_a_runs_tests_are_told_apart(tmp_path):
-    (tmp_path / "test_three.py").write_text("import pytest\ndef test_right(): pass\n@pytest.mark.parametrize('s', ['a b'])\ndef test_wrong(s): assert 0\n"
-                                            "@pytest.mark.skip\ndef test_later(): pass\n")
-    command = [*gpu_proof.pytest(str(tmp_path / "test_three.py")), "--rootdir", str(tmp_path), "-o", "addopts="]
+def test_a_runs_tests_are_told_apart_and_one_that_loses_its_process_hides_no_other(tmp_path):
+    (tmp_path / "test_some.py").write_text("import os, pytest, warnings\ndef test_right(): warnings.warn('never mind')\n"
+                                           "@pytest.mark.parametrize('s', ['a b'])\ndef test_wrong(s): assert 0\ndef test_lost(): os._exit(5)\n"
+                                           "@pytest.mark.skip\ndef test_later(): pass\ndef test_after(): pass\n")
+    command = [*gpu_proof.pytest(str(tmp_path / "test_some.py")), "--rootdir", str(tmp_path), "-o", "addopts=", "-o", "filterwarnings=error"]
     found = prove("tests", part(Step("t", command, read=gpu_proof.tests_found)), tmp_path / "proof.json", ABOUT, 60)["steps"]["t"]
-    assert found["counts"] == {"PASSED": 1, "FAILED": 1, "SKIPPED": 1}
-    assert [name.rpartition("/")[2] for name in found["failed"]] == ["test_three.py::test_wrong[a b]"]
+    assert found["counts"] == {"PASSED": 2, "FAILED": 2, "SKIPPED": 1}
+    assert [name.rpartition("/")[2] for name in found["failed"]] == ["test_some.py::test_wrong[a b]", "test_some.py::test_lost"]
     assert not found["passed"]
     assert not gpu_proof.tests_found(tmp_path, "")["passed"], "no test at all shows nothing"
 
