@@ -35,12 +35,18 @@ class Ours:
         self.case, self.precision, self.device = case, precision, device
         device.tf32 = precision.tf32
         model = self.model()
-        self.batches = batches(case, model.input_shape, model.classes)
+        self.batches = [tuple(self._pinned(array) for array in batch) for batch in batches(case, model.input_shape, model.classes)]
 
     def model(self) -> Any:
         with use(Tape(self.device)):
             ml.seed(0)
             return models.create(self.case.model, **self.case.arguments)
+
+    def _pinned(self, array: Any) -> Any:
+        """As torch's side has its batches."""
+        host = self.device.pinned(array.shape, str(array.dtype))
+        host[...] = array
+        return host
 
     def recorded(self, name: str, dropout: bool = True) -> tuple[Any, Any]:
         """A model with its first weights, and the step of it that a rung runs, as a graph."""

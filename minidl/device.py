@@ -100,6 +100,10 @@ class CPU:
         """A call that copies one array to another of its shape, after all that was issued before."""
         return partial(np.copyto, out, source)
 
+    def pinned(self, shape: tuple[int, ...], dtype: str) -> Any:
+        """A host array, not yet written, that a step takes as an input fastest: here any."""
+        return np.empty(shape, dtype)
+
     def feed(self, places: Sequence[Any]) -> Callable[[Sequence[Any]], None]:
         """A call that copies host arrays to these places, before the next step."""
 

@@ -99,6 +99,27 @@ def test_weight_gradients_cross_the_border_on_streams_and_in_graphs(device, seed
     assert equal(run.train(steady), wanted)
 
 
+@pytest.mark.parametrize("kind", [StreamExecutor, GraphExecutor])
+def test_pinned_inputs_are_sent_from_where_they_lie(device, kind):
+    wanted = oracle(device(3))
+    run = Run(device(3))
+    there = run.device
+    batches = []
+    for _ in range(5):
+        arrays = next(run.batches)
+        batches.append(tuple(there.pinned(a.shape, str(a.dtype)) for a in arrays))
+        for host, array in zip(batches[-1], arrays, strict=True):
+            host[...] = array
+    run.batches = iter(batches)
+    executor = kind(run.graph, schedulers.multi_stream(run.graph), device=there)
+    feed = executor._bound._feed
+    for slot in feed._slots:
+        for host in slot["hosts"]:
+            host[...] = 99  # nobody may read or write it
+    assert equal(run.train(executor), wanted)
+    assert all((host == 99).all() for slot in feed._slots for host in slot["hosts"])
+
+
 def test_parts_that_share_memory_are_captured_on_zeros(device, monkeypatch):
     """Tasks run before they are captured; what another part left there may be no labels."""
     warm_up, seen = lanes.Captured._warm_up, []

@@ -7,6 +7,7 @@ holds. Products and convolutions are set up when first needed, with a package ea
 from __future__ import annotations
 
 import importlib.util
+import math
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -170,6 +171,12 @@ class Cuda:
             step *= n
         return self.driver.array(memory, array.shape, str(array.dtype), tuple(reversed(strides)), 0)
 
+    def pinned(self, shape: tuple[int, ...], dtype: str) -> Pinned:
+        """A host array, not yet written, that steps take as an input without a copy on the host."""
+        host = self.driver.pinned(max(math.prod(shape) * np.dtype(dtype).itemsize, 1))
+        found: Pinned = host[: math.prod(shape) * np.dtype(dtype).itemsize].view(dtype).reshape(shape).view(Pinned)
+        return found
+
     def feed(self, places: Sequence[Any]) -> Callable[[Sequence[Any]], None]:
         """A call that brings host arrays to these places before the next step, while the last one may still run."""
         return Feed(self, places)
@@ -253,9 +260,14 @@ class Cuda:
         return clock.together(self.driver, one, other, first, second, alone)
 
 
+class Pinned(np.ndarray):
+    """A host array in pinned memory, from `Cuda.pinned`. A step that is given one sends it from where it lies, after the call
+    has returned: it must stay as it is until something of that step, say its loss, has been fetched."""
+
+
 class Feed:
     """Host arrays on their way to a step's inputs: pinned memory and device memory twice over, used in turn, so that the
-    copy of one step's inputs overlaps with the step before."""
+    copy of one step's inputs overlaps with the step before. Arrays that are pinned already are sent as they are."""
 
     def __init__(self, device: Cuda, places: Sequence[Any]) -> None:
         self.device, self.driver, self.places = device, device.driver, list(places)
@@ -267,29 +279,33 @@ class Feed:
     def _slot(self) -> dict[str, Any]:
         """Host places, the copies to the device, and the copies from there to the inputs, with their events."""
         driver, main = self.driver, self.device.main
-        hosts, up, across, memories = [], [], [], []
+        hosts, staged, up, across, memories = [], [], [], [], []
         for place in self.places:
-            host = driver.pinned(max(place.size * place.dtype.itemsize, 1))
-            memories.append(driver.allocate(len(host), main))
-            staged = self.device._whole(memories[-1], place)
-            host = host[: place.size * place.dtype.itemsize].view(place.dtype).reshape(place.shape)
-            hosts.append(host)
-            up += [driver.copy(host, staged, self._copies)] if place.size else []
-            across.append(self.device.copier(staged, place))
+            hosts.append(np.asarray(self.device.pinned(place.shape, str(place.dtype))))
+            memories.append(driver.allocate(max(hosts[-1].nbytes, 1), main))
+            staged.append(self.device._whole(memories[-1], place))
+            up.append(driver.copy(hosts[-1], staged[-1], self._copies) if place.size else _nothing)
+            across.append(self.device.copier(staged[-1], place))
         driver.synchronize(main)
         arrived, taken = driver.event(), driver.event()
         driver.record(taken, main)()
-        return {"hosts": hosts, "memories": memories, "arrived": arrived, "free": taken,
-                "up": [driver.wait(self._copies, taken), *up, driver.record(arrived, self._copies)],
+        return {"hosts": hosts, "staged": staged, "memories": memories, "arrived": arrived, "free": taken, "up": up,
+                "before": driver.wait(self._copies, taken), "after": driver.record(arrived, self._copies),
                 "across": [driver.wait(main, arrived), *across, driver.record(taken, main)]}
 
     def __call__(self, values: Sequence[Any]) -> None:
         slot = self._slots[self._turn]
         self._turn = 1 - self._turn
         self.driver.wait_for(slot["arrived"])  # the host's bytes of two steps ago have been sent
-        for host, value in zip(slot["hosts"], values, strict=True):
-            np.copyto(host, value)
-        for call in (*slot["up"], *slot["across"]):
+        slot["sent"] = values
+        slot["before"]()
+        for host, staged, up, value in zip(slot["hosts"], slot["staged"], slot["up"], values, strict=True):
+            if isinstance(value, Pinned) and value.size and cuda.contiguous(value):
+                self.driver.copy(value, staged, self._copies)()
+            else:
+                np.copyto(host, value)
+                up()
+        for call in (slot["after"], *slot["across"]):
             call()
 
 
