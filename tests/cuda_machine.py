@@ -285,11 +285,11 @@ class Machine:
         pageable = [p for p in (dst, src) if p not in device and p not in pinned]
         assert device, f"a copy from {src:#x} to {dst:#x} touches no memory of the device that is held"
         assert not pageable or self.queues[stream].frontier is None, "pageable memory is copied in a capture"
-        saved = ctypes.create_string_buffer(ctypes.string_at(src, size), size) if src in pageable else None  # it is read at once
+        saved = np.frombuffer((ctypes.c_ubyte * size).from_address(src), np.uint8).copy() if src in pageable else None  # it is read at once
 
         def body() -> None:
             assert all(self.pinned.hold(p, size) for p in pinned), "pinned memory was given back before its copy has run"
-            ctypes.memmove(dst, saved or src, size)
+            ctypes.memmove(dst, src if saved is None else saved.ctypes.data, size)
 
         self.issue(stream, body, [(p, size) for p in device])
         if dst in pageable:
@@ -330,7 +330,7 @@ class Machine:
         places = (ctypes.c_void_p * max(len(sizes), 1)).from_address(params)
         values = [ctypes.string_at(place, size) for place, size in zip(places, sizes, strict=False)]
         pointers = [int.from_bytes(value, "little") for kind, value in zip(kinds, values, strict=True) if kind.endswith("*")]
-        touched = [(p, 1) for p in pointers if p]
+        touched = [(p, 0) for p in pointers if p]  # an empty array may lie at the end
         self.issue(stream, lambda: run_packed(source, kernel, (gx, gy, gz), (bx, by, bz), shared, values, int(self.random.integers(1 << 30))),
                    touched, f"{kernel} of {source}")
 

@@ -18,9 +18,12 @@ import cuda_runtime
 import cuda_signatures
 import numpy as np
 import pytest
+import test_gpu
+from cuda_on_cpu import run_kernel
 
 import minidl as ml
 from minidl import schedulers
+from minidl.cuda import device as devices
 from minidl.cuda import driver as drivers
 from minidl.cuda import lanes, products
 from minidl.cuda.driver import Driver, There
@@ -385,3 +388,24 @@ def test_a_test_that_loses_the_gpu_or_never_ends_hides_no_other(tmp_path):
     assert "2 failed, 3 passed" in said
     assert re.search(r"the GPU cannot be used any more after \S*test_loses: cudaErrorIllegalAddress", said)
     assert {name for name in ("test_before", "test_loses", "test_hangs", "test_after") if f"crashed while running 'test_losing.py::{name}'" in said} == {"test_loses", "test_hangs"}
+
+
+def test_the_tests_of_kernels_run_on_a_device_as_they_do_without(monkeypatch):
+    """Views of all sorts, nothing at all, what is written in place."""
+    rng = np.random.default_rng(0)
+    whole = rng.standard_normal((6, 8)).astype(np.float32)
+    monkeypatch.setenv("MINIDL_TEST_GPU", "1")
+    monkeypatch.setitem(devices._devices, 0, cuda_runtime.device(3))
+    for x in (whole, whole[::-1], whole[:, ::2], whole.T, whole[2:, 3:], whole[:0]):
+        out = np.full(x.shape, np.nan, np.float32)
+        run_kernel("softmax", [x], [out])
+        np.testing.assert_allclose(out, KERNELS["softmax"].reference(np, x) if x.size else x, rtol=1e-6)
+    both = whole.copy()
+    run_kernel("add", [both[:3], both[3:]], [both[:3]])
+    np.testing.assert_array_equal(both, np.concatenate([whole[:3] + whole[3:], whole[3:]]))
+
+
+@pytest.mark.parametrize(("model", "arguments"), test_gpu.MODELS, ids=[m for m, _ in test_gpu.MODELS])
+def test_what_is_trained_on_a_gpu_can_be_recorded(model, arguments):
+    run = test_gpu.Run(cuda_runtime.device(), model, **arguments)
+    assert [v.shape for v in run.graph.inputs] == [x.shape for x in next(run.batches)]

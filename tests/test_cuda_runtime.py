@@ -41,8 +41,9 @@ class Run:
     def __init__(self, device: Any, model: str = "mlp", optimizer: str = "sgd", **arguments: Any) -> None:
         with use(Tape(device)):
             ml.seed(5)
-            self.batches = data.load("digits", batch_size=16, seed=5)
             self.model = models.create(model, **(arguments or ({"hidden": 24} if model == "mlp" else {})))
+            size, _, channels = self.model.input_shape
+            self.batches = data.load("digits", batch_size=16, seed=5, image_size=size, channels=channels, classes=10)
             self.opt = (optim.SGD(self.model.parameters(), 0.1, momentum=0.9) if optimizer == "sgd"
                         else optim.AdamW(self.model.parameters(), 0.01))
             self.graph = ml.record(self.step, *next(self.batches))

@@ -109,11 +109,11 @@ class Driver:
 
     def array(self, memory: Any, shape: tuple[int, ...], dtype: str, strides: tuple[int, ...], offset: int) -> Any:
         """The strided array at byte `offset`; strides in bytes. `memory` has to be kept by others."""
-        if 0 in shape:
-            return np.empty(shape, dtype)
-        extent = np.dtype(dtype).itemsize + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
-        there: Any = (ctypes.c_ubyte * extent).from_address(int(memory.data.ptr) + offset)
-        return There(shape, dtype, there, 0, strides)
+        ends = [(n - 1) * s for n, s in zip(shape, strides, strict=True)] if 0 not in shape else []
+        below = -sum(min(end, 0) for end in ends)  # bytes before the first element, where steps go back
+        extent = below + sum(max(end, 0) for end in ends) + (np.dtype(dtype).itemsize if 0 not in shape else 0)
+        there: Any = (ctypes.c_ubyte * extent).from_address(int(memory.data.ptr) + offset - below)
+        return There(shape, dtype, there, below, strides)
 
     def pinned(self, nbytes: int) -> Any:
         """Host bytes that copies can overlap with; they live as long as the array."""
