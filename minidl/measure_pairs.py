@@ -90,14 +90,11 @@ class _Pairs:
             return found
         for name in (a, b):
             if name not in self.by_itself:
-                self.by_itself[name] = _microseconds(self.program(name), self._times(name))
-        times = self._times(a)
-        repeats = max(2, round(2.5 * times * self.alone[a] / self.alone[b]))  # as long as the other, and longer
+                self.by_itself[name] = _microseconds(self.program(name), max(1, round(PIECE / self.alone[name])))
+        times = max(1, round(max(PIECE, 3 * self.alone[b]) / self.alone[a]))
+        repeats = 2 + round(2.5 * times * self.alone[a] / self.alone[b])  # as long as the other, and longer
         both = _together(self.stream, self.program(a), times, self.program(b), repeats)
         return (1 + (both[0] - self.by_itself[a]) / self.alone[a], 1 + (both[1] - self.by_itself[b]) / self.alone[b])
-
-    def _times(self, name: str) -> int:
-        return max(1, round(PIECE / self.alone[name]))
 
 
 def _piece(tasks: Sequence[int], duration: Any) -> list[int]:
@@ -118,18 +115,20 @@ def _together(stream: Stream, one: Program, times: int, other: Program, repeats:
     for _ in range(repeats):
         program += [*other, lambda: stamps.append(perf_counter())]
     stream.start([lambda: stamps.append(perf_counter()), *program])
-    while not stamps:
-        pass
+    while len(stamps) < 2:  # until both are under way, and find their data where they left it
+        run_program(one)
     begin = perf_counter()
     run_program(one * times)
     end = perf_counter()
     stream.join()
     inside = [s for s in stamps if begin <= s <= end]
-    beside = (inside[-1] - inside[0]) / (len(inside) - 1) if len(inside) >= 3 else stamps[1] - stamps[0]
-    return (end - begin) * 1e6 / times, beside * 1e6
+    first, last = (inside[0], inside[-1]) if len(inside) > 1 else (stamps[1], stamps[-1])
+    count = len(inside) if len(inside) > 1 else len(stamps) - 1
+    return (end - begin) * 1e6 / times, (last - first) * 1e6 / (count - 1)
 
 
 def _microseconds(program: Program, times: int) -> float:
+    run_program(program)
     begin = perf_counter()
     run_program(program * times)
     return (perf_counter() - begin) * 1e6 / times
