@@ -63,21 +63,22 @@ class CoRun:
         return cls(dict(groups), slowdown, "estimated")
 
 
-def play(lanes: Sequence[Sequence[int]], preds: Sequence[Sequence[int]], duration: Sequence[float], sync: float,
+def play(lanes: Sequence[Sequence[int]], preds: Sequence[Sequence[int]], duration: Sequence[float], sync: float, wake: float,
          group: Sequence[int], factor: Sequence[Sequence[float]]) -> tuple[list[float], list[float]]:
     """Begin and end of each task, -1 for what never ran. A lane runs its tasks in order, each as early as it can, and
-    while others run beside it at 1 / (1 + the sum of their slowdowns less 1) of its speed."""
+    while others run beside it at 1 / (1 + the sum of their slowdowns less 1) of its speed. `sync`, `wake`: see CostModel."""
     count = len(lanes)
     begin, end, lane_of = [-1.0] * len(duration), [-1.0] * len(duration), [-1] * len(duration)
     for lane, order in enumerate(lanes):
         for task in order:
             lane_of[task] = lane
     at, left, running, now = [0] * count, [0.0] * count, [-1] * count, 0.0
+    free = [0.0] * count
     while True:
         step = np.inf
         for lane in range(count):
             if running[lane] < 0 and at[lane] < len(lanes[lane]):
-                task, ready = lanes[lane][at[lane]], 0.0
+                task, ready = lanes[lane][at[lane]], free[lane]
                 for p in preds[task]:
                     there = end[p]
                     if there < 0:
@@ -103,5 +104,10 @@ def play(lanes: Sequence[Sequence[int]], preds: Sequence[Sequence[int]], duratio
         for lane in busy:
             left[lane] -= step / slow[lane]
             if left[lane] <= 1e-9 * duration[running[lane]]:
-                end[running[lane]] = now
-                running[lane] = -1
+                ended, running[lane] = running[lane], -1
+                end[ended] = now
+                for other in range(count) if wake else ():
+                    if running[other] < 0 and other != lane and at[other] < len(lanes[other]):
+                        awaited = preds[lanes[other][at[other]]]
+                        if ended in awaited and all(end[p] >= 0 for p in awaited):
+                            free[lane] = now + wake

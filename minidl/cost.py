@@ -41,7 +41,8 @@ class CostModel:
 
     `tasks`: by task name. `kinds`: by kind's name, one number or one per unit, for tasks not named. Where neither is
     given, a send costs its bytes over the link's bandwidth, a receive nothing, a collective the link's time. `launch`:
-    added to every task. `sync`: added where a task waits for another lane. `step`: once per step, inputs in and outputs
+    added to every task. `sync`: added where a task waits for another lane. `wake`: what it costs a
+    lane of the same device to let one go on that waits for it. `step`: once per step, inputs in and outputs
     out. `corun`: how much tasks on two streams of one device slow each other down. `source` says where the numbers are
     from: given, measured or analytic.
     """
@@ -51,6 +52,7 @@ class CostModel:
     link: Link = Link()
     launch: float = 0.0
     sync: float = 0.0
+    wake: float = 0.0
     step: float = 0.0
     source: str = "given"
     unit: str = "us"
@@ -58,7 +60,7 @@ class CostModel:
     corun: CoRun | None = None
 
     def __post_init__(self) -> None:
-        named = {**self.tasks, **self.kinds, "launch": self.launch, "sync": self.sync, "step": self.step, "latency": self.link.latency}
+        named = {**self.tasks, **self.kinds, "launch": self.launch, "sync": self.sync, "wake": self.wake, "step": self.step, "latency": self.link.latency}
         for name, value in named.items():
             try:
                 numbers = np.asarray(value, np.float64)

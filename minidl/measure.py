@@ -58,7 +58,8 @@ def measure(graph: TaskGraph, *, device: Any = None, seconds: float = 1.0, seed:
         if progress:
             progress(min(1.0, done))
     times = {graph.name(t): max(_mean(s) - tick, 0.0) / 1000 for t, s in enumerate(samples) if graph[t].iteration == 0}
-    return CostModel(tasks=times, sync=measure_sync(), step=_measure_step(bound, inputs), source="measured", device=device.name)
+    sync, wake = measure_sync()
+    return CostModel(tasks=times, sync=sync, wake=wake, step=_measure_step(bound, inputs), source="measured", device=device.name)
 
 
 def _measure_captured(graph: TaskGraph, device: Any, random: np.random.Generator, progress: Callable[[float], None] | None) -> CostModel:
@@ -99,19 +100,22 @@ def _timer_overhead() -> float:
     return statistics.median(found)
 
 
-def measure_sync(rounds: int = 400) -> float:
-    """Microseconds from the record of an event on one stream to the end of the wait on another that sleeps."""
+def measure_sync(rounds: int = 400) -> tuple[float, float]:
+    """`sync` and `wake` of a CostModel, in microseconds: from the record of an event on one stream to the end of the wait on
+    another that sleeps; and what recording takes the first, which has to wake the other."""
     stream = Stream("sync probe")
     to, back = Event(), Event()
     try:
         stream.start([to.wait, back.record] * rounds)
-        samples = []
+        there, waking = [], []
         for _ in range(rounds):
             begin = perf_counter_ns()
             to.record()
+            recorded = perf_counter_ns()
             back.wait()
-            samples.append((perf_counter_ns() - begin) / 2000)
+            there.append((perf_counter_ns() - begin) / 2000)
+            waking.append((recorded - begin) / 1000)
         stream.join()
     finally:
         stream.close()
-    return statistics.median(samples)
+    return statistics.median(there), statistics.median(waking)

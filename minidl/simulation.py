@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .corun import play
+from .corun import CoRun, play
 from .cost import CostModel
 from .graph import COMMUNICATION, Floats, Ints, Rows, TaskGraph
 from .loops import run_loop
@@ -40,9 +40,9 @@ def simulate(graph: TaskGraph, schedule: Schedule, cost: CostModel) -> Timeline:
 def times(graph: TaskGraph, schedule: Schedule, cost: CostModel) -> tuple[Floats, Floats, Floats]:
     """Start and end of each task, and when its last dependency was there: float64, by task id.
 
-    On one rank, tasks on several lanes slow each other down where the costs say so.
+    On one rank, tasks on several lanes slow each other down, and waking costs time, where the costs say so.
     """
-    if cost.corun and schedule.ranks == 1 and schedule.joined is None:
+    if (cost.corun or cost.wake) and len(schedule.lanes) > 1 and schedule.ranks == 1 and schedule.joined is None:
         return _contended(graph, schedule, cost)
     clock = Clock.of(graph, schedule, cost)
     begin, end, ready = clock.run()
@@ -50,13 +50,13 @@ def times(graph: TaskGraph, schedule: Schedule, cost: CostModel) -> tuple[Floats
 
 
 def _contended(graph: TaskGraph, schedule: Schedule, cost: CostModel) -> tuple[Floats, Floats, Floats]:
-    assert cost.corun is not None
     ids = schedule.ids(graph)
     lanes = [ids[schedule.ptr[i] : schedule.ptr[i + 1]].tolist() for i in range(len(schedule.lanes))]
     lane = np.empty(len(graph), np.int32)
     lane[ids] = schedule.lane_of_each()
     preds = [graph.preds[t].tolist() for t in range(len(graph))]
-    begin, end = play(lanes, preds, (cost.durations(graph) + cost.launch).tolist(), cost.sync, *cost.corun.table(graph))
+    begin, end = play(lanes, preds, (cost.durations(graph) + cost.launch).tolist(), cost.sync, cost.wake,
+                      *(cost.corun or CoRun()).table(graph))
     if min(end, default=0.0) < 0:
         schedule.validate(graph)
     start, stop, ready = np.array(begin), np.array(end), np.zeros(len(graph))

@@ -156,7 +156,7 @@ class Step:
     def makespan(self, places: Places) -> float:
         """Of a step as it repeats; infinite where the streams would wait for each other for ever."""
         lanes = [order for order in self.lanes(places).values() if order]
-        _, end = play(lanes, self.preds(self.delayed(places)), self.duration, self.cost.sync, *self._groups)
+        _, end = play(lanes, self.preds(self.delayed(places)), self.duration, self.cost.sync, self.cost.wake, *self._groups)
         return max(end, default=0.0) if min(end, default=0.0) >= 0 else float("inf")
 
     def delayed(self, places: Places) -> set[int]:

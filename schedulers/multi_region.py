@@ -244,7 +244,7 @@ def searched(step: Step, places: Places, crossing: bool = True) -> Schedule | No
     tasks = {i: {*step.items[i].tasks, *(t for p in step.items[i].preds for t in step.items[p].tasks)} for i in last}
     now = frozenset(step.delayed(places))
     others = (frozenset[int]().union(*(tasks[i] for i in some)) for n in range(len(last) + 1) for some in combinations(last, n))
-    best, found, effort = replace(step, cost=replace(step.cost, corun=None)).makespan(places), None, 5 * EFFORT // len(step.graph)
+    best, found, effort = replace(step, cost=replace(step.cost, corun=None, wake=0.0)).makespan(places), None, 5 * EFFORT // len(step.graph)
     for delayed in dict.fromkeys(chain([now], islice(others, LATE_SETS))):
         preds = step.preds(delayed)
         order = sorted(range(len(preds)), key=lambda t: (t not in delayed, t))  # what is late waits for nothing but its like

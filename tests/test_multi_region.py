@@ -123,7 +123,7 @@ def test_branch_and_bound(seed: int, layers: int, sync: float) -> None:
     best, order, left = shortest(preds, duration, sync, float("inf"), 10**6)
     assert order is not None
     assert left > 0
-    _, end = play([lane for lane in order if lane], preds, duration, sync, [0] * len(graph), [[1.0]])
+    _, end = play([lane for lane in order if lane], preds, duration, sync, 0.0, [0] * len(graph), [[1.0]])
     assert max(end) == pytest.approx(best)
     assert shortest(preds, duration, sync, best, 10**6)[1] is None
     for key in range(5):

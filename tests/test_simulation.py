@@ -68,6 +68,23 @@ def test_two_lanes_overlap():
     assert simulate(graph, two, CostModel(kinds=cost.kinds, sync=0.5, launch=0.25)).makespan == 8 + 0.5 + 3 * 0.25
 
 
+def test_waking_another_lane_takes_time_only_where_it_waits():
+    b = GraphBuilder()
+    x, y, z, u = (b.buffer(name, 8) for name in "xyzu")
+    for unit, (reads, writes) in enumerate([([], [x]), ([], [y]), ([x], [z]), ([y], [u])]):
+        b.task(unit, Kind.F, reads=reads, writes=writes)
+    graph = b.build()
+    schedule = Schedule.of(graph, {Lane(0, "main"): [0, 1, 3], Lane(0, "sub"): [2]})
+    cost = CostModel(kinds={"F": 10}, sync=2, wake=3)
+    begin, end, _ = times(graph, schedule, cost)
+    assert begin.tolist() == [0, 13, 12, 23]  # 2 waits for 0, and 1 for its lane, which has to wake the other
+    late = Schedule.of(graph, {Lane(0, "main"): [0, 1, 2], Lane(0, "sub"): [3]})
+    assert times(graph, late, cost)[0].tolist() == [0, 10, 23, 22]
+    awake = CostModel(tasks={"0F0": 1, "1F0": 10, "2F0": 5, "3F0": 20}, sync=2, wake=3)
+    busy = Schedule.of(graph, {Lane(0, "main"): [0, 2], Lane(0, "sub"): [1, 3]})
+    assert times(graph, busy, awake)[0].tolist() == [0, 0, 1, 10]  # nobody waits for anybody
+
+
 def test_a_pair_is_one_action_that_shows_its_results_at_its_end():
     """0F0 and 1F0 run as one action; what needs 0F0 waits for both."""
     graph = planned(("0F0", "", "a"), ("1F0", "", "b"), ("2F0", "a", "c"))
