@@ -5,7 +5,8 @@ from pathlib import Path
 
 from setuptools import setup
 
-CUDA = ["nvidia-cudnn-frontend>=1.18,<1.27", "nvmath-python>=1.0,<1.1", "numba-cuda", "ml_dtypes>=0.5"]  # ml_dtypes: NumPy's bfloat16
+# cuDNN's frontend: from 1.24 on it makes no gradient of attention with a cuDNN before 9.22, such as torch 2.11 brings (9.19)
+CUDA = ["nvidia-cudnn-frontend>=1.20,<1.24", "nvmath-python>=1.0,<1.1", "numba-cuda", "ml_dtypes>=0.5"]  # ml_dtypes: NumPy's bfloat16
 TEST = ["pytest>=8", "hypothesis>=6.100", "pytest-xdist>=3.5",  # xdist: five thousand tests on two cores in minutes
         "ml-dtypes>=0.5"]  # bfloat16, which is tested on a CUDA runtime that needs no GPU
 
@@ -37,7 +38,7 @@ setup(
         "data": ["tokenizers", "pillow"],
         "tensorboard": ["tensorboard"],
         "parity": ["torch==2.13.0"],
-        "cuda-check": ["cupy-cuda13x", "nvidia-cuda-nvrtc==13.0.88", "nvidia-cuda-runtime==13.0.96"],
+        "cuda-check": ["cupy-cuda13x", "nvidia-cuda-nvrtc==13.0.88", "nvidia-cuda-runtime==13.0.96", "cuda-bindings>=13,<14", "nvmath-python>=1.0,<1.1"],
         "test": TEST,
         "dev": [*TEST, "ruff==0.17.5", "mypy==2.4.1", "pre-commit"],
     },
