@@ -368,7 +368,7 @@ def cupy(machine: Machine) -> Any:
             assert where.found.pop() is self
 
     class Device(Context):
-        compute_capability, attributes = "90", {"MultiProcessorCount": 132}
+        compute_capability = "90"
 
         def __init__(self, device: int) -> None:
             self.id = device

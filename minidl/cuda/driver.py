@@ -78,7 +78,6 @@ class Driver:
         self.device = cupy.cuda.Device(ordinal)
         self.use()
         self.architecture = int(self.device.compute_capability)
-        self.multiprocessors = int(self.device.attributes["MultiProcessorCount"])
         self._streams = 0
         self._modules: list[Any] = []  # a module is unloaded when nobody holds it
 
