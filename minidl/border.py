@@ -69,14 +69,10 @@ def cross_border(graph: TaskGraph, delayed: Iterable[int]) -> Border:
     now, then = np.flatnonzero(~late).tolist(), np.flatnonzero(late).tolist()
     written = set(graph.buffer_storage[graph.writes.ids].tolist())
     touched = {s for t in then for s in graph.buffer_storage[graph.reads[t]].tolist()}
-    made_late = set(graph.buffer_storage[np.concatenate([graph.writes[t] for t in then])].tolist()) if late.any() else set()
     made_early = set(graph.buffer_storage[np.concatenate([graph.writes[t] for t in now])].tolist())
     inputs = {v.storage for v in graph.inputs}
     snapshots = tuple(sorted(s for s in touched if graph.storages[s].role == Role.SCALAR and s not in written and s not in inputs))
     carried = sorted(s for s in touched if (not graph.storages[s].role.persistent and (s in made_early or s in inputs)) or s in snapshots)
-    if any(s in made_late and s in made_early for s in carried):
-        both = next(s for s in carried if s in made_late and s in made_early)
-        raise GraphError(f"{graph.storages[both].name} is written on both sides of the border")
     storages, copies = list(graph.storages), {}
     for s in carried:
         spec = graph.storages[s]

@@ -16,14 +16,16 @@ RANDOM = np.random.default_rng(0)
 X, Y = RANDOM.standard_normal((STEPS, BATCH, SIZES[0]), np.float32), RANDOM.integers(0, SIZES[-1], (STEPS, BATCH))
 
 
-def recorded(optimizer, **options):
+def recorded(optimizer, micro_batches=1, **options):
     ml.seed(3)
     model = models.mlp(*SIZES)
     opt = optimizer(model.parameters(), lr=0.05, **options)
 
     def step(x, y):
-        loss = nn.cross_entropy(model(nn.dropout(x, 0.2)), y)
-        loss.backward()
+        for i in range(micro_batches):
+            with ml.micro_batch(i):
+                loss = nn.cross_entropy(model(nn.dropout(x, 0.2)), y)
+                loss.backward()
         opt.step()
         return loss
 
@@ -44,7 +46,9 @@ def synchronous(optimizer, **options):
     return seen
 
 
-OPTIMIZERS = [(optim.SGD, {}), (optim.SGD, {"momentum": 0.9}), (optim.Adam, {}), (optim.AdamW, {"weight_decay": 0.1})]
+#: with micro-batches a gradient is written on both sides of the border
+OPTIMIZERS = [(optim.SGD, {}), (optim.SGD, {"momentum": 0.9}), (optim.Adam, {}), (optim.AdamW, {"weight_decay": 0.1}),
+              (optim.SGD, {"momentum": 0.9, "micro_batches": 3})]
 
 
 @pytest.mark.parametrize(("optimizer", "options"), OPTIMIZERS)
@@ -99,6 +103,21 @@ def test_looking_settles_for_eager_ops_and_other_executors_too():
     eager = model(X[0]).numpy()
     assert bits(model) == expected[2][1]
     np.testing.assert_array_equal(other, eager)
+    run.close()
+
+
+@pytest.mark.parametrize("optimizer", [optim.SGD, optim.Adam])
+def test_the_last_micro_batch_crosses_alone(optimizer):
+    """The others add to the same gradients within their own step."""
+    expected = synchronous(optimizer, micro_batches=2)
+    model, opt, graph = recorded(optimizer, micro_batches=2)
+    late = [t.index for t in graph if (t.kind is Kind.U or (t.kind is Kind.W and t.micro_batch == 1)) and not must_stay(graph)[t.index]]
+    run = ml.SteadyExecutor(ml.cross_border(graph, late), schedulers.multi_stream)
+    for i in range(STEPS):
+        opt.lr = 0.05 / (i + 1)
+        assert float(run(X[i], Y[i])) == expected[i][0]
+        if i % 3 == 0:
+            assert bits(model) == expected[i][1]
     run.close()
 
 
