@@ -24,7 +24,8 @@ PACKAGE = ("kernels", "minidl", "models", "schedulers")
 
 
 def interleave(arms: Mapping[str, Callable[[], Any]], *, seconds: float = 5.0, warm_up: int = 5) -> dict[str, list[float]]:
-    """Seconds per call of each arm, groups of calls of at least 20 ms in turn, for about `seconds` in all."""
+    """Seconds per call of each arm, groups of calls of at least 20 ms in turn, for about `seconds` in all. A group begins with
+    a call that is not timed: it finds the caches full of what another arm left there, which training has not."""
     slowest = 0.0
     for arm in arms.values():
         for _ in range(warm_up):
@@ -36,6 +37,7 @@ def interleave(arms: Mapping[str, Callable[[], Any]], *, seconds: float = 5.0, w
     end = time.perf_counter() + seconds
     while time.perf_counter() < end or min(map(len, samples.values())) < 5:
         for name, arm in arms.items():
+            arm()
             begin = time.perf_counter()
             for _ in range(group):
                 arm()
