@@ -71,16 +71,24 @@ def sgd_step(model: Any) -> Callable[[Any, Any], Any]:
     return step
 
 
-def prediction_errors(graph: Any, plans: dict[str, Any], arms: dict[str, Any], seconds: float) -> dict[str, dict[str, float]]:
-    """Predicted over measured step time, less 1. Costs are measured anew before each round, since the machine's speed drifts."""
-    errors: dict[str, list[float]] = {key: [] for key in plans}
-    import minidl as ml
+def prediction_errors(graph: Any, plans: Mapping[str, Any], arms: Mapping[str, Callable[[], Any]], seconds: float,
+                      corun: Any = None) -> dict[str, dict[str, float]]:
+    """Predicted over measured step time, less 1, of five rounds. Costs are measured in turn with the arms, since a machine's
+    speed drifts and depends on how many of its cores are busy; `corun`, which are ratios, before."""
+    from dataclasses import replace
 
-    for _ in range(7):
-        cost = ml.CostModel.measure(graph, seconds=seconds / 14)
-        measured = interleave({key: arms[key] for key in plans}, seconds=seconds / 14)
-        for key, plan in plans.items():
-            predicted = (ml.simulate(graph, plan, cost).makespan + cost.step) / 1e6
+    import minidl as ml
+    from minidl.crossing import steady
+    from minidl.measure import Profile
+
+    errors: dict[str, list[float]] = {key: [] for key in plans}
+    bodies = {key: steady(graph, plan) for key, plan in plans.items()}
+    for seed in range(5):
+        profile = Profile(graph, seed=seed)
+        measured = interleave({"costs": profile.run, **{key: arms[key] for key in plans}}, seconds=seconds / 5, warm_up=2)
+        cost = replace(profile.costs(), corun=corun)
+        for key, body in bodies.items():
+            predicted = (ml.simulate(body.graph, body.schedule, cost).makespan + cost.step) / 1e6
             errors[key].append(predicted / float(np.median(measured[key])) - 1)
     return {key: {"median": round(float(np.median(e)), 4), "worst": round(max(e, key=abs), 4), "n": len(e)} for key, e in errors.items()}
 

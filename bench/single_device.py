@@ -20,7 +20,7 @@ import numpy as np
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent), str(Path(__file__).parent.parent / "tests")]
 
-from common import RESULTS, interleave, machine, ratio, save, sgd_step, spread
+from common import RESULTS, interleave, machine, prediction_errors, ratio, save, sgd_step, spread
 
 import minidl as ml
 from minidl import models, schedulers
@@ -113,7 +113,7 @@ def measured(case: str, seconds: float, with_torch: bool, svg: Path | None) -> d
                              "against": {f"{slow} / {fast}": ratio(samples, slow, fast) for slow, fast in
                                          [("eager", "in_order"), *(("in_order", arm) for arm in made if arm != "in_order"),
                                           *(("in_order", arm) for arm in arms if arm.startswith("torch"))]}}
-    entry["prediction_error"] = prediction_errors(graph, made, runs, cost, x, y, seconds)
+    entry["prediction_error"] = prediction_errors(graph, made, arms, seconds, cost.corun)
     if svg:
         traced = executor(graph, made["multi_region"], trace=True)
         for _ in range(3):
@@ -137,24 +137,6 @@ def _bits(case: str, schedule: Any) -> bytes:
     return found
 
 
-def prediction_errors(graph: Any, made: dict[str, Any], runs: dict[str, Any], cost: Any, x: Any, y: Any, seconds: float) -> dict[str, Any]:
-    """Predicted over measured step time, less 1. Costs are measured anew before and after each round and averaged, since
-    speed drifts; pairs, which are ratios, once."""
-    errors: dict[str, list[float]] = {arm: [] for arm in made}
-    bodies = {arm: steady(graph, schedule) for arm, schedule in made.items()}
-    before = ml.CostModel.measure(graph, seconds=seconds / 20)
-    for _ in range(5):
-        found = interleave({arm: (lambda run=run: run(x, y)) for arm, run in runs.items()}, seconds=seconds / 10, warm_up=1)
-        after = ml.CostModel.measure(graph, seconds=seconds / 20)
-        tasks = {name: (us + after.tasks[name]) / 2 for name, us in before.tasks.items()}
-        now = replace(after, tasks=tasks, corun=cost.corun)
-        before = after
-        for arm, body in bodies.items():
-            predicted = (ml.simulate(body.graph, body.schedule, now).makespan + now.step) / 1e6
-            errors[arm].append(predicted / float(np.median(found[arm])) - 1)
-    return {arm: {"median": round(float(np.median(np.abs(e))), 4), "worst": round(max(e, key=abs), 4), "n": len(e)} for arm, e in errors.items()}
-
-
 def _draw(graph: Any, schedule: Any, cost: Any, timeline: Any, path: Path) -> None:
     """Predicted above measured, as a picture and as text."""
     from minidl.draw import timeline_svg
@@ -169,11 +151,12 @@ def _draw(graph: Any, schedule: Any, cost: Any, timeline: Any, path: Path) -> No
 
 
 def predictions(networks: dict[str, Any]) -> dict[str, Any]:
-    """The median over the networks of the prediction errors on one stream and on two, and the worst of all rounds."""
+    """The median over the networks of the prediction errors, whatever their sign, on one stream and on two (there the median
+    over the schedules), and the worst of all rounds."""
     found = {}
     for streams, wanted in ("one stream", lambda arm: arm == "in_order"), ("two streams", lambda arm: arm != "in_order"):
         errors = [[e for arm, e in entry["prediction_error"].items() if wanted(arm)] for entry in networks.values()]
-        found[streams] = {"median": round(float(np.median([np.median([e["median"] for e in some]) for some in errors])), 4),
+        found[streams] = {"median": round(float(np.median([np.median([abs(e["median"]) for e in some]) for some in errors])), 4),
                           "worst": max((e["worst"] for some in errors for e in some), key=abs), "n": len(errors)}
     return found
 
@@ -186,7 +169,7 @@ def show(case: str, entry: dict[str, Any]) -> None:
         print(f"  {arm:28} {s['median']:9.3f} ms   p10 {s['p10']:9.3f}   p90 {s['p90']:9.3f}   n {s['n']:4}   peak {peak:13,}   late {late}")
     for name, r in entry["against"].items():
         print(f"  {name:44} {r['median']:7.3f}x   p10 {r['p10']:7.3f}   p90 {r['p90']:7.3f}")
-    print("  prediction error: " + ", ".join(f"{a} {e['median']:.1%} (worst {e['worst']:+.1%})" for a, e in entry["prediction_error"].items()), flush=True)
+    print("  prediction error: " + ", ".join(f"{a} {e['median']:+.1%} (worst {e['worst']:+.1%})" for a, e in entry["prediction_error"].items()), flush=True)
 
 
 def plot(record: dict[str, Any], path: Path) -> None:

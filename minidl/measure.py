@@ -22,44 +22,68 @@ RUNS = 8  #: of one random order; the first only warms up
 
 def measure(graph: TaskGraph, *, device: Any = None, seconds: float = 1.0, seed: int = 0,
             progress: Callable[[float], None] | None = None) -> CostModel:
-    """Mean time of each task in microseconds, since means are what adds up; works on copies, so no parameter changes.
+    """Mean time of each task in microseconds; works on copies, so no parameter changes.
 
-    Runs for about `seconds`, but at least 7 and at most 104 times, in random legal orders, each with its own plan of the
-    memory, so that caches are as full of other things as in a real step, and no fuller: with memory for every buffer a
-    task of a large network takes a tenth longer. On a device that captures, each task is timed by itself inside a
-    replayed graph. `progress(share done)` is called after every run.
+    Runs for about `seconds`, but at least 7 and at most 104 times, see `Profile`. On a device that captures, each task is
+    timed by itself inside a replayed graph. `progress(share done)` is called after every run.
     """
-    random = np.random.Generator(np.random.Philox(seed))
     device = device or tape.current().device
     if device.captures:
-        return _measure_captured(graph, device, random, progress)
-    tick = _timer_overhead()
-    samples: list[list[int]] = [[] for _ in range(len(graph))]
+        return _measure_captured(graph, device, np.random.Generator(np.random.Philox(seed)), progress)
+    profile = Profile(graph, device, seed)
     started = perf_counter()
     for n in range(13 * RUNS):
         done = (perf_counter() - started) / seconds
         if n >= 7 and done >= 1:
             break
-        if n % RUNS == 0:
-            schedule = random_schedule(graph, 1, random)
-            order = schedule.ids(graph).tolist()
-            bound = Bound(graph, plan_memory(graph, schedule), device, private=True)
-            inputs = bound.load_random(random)
-            programs = [bound.thunks(t) for t in range(len(graph))]
-        bound.load(inputs)
+        profile.run()
+        if progress:
+            progress(min(1.0, done))
+    return profile.costs()
+
+
+class Profile:
+    """Times every task of a graph in runs of random legal orders, each with its own plan of the memory: so caches are as full
+    of other things as in a real step, and no fuller. With memory for every buffer a task of a large network takes a tenth
+    longer. For devices that do not capture."""
+
+    def __init__(self, graph: TaskGraph, device: Any = None, seed: int = 0) -> None:
+        self.graph, self.device = graph, device or tape.current().device
+        self._random = np.random.Generator(np.random.Philox(seed))
+        self._samples: list[list[int]] = [[] for _ in range(len(graph))]
+        self._tick, self._runs = _timer_overhead(), 0
+
+    def run(self) -> None:
+        """All tasks once."""
+        if self._runs % RUNS == 0:
+            self._draw()
+        self._bound.load(self._inputs)
+        warm = self._runs % RUNS != 0
         with np.errstate(all="ignore"):
-            for task in order:
-                calls = programs[task]
+            for task in self._order:
+                calls = self._programs[task]
                 begin = perf_counter_ns()
                 for call in calls:
                     call()
-                if n % RUNS:
-                    samples[task].append(perf_counter_ns() - begin)
-        if progress:
-            progress(min(1.0, done))
-    times = {graph.name(t): max(_mean(s) - tick, 0.0) / 1000 for t, s in enumerate(samples) if graph[t].iteration == 0}
-    sync, wake = measure_sync()
-    return CostModel(tasks=times, sync=sync, wake=wake, step=_measure_step(bound, inputs), source="measured", device=device.name)
+                if warm:
+                    self._samples[task].append(perf_counter_ns() - begin)
+        self._runs += 1
+
+    def _draw(self) -> None:
+        """Another order, in memory of its own."""
+        schedule = random_schedule(self.graph, 1, self._random)
+        self._order = schedule.ids(self.graph).tolist()
+        self._bound = Bound(self.graph, plan_memory(self.graph, schedule), self.device, private=True)
+        self._inputs = self._bound.load_random(self._random)
+        self._programs = [self._bound.thunks(t) for t in range(len(self.graph))]
+
+    def costs(self) -> CostModel:
+        """Means over the runs until now, at least two, since means are what adds up."""
+        times = {self.graph.name(t): max(_mean(s) - self._tick, 0.0) / 1000 for t, s in enumerate(self._samples)
+                 if self.graph[t].iteration == 0}
+        sync, wake = measure_sync()
+        return CostModel(tasks=times, sync=sync, wake=wake, step=_measure_step(self._bound, self._inputs), source="measured",
+                         device=self.device.name)
 
 
 def _measure_captured(graph: TaskGraph, device: Any, random: np.random.Generator, progress: Callable[[float], None] | None) -> CostModel:
