@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from launches import CHAINS, Missing, Row, Samples, bursts, pieces
 
+from minidl.cuda.lanes import capture
 from minidl.graph import View
 from minidl.kernels import KERNELS, cuda
 from minidl.kernels.registry import Thunk
@@ -322,13 +323,8 @@ def _chain(gpu: Gpu, n: int, branches: int, graph: bool) -> Samples:
     gpu.driver.synchronize_device()
     if not graph:
         return _between_events(gpu, issue, n)
-    gpu.driver.begin_capture(gpu.main)
-    try:
-        begin = perf_counter()
-        issue()
-    finally:
-        captured = gpu.driver.end_capture(gpu.main)
-    launch = gpu.driver.replay(captured, gpu.main)
+    begin = perf_counter()
+    launch = gpu.driver.replay(capture(gpu.driver, gpu.main, issue), gpu.main)
     made = (perf_counter() - begin) * 1e6
     found = _between_events(gpu, launch, n)
     return {**found, "launch": [h * n for h in found["host"]], "capture": [made]}
