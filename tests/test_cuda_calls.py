@@ -15,12 +15,12 @@ from typing import Any
 
 import cuda_blas
 import cuda_machine
+import cuda_on_cpu
 import cuda_runtime
 import cuda_signatures
 import numpy as np
 import pytest
 import test_gpu
-from cuda_on_cpu import run_kernel
 
 import minidl as ml
 from minidl import schedulers
@@ -416,12 +416,13 @@ def test_the_tests_of_kernels_run_on_a_device_as_they_do_without(monkeypatch):
     whole = rng.standard_normal((6, 8)).astype(np.float32)
     monkeypatch.setenv("MINIDL_TEST_GPU", "1")
     monkeypatch.setitem(devices._devices, 0, cuda_runtime.device(3))
+    run = cuda_on_cpu.run_kernel
     for x in (whole, whole[::-1], whole[:, ::2], whole.T, whole[2:, 3:], whole[:0]):
         out = np.full(x.shape, np.nan, np.float32)
-        run_kernel("softmax", [x], [out])
+        run("softmax", [x], [out])
         np.testing.assert_allclose(out, KERNELS["softmax"].reference(np, x) if x.size else x, rtol=1e-6)
     both = whole.copy()
-    run_kernel("add", [both[:3], both[3:]], [both[:3]])
+    run("add", [both[:3], both[3:]], [both[:3]])
     np.testing.assert_array_equal(both, np.concatenate([whole[:3] + whole[3:], whole[3:]]))
 
 
