@@ -430,3 +430,40 @@ def test_the_tests_of_kernels_run_on_a_device_as_they_do_without(monkeypatch):
 def test_what_is_trained_on_a_gpu_can_be_recorded(model, arguments):
     run = test_gpu.Run(cuda_runtime.device(), model, **arguments)
     assert [v.shape for v in run.graph.inputs] == [x.shape for x in next(run.batches)]
+
+
+# ------------------------------------------------------------------------------------------------------------------ cuDNN
+def test_cudnn_gets_integers_a_handle_for_each_stream_and_a_workspace(ready, monkeypatch):
+    """By the frontend's own Python; only its compiled part is not called, which needs a GPU."""
+    cudnn = pytest.importorskip("cudnn", reason="nvidia-cudnn-frontend is not installed")
+    from minidl.cuda import dnn
+
+    said: list[Any] = []
+
+    class Graph:
+        execute = cudnn.pygraph.execute
+
+        def get_workspace_size(self) -> int:
+            return 1000
+
+        def _execute(self, *arguments: Any) -> None:
+            said.append(arguments)
+
+    handles, made = iter((11, 12)), []
+    assert cudnn.create_handle.__doc__.startswith("create_handle() -> int")
+    assert cudnn.set_stream.__doc__.startswith("set_stream(handle: int, stream: int) -> None")
+    monkeypatch.setattr(cudnn, "create_handle", lambda: next(handles))
+    monkeypatch.setattr(cudnn, "set_stream", lambda handle, stream: said.append((handle, stream)))
+    monkeypatch.setattr(dnn, "plan", lambda key, **options: made.append(options) or Graph())
+    memory = ready.device.allocate(4096)
+    x, w, y = (ready.device.array(memory, View(0, (1, 4, 4, 4), (64, 16, 4, 1), 64 * i, "float32")) for i in range(3))
+    call, library = cuda.Convolution("forward", x, w, y, (1, 1), (0, 0), (1, 1), 1), dnn.Dnn(ready.driver)
+    thunks = [library.bind(call, stream) for stream in (ready.one, ready.other, ready.one)]
+    assert said == [(11, ready.one.ptr), (12, ready.other.ptr)]
+    assert made == [{"handle": 11}], "one plan for all streams"
+    for thunk, handle in zip(thunks, (11, 12, 11), strict=True):
+        thunk()
+        pointers, workspace, given, *rest = said.pop()
+        assert (pointers, given, any(rest)) == ({i + 1: memory.data.ptr + 256 * i for i in range(3)}, handle, False)
+        ready.driver.machine.check_held(workspace, 1000, "a workspace")
+        assert {type(v) for v in (*pointers, *pointers.values(), workspace)} == {int}
