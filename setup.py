@@ -5,8 +5,7 @@ from pathlib import Path
 
 from setuptools import setup
 
-# cuDNN's frontend: from 1.24 on it makes no gradient of attention with a cuDNN before 9.22, such as torch 2.11 brings (9.19)
-CUDA = ["nvidia-cudnn-frontend>=1.20,<1.24", "nvmath-python>=1.0,<1.1", "numba-cuda", "ml_dtypes>=0.5"]  # ml_dtypes: NumPy's bfloat16
+CUDA = ["nvidia-cudnn-frontend>=1.20,<1.27", "nvmath-python>=1.0,<1.1", "numba-cuda", "ml_dtypes>=0.5"]  # ml_dtypes: NumPy's bfloat16
 TEST = ["pytest>=8", "hypothesis>=6.100", "pytest-xdist>=3.5",  # xdist: five thousand tests on two cores in minutes
         "ml-dtypes>=0.5"]  # bfloat16, which is tested on a CUDA runtime that needs no GPU
 

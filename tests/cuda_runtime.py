@@ -58,6 +58,8 @@ class Dnn:
     """cuDNN's results, by NumPy. Where they need not repeat their bits, the last ones of a convolution's weight gradient are
     anyone's."""
 
+    flash = True
+
     def __init__(self, runtime: Runtime) -> None:
         self.machine = runtime.machine
 

@@ -93,6 +93,13 @@ class Driver:
 STREAMS = [SimpleNamespace(number=n, ptr=50 + n) for n in range(2)]
 
 
+@pytest.mark.parametrize(("version", "cudnn", "flash"), [("1.23.0", 91900, True), ("1.24.0", 91900, False), ("1.26.0", 92200, True), ("2.0", 92100, False)])
+def test_attention_needs_a_frontend_that_fits(frontend, version, cudnn, flash):
+    sys.modules["cudnn"].__version__ = version
+    sys.modules["cudnn"].backend_version = lambda: cudnn
+    assert Dnn(Driver()).flash == flash
+
+
 def convolution(samples: int = 2, what: str = "forward") -> cuda.Convolution:
     x, w, y = (np.zeros(shape, np.float32) for shape in ((samples, 8, 8, 4), (6, 3, 3, 4), (samples, 8, 8, 6)))
     return cuda.Convolution(what, x, w, y, (1, 1), (1, 1), (1, 1), 1)

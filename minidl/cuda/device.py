@@ -50,8 +50,8 @@ class Cuda:
 
     @property
     def flash(self) -> bool:
-        """cuDNN's flash kernels began with Ampere."""
-        return bool(self.driver.architecture >= 80)
+        """cuDNN's flash kernels began with Ampere; whether it has both of them, see `Dnn`."""
+        return bool(self.driver.architecture >= 80 and self._library("dnn").flash)
 
     @property
     def xp(self) -> Any:

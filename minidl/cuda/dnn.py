@@ -64,6 +64,12 @@ class Dnn:
         self._plans: dict[Key, Any] = {}
         self._workspaces: dict[int, Any] = {}
 
+    @property
+    def flash(self) -> bool:
+        """Whether attention has a gradient: from 1.24 on the frontend makes none with a cuDNN before 9.22."""
+        frontend = tuple(int(n) for n in self.cudnn.__version__.split(".")[:2])
+        return frontend < (1, 24) or self.cudnn.backend_version() >= 92200
+
     def _handle(self, stream: Any) -> Any:
         if stream.number not in self._handles:
             handle = self.cudnn.create_handle()
