@@ -17,6 +17,7 @@ from ..corun import CoRun, play
 from ..cost import CostModel
 from ..crossing import late
 from ..graph import ROLES, Kind, Rows, TaskGraph, derive_edges
+from ..memory import rounded
 from ..schedule import Lane, Schedule
 
 MAIN, SUB = "main", "sub"
@@ -47,6 +48,14 @@ class Place:
 
 
 Places = Mapping[int, Place]  #: by item; an item without a place runs where it was recorded, on the main stream
+
+
+@dataclass(frozen=True)
+class Order:
+    """The tasks of each stream in order, and those of them that run one step late."""
+
+    lanes: Mapping[str, Sequence[int]]
+    delayed: Set[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -141,23 +150,56 @@ class Step:
         both = derive_edges(twice(graph.reads), twice(graph.writes), 2 * buffers)
         return [graph.preds[t].tolist() for t in range(n)], [[p for p in both[t + n].tolist() if p < n] for t in range(n)]
 
-    def lanes(self, places: Places) -> dict[str, list[int]]:
-        """The tasks of both streams in order."""
-        number = {task: i for i, task in enumerate(self.chain)}
-        keyed: dict[str, list[tuple[float, int, int, int]]] = {MAIN: [(i, 1, 0, t) for t, i in number.items()], SUB: []}
+    def order(self, places: Places) -> Order:
+        """The tasks of both streams in order. What is late goes first."""
+        keyed: dict[str, list[tuple[float, int, int, int]]] = {MAIN: [(i, 1, 0, t) for i, t in enumerate(self.chain)], SUB: []}
         for i, item in enumerate(self.items):
             place = places.get(i)
             for t in item.tasks:
-                lane, before, now = (MAIN, int(np.searchsorted(self.chain, t)), 1) if place is None else (
-                    place.lane, place.before, int(not place.late))
-                keyed[lane].append((before, 0, t + now * len(self.graph), t))  # what is late goes first
-        return {lane: [t for *_, t in sorted(tasks)] for lane, tasks in keyed.items()}
+                lane, before, now = (MAIN, self._recorded[t], 1) if place is None else (place.lane, place.before, int(not place.late))
+                keyed[lane].append((before, 0, t + now * len(self.graph), t))
+        return Order({lane: [t for *_, t in sorted(tasks)] for lane, tasks in keyed.items()}, self.delayed(places))
+
+    @cached_property
+    def _recorded(self) -> list[int]:
+        """Of each task how many tasks of the chain were recorded before it."""
+        return np.searchsorted(self.chain, np.arange(len(self.graph))).tolist()
 
     def makespan(self, places: Places) -> float:
         """Of a step as it repeats; infinite where the streams would wait for each other for ever."""
-        lanes = [order for order in self.lanes(places).values() if order]
-        _, end = play(lanes, self.preds(self.delayed(places)), self.duration, self.cost.sync, self.cost.wake, *self._groups)
+        return self.makespan_of(self.order(places))
+
+    def makespan_of(self, order: Order) -> float:
+        """As `makespan`."""
+        end = self._played(order)[1]
         return max(end, default=0.0) if min(end, default=0.0) >= 0 else float("inf")
+
+    def _played(self, order: Order) -> tuple[list[float], list[float]]:
+        lanes = [lane for lane in order.lanes.values() if lane]
+        return play(lanes, self.preds(order.delayed), self.duration, self.cost.sync, self.cost.wake, *self._groups)
+
+    def live_bytes(self, order: Order) -> int:
+        """What is alive at one moment of a step as it repeats, and what outlives it: no plan of its memory takes less."""
+        graph, users = self.graph, self.graph.storage_users
+        begin, end = map(np.array, self._played(order))
+        size = rounded(np.array([s.bytes for s in graph.storages], np.int64))
+        persistent = np.array([s.role.persistent for s in graph.storages], bool)
+        late = np.zeros(len(graph), bool)
+        late[list(order.delayed)] = True
+        inputs, outputs = ([view.storage for view in views] for views in (graph.inputs, graph.outputs))
+        made, read = np.zeros(len(size), bool), np.zeros(len(size), bool)
+        made[inputs] = True
+        made[graph.buffer_storage[graph.writes.ids[~late[graph.writes.row_of_each()]]]] = True
+        read[graph.buffer_storage[graph.reads.ids[late[graph.reads.row_of_each()]]]] = True
+        carried = made & read & ~persistent  # has two copies, as `minidl.border` says
+        born, dies = np.full(len(size), np.inf), np.full(len(size), -np.inf)
+        np.minimum.at(born, users.row_of_each(), begin[users.ids])
+        np.maximum.at(dies, users.row_of_each(), end[users.ids])
+        born[inputs], dies[outputs] = -np.inf, np.inf
+        alive = np.flatnonzero(~persistent & ~carried & (born < dies))
+        moment, change = np.concatenate([dies[alive], born[alive]]), np.concatenate([-size[alive], size[alive]])
+        most = np.cumsum(change[np.lexsort((change, moment))]).max(initial=0)
+        return int(size[persistent].sum() + 2 * size[carried].sum() + most)
 
     def delayed(self, places: Places) -> set[int]:
         """The tasks that run one step late."""
@@ -172,12 +214,11 @@ class Step:
                 else here[t] + [p for p in across[t] if p in delayed] for t in range(len(here))]
 
     def schedule(self, places: Places) -> Schedule:
-        return self.ordered(self.lanes(places), self.delayed(places))
+        return self.schedule_of(self.order(places))
 
-    def ordered(self, lanes: Mapping[str, Sequence[int]], delayed: Set[int]) -> Schedule:
-        """The schedule with these tasks on the streams, and these of them one step late."""
-        schedule = Schedule.of(self.graph, {Lane(0, name): order for name, order in lanes.items() if order})
-        return late(schedule, self.graph, np.array(sorted(delayed), np.int64)) if delayed else schedule
+    def schedule_of(self, order: Order) -> Schedule:
+        schedule = Schedule.of(self.graph, {Lane(0, name): tasks for name, tasks in order.lanes.items() if tasks})
+        return late(schedule, self.graph, np.array(sorted(order.delayed), np.int64)) if order.delayed else schedule
 
     def bounds(self, places: Places, i: int, crossing: bool) -> tuple[int, int]:
         """The numbers of the first and last place of item i, as the other items stand."""

@@ -9,8 +9,8 @@ as long as the simulator says that it helps.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate, chain, combinations, islice, permutations
 
@@ -21,15 +21,15 @@ from ..memory import MemoryLimitError
 from ..schedule import Schedule
 from ..simulation import simulate
 from .exhaustive import shortest
-from .movable import MAIN, SUB, Place, Places, Step
+from .give_back import given_back, partly_beside
+from .movable import MAIN, SUB, Order, Place, Places, Step
 from .regions import Region, regions
 from .single import in_order, multi_stream
 
 EFFORT = 30_000  #: tasks that the search may simulate
 SMALL = 64  #: tasks of a graph up to which updates are moved apart from their weight gradients, and items in pairs
-LATE_SETS = 64  #: of late items that branch and bound tries
+LATE_SETS = 64  #: of either kind that branch and bound tries
 LEAST = 0.001  #: share of a step that is worth memory
-LEVELS = 8  #: how finely overlap is given back for memory
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ class Candidate:
 
 @dataclass(frozen=True)
 class RegionPlan:
-    """The best candidate that fits. `places`: what the scheduler assigned before anything was given back; `notes`: what
-    a person should know; `smallest_limit`: below this no candidate fits."""
+    """The best plan that fits. `candidates`: it alone, or all that there are, where a curve was asked for. `places`: what
+    the scheduler assigned before anything was given back; `notes`: what a person should know."""
 
     step: Step
     regions: list[Region]
@@ -58,8 +58,9 @@ class RegionPlan:
     def schedule(self) -> Schedule:
         return self.chosen.schedule
 
-    @cached_property
+    @property
     def smallest_limit(self) -> int:
+        """Below this no candidate fits."""
         return min(c.peak_bytes for c in self.candidates)
 
     @property
@@ -73,77 +74,133 @@ class RegionPlan:
 
 
 def multi_region(graph: TaskGraph, cost: CostModel | None = None, memory_limit: int | None = None,
-                 crossing: bool = True) -> Schedule:
+                 crossing: bool = True, streams: int = 2) -> Schedule:
     """Weight gradients beside the regions that they go best with, on `main` and `sub`; `4W0@1` runs one step late.
 
     `cost` says how long tasks take and how much pairs slow each other down (default: from flops and bytes, not at all);
-    `crossing=False` keeps the border of the iteration. Raises MemoryLimitError, with the smallest limit that can work, where nothing fits.
+    `crossing=False` keeps the border of the iteration. Raises MemoryLimitError, with the smallest limit that can work,
+    where nothing fits, and ValueError for other than 2 `streams`.
     """
-    return plan(graph, cost, memory_limit, crossing).schedule
+    return plan(graph, cost, memory_limit, crossing, streams).schedule
 
 
 def plan(graph: TaskGraph, cost: CostModel | None = None, memory_limit: int | None = None, crossing: bool = True,
-         curve: bool = False) -> RegionPlan:
-    """As `multi_region`, with all that led there. `curve`: price every level of giving back, also without a limit."""
-    step = Step.of(graph, cost or CostModel.analytic())
+         streams: int = 2, curve: bool = False) -> RegionPlan:
+    """As `multi_region`, with all that led there. `curve`: prices every level of giving back, also without a limit."""
+    _check(memory_limit, crossing, streams)
+    step = Step.of(replace(graph, launches=()), cost or CostModel.analytic())
     cut = regions(graph, step.chain, step.duration)
     notes: list[str] = []
     if crossing and step.global_update:
         crossing = False
         notes.append("nothing crosses the border of the iteration: an update waits for the weight gradients of several "
                      "layers, as clipping by global norm does")
-    starts = [assign(step, cut, crossing), early_filled(step, crossing)]
-    gains, fills = map(step.makespan, starts)
-    places = improve(step, cut, starts[fills < gains * (1 - LEAST)], crossing)  # late items take memory
+    crossing = crossing and not graph.iteration.any()
+    early, late = (improve(step, cut, start, crossing) for start in _starts(step, cut, crossing))
+    places = late if step.makespan(late) < step.makespan(early) * (1 - LEAST) else early  # late items take memory
     if len(graph) <= SMALL:  # where it costs nothing, more is tried
-        starts += [places, {}, {i: step.place(SUB, step.bounds({}, i, crossing)[1]) for i in range(len(step.items))}]
+        starts = [assign(step, cut, crossing), early_filled(step, crossing), places, {},
+                  {i: step.place(SUB, step.bounds({}, i, crossing)[1]) for i in range(len(step.items))}]
         places = min((improve(step, cut, start, crossing, pairs=True) for start in starts), key=step.makespan)
         step, places = step.taken_apart(places)
         places = improve(step, cut, places, crossing, pairs=True)
-
-    def candidates() -> Iterator[Candidate]:
-        yield _priced(step, "multi_region", step.schedule(places))
-        if len(graph) <= SMALL and (found := searched(step, places, crossing)):
-            yield _priced(step, "branch and bound", found)
-        if memory_limit is not None or curve:
-            # late items hold memory longest, then those that stand furthest from their release
-            order = sorted(places, key=lambda i: (places[i].late, places[i].before - step.items[i].release, i))
-            for level in reversed(range(1, LEVELS)):
-                kept = _consistent(step, {i: places[i] for i in order[: len(order) * level // LEVELS]})
-                yield _priced(step, f"multi_region, {level}/{LEVELS} moved", step.schedule(kept))
-        yield _priced(step, "multi_stream", multi_stream(graph, cost=step.cost))
-        yield _priced(step, "in_order", in_order(graph))
-
-    found = tuple(candidates())
-    fitting = [c for c in found if memory_limit is None or c.peak_bytes <= memory_limit]
-    if not fitting:
-        least = min(found, key=lambda c: c.peak_bytes)
+    trials = _trials(step, places, crossing)
+    fastest = _best(trials, lambda trial: True)
+    chosen = _best(trials, lambda trial: memory_limit is None or trial.fits(memory_limit))
+    if chosen is None or fastest is None:
+        least = _smallest(trials)
         raise MemoryLimitError(f"no plan fits {memory_limit:,} bytes; the smallest limit that can work is "
                                f"{least.peak_bytes:,} ({least.name})")
-    chosen = min(fitting, key=lambda c: (c.makespan, c.peak_bytes))
-    if chosen is not found[0]:
-        why = f"to fit {memory_limit:,} bytes" if found[0] not in fitting else "which is no slower"
-        notes.append(f"the plan is that of {chosen.name}, {why}")
-    return RegionPlan(step, cut, places, chosen, tuple(notes), found)
+    if chosen is not fastest:
+        notes.append(f"overlap is given back to fit {memory_limit:,} bytes; the plan is that of {chosen.name}")
+    elif chosen.name in OTHERS:
+        notes.append(f"the plan is that of {chosen.name}, which is no slower")
+    return RegionPlan(step, cut, places, chosen.priced, tuple(notes), tuple(t.priced for t in (trials if curve else [chosen])))
 
 
-def _priced(step: Step, name: str, schedule: Schedule) -> Candidate:
-    run = steady(step.graph, schedule)
-    return Candidate(name, schedule, simulate(run.graph, run.schedule, step.cost).makespan, run.peak_bytes())
+def _check(memory_limit: object, crossing: object, streams: int) -> None:
+    if streams != 2:
+        raise ValueError(f"multi_region plans for 2 streams, not {streams}")
+    if not isinstance(crossing, bool):
+        raise ValueError(f"crossing is True or False, not {crossing!r}")
+    if memory_limit is not None and not isinstance(memory_limit, int):
+        raise ValueError(f"memory_limit is a number of bytes, not {memory_limit!r}")
 
 
-def _consistent(step: Step, places: Places) -> Places:
-    """Without the items that stand after others, now back in their place, that wait for them."""
-    kept = dict(places)
-    while True:
-        bad = [i for i in kept if step.number(kept, i) > step.bounds(kept, i, True)[1]]
-        if not bad:
-            return kept
-        for i in bad:
-            del kept[i]
+# ---------------------------------------------------------------------------------------------------------------- choice
+OTHERS = ("multi_stream", "in_order")  #: plans of which none that fits is faster than the one that is chosen
+
+
+@dataclass(eq=False)
+class Trial:
+    """A plan that might be chosen. `makespan` and `live`, which no memory plan goes below, are known at once; the rest takes
+    a hundred times as long."""
+
+    step: Step
+    name: str
+    order: Order
+    makespan: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.makespan = self.step.makespan_of(self.order)
+
+    @cached_property
+    def live(self) -> int:
+        return self.step.live_bytes(self.order)
+
+    @cached_property
+    def priced(self) -> Candidate:
+        schedule = self.step.schedule_of(self.order)
+        run = steady(self.step.graph, schedule)
+        return Candidate(self.name, schedule, simulate(run.graph, run.schedule, self.step.cost).makespan, run.peak_bytes())
+
+    def fits(self, limit: int) -> bool:
+        return self.live <= limit and self.priced.peak_bytes <= limit
+
+
+def _trials(step: Step, places: Places, crossing: bool) -> list[Trial]:
+    graph = step.graph
+    orders = {"multi_region": step.order(places)}
+    if len(graph) <= SMALL and (found := searched(step, places, crossing)):
+        orders["multi_region, by branch and bound"] = found
+    for name, less in given_back(step, places):
+        if (order := step.order(less)) not in orders.values():
+            orders[f"multi_region, {name}"] = order
+    for name, schedule in zip(OTHERS, (multi_stream(graph, cost=step.cost), in_order(graph)), strict=True):
+        ids = schedule.ids(graph).tolist()
+        orders[name] = Order({lane.name: ids[schedule.ptr[i] : schedule.ptr[i + 1]] for i, lane in enumerate(schedule.lanes)})
+    return [t for t in (Trial(step, name, order) for name, order in orders.items()) if t.makespan < math.inf]
+
+
+def _best(trials: Iterable[Trial], fits: Callable[[Trial], bool]) -> Trial | None:
+    """The fastest that fits, or one that takes less memory and hardly longer, but no longer than any of the OTHERS."""
+    left = sorted(trials, key=lambda t: t.makespan)
+    while left:
+        bar = min(left[0].makespan * (1 + LEAST), *(t.makespan for t in left if t.name in OTHERS), float("inf"))
+        pick = min((t for t in left if t.makespan <= bar), key=lambda t: t.live)
+        if fits(pick):
+            return pick
+        left.remove(pick)
+    return None
+
+
+def _smallest(trials: Iterable[Trial]) -> Candidate:
+    least: Candidate | None = None
+    for trial in sorted(trials, key=lambda t: t.live):
+        if least is None or trial.live < least.peak_bytes:
+            least = min(least or trial.priced, trial.priced, key=lambda c: c.peak_bytes)
+    assert least is not None, "in_order is always there"
+    return least
 
 
 # ----------------------------------------------------------------------------------------------------------- assignment
+def _starts(step: Step, cut: list[Region], crossing: bool) -> list[Places]:
+    """What is known to go well: nothing late, as much on the second stream as pays; and the better of two with late items."""
+    longest_first = sorted(range(len(step.items)), key=lambda i: (-step.items[i].work, i))
+    return [min(partly_beside(step, longest_first), key=step.makespan),
+            min(assign(step, cut, crossing), early_filled(step, crossing), key=step.makespan)]
+
+
 def assign(step: Step, cut: list[Region], crossing: bool = True) -> Places:
     """Greedy: the pair of item and region with the largest gain above 1 first, the earlier region where gains are equal,
     as long as the item fits the room that is left from there on. Regions after the border follow those before it."""
@@ -237,25 +294,41 @@ class _Search:
                 yield step.place(lane, at)
 
 
-def searched(step: Step, places: Places, crossing: bool = True) -> Schedule | None:
+def searched(step: Step, places: Places, crossing: bool = True) -> Order | None:
     """By branch and bound, also with the chain on both streams, where that is shorter than these places without
-    contention: for late items as they are here, and for others as far as EFFORT goes."""
-    last = [i for i, item in enumerate(step.items) if not item.succs] if crossing else []
-    tasks = {i: {*step.items[i].tasks, *(t for p in step.items[i].preds for t in step.items[p].tasks)} for i in last}
+    contention: for late items as they are here, and for others as far as EFFORT goes. For a step taken apart."""
     now = frozenset(step.delayed(places))
-    others = (frozenset[int]().union(*(tasks[i] for i in some)) for n in range(len(last) + 1) for some in combinations(last, n))
-    best, found, effort = replace(step, cost=replace(step.cost, corun=None, wake=0.0)).makespan(places), None, 5 * EFFORT // len(step.graph)
-    for delayed in dict.fromkeys(chain([now], islice(others, LATE_SETS))):
+    others = chain(islice(_whole_sets(step), LATE_SETS), islice(_late_sets(step), LATE_SETS)) if crossing else [frozenset[int]()]
+    best, found, effort = replace(step, cost=replace(step.cost, corun=None, wake=0.0)).makespan(places), None, 5 * EFFORT // max(len(step.graph), 1)
+    for delayed in dict.fromkeys(chain([now], others)):
         preds = step.preds(delayed)
         order = sorted(range(len(preds)), key=lambda t: (t not in delayed, t))  # what is late waits for nothing but its like
         number = {t: i for i, t in enumerate(order)}
         best, lanes, effort = shortest([[number[p] for p in preds[t]] for t in order], [step.duration[t] for t in order],
                                        step.cost.sync, best, effort)
         if lanes:
-            found = step.ordered({name: [order[t] for t in lane] for name, lane in zip((MAIN, SUB), lanes, strict=True)}, delayed)
+            found = Order({name: [order[t] for t in lane] for name, lane in zip((MAIN, SUB), lanes, strict=True)}, delayed)
         if effort <= 0:
             break
     return found
+
+
+def _whole_sets(step: Step) -> Iterator[frozenset[int]]:
+    """Tasks that may be late together: those of some updates and of all that nothing else waits for, fewer before more."""
+    last = [i for i, item in enumerate(step.items) if not item.succs]
+    for late in (set(some) for n in range(len(last) + 1) for some in combinations(last, n)):
+        for i in reversed(range(len(step.items))):  # what waits comes later
+            if step.items[i].succs and late.issuperset(step.items[i].succs):
+                late.add(i)
+        yield frozenset(t for i in late for t in step.items[i].tasks)
+
+
+def _late_sets(step: Step) -> Iterator[frozenset[int]]:
+    """All sets of tasks that may be late together, which are those with all that waits for them; fewer before more."""
+    sets = {frozenset[int]()}
+    while sets:
+        yield from (frozenset(t for i in late for t in step.items[i].tasks) for late in sorted(sets, key=sorted))
+        sets = {late | {i} for late in sets for i, item in enumerate(step.items) if i not in late and late.issuperset(item.succs)}
 
 
 # ------------------------------------------------------------------------------------------------------ pairs to profile

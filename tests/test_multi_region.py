@@ -12,15 +12,16 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import minidl as ml
-from minidl import schedulers
-from minidl.border import cross_border
+from minidl import models, nn, optim, schedulers
+from minidl.border import cross_border, must_stay
 from minidl.corun import CoRun, play
 from minidl.crossing import delayed, steady
 from minidl.executors.checking import random_schedule
 from minidl.graph import GraphBuilder, Kind, Role, TaskGraph
 from minidl.memory import MemoryLimitError
 from minidl.schedulers.exhaustive import shortest
-from minidl.schedulers.movable import Step
+from minidl.schedulers.give_back import given_back
+from minidl.schedulers.movable import Place, Step
 from minidl.schedulers.multi_region import plan
 from minidl.schedulers.regions import regions
 
@@ -45,6 +46,21 @@ def network(layers: int, nbytes: int = 1000) -> TaskGraph:
     for i, g in sorted(grads):
         b.task(i, Kind.U, reads=[g, weights[i]], writes=[weights[i]])
     return b.build()
+
+
+def branches(optimizer: Any) -> TaskGraph:
+    """A recorded step of two layers side by side and one above them."""
+    ml.seed(0)
+    a, b, c = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 3)
+    opt = optimizer([p for layer in (a, b, c) for p in layer.parameters()], lr=0.1)
+
+    def step(x: Any, y: Any) -> Any:
+        loss = nn.cross_entropy(c(a(x) + b(x)), y)
+        loss.backward()
+        opt.step()
+        return loss
+
+    return ml.record(step, np.zeros((2, 4), np.float32), np.zeros(2, int))
 
 
 def optimum(graph: TaskGraph, duration: list[float], best: float) -> float:
@@ -114,6 +130,38 @@ def test_small_graphs_within_2_percent_of_the_optimum(seed: int) -> None:
     assert kept <= 1.02 * optimum(graph, cost.durations(graph).tolist(), kept)
 
 
+def sets_that_may_cross(graph: TaskGraph) -> list[frozenset[int]]:
+    """Every set of tasks that holds, with a task, all that need it."""
+    found = [frozenset[int]()]
+    for task in np.flatnonzero(~must_stay(graph))[::-1].tolist():
+        found += [some | {task} for some in found if some.issuperset(graph.succs[task].tolist())]
+    return found
+
+
+@pytest.mark.parametrize(("optimizer", "seed"), [(optim.SGD, 88), (optim.Adam, 139), (optim.Adam, 145), (optim.Adam, 1)])
+def test_branches_and_updates_with_a_common_need_within_2_percent(optimizer: Any, seed: int) -> None:
+    """Every update of Adam needs the powers of its betas, so these are late only where all updates are."""
+    graph, rng = branches(optimizer), np.random.default_rng(seed)
+    cost = ml.CostModel(tasks={t.name: float(rng.integers(0, 10)) for t in graph})
+    found = price(graph, schedulers.multi_region(graph, cost), cost)
+    best = found
+    for late in sets_that_may_cross(graph):
+        body = cross_border(graph, late).body[0] if late else graph
+        best = optimum(body, cost.durations(body).tolist(), best)
+    assert found <= 1.02 * best
+
+
+def test_what_branch_and_bound_makes_late_can_cross() -> None:
+    from minidl.schedulers.multi_region import _late_sets, _whole_sets
+
+    for optimizer in (optim.SGD, optim.Adam):
+        graph = branches(optimizer)
+        step, _ = Step.of(graph, ml.CostModel.analytic()).taken_apart({})
+        for late in _whole_sets(step):
+            cross_border(graph, late)
+        assert sorted(map(sorted, _late_sets(step))) == sorted(map(sorted, sets_that_may_cross(graph)))
+
+
 @given(seed=st.integers(0, 10**6), layers=st.integers(1, 4), sync=st.sampled_from([0.0, 0.5, 2.0]))
 @settings(max_examples=30, deadline=None)
 def test_branch_and_bound(seed: int, layers: int, sync: float) -> None:
@@ -157,6 +205,7 @@ def test_never_slower_than_the_others_under_the_same_limit(seed: int, layers: in
 def test_the_smallest_limit_that_can_work_is_named() -> None:
     graph, cost = network(5), random_costs(1, 5)
     least = plan(graph, cost, curve=True).smallest_limit
+    assert least < steady(graph, schedulers.in_order(graph)).peak_bytes()  # there gradients wait for the end of the step
     assert steady(graph, schedulers.multi_region(graph, cost, memory_limit=least)).peak_bytes() <= least
     with pytest.raises(MemoryLimitError, match=f"the smallest limit that can work is {least:,}"):
         schedulers.multi_region(graph, cost, memory_limit=least - 1)
@@ -171,6 +220,65 @@ def test_the_curve_falls() -> None:
     assert all(a.peak_bytes < b.peak_bytes and a.makespan > b.makespan for a, b in itertools.pairwise(curve))
     for c in curve:
         assert plan(graph, cost, memory_limit=c.peak_bytes).chosen.makespan <= c.makespan * (1 + 1e-9)
+
+
+@given(st.data())
+@settings(max_examples=30, deadline=None)
+def test_no_memory_plan_takes_less_than_what_is_alive_at_once(data: Any) -> None:
+    layers = data.draw(st.integers(1, 6))
+    graph = network(layers, nbytes=data.draw(st.sampled_from([1, 256, 1000])))
+    step = Step.of(graph, random_costs(data.draw(st.integers(0, 99)), layers))
+    places: dict[int, Place] = {}
+    for i in range(len(step.items)):
+        first, last = step.bounds(places, i, True)
+        places[i] = step.place(data.draw(st.sampled_from(["main", "sub"])), data.draw(st.integers(first, last)))
+    order = step.order(places)
+    if step.makespan_of(order) < float("inf"):
+        assert step.live_bytes(order) <= steady(graph, step.schedule_of(order)).peak_bytes()
+
+
+def test_overlap_is_given_back_step_by_step() -> None:
+    """Down to one stream, which takes least; what fits where the recorded order just fits is faster than that."""
+    model = models.create("densenet121", preset="tiny")
+    opt = optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    def train(x: Any, y: Any) -> Any:
+        loss = nn.cross_entropy(model(x), y)
+        loss.backward()
+        opt.step()
+        return loss
+
+    graph = ml.record(train, np.zeros((4, *model.input_shape), np.float32), np.zeros(4, int))
+    found = plan(graph)
+    peaks = {name: steady(graph, found.step.schedule(places)).peak_bytes() for name, places in given_back(found.step, found.places)}
+    recorded = schedulers.in_order(graph)
+    peak = steady(graph, recorded).peak_bytes()
+    assert peaks["all on one stream"] == min(peaks.values()) < peak < found.chosen.peak_bytes
+    fitting = plan(graph, memory_limit=peak)
+    assert fitting.chosen.peak_bytes <= peak
+    assert fitting.chosen.makespan < price(graph, recorded, ml.CostModel.analytic())
+    assert "overlap is given back" in fitting.notes[0]
+    assert plan(graph, memory_limit=10**12).schedule.to_csv() == found.schedule.to_csv()
+
+
+@pytest.mark.parametrize(("given", "message"), [
+    ({"streams": 3}, "2 streams, not 3"), ({"crossing": "false"}, "True or False, not 'false'"), ({"memory_limit": "2GiB"}, "number of bytes, not '2GiB'")])
+def test_what_multi_region_cannot_be_told(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        schedulers.multi_region(network(2), **given)
+
+
+def test_graphs_with_nothing_to_move() -> None:
+    assert len(schedulers.multi_region(GraphBuilder().build())) == 0
+    graph = ml.record(models.mlp(4, 4, 3), np.zeros((2, 4), np.float32))
+    assert steady(graph, schedulers.multi_region(graph)).schedule.names(0) == [t.name for t in graph]
+
+
+def test_several_iterations_stay_as_they_are() -> None:
+    """A graph of two steps has its own border inside; nothing is later still."""
+    graph = ml.unroll(network(3), 2)
+    names = [name for s in [schedulers.multi_region(graph, ml.CostModel.given(1, 1, 5))] for lane in range(2) for name in s.names(lane)]
+    assert sorted(names) == sorted(t.name for t in graph)
 
 
 def test_slow_pairs_are_kept_apart() -> None:
