@@ -188,7 +188,9 @@ class DistributedExecutor:
         return program, owners
 
     def _capture(self) -> None:
-        """Makes one launch of whatever the compute lane does in a row, from one hand-over to the next."""
+        """Makes one launch of whatever the compute lane does in a row, from one hand-over to the next. Communication has ended
+        before: what libraries call on another thread meanwhile is not what a capture is for."""
+        self._finish()
         program: Program = []
         owners: list[int] = []
         run: list[int] = []
