@@ -19,6 +19,14 @@ from .graph import ROLES, GraphError, Kind, Role, Rows, StorageSpec, TaskGraph
 Mask = NDArray[np.bool_]
 
 
+class BorderError(GraphError):
+    """A task that cannot cross the border; `task` is its id in the recorded graph."""
+
+    def __init__(self, message: str, task: int) -> None:
+        super().__init__(message)
+        self.task = task
+
+
 @dataclass(frozen=True)
 class Border:
     """The graphs of a run whose `delayed` tasks (a mask over the recorded graph) cross the border.
@@ -55,17 +63,17 @@ def must_stay(graph: TaskGraph) -> Mask:
 def cross_border(graph: TaskGraph, delayed: Iterable[int]) -> Border:
     """Cuts a recorded step at its border. `delayed`: ids of W and U tasks.
 
-    Raises GraphError for a task that cannot be delayed because another of its step, not delayed, needs it.
+    Raises BorderError for a task that cannot be delayed because another of its step, not delayed, needs it.
     """
     late = np.zeros(len(graph), bool)
     late[list(delayed)] = True
     stays = must_stay(graph)
     for task in np.flatnonzero(late).tolist():
         if stays[task]:
-            raise GraphError(f"task {graph.name(task)} cannot cross the border: F, O or an output of its own step needs it")
+            raise BorderError(f"task {graph.name(task)} cannot cross the border: F, O or an output of its own step needs it", task)
         early = [s for s in graph.succs[task].tolist() if not late[s]]
         if early:
-            raise GraphError(f"task {graph.name(task)} cannot cross the border alone: {graph.name(early[0])} of the same step needs it")
+            raise BorderError(f"task {graph.name(task)} cannot cross the border alone: {graph.name(early[0])} of the same step needs it", task)
     now, then = np.flatnonzero(~late).tolist(), np.flatnonzero(late).tolist()
     written = set(graph.buffer_storage[graph.writes.ids].tolist())
     touched = {s for t in then for s in graph.buffer_storage[graph.reads[t]].tolist()}

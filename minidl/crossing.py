@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .border import Border, cross_border
+from .border import Border, BorderError, cross_border
 from .graph import Ints, TaskGraph, task_name, unpack
 from .memory import plan_memory
 from .schedule import Schedule
@@ -49,9 +49,12 @@ def delayed(graph: TaskGraph, schedule: Schedule) -> Ints:
 
 
 def steady(graph: TaskGraph, schedule: Schedule) -> Steady:
-    """Proves the schedule. Raises ScheduleError, or GraphError for tasks that cannot cross."""
+    """Proves the schedule. Raises ScheduleError, also for tasks that cannot cross."""
     late = delayed(graph, schedule)
-    border = cross_border(graph, late) if len(late) else None
+    try:
+        border = cross_border(graph, late) if len(late) else None
+    except BorderError as error:
+        raise schedule.error(str(error), [int(graph.keys[error.task]) + _BARE + 1]) from None
     body = border.body[0] if border else graph
     return Steady(body, schedule.validate(body), border)
 

@@ -202,7 +202,9 @@ def exercise9(path):
     """A scheduler for two lanes across the border: 18 or less on the given costs, and the same bits as the oracle."""
     scheduler = load(path, "scheduler")
     graph = network(layers=8, hidden=64)[1]
-    run = steady(graph, scheduler(graph))
+    schedule = scheduler(graph)
+    require(isinstance(schedule, ml.Schedule), f"scheduler returned {schedule!r}; it has to return a Schedule")
+    run = steady(graph, schedule)
     require(len(run.schedule.lanes) <= 2, f"the schedule uses {len(run.schedule.lanes)} lanes; two are allowed")
     linear = [float(name.endswith("linear")) for name in graph.unit_names]
     makespan = ml.simulate(run.graph, run.schedule, ml.CostModel.given(linear, linear, [2 * l for l in linear])).makespan

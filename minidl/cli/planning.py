@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from ..cost import CostModel
 from ..crossing import steady
 from ..explain import explain as explain_task
+from ..graph import TaskGraph, pack, parse_task, task_name
+from ..memory import MemoryLimitError
 from ..schedule import Schedule, ScheduleError
 from ..simulation import simulate as price
 from ..timeline import Timeline
@@ -40,9 +45,9 @@ def plan(arguments: Any) -> int:
     """Schedules a step and says what it costs."""
     if arguments.parallel == "pipeline" or _of_pipeline(arguments):
         return pipeline.plan(arguments)
-    recorded, cost = _recorded(arguments)
     if arguments.curve:
-        return _curve(arguments, recorded, cost)
+        return _curve(arguments)
+    recorded, cost = _recorded(arguments)
     p = predict(recorded, cost)
     show.notes(recorded.notes)
     timeline = price(p.graph, p.schedule, cost)
@@ -55,11 +60,15 @@ def plan(arguments: Any) -> int:
     return 0
 
 
-def _curve(arguments: Any, recorded: Recorded, cost: CostModel) -> int:
+def _curve(arguments: Any) -> int:
     """Predicted step time against memory limit."""
     if arguments.scheduler != "multi_region":
         raise UsageError(f"--curve is for --scheduler multi_region; {arguments.scheduler} gives nothing back for memory")
+    if other := arguments.given & {"--save", "--svg", "--memory-limit"}:
+        raise UsageError(f"--curve is about many plans, {min(other)} about one: leave one out")
+    recorded, cost = _recorded(arguments)
     found = recorded.region_plan(cost, curve=True)
+    show.notes(found.notes)
     points = [{"memory_limit": c.peak_bytes, "predicted_step_ms": round((c.makespan + cost.step) / 1000, 4), "plan": c.name}
               for c in found.curve]
     record = {"smallest_limit": found.smallest_limit, "curve": points}
@@ -78,9 +87,10 @@ def check(arguments: Any) -> int:
         if schedule.ranks > 1:
             raise ScheduleError(f"the plan has {schedule.ranks} ranks; a step of {arguments.model} on one device has one")
         peak = run.peak_bytes(arguments.memory_limit)
-    except ScheduleError as error:
-        record = {"valid": False, "error": error.message, "tasks": list(error.tasks)}
-        show.emit(arguments, record, f"not valid: {error.message}\n{error.grid}".rstrip())
+    except (ScheduleError, MemoryLimitError) as error:
+        why = error if isinstance(error, ScheduleError) else ScheduleError(str(error))
+        record = {"valid": False, "error": why.message, "tasks": list(why.tasks)}
+        show.emit(arguments, record, f"not valid: {why.message}\n{why.grid}".rstrip())
         return 1
     record = {"valid": True, "tasks": len(schedule), "waits": len(schedule.waits(run.graph)), "peak_bytes": peak}
     show.emit(arguments, record, lambda: f"{schedule.grid()}\n\nvalid: {len(schedule)} tasks, {record['waits']} waits, {peak:,} bytes at the peak")
@@ -94,9 +104,17 @@ def explain(arguments: Any) -> int:
     recorded, cost = _recorded(arguments)
     p = predict(recorded, cost)
     show.notes(recorded.notes)
-    found = explain_task(p.graph, p.schedule, cost, arguments.task)
+    found = explain_task(p.graph, p.schedule, cost, _as_planned(p.graph, arguments.task))
     show.emit(arguments, found.as_json(), str(found))
     return 0
+
+
+def _as_planned(graph: TaskGraph, name: str) -> str:
+    """The name of this task in a plan: 4W0, or 4W0@1 where it runs one step late. Raises GraphError for what is no name."""
+    key = int(parse_task(name))
+    late = key + int(pack(0, 0, 0, 1))
+    here, one_step_late = (graph.find(np.array([key, late])) >= 0).tolist()
+    return task_name(late) if one_step_late and not here else name
 
 
 def simulate(arguments: Any) -> int:
@@ -108,11 +126,11 @@ def simulate(arguments: Any) -> int:
     recorded, cost = _recorded(arguments)
     p = predict(recorded, cost)
     show.notes(recorded.notes)
-    timeline = price(p.graph, p.schedule, cost)
+    timeline = replace(price(p.graph, p.schedule, cost), peak_bytes=p.peak_bytes)
     _draw(arguments, timeline)
     if arguments.trace:
         timeline.save(arguments.trace)
-    record = {"predicted_step_ms": round(p.predicted_step_ms, 4), "peak_bytes": p.peak_bytes, **timeline.summary()}
+    record = {"predicted_step_ms": round(p.predicted_step_ms, 4), **timeline.summary()}
     show.emit(arguments, record, timeline.report)
     return 0
 
