@@ -41,7 +41,7 @@ def bits(*arrays: Any) -> bytes:
 
 
 @contextmanager
-def deadline(seconds: float = 30.0) -> Iterator[None]:
+def deadline(seconds: float = 120.0) -> Iterator[None]:
     """Fails instead of hanging; for the main thread."""
 
     def late(*_: Any) -> None:

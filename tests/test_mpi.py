@@ -244,7 +244,7 @@ sys.exit(main(sys.argv[1:]))
 def test_ranks_do_not_wait_for_ever_for_one_that_runs_something_else(other):
     """One that never starts MPI, or that starts it and then does not do what the others do."""
     begin = time.monotonic()
-    done = run(2, *parallel("priority"), ":", "-c", other, timeout=30, MINIDL_MPI_START_SECONDS="2")
+    done = run(2, *parallel("priority"), ":", "-c", other, timeout=120, MINIDL_MPI_START_SECONDS="2")
     assert time.monotonic() - begin < 20
     assert done.returncode != 0
     lines = [line for line in done.stderr.splitlines() if line.startswith("minidl:")]
@@ -275,7 +275,7 @@ sys.exit(main(sys.argv[1:]))
 @pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_rank_that_raises_stops_the_others_with_its_rank_and_error(ranks):
     begin = time.monotonic()
-    done = run(ranks, "-c", RAISES, *parallel("priority", "--batch-size", "48")[2:], timeout=30)
+    done = run(ranks, "-c", RAISES, *parallel("priority", "--batch-size", "48")[2:], timeout=120)
     assert done.returncode != 0
     assert time.monotonic() - begin < 20
     assert "minidl: rank 1: a bad day" in done.stderr
