@@ -96,8 +96,9 @@ def plan(graph: TaskGraph, cost: CostModel | None = None, memory_limit: int | No
         notes.append("nothing crosses the border of the iteration: an update waits for the weight gradients of several "
                      "layers, as clipping by global norm does")
     crossing = crossing and not graph.iteration.any()
-    early, late = (improve(step, cut, start, crossing) for start in _starts(step, cut, crossing))
-    places = late if step.makespan(late) < step.makespan(early) * (1 - LEAST) else early  # late items take memory
+    early, late = _starts(step, cut, crossing)
+    better = late if step.makespan(late) < step.makespan(early) * (1 - LEAST) else early  # late items take memory
+    places = improve(step, cut, better, crossing)
     if len(graph) <= SMALL:  # where it costs nothing, more is tried
         starts = [assign(step, cut, crossing), early_filled(step, crossing), places, {},
                   {i: step.place(SUB, step.bounds({}, i, crossing)[1]) for i in range(len(step.items))}]
