@@ -41,5 +41,5 @@ setup(
         "test": TEST,
         "dev": [*TEST, "ruff==0.17.5", "mypy==2.4.1", "pre-commit"],
     },
-    entry_points={"console_scripts": ["minidl=minidl.cli:main"]},
+    entry_points={"console_scripts": ["minidl=minidl.__main__:run"]},
 )

@@ -1,4 +1,5 @@
-"""The command line: one verb a function. Exit 0; 1 a check failed; 2 bad arguments or input, in one clear line."""
+"""The command line: one verb a function. Exit 0; 1 a check failed; 2 bad arguments or input, in one clear line; 130 for an
+interrupt, which is the program's to say (`minidl.__main__`)."""
 
 from __future__ import annotations
 
@@ -6,9 +7,11 @@ import os
 import sys
 from collections.abc import Sequence
 
+from .. import interrupts
+
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; returns the exit code."""
+    """Runs one command; returns the exit code. Raises KeyboardInterrupt, also where one got lost on its way."""
     from .flags import UsageError
     from .parser import parse
 
@@ -16,16 +19,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     debug = int(os.environ.get("MINIDL_DEBUG") or 0) if (os.environ.get("MINIDL_DEBUG") or "0").isdecimal() else 0
     try:
         arguments = parse(argv)
-        return int(arguments.verb(arguments) or 0)
+        code = int(arguments.verb(arguments) or 0)
+        interrupts.check()
+        return code
     except UsageError as error:
         if argv[:1] == ["train"] and "--parallel data" in " ".join(argv).replace("=", " "):  # other ranks wait for this one
             from .data_parallel import refuse
 
             return refuse(error)
         message = str(error)
-    except KeyboardInterrupt:
-        print("minidl: stopped", file=sys.stderr)
-        return 130
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -37,6 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if debug:
             raise
         message = str(error) or type(error).__name__
+    interrupts.check()  # a library may have made an error of it
     first, *rest = message.splitlines()
     print(f"minidl: {first}", file=sys.stderr)
     if rest:

@@ -8,9 +8,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from .. import interrupts
+
 
 def emit(arguments: Any, record: dict[str, Any], text: str | Callable[[], str]) -> None:
-    """The record with --json, else the text."""
+    """The record with --json, else the text; nothing of a run that was interrupted."""
+    interrupts.check()
     if arguments.json:
         print(json.dumps(record, allow_nan=False))
     else:
@@ -28,14 +31,20 @@ def notes(lines: Iterable[str]) -> None:
 
 @contextmanager
 def progress(title: str, total: float) -> Iterator[Callable[[float], None]]:
-    """A bar on standard error where a person looks at it; yields a function that takes how much is done."""
+    """A bar on standard error where a person looks at it; yields a function that takes how much is done, and raises
+    KeyboardInterrupt after an interrupt."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     with Progress(TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"), TimeRemainingColumn(),
                   console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task(title, total=total)
-        yield lambda done: bar.update(task, completed=done)
+
+        def update(done: float) -> None:
+            interrupts.check()
+            bar.update(task, completed=done)
+
+        yield update
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
