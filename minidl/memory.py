@@ -76,27 +76,25 @@ def plan_memory(graph: TaskGraph, schedule: Schedule, limit: int | None = None) 
 def may_share(graph: TaskGraph, schedule: Schedule) -> Ints:
     """Boolean matrix: storages s and t are never alive at the same time on any run of the schedule.
 
-    Inputs live from the start of the step and outputs to its end.
+    The caller counts as one more lane: it loads all inputs before the first task, and reads all outputs after the last.
     """
     clocks = schedule.clocks(graph)
     users = graph.storage_users
-    n, lanes = len(graph.storages), clocks.clock.shape[1]
+    n, lanes = len(graph.storages), clocks.clock.shape[1] + 1
     if len(set(clocks.rank.tolist())) > 1:
         raise ValueError("a memory plan is made for one rank at a time")
-    last = np.zeros((n, lanes), np.int64)  # per lane: one past the last task that touches s
+    last = np.zeros((n, lanes), np.int64)  # per lane: one past the last task that touches s; the caller's lane comes last
     known = np.full((n, lanes), np.iinfo(np.int64).max)  # what has surely ended when the first one starts
+    known[:, -1] = 1
     for s in range(n):
         tasks = users[s]
         if len(tasks):
             np.maximum.at(last[s], clocks.column[tasks], clocks.place[tasks] + 1)
-            known[s] = clocks.clock[tasks].min(axis=0)
-    untouched = np.diff(users.ptr) == 0
-    for view in graph.inputs:
-        known[view.storage] = 0
-        untouched[view.storage] = False
-    for view in graph.outputs:
-        last[view.storage] = np.iinfo(np.int64).max
-        untouched[view.storage] = False
+            known[s, :-1] = clocks.clock[tasks].min(axis=0)
+    inputs, outputs = ([view.storage for view in views] for views in (graph.inputs, graph.outputs))
+    known[inputs], last[inputs, -1] = 0, 1
+    last[outputs, -1] = 2
+    untouched = (last == 0).all(axis=1)
     before = np.ones((n, n), bool)  # before[s, t]: s is dead when t is born
     for lane in range(lanes):
         before &= last[:, lane][:, None] <= known[:, lane][None, :]

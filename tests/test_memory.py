@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import minidl as ml
+from minidl import ops
 from minidl.executors.checking import random_schedule
 from minidl.memory import ALIGNMENT, MemoryLimitError, may_share, plan_memory, rounded
 from minidl.schedule import Lane, Schedule
@@ -39,7 +40,7 @@ def check(graph, schedule, plan):
             if plan.offset[a] + size[a] <= plan.offset[b] or plan.offset[b] + size[b] <= plan.offset[a]:
                 continue
 
-            def ends_before(x, y):
+            def ends_before(x, y):  # inputs are all loaded before the first task, outputs all read after the last
                 return all(order[p, q] for p in users[x] for q in users[y]) and y not in inputs and x not in outputs
 
             assert ends_before(a, b) or ends_before(b, a), f"{graph.storages[a].name} and {graph.storages[b].name} share memory"
@@ -109,6 +110,20 @@ def test_a_step_in_order_needs_less_than_all_its_buffers_at_once():
     size = rounded(np.array([s.bytes for s in graph.storages]))
     assert plan.arena_bytes < 0.8 * size[plan.offset >= 0].sum()
     assert plan.persistent_bytes == size[plan.offset < 0].sum()
+
+
+def test_an_input_that_no_task_reads_takes_no_place_of_another():
+    """The caller loads it like the others."""
+    w = ml.Parameter(np.arange(12, dtype=np.float32).reshape(3, 4))
+    x, u = np.ones((2, 4), np.float32), np.full((2, 4), 7, np.float32)
+    graph = ml.record(lambda x, unused, both: (ops.linear(x, w), both), x, u, u)
+    schedule = Schedule.of(graph, {Lane(0): range(len(graph))})
+    check(graph, schedule, plan_memory(graph, schedule))
+    expected = ops.linear(ml.array(x), w).numpy()
+    for inputs in ((x, u, u), (x, -u, 2 * u)):
+        y, both = ml.CheckingExecutor(graph, schedule)(*inputs)
+        np.testing.assert_array_equal(y.numpy(), expected)
+        np.testing.assert_array_equal(both.numpy(), inputs[2])
 
 
 def test_the_limit_tells_what_is_needed():
