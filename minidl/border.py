@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from .graph import ROLES, GraphError, Kind, Role, Rows, StorageSpec, TaskGraph
+from .graph import ROLES, GraphError, Kind, Role, Rows, StorageSpec, TaskGraph, View
 
 Mask = NDArray[np.bool_]
 
@@ -111,6 +111,10 @@ def _assembled(base: TaskGraph, tasks: list[tuple[int, int]], copies: dict[int, 
         return {s: pair[p] for s, pair in copies.items()}
 
     moved = (moves(0), moves(1))
+
+    def views(of_the_caller: tuple[View, ...]) -> tuple[View, ...]:
+        return tuple(replace(v, storage=moved[parity].get(v.storage, v.storage)) for v in of_the_caller) if current else ()
+
     ids = np.array([t for t, _ in tasks], np.int64)
     extra = np.repeat(carried, 2)
     state = np.full(len(extra), ROLES.index(Role.STATE), base.buffer_role.dtype)
@@ -124,5 +128,4 @@ def _assembled(base: TaskGraph, tasks: list[tuple[int, int]], copies: dict[int, 
                                                                      base.buffer_storage.dtype)]),
         buffer_names=base.buffer_names + names if base.buffer_names else (),
         launches=tuple(tuple(launch.moved(moved[p]) for launch in base.launches[t]) for t, p in tasks) if base.launches else (),
-        inputs=tuple(replace(v, storage=moved[parity].get(v.storage, v.storage)) for v in base.inputs) if current else (),
-        outputs=base.outputs if current else ())
+        inputs=views(base.inputs), outputs=views(base.outputs))

@@ -89,6 +89,36 @@ def test_every_graph_of_the_border_survives_random_legal_orders_with_versions_ch
     steady.close()
 
 
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_a_step_with_late_tasks_returns_what_it_was_given_and_what_it_made_within(lanes):
+    """Late tasks read these from the copies of their step, and so does the caller."""
+
+    def made():
+        ml.seed(3)
+        model = models.mlp(*SIZES)
+        opt = optim.SGD(model.parameters(), lr=0.05)
+
+        def step(x, y):
+            hidden = nn.relu(model.layer0(x))
+            loss = nn.cross_entropy(model.layer2(model.layer1(hidden)), y)
+            loss.backward()
+            opt.step()
+            return loss, x, y, hidden, hidden[:, 2:5], model.layer1.weight.grad
+
+        return step
+
+    step = made()
+    expected = [[t.numpy().copy() for t in step(ml.array(X[i]), ml.array(Y[i]))] for i in range(STEPS)]
+    graph = ml.record(made(), X[0], Y[0])
+    late = [t for t in range(len(graph)) if not must_stay(graph)[t]]
+    assert late
+    run = ml.SteadyExecutor(ml.cross_border(graph, late), lambda g: random_schedule(g, lanes, np.random.default_rng(5)))
+    for i in range(STEPS):
+        for found, value in zip(run(X[i], Y[i]), expected[i], strict=True):
+            np.testing.assert_array_equal(found.numpy(), value)
+    run.close()
+
+
 def test_looking_settles_for_eager_ops_and_other_executors_too():
     expected = synchronous(optim.SGD, momentum=0.9)
     model, opt, graph = recorded(optim.SGD, momentum=0.9)
