@@ -23,15 +23,15 @@ __device__ __forceinline__ Words philox(unsigned long long c0, unsigned long lon
 
 // x and y (samples, each). A thread has four neighbours of one sample: the words of one counter.
 template <typename T>
-__global__ void dropout(const T* x, const unsigned long long* __restrict__ number, T* y, long long samples, long long each,
+__global__ void dropout(const T* x, const unsigned long long* __restrict__ counter, T* y, long long samples, long long each,
                         unsigned long long threshold, double factor, unsigned long long seed, unsigned long long draw,
                         unsigned long long sample) {
     long long groups = (each + 3) / 4, count = samples * groups;
-    unsigned long long now = *number & 0xFFFFFFFFull;
+    unsigned long long number = *counter + draw, low = number & 0xFFFFFFFFull, high = number >> 32;
     for (long long i = first(); i < count; i += step()) {
         long long n = count < 0x80000000ll ? (int)i / (int)groups : i / groups, group = i - n * groups, at = n * each + 4 * group;
         int here = each - 4 * group < 4 ? (int)(each - 4 * group) : 4;
-        Words words = philox(group, n + sample, now, draw, seed);
+        Words words = philox(group, n + sample, low, high, seed);
         Sum<T> xs[4] = {};
         load(x + at, here, xs);
 #pragma unroll
@@ -40,4 +40,4 @@ __global__ void dropout(const T* x, const unsigned long long* __restrict__ numbe
     }
 }
 
-__global__ void tick(const unsigned long long* number, unsigned long long* after) { *after = *number + 1; }
+__global__ void tick(const unsigned long long* counter, unsigned long long* after, unsigned long long draws) { *after = *counter + draws; }

@@ -1,4 +1,4 @@
-"""Dropout whose bits are counted, not drawn: a pure function of (seed, draw, step, sample, element).
+"""Dropout whose bits are counted, not drawn: a pure function of (seed, draw, sample, element).
 
 So every executor, device and layout of ranks drops the same elements, and the backward pass makes the bits again
 instead of keeping a mask. The generator is Philox4x32-10 (Salmon et al., SC 2011).
@@ -26,43 +26,44 @@ def philox(xp: Any, c0: Any, c1: Any, c2: Any, c3: Any, k0: int, k1: int) -> tup
 
 
 @kernel("dropout", flops=lambda reads, writes: 10.0 * writes[0].size)
-def dropout(xp: Any, x: Any, step: Any, *, rate: float, seed: int, draw: int, sample: int) -> Any:
+def dropout(xp: Any, x: Any, counter: Any, *, rate: float, seed: int, draw: int, sample: int) -> Any:
     """x (n, ...): each element is zero with probability `rate`, else x / (1 - rate). Applied to dy it is the gradient.
 
-    `step` (1,) uint64 is read from a buffer; `sample` is the global index of the first sample; `draw` tells the
-    dropouts of one step apart.
+    `counter` (1,) uint64 is read from a buffer; with `draw` added, modulo 2^64, it is the number of this dropout.
+    `sample` is the global index of the first sample.
     """
     n, size = x.shape[0], x.size // max(x.shape[0], 1)
     blocks = (size + 3) // 4
     c0 = xp.broadcast_to(xp.arange(blocks, dtype=xp.uint64)[None, :], (n, blocks))
     c1 = xp.broadcast_to(xp.arange(sample, sample + n, dtype=xp.uint64)[:, None], (n, blocks))
-    words = philox(xp, c0, c1, xp.full_like(c0, 0) + (step[0] & xp.uint64(0xFFFFFFFF)), xp.full_like(c0, draw),
-                   seed & 0xFFFFFFFF, seed >> 32)
+    number = xp.zeros_like(c0) + counter + xp.uint64(draw)
+    words = philox(xp, c0, c1, number & xp.uint64(0xFFFFFFFF), number >> xp.uint64(32), seed & 0xFFFFFFFF, seed >> 32)
     bits = xp.stack(words, axis=-1).reshape(n, blocks * 4)[:, :size].reshape(x.shape)
     keep = bits >= xp.uint64(int(rate * 2**32))
     return xp.where(keep, x * x.dtype.type(1 / (1 - rate)), x.dtype.type(0))
 
 
 @dropout.cpu
-def _(x: Any, step: Any, y: Any, *, rate: float, seed: int, draw: int, sample: int) -> Any:
+def _(x: Any, counter: Any, y: Any, *, rate: float, seed: int, draw: int, sample: int) -> Any:
     rows = (x.shape[0], x.size // max(x.shape[0], 1))
-    return [loop(_dropout, x.reshape(rows), step, y.reshape(rows), np.uint64(int(rate * 2**32)), x.dtype.type(1 / (1 - rate)),
+    return [loop(_dropout, x.reshape(rows), counter, y.reshape(rows), np.uint64(int(rate * 2**32)), x.dtype.type(1 / (1 - rate)),
                  np.uint64(seed & 0xFFFFFFFF), np.uint64(seed >> 32), np.uint64(draw), np.uint64(sample))]
 
 
 @dropout.cuda()
-def _(x: Any, step: Any, y: Any, *, rate: float, seed: int, draw: int, sample: int) -> Any:
+def _(x: Any, counter: Any, y: Any, *, rate: float, seed: int, draw: int, sample: int) -> Any:
     n = x.shape[0]
     size = x.size // max(n, 1)
-    return each("dropout.cu", f"dropout<{c_type(x)}>", n * -(-size // 4), flat(x), step, flat(y), n, size, int(rate * 2**32), 1 / (1 - rate),
+    return each("dropout.cu", f"dropout<{c_type(x)}>", n * -(-size // 4), flat(x), counter, flat(y), n, size, int(rate * 2**32), 1 / (1 - rate),
                 seed, draw, sample)
 
 
-def _dropout(x, step, y, threshold, factor, seed0, seed1, draw, sample):  # type: ignore[no-untyped-def]
+def _dropout(x, counter, y, threshold, factor, seed0, seed1, draw, sample):  # type: ignore[no-untyped-def]
     low, half = np.uint64(0xFFFFFFFF), np.uint64(32)
+    number = counter[0] + draw
     for n in range(x.shape[0]):
         for block in range((x.shape[1] + 3) // 4):
-            c0, c1, c2, c3 = np.uint64(block), np.uint64(n) + sample, step[0] & low, draw
+            c0, c1, c2, c3 = np.uint64(block), np.uint64(n) + sample, number & low, number >> half
             k0, k1 = seed0, seed1
             for _ in range(10):
                 p0, p1 = c0 * np.uint64(0xD2511F53), c2 * np.uint64(0xCD9E8D57)
@@ -75,20 +76,20 @@ def _dropout(x, step, y, threshold, factor, seed0, seed1, draw, sample):  # type
 
 
 @kernel("tick")
-def tick(xp: Any, step: Any) -> Any:
-    """The next step's number (1,) uint64."""
-    return step + xp.uint64(1)
+def tick(xp: Any, counter: Any, *, draws: int) -> Any:
+    """The dropout counter (1,) uint64 so many dropouts on, modulo 2^64."""
+    return counter + xp.uint64(draws)
 
 
 @tick.cpu
-def _(step: Any, after: Any) -> Any:
-    return [loop(_tick, step, after)]
+def _(counter: Any, after: Any, *, draws: int) -> Any:
+    return [loop(_tick, counter, after, np.uint64(draws))]
 
 
 @tick.cuda()
-def _(step: Any, after: Any) -> Any:
-    return [Grid("dropout.cu", "tick", (1,), (1,), (step, after))]
+def _(counter: Any, after: Any, *, draws: int) -> Any:
+    return [Grid("dropout.cu", "tick", (1,), (1,), (counter, after, draws))]
 
 
-def _tick(step, after):  # type: ignore[no-untyped-def]
-    after[0] = step[0] + np.uint64(1)
+def _tick(counter, after, draws):  # type: ignore[no-untyped-def]
+    after[0] = counter[0] + draws

@@ -1,7 +1,7 @@
 """Checkpoints: everything that a run needs to go on with the bits that it would have had uninterrupted.
 
 One safetensors file: parameters and states of the model, the optimizer's states with learning rate and Adam's powers,
-and the step counter of dropout as tensors; place in the data, seed and schedule as JSON beside them. A file is only
+and the counter of dropouts as tensors; place in the data, seed and schedule as JSON beside them. A file is only
 data: nothing in it is ever executed. Nothing is changed by a load unless all of the file fits.
 
 A checkpoint stands between two steps: gradients that wait for an update are not kept. What recorded steps hold stays
@@ -82,7 +82,7 @@ def save(path: str | Path, model: Module, optimizer: Optimizer | None = None, *,
 
 def load(path: str | Path, model: Module, optimizer: Optimizer | None = None, *,
          loader: Loader | None = None) -> Checkpoint:
-    """Puts a checkpoint's contents into model, optimizer, loader and the step counter, in place. Without an optimizer
+    """Puts a checkpoint's contents into model, optimizer, loader and the dropout counter, in place. Without an optimizer
     it is the model alone that is taken, from a run of any seed.
 
     Raises CheckpointError, with nothing changed, for a file that is missing, damaged, foreign, of another model,
@@ -142,7 +142,7 @@ def _tensors(model: Module, optimizer: Optimizer | None) -> dict[str, Tensor]:
     tensors = {f"model.{name}": t for name, t in model.named_tensors()}
     if optimizer is not None:
         tensors |= {f"optimizer.{name}": t for name, t in optimizer.named_tensors()}
-        tensors["random.step"] = Tensor(random.step_storage())
+        tensors["random.dropouts"] = Tensor(random.dropout_counter())
     return tensors
 
 

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from . import device as devices
-from . import random
 from . import tape as tapes
 from .grad_scaler import GradScaler
 from .graph import Kind, Role
@@ -100,10 +99,6 @@ class Optimizer:
             for i in members:
                 self.parameters[i].used = True
         tape.rounded.clear()
-        if tape.place.draws:
-            step = Tensor(random.step_storage())
-            with tape.task(tape.new_unit("step"), Kind.U):
-                tape.call("tick", [step], [step])
         tape.end_step()
 
     def gradient(self, i: int) -> Tensor:

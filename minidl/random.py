@@ -1,7 +1,7 @@
 """Numbers that look random and are pure functions of what they are for.
 
 Everything drawn is keyed by (seed, purpose, index): weights on the host, by the order in which parameters are made;
-dropout by (draw, step, global sample). So every device and every layout of ranks sees the same numbers.
+dropout by (number of the dropout since the seed, global sample). So every device and every layout of ranks sees the same numbers.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class _State:
     def __init__(self) -> None:
         self.seed = 0
         self.made = 0
-        self.step: Storage | None = None
-        self.device: Any = None  #: that `step` lies on
+        self.counter: Storage | None = None
+        self.device: Any = None  #: that the counter lies on
 
 
 _state = _State()
@@ -32,7 +32,7 @@ def seed(value: int) -> None:
     if value < 0:
         raise ValueError(f"the seed is {value}; it must be at least 0")
     _state.seed, _state.made = int(value), 0
-    _state.step = None
+    _state.counter = None
     current().end_step()
 
 
@@ -40,14 +40,15 @@ def current_seed() -> int:
     return _state.seed
 
 
-def step_storage() -> Storage:
-    """The step's number, (1,) uint64: what dropout reads and an optimizer's step moves on."""
+def dropout_counter() -> Storage:
+    """How many dropouts there have been since the seed, (1,) uint64. Eagerly each dropout moves it on, and a recorded step
+    as a whole, at its end."""
     device = current().device
-    if _state.step is None or _state.device is not device:
-        step = Storage("step", (1,), "uint64", Role.SCALAR, device.allocate(8))
-        device.write(device.array(step.data, View(0, (1,), (1,), 0, "uint64")), 0)
-        _state.step, _state.device = step, device
-    return _state.step
+    if _state.counter is None or _state.device is not device:
+        counter = Storage("dropout counter", (1,), "uint64", Role.SCALAR, device.allocate(8))
+        device.write(device.array(counter.data, View(0, (1,), (1,), 0, "uint64")), 0)
+        _state.counter, _state.device = counter, device
+    return _state.counter
 
 
 def generator(purpose: str, *index: int, seed: int | None = None) -> np.random.Generator:

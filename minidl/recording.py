@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from . import random
 from . import tape as tapes
-from .graph import Role, TaskGraph
+from .graph import Kind, Role, TaskGraph
 from .precision import HALVES
 from .tape import Recorder, Storage
 from .tensor import FLOATS, Tensor
@@ -28,6 +29,10 @@ def record(step: Callable[..., Any], *example: Any, name: str = "") -> TaskGraph
     try:
         with tapes.use(tape):
             result = step(*inputs)
+            if tape.draws:
+                counter = Tensor(random.dropout_counter())
+                with tape.task(tape.new_unit("dropout counter"), Kind.U):
+                    tape.call("tick", [counter], [counter], draws=tape.draws)
     finally:
         tape.restore()
     outputs = [] if result is None else list(result) if isinstance(result, tuple | list) else [result]

@@ -80,7 +80,7 @@ class Call:
 
 @dataclass
 class _Place:
-    """Where the next task stands: micro-batch, unit, and what tells the dropouts of a step apart."""
+    """Where the next task stands: micro-batch, unit, the number of the next dropout and that of the first sample."""
 
     micro_batch: int = 0
     unit: int = 0
@@ -92,6 +92,15 @@ class _Place:
     inner: bool = False  #: within a micro-batch
 
 
+@dataclass
+class _Round:
+    """Micro-batches, each at most once, that count units and dropouts from the same numbers on: those of one batch."""
+
+    units: int
+    draws: int
+    numbers: set[int] = field(default_factory=set)
+
+
 class Tape:
     """The eager tape: a task runs when it is emitted."""
 
@@ -100,6 +109,8 @@ class Tape:
     def __init__(self, device: Any = None) -> None:
         self._device = device
         self.place = _Place()
+        self.draws = 0  #: dropouts so far, the same one of several micro-batches counted once
+        self._round: _Round | None = None
         self.gradients = True
         self.autocast: str | None = None  #: the 16-bit type in which products are made, see `precision`
         self.rounded: dict[Tensor, Tensor] = {}  #: parameters in that type, which they have been rounded to
@@ -115,20 +126,45 @@ class Tape:
         """A number for one use of one layer."""
         self.place.unit = self.place.units
         self.place.units += 1
+        if self._round and not self.place.inner:
+            self._round.numbers.add(self.place.micro_batch)
         self.name_unit(self.place.unit, "/".join([*self.place.labels, label]) if label else "/".join(self.place.labels))
         return self.place.unit
 
     def name_unit(self, unit: int, name: str) -> None:
         """Eager tasks need no names."""
 
-    def next_draw(self) -> int:
-        """The number of a dropout among those of its step."""
+    def draw(self, counter: Tensor) -> tuple[Tensor, int]:
+        """What numbers a dropout: a buffer (1,) uint64, and what to add to it, modulo 2^64. Within the dropout's task.
+
+        Eagerly the dropout keeps its number, since others move the counter on before its gradient is made.
+        """
+        kept = type(counter)(self.storage("draw", (1,), "uint64", Role.ACTIVATION))
+        behind = self.draws - self._next_draw()  # of those that other micro-batches of the batch have drawn
+        self.call("tick", [counter], [kept], draws=-behind % 2**64)
+        if not behind:
+            self.call("tick", [counter], [counter], draws=1)
+        return kept, 0
+
+    def _next_draw(self) -> int:
+        """The number of the next dropout among those of this tape."""
+        number = self.place.draws
         self.place.draws += 1
-        return self.place.draws - 1
+        self.draws = max(self.draws, self.place.draws)
+        return number
+
+    def enter(self, micro_batch: int, first_sample: int) -> None:
+        """The tasks that follow are those of this micro-batch; units and dropouts count as in the others of its round."""
+        if self._round is None or micro_batch in self._round.numbers:
+            self._round = _Round(self.place.units, self.place.draws)
+        self._round.numbers.add(micro_batch)
+        self.place = _Place(micro_batch, units=self._round.units, draws=self._round.draws, sample=self.place.sample + first_sample,
+                            labels=self.place.labels, inner=True)
 
     def end_step(self) -> None:
-        """Units and draws count from 0 again."""
-        self.place.unit = self.place.units = self.place.draws = 0
+        """Units count from 0 again."""
+        self.place.unit = self.place.units = 0
+        self._round = None
 
     def remember(self, parameter: Tensor) -> None:
         """Called before a parameter's gradient changes."""
@@ -206,9 +242,13 @@ class Recorder(Tape):
     def name_unit(self, unit: int, name: str) -> None:
         self._builder.unit_names.setdefault(unit, name)
 
+    def draw(self, counter: Tensor) -> tuple[Tensor, int]:
+        """As in `Tape`: a recorded step reads the counter as it was at its start."""
+        return counter, self._next_draw()
+
     def end_step(self) -> None:
-        """Draws count from 0 again; units go on, so that several updates in one graph keep their tasks apart."""
-        self.place.draws = 0
+        """Units go on, so that several updates in one graph keep their tasks apart."""
+        self._round = None
 
     def storage(self, name: str, shape: tuple[int, ...], dtype: str, role: Role) -> Storage:
         if role == Role.ACTIVATION:  # so that messages can tell two layers' outputs apart
@@ -329,7 +369,7 @@ def micro_batch(number: int, first_sample: int = 0) -> Iterator[None]:
     before = tape.place
     if before.inner:
         raise ValueError("a micro-batch within a micro-batch")
-    tape.place = _Place(number, sample=before.sample + first_sample, labels=before.labels, inner=True)
+    tape.enter(number, first_sample)
     try:
         yield
     finally:

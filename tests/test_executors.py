@@ -135,9 +135,79 @@ def test_dropout_of_micro_batches_is_that_of_the_whole_batch():
 
     ml.seed(3)
     (y,) = [SequentialExecutor(ml.record(whole, x))(x).numpy()]
+    ml.seed(3)
     a, b = SequentialExecutor(ml.record(parts, x[:3], x[3:]))(x[:3], x[3:])
     assert np.array_equal(y, np.concatenate([a.numpy(), b.numpy()]))
     assert 0 < (y == 0).sum() < y.size
+
+
+def test_dropouts_before_and_within_micro_batches_differ():
+    def step(x):
+        before = ops.dropout(x, 0.5)
+        with ml.micro_batch(0):
+            first = ops.dropout(x, 0.5)
+        with ml.micro_batch(1):
+            second = ops.dropout(x, 0.5)
+        return before, first, second, ops.dropout(x, 0.5)
+
+    x = np.ones((6, 5), np.float32)
+    ml.seed(3)
+    before, first, second, after = (t.numpy() for t in SequentialExecutor(ml.record(step, x))(x))
+    assert np.array_equal(first, second)  # the same samples of the same batch
+    assert len({y.tobytes() for y in (before, first, after)}) == 3
+
+
+def test_dropout_without_an_update_is_another_each_time_and_the_one_of_eager_runs():
+    x = np.ones((4, 6), np.float32)
+
+    def predict(x):
+        return ops.dropout(x, 0.5)
+
+    def parts(x):
+        total = None
+        for m in range(2):
+            with ml.micro_batch(m, 4 * m):
+                y = ops.dropout(ops.dropout(x, 0.2), 0.5)
+            total = y if total is None else total + y
+        return total
+
+    def train(x):
+        loss = (ops.dropout(x, 0.3) * w).sum()
+        loss.backward()
+        opt.step()
+        return w.grad
+
+    steps = (predict, predict, parts, train, predict, parts, parts, train)
+    runs = {}
+    for kind in ("eager", "recorded", "by turns"):
+        ml.seed(3)
+        w = ml.Parameter(np.ones(6, np.float32))
+        opt = optim.SGD([w], 0.1)
+        recorded = {step: SequentialExecutor(ml.record(step, x)) for step in (predict, parts, train)}
+        runs[kind] = [bits(step(ml.array(x)) if kind == "eager" or (kind == "by turns" and i % 3 == 1) else recorded[step](x))
+                      for i, step in enumerate(steps)]
+    assert len(set(runs["eager"])) == len(steps)
+    assert runs["recorded"] == runs["eager"]
+    assert runs["by turns"] == runs["eager"]
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_the_gradient_of_a_dropout_has_its_mask_also_after_an_update(recorded):
+    ml.seed(3)
+    x = np.ones((4, 6), np.float32)
+    v, w = ml.Parameter(np.ones(6, np.float32)), ml.Parameter(np.ones(6, np.float32))
+    first, second = optim.SGD([v], 0.1), optim.SGD([w], 0.1)
+
+    def step(x):
+        y = ops.dropout(x * w, 0.5)
+        ops.dropout(x * v, 0.5).sum().backward()
+        first.step()
+        y.sum().backward()
+        second.step()
+        return y, w.grad
+
+    y, g = SequentialExecutor(ml.record(step, x))(x) if recorded else step(ml.array(x))
+    np.testing.assert_array_equal(g.numpy(), y.numpy().sum(axis=0))
 
 
 def test_what_a_step_returns_is_the_callers_own():

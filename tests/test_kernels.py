@@ -76,7 +76,7 @@ def examples(n=3, m=4):
     step = np.array([7], np.uint64)
     for shape in (s, (n,), (n, 2, 3)):
         yield Example("dropout", (shape, step), (shape,), {"rate": 0.4, "seed": 5 + (9 << 32), "draw": 2, "sample": 11})
-    yield Example("tick", (step,), (np.zeros(1, np.uint64),))
+    yield Example("tick", (step,), (np.zeros(1, np.uint64),), {"draws": 3})
     for decay in (0.0, 0.1):
         yield Example("sgd", (s, s, (1,)), (s,), {"momentum": 0.0, "weight_decay": decay, "nesterov": False})
         for nesterov in (False, True):
@@ -190,6 +190,7 @@ def test_dropout_depends_on_the_sample_and_not_on_the_batch():
     for change in ({"seed": 4}, {"draw": 2}, {"seed": 3 + (1 << 32)}):
         assert not np.array_equal(whole, KERNELS["dropout"].reference(np, x, np.array([4], np.uint64), sample=0, **{**constants, **change}))
     assert not np.array_equal(whole, KERNELS["dropout"].reference(np, x, np.array([5], np.uint64), sample=0, **constants))
+    assert np.array_equal(whole, KERNELS["dropout"].reference(np, x, np.array([2**64 - 1], np.uint64), sample=0, **{**constants, "draw": 6}))
 
 
 def test_philox_is_philox():

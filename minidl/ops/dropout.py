@@ -21,17 +21,16 @@ class Dropout(Op):
         if not x.ndim:
             raise self.error("a scalar has no samples")
         self.x = self.dense(x)
-        self.step = Tensor(random.step_storage())
         tape = tapes.current()
-        self.constants = {"rate": self.rate, "seed": random.current_seed() & (2**64 - 1), "draw": tape.next_draw(),
-                          "sample": tape.place.sample}
+        self.counter, draw = tape.draw(Tensor(random.dropout_counter()))
+        self.constants = {"rate": self.rate, "seed": random.current_seed() & (2**64 - 1), "draw": draw, "sample": tape.place.sample}
         y = self.out(x.shape, dtype)
-        self.call("dropout", [self.x, self.step], [y], **self.constants)
+        self.call("dropout", [self.x, self.counter], [y], **self.constants)
         return y
 
     def input_grad(self, i: int, dy: Tensor) -> Tensor:
         dx = self.grad(self.x)
-        self.call("dropout", [self.dense(dy), self.step], [dx], **self.constants)
+        self.call("dropout", [self.dense(dy), self.counter], [dx], **self.constants)
         return dx
 
 
