@@ -39,14 +39,19 @@ def save(timeline: Timeline, path: str | Path) -> None:
     Raises ValueError for another suffix, OSError where the file cannot be written.
     """
     path = str(path)
-    if not path.endswith((".json", ".json.gz")):
-        raise ValueError(f"a trace is saved as .json or .json.gz, not as {path}")
+    check_path(path)
     if "{rank}" in path:
         for rank in sorted({lane.rank for lane in timeline.lanes}):
             save(timeline.of_rank(rank), path.replace("{rank}", str(rank)))
         return
     content = dumps(timeline).encode()
     write_atomic(path, gzip.compress(content, 6, mtime=0) if path.endswith(".gz") else content)
+
+
+def check_path(path: str) -> None:
+    """Raises ValueError for a name that `save` does not take."""
+    if not path.endswith((".json", ".json.gz")):
+        raise ValueError(f"a trace is saved as .json or .json.gz, not as {path}")
 
 
 def dumps(timeline: Timeline) -> str:

@@ -257,7 +257,7 @@ class Trainer:
                 raise self._failed(f"the loss is {loss}", step)
 
     def _failed(self, what: str, step: int) -> TrainingError:
-        return TrainingError(f"{what} at step {step} of {self.job.model} with lr {self.job.lr}; try a smaller lr (MINIDL_DEBUG=1 names the layer)")
+        return TrainingError(f"{what} at step {step} of {self.job.model} with lr {self.recorded.optimizer.lr:g}; try a smaller lr (MINIDL_DEBUG=1 names the layer)")
 
     def accuracy(self) -> float | None:
         """Share of the test samples whose largest logit is their label."""

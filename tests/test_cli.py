@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from minidl import checkpoint
 from minidl.cli import main
 
 ROOT = Path(__file__).parent.parent
@@ -196,6 +197,9 @@ def test_table_marks_the_best(capsys):
     (["train", *SMALL, "--resume"], "--checkpoint"),
     (["train", *SMALL, "--dry-run", "--trace", "x.json"], "--dry-run"),
     (["train", *SMALL, "--trace", "/nowhere/x.json"], "/nowhere"),
+    (["train", *SMALL, "--trace", "x.txt"], ".json"),
+    (["plan", *SMALL, "--svg", "/"], "is a folder"),
+    (["train", *SMALL, "--save-costs", "/nowhere/c.json"], "/nowhere"),
     (["train", *SMALL, "--costs", "/nowhere.json"], "/nowhere.json"),
     (["train", *SMALL, "--config", "/nowhere.toml"], "/nowhere.toml"),
     (["compare", *SMALL, "--schedulers", "in_order"], "two"),
@@ -291,6 +295,55 @@ def test_resume_gives_the_bits_of_an_uninterrupted_run(capsys, tmp_path, optimiz
     resumed = json.loads(out)
     assert resumed["params_sha256"] == whole["params_sha256"]
     assert resumed["loss_last"] == whole["loss_last"]
+
+
+def test_a_learning_rate_given_with_resume_wins_and_one_not_given_goes_on(capsys, tmp_path):
+    from minidl import training
+
+    recorded = training.Recorded(training.Job(model_args={"preset": "tiny"}, batch_size=16, lr=0.01))
+    trainer = training.Trainer(recorded, training.CostModel.analytic())
+    for step in range(9):
+        trainer.recorded.optimizer.lr = 0.01 if step < 4 else 0.5
+        trainer.step()
+    whole = run_json(capsys, "train", *SMALL, "--lr", "0.01", "--steps", "9")[1]["params_sha256"]
+    for given, expected in ((["--lr", "0.5"], trainer.params_sha256()), ([], whole)):
+        folder = str(tmp_path / f"run{len(given)}")
+        assert run(capsys, "train", *SMALL, "--lr", "0.01", "--steps", "4", "--checkpoint", folder)[0] == 0
+        code, record = run_json(capsys, "train", *SMALL, *given, "--steps", "9", "--checkpoint", folder, "--resume")
+        assert (code, record["params_sha256"]) == (0, expected)
+
+
+def test_a_resumed_run_says_by_which_scheduler_it_goes_on(capsys, tmp_path):
+    folder = str(tmp_path / "run")
+    assert run(capsys, "train", *SMALL, "--steps", "2", "--checkpoint", folder, "--scheduler", "multi_stream")[0] == 0
+    resume = ["train", *SMALL, "--checkpoint", folder, "--resume"]
+    assert run_json(capsys, *resume, "--steps", "3")[1]["scheduler"] == "multi_stream"
+    assert run_json(capsys, *resume, "--steps", "4", "--scheduler", "in_order")[1]["scheduler"] == "in_order"
+
+
+def test_a_flag_that_the_schedule_of_the_checkpoint_does_not_fit_is_refused_or_takes_effect(capsys, tmp_path):
+    folder = str(tmp_path / "run")
+    assert run(capsys, "train", *SMALL, "--steps", "2", "--checkpoint", folder)[0] == 0
+    resume = ["train", *SMALL, "--checkpoint", folder, "--resume", "--steps", "3", "--micro-batches", "2"]
+    code, _, err = run(capsys, *resume)
+    assert code == 2
+    assert "give --scheduler" in one_line(err)
+    assert run(capsys, *resume, "--scheduler", "in_order")[0] == 0
+
+
+def test_two_runs_do_not_save_to_one_folder(capsys, tmp_path):
+    folder = tmp_path / "run"
+    run_it = ["train", *SMALL, "--steps", "2", "--checkpoint", str(folder)]
+    with checkpoint.claim(folder):
+        code, _, err = run(capsys, *run_it)
+        assert code == 2
+        assert "another run saves to" in one_line(err)
+    assert run(capsys, *run_it)[0] == 0
+    assert [p.name for p in folder.iterdir()] == [checkpoint.NAME]
+    with checkpoint.claim(folder):
+        code, _, err = run(capsys, *run_it, "--resume")
+        assert code == 2
+        assert "another run saves to" in one_line(err)
 
 
 @pytest.mark.parametrize(("change", "says"), [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -137,7 +138,8 @@ def train(arguments: Any) -> int:
 
     communicator = MPI()
     try:
-        return _train(arguments, communicator)
+        with ExitStack() as held:
+            return _train(arguments, communicator, held)
     except Disagreement as error:
         if communicator.rank == 0:
             show.note(f"minidl: {error}")
@@ -168,7 +170,7 @@ def refuse(error: UsageError) -> int:
     return 2
 
 
-def _train(arguments: Any, communicator: Any) -> int:
+def _train(arguments: Any, communicator: Any, held: ExitStack) -> int:
     from .. import checkpoint
     from ..data_parallel import RankTrainer, agree, device_of, identity, measure_link, transport
     from ..training import Recorded
@@ -176,13 +178,17 @@ def _train(arguments: Any, communicator: Any) -> int:
 
     first = communicator.rank == 0
     if not first:
-        arguments.json = True  # no table, no bar
+        arguments.json, arguments.save_costs = True, None  # no table, no bar, no file
 
     def prepare() -> tuple[Any, dict[str, Any]]:
-        _check_flags(arguments, first)
+        _check_flags(arguments)
+        if first:
+            training.check_outputs(arguments)
         arguments.device = device_of(arguments.device, communicator)
         recorded = Recorded(job(arguments), communicator.rank, communicator.size)
-        saved = training._resume(arguments, recorded) if arguments.resume else None
+        if first:
+            held.enter_context(training.claimed(arguments))
+        saved = training.resumed(arguments, recorded) if arguments.resume else None
         alike = {**identity(recorded), "the number of steps": training.steps_of(arguments, recorded), "k": arguments.k,
                  "the number of buckets": arguments.buckets, "the source of costs": arguments.costs, "the transport": arguments.transport,
                  "the checkpoint's step": saved and saved.step}
@@ -195,6 +201,8 @@ def _train(arguments: Any, communicator: Any) -> int:
     if arguments.dry_run:
         return _dry_run(arguments, RankTrainer(recorded, cost, summing, link, k=arguments.k, buckets=arguments.buckets), first)
     trainer = RankTrainer(recorded, cost, summing, link, k=arguments.k, buckets=arguments.buckets, trace=bool(arguments.trace))
+    if first and saved is not None:
+        show.note(f"resumed from {arguments.checkpoint} after step {saved.step}")
     done_before, steps = saved.step if saved else 0, training.steps_of(arguments, recorded)
     with show.progress(f"training {arguments.model} on {communicator.size} ranks", steps) as done:
         for step in range(done_before + 1, steps + 1):
@@ -215,8 +223,7 @@ def _train(arguments: Any, communicator: Any) -> int:
     return 0
 
 
-def _check_flags(arguments: Any, first: bool) -> None:
-    from .. import checkpoint
+def _check_flags(arguments: Any) -> None:
     from . import training
 
     check_scheduler(arguments.scheduler)
@@ -226,14 +233,7 @@ def _check_flags(arguments: Any, first: bool) -> None:
         raise UsageError("a data-parallel run has one compute stream and takes no --streams and no --scheduler-arg; k and buckets have their own flags")
     if arguments.transport != "staged" and not arguments.device.startswith("cuda"):
         raise UsageError(f"--transport {arguments.transport} is for gradients on a GPU; give --device cuda too")
-    if arguments.resume and not arguments.checkpoint:
-        raise UsageError("--resume needs --checkpoint DIR, the place to resume from")
-    if arguments.dry_run and (arguments.trace or arguments.checkpoint):
-        raise UsageError("--dry-run runs nothing, so it goes with neither --trace nor --checkpoint")
-    if first:
-        training._writable(arguments.trace)
-        if arguments.checkpoint and not arguments.resume and checkpoint.exists(arguments.checkpoint):
-            raise UsageError(f"{arguments.checkpoint} holds a checkpoint already; go on from it with --resume, or name another folder")
+    training.check_run(arguments)
 
 
 def _dry_run(arguments: Any, trainer: Any, first: bool) -> int:

@@ -19,7 +19,7 @@ from ..timeline import Timeline
 from ..training import Recorded, predict
 from . import data_parallel, pipeline, show
 from .flags import UsageError, job, numbers, whole
-from .training import check_scheduler, costs
+from .training import check_outputs, check_scheduler, costs
 
 
 def pipeline_flags(parser: argparse.ArgumentParser) -> None:
@@ -43,6 +43,7 @@ def _of_pipeline(arguments: Any) -> bool:
 
 def plan(arguments: Any) -> int:
     """Schedules a step and says what it costs."""
+    check_outputs(arguments)
     if arguments.parallel == "pipeline" or _of_pipeline(arguments):
         return pipeline.plan(arguments)
     if arguments.curve:
@@ -99,6 +100,7 @@ def check(arguments: Any) -> int:
 
 def explain(arguments: Any) -> int:
     """When a task may start and must end, what it waits for and who waits for it."""
+    check_outputs(arguments)
     if _of_pipeline(arguments):
         return pipeline.explain(arguments)
     recorded, cost = _recorded(arguments)
@@ -119,6 +121,7 @@ def _as_planned(graph: TaskGraph, name: str) -> str:
 
 def simulate(arguments: Any) -> int:
     """A model's plan on measured or given costs, or a data-parallel or pipeline policy on given times."""
+    check_outputs(arguments)
     if arguments.parallel == "data":
         return data_parallel.simulate(arguments)
     if arguments.parallel == "pipeline" or _of_pipeline(arguments):

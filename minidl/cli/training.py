@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from .. import checkpoint
 from ..cost import CostModel
-from ..schedule import Schedule
+from ..files import check_writable
+from ..schedule import Schedule, ScheduleError
 from ..schedulers import SINGLE
+from ..trace import check_path as check_trace
 from ..training import Job, Recorded, Trainer, interleaved, predict
 from . import data_parallel, show
 from .flags import UsageError, job, nearest
@@ -64,34 +67,31 @@ def train(arguments: Any) -> int:
     if arguments.parallel != "none":
         raise UsageError(f"--parallel {arguments.parallel} cannot be trained yet; `minidl plan --parallel pipeline` and "
                          f"`minidl simulate` plan and price it")
-    if arguments.resume and not arguments.checkpoint:
-        raise UsageError("--resume needs --checkpoint DIR, the place to resume from")
-    if arguments.dry_run and (arguments.trace or arguments.checkpoint):
-        raise UsageError("--dry-run runs nothing, so it goes with neither --trace nor --checkpoint")
-    _writable(arguments.trace)
-    if arguments.checkpoint and not arguments.resume and checkpoint.exists(arguments.checkpoint):
-        raise UsageError(f"{arguments.checkpoint} holds a checkpoint already; go on from it with --resume, or name another folder")
-    task = job(arguments)
+    check_run(arguments)
+    check_outputs(arguments)
+    found = checkpoint.peek(arguments.checkpoint) if arguments.resume else None
+    kept = found is not None and found.schedule is not None and "--scheduler" not in arguments.given
+    task = job(arguments, found.scheduler if found is not None and kept else None)
     recorded = Recorded(task)
-    cost = costs(arguments, recorded)
     if arguments.dry_run:
-        return _dry_run(arguments, recorded, cost)
-    saved = _resume(arguments, recorded) if arguments.resume else None
-    schedule = None
-    if saved is not None and saved.schedule and "--scheduler" not in arguments.given:
-        schedule = Schedule.from_csv(saved.schedule, f"the schedule in {arguments.checkpoint}")
-    trainer = Trainer(recorded, cost, trace=bool(arguments.trace), schedule=schedule)
-    show.notes(recorded.notes)
-    done_before, steps = saved.step if saved else 0, steps_of(arguments, recorded)
-    with show.progress(f"training {task.model}", steps) as done:
-        for step in range(done_before + 1, steps + 1):
-            trainer.step()
-            if arguments.checkpoint and (step == steps or step % recorded.train_data.steps_per_epoch == 0):
-                trainer.collect()
-                checkpoint.save(arguments.checkpoint, recorded.model, recorded.optimizer, step=step, loader=recorded.train_data,
-                                schedule=trainer.run.schedule.to_csv())
-            done(step)
-    trainer.collect()
+        return _dry_run(arguments, recorded, costs(arguments, recorded))
+    with claimed(arguments):
+        cost = costs(arguments, recorded)
+        saved = resumed(arguments, recorded) if arguments.resume else None
+        trainer = _trainer(arguments, recorded, cost, saved.schedule if saved is not None and kept else None)
+        if saved is not None:
+            show.note(f"resumed from {arguments.checkpoint} after step {saved.step}")
+        show.notes(recorded.notes)
+        done_before, steps = saved.step if saved else 0, steps_of(arguments, recorded)
+        with show.progress(f"training {task.model}", steps) as done:
+            for step in range(done_before + 1, steps + 1):
+                trainer.step()
+                if arguments.checkpoint and (step == steps or step % recorded.train_data.steps_per_epoch == 0):
+                    trainer.collect()
+                    checkpoint.save(arguments.checkpoint, recorded.model, recorded.optimizer, step=step, loader=recorded.train_data,
+                                    schedule=trainer.run.schedule.to_csv(), scheduler=task.scheduler)
+                done(step)
+        trainer.collect()
     record = run_record(task, trainer)
     if arguments.trace:
         assert trainer.run.timeline is not None
@@ -100,26 +100,58 @@ def train(arguments: Any) -> int:
     return 0
 
 
-def _resume(arguments: Any, recorded: Recorded) -> checkpoint.Checkpoint:
-    """Puts the run where the checkpoint was. Raises CheckpointError, with nothing changed, for one that does not fit."""
-    found = checkpoint.load(arguments.checkpoint, recorded.model, recorded.optimizer, loader=recorded.train_data)
+def _trainer(arguments: Any, recorded: Recorded, cost: CostModel, kept: str | None) -> Trainer:
+    """`kept`: the checkpoint's schedule, as CSV. Raises UsageError for one that is of another step than the flags describe."""
+    schedule = None if kept is None else Schedule.from_csv(kept, f"the schedule in {arguments.checkpoint}")
+    try:
+        return Trainer(recorded, cost, trace=bool(arguments.trace), schedule=schedule)
+    except ScheduleError as error:
+        if schedule is None:
+            raise
+        raise UsageError(f"the schedule in {arguments.checkpoint} is of another step than these flags describe ({error.message}); "
+                         f"give --scheduler to make a new one") from None
+
+
+def check_run(arguments: Any) -> None:
+    """Raises UsageError for flags of a run that contradict each other."""
+    if arguments.resume and not arguments.checkpoint:
+        raise UsageError("--resume needs --checkpoint DIR, the place to resume from")
+    if arguments.dry_run and (arguments.trace or arguments.checkpoint):
+        raise UsageError("--dry-run runs nothing, so it goes with neither --trace nor --checkpoint")
+
+
+@contextmanager
+def claimed(arguments: Any) -> Iterator[None]:
+    """The checkpoint's folder is this run's alone. Raises UsageError for one that holds another run's, CheckpointError for one
+    that another process saves to."""
+    if not arguments.checkpoint:
+        yield
+        return
+    with checkpoint.claim(arguments.checkpoint):
+        if not arguments.resume and checkpoint.exists(arguments.checkpoint):
+            raise UsageError(f"{arguments.checkpoint} holds a checkpoint already; go on from it with --resume, or name another folder")
+        yield
+
+
+def resumed(arguments: Any, recorded: Recorded) -> checkpoint.Checkpoint:
+    """Puts the run where the checkpoint was; a learning rate that is given wins over the one that was saved. Raises
+    CheckpointError, with nothing changed, for one that does not fit."""
     steps = steps_of(arguments, recorded)
-    if found.step >= steps:
-        raise UsageError(f"{arguments.checkpoint} has {found.step} steps already; --steps {steps} counts from the start of the run")
-    show.note(f"resumed from {arguments.checkpoint} after step {found.step}")
+    if (done := checkpoint.peek(arguments.checkpoint).step) >= steps:
+        raise UsageError(f"{arguments.checkpoint} has {done} steps already; --steps {steps} counts from the start of the run")
+    found = checkpoint.load(arguments.checkpoint, recorded.model, recorded.optimizer, loader=recorded.train_data)
+    if "--lr" in arguments.given:
+        recorded.optimizer.lr = arguments.lr
     return found
 
 
-def _writable(path: str | None) -> None:
-    """Finds out before a long run that a file cannot be written after it. Raises OSError."""
-    if path:
-        folder = Path(path).parent
-        if not folder.is_dir():
-            raise UsageError(f"{path}: the folder {folder} does not exist")
-        import os
-
-        if not os.access(folder, os.W_OK):
-            raise UsageError(f"{path}: the folder {folder} cannot be written to")
+def check_outputs(arguments: Any) -> None:
+    """Looks at every file that is to be written, before the work that it is for. Raises FileError or ValueError."""
+    for flag in ("save", "svg", "trace", "save_costs"):
+        if path := getattr(arguments, flag, None):
+            if flag == "trace":
+                check_trace(path)
+            check_writable(path)
 
 
 def _dry_run(arguments: Any, recorded: Recorded, cost: CostModel) -> int:
@@ -157,6 +189,7 @@ def _summary(record: dict[str, Any]) -> str:
 
 def compare(arguments: Any) -> int:
     """The same training under several schedules, one seed, steps interleaved; exit 1 if the bits differ where they must not."""
+    check_outputs(arguments)
     names = [name.strip() for name in arguments.schedulers.split(",")]
     for name in names:
         check_scheduler(name)
