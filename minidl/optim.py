@@ -98,6 +98,7 @@ class Optimizer:
         for _, members in groups:
             for i in members:
                 self.parameters[i].used = True
+                self.parameters[i].mark_changed()
         tape.rounded.clear()
         tape.end_step()
 

@@ -25,14 +25,15 @@ if TYPE_CHECKING:
 
 class Storage:
     """One piece of memory. `data` is the device's bytes, or None while it is only recorded. `slab` tells the regions of
-    one that is written region by region."""
+    one that is written region by region; `changed` the last use of an op before an update or the caller changed it."""
 
-    __slots__ = ("data", "dtype", "name", "role", "shape", "slab", "whole")
+    __slots__ = ("changed", "data", "dtype", "name", "role", "shape", "slab", "whole")
 
     def __init__(self, name: str, shape: tuple[int, ...], dtype: str, role: Role, data: Any = None) -> None:
         self.name, self.shape, self.dtype, self.role, self.data = name, shape, dtype, role, data
         self.whole = Part(self, self.bytes)
         self.slab: Slab | None = None
+        self.changed = 0
 
     @property
     def bytes(self) -> int:
@@ -227,17 +228,17 @@ class Recorder(Tape):
         self._storages: dict[int, int] = {}
         self._parts: dict[int, int] = {}
         self._held: list[Any] = []  # keeps ids unique while recording
-        self._before: dict[int, tuple[Tensor, Any, bool, Any]] = {}
+        self._before: dict[int, tuple[Tensor, Any, bool, Any, int]] = {}
 
     def remember(self, parameter: Tensor) -> None:
         if id(parameter) not in self._before:
-            self._before[id(parameter)] = (parameter, parameter.grad, parameter.used, parameter.grad_unit)
+            self._before[id(parameter)] = (parameter, parameter.grad, parameter.used, parameter.grad_unit, parameter.storage.changed)
             parameter.grad = None
 
     def restore(self) -> None:
         """Puts back what the recorded step changed on parameters."""
-        for parameter, grad, used, unit in self._before.values():
-            parameter.grad, parameter.used, parameter.grad_unit = grad, used, unit
+        for parameter, grad, used, unit, changed in self._before.values():
+            parameter.grad, parameter.used, parameter.grad_unit, parameter.storage.changed = grad, used, unit, changed
 
     def name_unit(self, unit: int, name: str) -> None:
         self._builder.unit_names.setdefault(unit, name)
@@ -264,7 +265,7 @@ class Recorder(Tape):
             if live is not None and not role.persistent:
                 role = Role.STATE  # made before the recording: a constant of the graph
             if role == Role.PARAMETER:
-                storage.name = ".".join(["/".join(self.place.labels), storage.name.rpartition(".")[2]])
+                storage.name = ".".join([*filter(None, ["/".join(self.place.labels)]), storage.name.rpartition(".")[2]])
             found = self._builder.storage(StorageSpec(storage.name, storage.shape, storage.dtype, storage.bytes, role, live))
             self._storages[id(storage)] = found
             self._held.append(storage)

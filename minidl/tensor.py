@@ -109,6 +109,11 @@ class Tensor:
         """Takes over the elements of a NumPy array of the same shape, where the tensor lies."""
         device, array = self._array()
         device.write(array, value)
+        self.mark_changed()
+
+    def mark_changed(self) -> None:
+        """Ops that have used these values until now can no longer be differentiated where their gradients need them."""
+        self.storage.changed = Node._count
 
     def _array(self) -> tuple[Any, Any]:
         """The device that the values are on, and the values there."""
@@ -263,6 +268,7 @@ def backward(root: Tensor, gradient: Tensor | None = None) -> None:
                 mine = [i for i in mine if not (id(node.inputs[i]) in owned
                                                 and node.op.add_grad(i, dy, gradients[id(node.inputs[i])]))]
                 results = (node.op.weight_grad if kind == Kind.W else node.op.output_grad)(dy, mine) if mine else {}
+                _check_unchanged(node, dy)
                 others = {id(t.storage) for t in (dy, *node.inputs, *node.op.kept)}
                 for i in mine:
                     t, g = node.inputs[i], results[i]
@@ -302,6 +308,15 @@ def backward(root: Tensor, gradient: Tensor | None = None) -> None:
                     tape.call("add", [total, g], [total])
                 _accumulate(t, total, True)
                 t.grad_unit = (own_unit, tape.place.micro_batch)
+
+
+def _check_unchanged(node: Node, dy: Tensor) -> None:
+    """Raises RuntimeError where the task at hand reads what has been changed since the forward pass read it."""
+    for call in tapes.current().place.calls or ():
+        for t in call.reads:
+            if t.storage.changed >= node.number and t.storage is not dy.storage:
+                raise RuntimeError(f"the gradient of {node.op.name} needs {t.storage.name} {t.storage.shape} as it was in the forward pass, "
+                                   f"but an update or assign has changed it since; call backward before that, or run the forward pass again")
 
 
 def _accumulate(parameter: Tensor, g: Tensor, own: bool) -> None:

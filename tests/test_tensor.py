@@ -127,6 +127,45 @@ def test_the_same_loss_may_be_walked_twice():
     assert w.grad.numpy().tolist() == [12]
 
 
+@pytest.mark.parametrize("how", ["update", "assign"])
+@pytest.mark.parametrize("recorded", [False, True])
+def test_a_gradient_that_needs_what_has_been_changed_since_the_forward_pass_is_an_error(how, recorded):
+    """It would be that of another function. The gradient of a sum needs no operand."""
+    v, w = parameter(3, seed=1), parameter(3, seed=2)
+    opt = optim.SGD([v], 0.1)
+
+    def step(x):
+        product, total = (v * w * x).sum(), (v + w * x).sum()
+        if how == "assign":
+            v.assign(np.ones(3))
+        else:
+            (v * x).sum().backward()
+            opt.step()
+        total.backward()
+        return product
+
+    def run(f, x):
+        return ml.record(f, x) if recorded else f(ml.array(x))
+
+    run(step, np.ones(3))
+    with pytest.raises(RuntimeError, match=r"gradient of mul needs parameter \(3,\) as it was in the forward pass.*call backward before"):
+        run(lambda x: step(x).backward(), np.ones(3))
+
+
+def test_recording_an_update_changes_no_parameter_for_a_backward_that_is_still_to_come():
+    w = parameter(3)
+    opt = optim.SGD([w], 0.1)
+
+    def step(x):
+        (w * w * x).sum().backward()
+        opt.step()
+
+    loss = (w * w).sum()
+    ml.record(step, np.ones(3))
+    loss.backward()
+    np.testing.assert_array_equal(w.grad.numpy(), 2 * w.numpy())
+
+
 def test_micro_batches_add_up_to_the_batch():
     x, y = random_array((6, 5), 1), np.array([0, 1, 2, 2, 1, 0])
     ml.seed(0)

@@ -209,6 +209,43 @@ def test_batch_norm_with_some_operands_frozen(frozen: str, training: bool) -> No
             np.testing.assert_array_equal(g, w)
 
 
+@pytest.mark.parametrize("recorded", [False, True])
+@pytest.mark.parametrize("between", [False, True])
+def test_batch_norm_in_eval_mode_is_differentiated_with_the_mean_that_it_used(between: bool, recorded: bool) -> None:
+    x, z = random_array((4, 3), 1), random_array((4, 3), 5)
+    operands = [ml.Parameter(random_array(s, i)) for i, s in enumerate([(4, 3), (3,), (3,)], 1)]
+    running = [ml.array(v) for v in statistics(3)]
+
+    def step(x: Any, z: Any) -> Any:
+        y = ops.batch_norm(operands[0] * x, *operands[1:], running, training=False)
+        if between:
+            ops.batch_norm(z, *operands[1:], running)
+        (y * y).sum().backward()
+        return tuple(p.grad for p in operands)
+
+    found = ml.SequentialExecutor(ml.record(step, x, z))(x, z) if recorded else step(ml.array(x), ml.array(z))
+    still = [ml.array(v) for v in statistics(3)]
+    again = [ml.Parameter(p.numpy()) for p in operands]
+    y = ops.batch_norm(again[0] * ml.array(x), *again[1:], still, training=False)
+    (y * y).sum().backward()
+    for g, p in zip(found, again, strict=True):
+        np.testing.assert_array_equal(g.numpy(), p.grad.numpy())
+
+
+def test_batch_norm_is_differentiated_twice_with_sums_of_their_own() -> None:
+    """Also where nothing but the output gradient is asked for."""
+    x = ml.Parameter(random_array((4, 3), 1))
+    y = ops.batch_norm(x * 1.0 + ml.array(random_array((4, 3), 2)), *(ml.array(random_array((3,), i)) for i in (3, 4)),
+                       [ml.array(v) for v in statistics(3)])
+    first, second = ((y * ml.array(random_array((4, 3), i))).sum() for i in (6, 7))
+    found = []
+    for loss in (first, second, second, first):
+        x.grad = None
+        loss.backward()
+        found.append(x.grad.numpy().tobytes())
+    assert found[0] == found[3] != found[1] == found[2]
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize(("shape", "momentum", "eps"), [((7, 5), 0.1, 1e-5), ((3, 4, 5), 0.3, 1e-3),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from .. import tape as tapes
 from ..op import Op, statistics_dtype
 from ..tensor import Tensor
 
@@ -17,7 +18,7 @@ class BatchNorm(Op):
 
     def __init__(self, running: Sequence[Tensor], training: bool, momentum: float, eps: float) -> None:
         self.running, self.training, self.momentum, self.eps = list(running), training, momentum, eps
-        self.sums: list[Tensor] = []
+        self.dy: Tensor | None = None  #: what the sums are of
 
     def forward(self, x: Tensor, w: Tensor, b: Tensor) -> Tensor:
         dtype = statistics_dtype(self, x, w, b, *self.running[:2])
@@ -26,28 +27,28 @@ class BatchNorm(Op):
         if self.training and x.size <= x.shape[-1]:
             raise self.error(f"one value per channel, shape {x.shape}, has no variance; use a larger batch, or eval()")
         self.x, self.w = x if _pixels(x) else self.dense(x), self.dense(w)
-        y, rstd = self.out(x.shape, x.dtype), self.out(w.shape, dtype)
+        y, self.mean, self.rstd = self.out(x.shape, x.dtype), self.out(w.shape, dtype), self.out(w.shape, dtype)
         reads = [self.x, self.w, self.dense(b), *self.running]
         if self.training:
-            self.mean, self.rstd = self.out(w.shape, dtype), rstd
-            self.call("batch_norm", reads, [y, self.mean, rstd, *self.running], eps=self.eps, momentum=self.momentum)
+            self.call("batch_norm", reads, [y, self.mean, self.rstd, *self.running], eps=self.eps, momentum=self.momentum)
         else:
-            self.mean, self.rstd = self.running[0], rstd
-            self.call("batch_norm_eval", reads[:-1], [y, rstd], eps=self.eps)
+            self.call("batch_norm_eval", reads[:-1], [y, self.rstd], eps=self.eps)
+            if tapes.current().gradients:  # by the time of the gradient the running mean may have moved on
+                self.call("copy", [self.running[0]], [self.mean])
         return y
 
     def weight_grad(self, dy: Tensor, wanted: Sequence[int]) -> dict[int, Tensor]:
         if 0 in wanted:  # an input that is itself made of parameters
             return self.output_grad(dy, wanted)
-        self.sums = [self.grad(self.w), self.grad(self.w)]
+        self.dy, self.sums = dy, [self.grad(self.w), self.grad(self.w)]
         self.call("batch_norm_weight_grad", [self.x, self.mean, self.rstd, self.dense(dy)], self.sums)
         return {1: self.sums[0], 2: self.sums[1]}
 
     def output_grad(self, dy: Tensor, wanted: Sequence[int]) -> dict[int, Tensor]:
-        dy = self.dense(dy)
         found: dict[int, Tensor] = {}
-        if not self.sums and (self.training or list(wanted) != [0]):
+        if self.dy is not dy and (self.training or list(wanted) != [0]):
             found |= self.weight_grad(dy, [1, 2])
+        dy = self.dense(dy)
         if 0 in wanted:
             found[0] = self.grad(self.x)
             if self.training:
