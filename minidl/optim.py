@@ -97,8 +97,7 @@ class Optimizer:
                     self.update(i)
         for _, members in groups:
             for i in members:
-                self.parameters[i].used = True
-                self.parameters[i].mark_changed()
+                tape.spend(self.parameters[i])
         tape.rounded.clear()
         tape.end_step()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -170,6 +171,11 @@ class Tape:
     def remember(self, parameter: Tensor) -> None:
         """Called before a parameter's gradient changes."""
 
+    def spend(self, parameter: Tensor) -> None:
+        """Called when an update has used a parameter's gradient: the next backward starts a new one."""
+        parameter.used = True
+        parameter.mark_changed()
+
     # --------------------------------------------------------------------------------------------------------- tasks
     def _work(self, call: Call) -> Sequence[tuple[tuple[int, ...], Any]]:
         """Scratch arrays of a call on this tape's device, as (shape, type)."""
@@ -228,12 +234,27 @@ class Recorder(Tape):
         self._storages: dict[int, int] = {}
         self._parts: dict[int, int] = {}
         self._held: list[Any] = []  # keeps ids unique while recording
+        self._times: Counter[tuple[int, Kind, int]] = Counter()  # of each unit, kind and micro-batch how many tasks
+        self._again: dict[tuple[int, int, int], int] = {}  # (unit, micro-batch, time) -> the unit that tasks of this time have
         self._before: dict[int, tuple[Tensor, Any, bool, Any, int]] = {}
+        self._spent: list[Tensor] = []
 
     def remember(self, parameter: Tensor) -> None:
         if id(parameter) not in self._before:
             self._before[id(parameter)] = (parameter, parameter.grad, parameter.used, parameter.grad_unit, parameter.storage.changed)
             parameter.grad = None
+
+    def spend(self, parameter: Tensor) -> None:
+        super().spend(parameter)
+        self._spent.append(parameter)
+
+    def check_spent(self) -> None:
+        """Raises RuntimeError where the step leaves a gradient to its next run, since a recorded step begins without any."""
+        for p in self._spent:
+            if p.grad is not None and not p.used:
+                raise RuntimeError(f"the step ends with a gradient of {p.storage.name} {p.shape} that was made after its update: run eagerly, the "
+                                   f"next step would add to it; recorded, a step begins without gradients. Update after the last backward, "
+                                   f"or drop it: parameter.grad = None")
 
     def restore(self) -> None:
         """Puts back what the recorded step changed on parameters."""
@@ -280,7 +301,22 @@ class Recorder(Tape):
             self._held.append(part)
         return found
 
+    def _unit(self, unit: int, kind: Kind) -> int:
+        """The unit that the next task goes by: its layer's the first time, then one of its own, with the same name. So a second
+        backward pass over a layer, or a second optimizer's update of it, has tasks of its own."""
+        task = unit, kind, self.place.micro_batch
+        time, self._times[task] = self._times[task], self._times[task] + 1
+        if not time:
+            return unit
+        key = unit, self.place.micro_batch, time
+        if key not in self._again:
+            self._again[key] = self.place.units
+            self.place.units += 1
+            self.name_unit(self._again[key], f"{self._builder.unit_names[unit]} ({time + 1})")
+        return self._again[key]
+
     def emit(self, unit: int, kind: Kind, calls: list[Call]) -> None:
+        unit = self._unit(unit, kind)
         reads: list[int] = []
         writes: list[int] = []
         launches, flops, nbytes = [], 0.0, 0

@@ -210,6 +210,103 @@ def test_the_gradient_of_a_dropout_has_its_mask_also_after_an_update(recorded):
     np.testing.assert_array_equal(g.numpy(), y.numpy().sum(axis=0))
 
 
+def _two_optimizers(model, first, second):
+    def step(x):
+        loss = model(x).sum()
+        loss.backward()
+        first.step()
+        second.step()
+        return loss
+
+    return step, ["0U0 (sequential/0/linear)", "2U0 (sequential/2/linear)", "6U0 (sequential/0/linear (2))", "7U0 (sequential/2/linear (2))"]
+
+
+def _two_backwards(model, first, second):
+    def step(x):
+        hidden = model(x)
+        hidden.sum().backward()
+        (hidden * hidden).sum().backward()
+        first.step()
+        second.step()
+
+    return step, ["8W0 (sequential/2/linear (2))", "8O0 (sequential/2/linear (2))", "9O0 (sequential/1/tanh (2))", "10W0 (sequential/0/linear (2))"]
+
+
+def _two_updates(model, first, second):
+    def step(x):
+        for factor in (1.0, 0.5):
+            with ml.micro_batch(0):
+                loss = (model(x) * factor).sum()
+                loss.backward()
+                first.step()
+                second.step()
+        return loss
+
+    return step, ["0U0 (sequential/0/linear)", "7U0 (sequential/0/linear (2))", "9W0 (sequential/0/linear)", "9U0 (sequential/0/linear)"]
+
+
+def _around_micro_batches(model, first, second):
+    def step(x):
+        x = x * 2.0
+        total = None
+        for m in range(2):
+            with ml.micro_batch(m):
+                loss = model(x).sum()
+                (loss * loss).backward()
+                loss.backward()
+            total = loss if total is None else total + loss
+        first.step()
+        second.step()
+        return total * 0.5
+
+    return step, ["0F0 (scale)", "1F0 (sequential/0/linear)", "10W0 (sequential/0/linear (2))", "1F1 (sequential/0/linear)", "10W1 (sequential/0/linear (2))"]
+
+
+@pytest.mark.parametrize("make", [_two_optimizers, _two_backwards, _two_updates, _around_micro_batches])
+def test_every_task_of_a_step_has_a_name_of_its_own(make):
+    """Weights and biases in two optimizers, two backward passes over a trunk, two updates, ops beside micro-batches."""
+    x = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)
+
+    def trained(run):
+        ml.seed(1)
+        model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+        weights = [p for p in model.parameters() if p.ndim > 1]
+        biases = [p for p in model.parameters() if p.ndim == 1]
+        step, expected = make(model, optim.SGD(weights, 0.1, 0.9, weight_decay=0.1), optim.Adam(biases, 0.1))
+        if run is None:
+            return bits(*(t for _ in range(3) for t in [step(ml.array(x))] if t is not None), *model.parameters())
+        graph = ml.record(step, x)
+        labels = [task.label for task in graph]
+        assert len({task.name for task in graph}) == len(graph)
+        assert [label for label in labels if label in expected] == expected, labels
+        call = run(graph)
+        return bits(*(t for _ in range(3) for t in [call(x)] if t is not None), *model.parameters())
+
+    eager = trained(None)
+    assert trained(SequentialExecutor) == eager
+    for seed in range(5):
+        assert trained(lambda g, s=seed: CheckingExecutor(g, random_schedule(g, 3, np.random.default_rng(s)), seed=s)) == eager
+
+
+def test_a_step_that_leaves_a_gradient_to_its_next_run_is_refused():
+    v, w = ml.Parameter(np.ones(3, np.float32)), ml.Parameter(np.ones(3, np.float32))
+    first, second = optim.SGD([v], 0.1), optim.SGD([w], 0.1)
+
+    def step(x, drop):
+        (v * x).sum().backward()
+        first.step()
+        ops.tanh(v * w * x).sum().backward()
+        second.step()
+        if drop:
+            v.grad = None
+
+    x = np.ones(3, np.float32)
+    with pytest.raises(RuntimeError, match=r"the step ends with a gradient of parameter \(3,\) that was made after its update.*grad = None"):
+        ml.record(lambda x: step(x, False), x)
+    assert v.grad is w.grad is None
+    SequentialExecutor(ml.record(lambda x: step(x, True), x))(x)
+
+
 def test_what_a_step_returns_is_the_callers_own():
     run = SequentialExecutor(ml.record(lambda x: (x + 1.0, x * 2.0), np.zeros(3, np.float32)))
     first, _ = run(np.zeros(3, np.float32))
@@ -291,7 +388,7 @@ def test_an_overwrite_before_the_read_names_both_tasks():
             CheckingExecutor(graph, schedule, waits=waits[:0], prove=False, seed=seed)(np.ones(2, np.float32))
         except VersionError as error:
             messages.add(str(error))
-    assert messages == {"task 0U0 overwrites .parameter before 3F0 has read it"}
+    assert messages == {"task 0U0 overwrites parameter before 3F0 has read it"}
 
 
 def test_memory_that_is_taken_over_too_early_is_noticed():

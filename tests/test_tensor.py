@@ -142,6 +142,7 @@ def test_a_gradient_that_needs_what_has_been_changed_since_the_forward_pass_is_a
             (v * x).sum().backward()
             opt.step()
         total.backward()
+        v.grad = None
         return product
 
     def run(f, x):
