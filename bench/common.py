@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import time
@@ -102,14 +103,21 @@ def sources(*folders: str) -> str:
     return digest.hexdigest()[:12]
 
 
+def commit() -> str | None:
+    """Its short name, where the sources are a git checkout and git is installed."""
+    if shutil.which("git") is None:
+        return None
+    done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=ROOT)
+    return done.stdout.strip() or None
+
+
 def machine() -> dict[str, Any]:
     """Where and with what a record was made."""
     from minidl.cli.info import versions
 
-    git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent)
     model = next((line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")), platform.machine())
     return {"cpu": model, "cores": len(os.sched_getaffinity(0)), "load_before": round(os.getloadavg()[0], 2), "versions": versions(),
-            "commit": git.stdout.strip() or None, "sources": sources(*PACKAGE), "date": time.strftime("%Y-%m-%d")}
+            "commit": commit(), "sources": sources(*PACKAGE), "date": time.strftime("%Y-%m-%d")}
 
 
 def _lines(path: str) -> list[str]:
@@ -119,12 +127,18 @@ def _lines(path: str) -> list[str]:
         return []
 
 
-def save(name: str, record: Mapping[str, Any], path: str | None = None) -> Path:
+def write(name: str, record: Mapping[str, Any], path: str | None = None) -> Path:
     """Writes `bench/results/NAME.json` (or `path`), whole or not at all."""
     from minidl.files import write_atomic
 
     target = Path(path) if path else RESULTS / f"{name}.json"
     target.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(target, json.dumps({"name": name, **record}, indent=1) + "\n")
+    return target
+
+
+def save(name: str, record: Mapping[str, Any], path: str | None = None) -> Path:
+    """The same, and says where."""
+    target = write(name, record, path)
     print(f"record: {target}", file=sys.stderr)
     return target

@@ -2,8 +2,8 @@
 
     python bench/launch_overhead.py [--device cpu|cuda] [--quick] [--json] [--out FILE.json] [--plot FILE.png]
 
-Without --out the record goes to bench/results/launch_overhead_DEVICE.json (with --quick nowhere). --plot needs the extra
-`plot`. What is not installed has its row all the same.
+Without --out the record goes to bench/results/launch_overhead_DEVICE.json (with --quick nowhere), after every row: it says
+whether it is complete. --plot needs the extra `plot`. What is not installed has its row all the same.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
 
-from common import machine, save
+from common import machine, save, write
 from launches import CHAINS, Row, measured
 
 from minidl import device as devices
@@ -44,9 +44,9 @@ def gpu(name: str) -> Any:
     return Cuda(driver, dict, dict, name)
 
 
-def measure(name: str, quick: bool) -> dict[str, Any]:
-    """The record. Raises DeviceError for a device that cannot be had."""
-    record: dict[str, Any] = {"device": name, "quick": quick, "unit": "us", "machine": machine(), "rows": []}
+def measure(name: str, quick: bool, keep: Callable[[dict[str, Any]], object] = lambda record: None) -> dict[str, Any]:
+    """The record, which `keep` gets after every row. Raises DeviceError for a device that cannot be had."""
+    record: dict[str, Any] = {"device": name, "quick": quick, "unit": "us", "machine": machine(), "complete": False, "rows": []}
     rows: Iterator[Row]
     if name == "cpu":
         import launches_cpu
@@ -60,8 +60,11 @@ def measure(name: str, quick: bool) -> dict[str, Any]:
         rows = launches_cuda.rows(device, quick)
     for entry in measured(rows):
         record["rows"].append(entry)
+        keep(record)
         print(f"\r{len(record['rows'])} rows  {entry['name']:50.50}", end="", file=sys.stderr)
     print(file=sys.stderr)
+    record["complete"] = True
+    keep(record)
     return record
 
 
@@ -145,12 +148,13 @@ def main() -> None:
     parser.add_argument("--out", help="where to write the record")
     parser.add_argument("--plot", help="a picture of the record")
     arguments = parser.parse_args()
+    name = f"launch_overhead_{arguments.device.replace(':', '_')}"
+    kept = bool(arguments.out) or not arguments.quick
     try:
-        record = measure(arguments.device, arguments.quick)
+        record = measure(arguments.device, arguments.quick, *([lambda record: write(name, record, arguments.out)] if kept else []))
     except devices.DeviceError as error:
         parser.exit(2, f"{error}\n")
-    name = f"launch_overhead_{arguments.device.replace(':', '_')}"
-    if arguments.out or not arguments.quick:
+    if kept:
         save(name, record, arguments.out)
     print(json.dumps({"name": name, **record}, indent=1) if arguments.json else table(record))
     if arguments.plot:

@@ -13,13 +13,13 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from math import ceil
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 from launches import CHAINS, Missing, Row, Samples, bursts, pieces
 
+from minidl.cuda.clock import Hold
 from minidl.cuda.lanes import capture
 from minidl.graph import View
 from minidl.kernels import KERNELS, cuda
@@ -37,15 +37,7 @@ class Gpu:
         self.device, self.driver, self.main = device, device.driver, device.main
         self.calls, self.rounds = (20, 3) if quick else (100, 40)
         self._kept = [device.allocate(HELD)]  # memory that addresses point to
-        self.hold = self.driver.zeros(self._kept[0], self.main)
-        begin, end = self.driver.event(True), self.driver.event(True)
-        marks = self.driver.record(begin, self.main), self.driver.record(end, self.main)
-        self.held = 1.0  # microseconds of one hold: the least of some
-        for _ in range(3):
-            for call in (self.hold, marks[0], self.hold, marks[1]):
-                call()
-            self.driver.synchronize(self.main)
-            self.held = max(1.0, float(self.driver.elapsed(begin, end)))
+        self.hold = Hold(self.driver, self.main, self._kept[0])
 
     def array(self, *shape: int) -> Any:
         """float32 zeros, as launches take them."""
@@ -64,13 +56,11 @@ class Gpu:
         issue()
         self.driver.synchronize_device()
         host = bursts(issue, calls, self.rounds, self.driver.synchronize_device)
-        holds = min(400, ceil(1.5 * float(np.median(host)) * calls / self.held) + 1)
         begin, end = self.driver.event(True), self.driver.event(True)
         first, last = self.driver.record(begin, self.main), self.driver.record(end, self.main)
         device = []
         for _ in range(self.rounds):
-            for _ in range(holds):
-                self.hold()
+            self.hold(1.5 * float(np.median(host)) * calls)
             first()
             for _ in range(calls):
                 issue()
@@ -253,7 +243,7 @@ def _record(gpu: Gpu) -> Iterator[Issue]:
 
 @contextmanager
 def _wait(gpu: Gpu) -> Iterator[Issue]:
-    event, other = gpu.driver.event(), gpu.device.streams((0, 0))[1]
+    event, other = gpu.driver.event(), gpu.device.streams((0, 1))[1]
     gpu.driver.record(event, other)()
     gpu.driver.synchronize_device()
     yield gpu.driver.wait(gpu.main, event)
@@ -266,7 +256,7 @@ def _event(gpu: Gpu) -> Iterator[Issue]:
 
 @contextmanager
 def _fork(gpu: Gpu, count: int) -> Iterator[Issue]:
-    fork, join = _fork_and_join(gpu, gpu.device.streams((0,) * (count + 1)))
+    fork, join = _fork_and_join(gpu, gpu.device.streams((0, *(1,) * count)))
     calls = [*fork, *join]
 
     def issue() -> None:
@@ -297,7 +287,7 @@ def _upload(gpu: Gpu, size: int, pinned: bool, calls: int) -> Samples:
 # ---------------------------------------------------------------------------------------------------------------- chains
 def _program(gpu: Gpu, n: int, branches: int) -> list[Thunk]:
     """Calls for n small kernels on `branches` streams side by side; 0: on two that take turns."""
-    streams = gpu.device.streams((0,) * (branches or 2))
+    streams = gpu.device.streams((0, *(1,) * ((branches or 2) - 1)))
     kernels = [gpu.small(stream, gpu.array(1024)) for stream in streams]
     fork, join = _fork_and_join(gpu, streams)
     if branches:
@@ -326,16 +316,18 @@ def _chain(gpu: Gpu, n: int, branches: int, graph: bool) -> Samples:
     begin = perf_counter()
     launch = gpu.driver.replay(capture(gpu.driver, gpu.main, issue), gpu.main)
     made = (perf_counter() - begin) * 1e6
-    found = _between_events(gpu, launch, n)
+    found = _between_events(gpu, launch, n, before=launch)
     return {**found, "launch": [h * n for h in found["host"]], "capture": [made]}
 
 
-def _between_events(gpu: Gpu, issue: Issue, n: int) -> Samples:
-    """Per kernel, as it is issued, on an idle device."""
+def _between_events(gpu: Gpu, issue: Issue, n: int, before: Issue = lambda: None) -> Samples:
+    """Per kernel: single calls as they are issued to an idle device, a graph behind one that runs, so that its launch is not
+    in the device's time."""
     begin, end = gpu.driver.event(True), gpu.driver.event(True)
     first, last = gpu.driver.record(begin, gpu.main), gpu.driver.record(end, gpu.main)
     host, device = [], []
     for _ in range(gpu.rounds + 3):
+        before()
         first()
         start = perf_counter()
         issue()

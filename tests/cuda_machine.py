@@ -6,11 +6,14 @@ captured graph any order of its nodes that the edges allow may come. Says nothin
 
 As strict as the API, or stricter: calls are held against the installed functions (`cuda_signatures`); addresses must lie
 in memory that somebody still holds; a capture refuses what CUDA refuses there, and kernels that were never launched before.
+What a GPU takes without a word is refused, too: a stream's priority that has no effect, and a graph's time that holds the
+host's launch.
 """
 
 from __future__ import annotations
 
 import ctypes
+import enum
 import itertools
 import threading
 import time
@@ -29,6 +32,9 @@ from minidl.kernels import cuda
 
 COPY_DEFAULT, EXTERNAL = 4, 1  #: cudaMemcpyDefault, cudaEventRecordExternal
 SUCCESS, INVALID, NOT_READY = 0, 1, 600  #: of cudaError_t
+Errors = enum.IntEnum("Errors", {"cudaErrorLossyQuery": 402})
+LEAST, GREATEST = 0, -5  #: priorities of streams
+USE_NODE_PRIORITY = 8  #: cudaGraphInstantiateFlagUseNodePriority
 NOT_CAPTURED, CAPTURED = 0, 1  #: of cudaStreamCaptureStatus
 _handles = itertools.count(1 << 20, 16)  #: of streams, events, functions and graphs: no two machines share one
 
@@ -37,26 +43,40 @@ class Event:
     def __init__(self, timed: bool) -> None:
         self.timed, self.recorded, self.reached = timed, 0, 0
         self.time: float | None = None
+        self.early = False  # recorded on an idle stream, to which a graph was launched then
         self.nodes: list[int] | None = None  # recorded in a capture: what it stands for
         self.capture: Graph | None = None
 
 
 class Queue:
-    def __init__(self) -> None:
+    def __init__(self, priority: int = LEAST) -> None:
+        self.priority = priority
         self.ops: list[tuple[str, Any]] = []
         self.frontier: list[int] | None = None  # in a capture
         self.destroyed = False
 
 
 class Graph:
-    """Calls, the calls before each, and the memory that each touches."""
+    """Calls, the calls before each, the memory that each touches, and the priority of its stream."""
 
     def __init__(self, origin: Queue) -> None:
         self.origin = origin
         self.calls: list[Callable[[], None]] = []
         self.before: list[list[int]] = []
         self.touched: list[Sequence[tuple[int, int]]] = []
+        self.priorities: list[int] = []
         self.numbers: list[int] = []  # handles of the nodes
+
+
+class Executable:
+    """What is launched of a graph."""
+
+    def __init__(self, graph: Graph, flags: int) -> None:
+        self.graph, self.flags, self.uploaded = graph, flags, False
+
+    def priorities(self, stream: Queue) -> list[int]:
+        """Of its nodes, when it is launched to a stream."""
+        return self.graph.priorities if self.flags & USE_NODE_PRIORITY else [stream.priority] * len(self.graph.calls)
 
 
 class Blocks:
@@ -106,6 +126,7 @@ class Machine:
         self.sizes: dict[int, list[int]] = {}  #: of a function: bytes of its parameters
         self.launched: set[Any] = set()  #: what has been loaded by a launch outside of a capture
         self.graphs: dict[int, Graph] = {}
+        self.executables: dict[int, Executable] = {}
         self.capture: Graph | None = None
         self.device, self.pinned = Blocks(), Blocks()
         self._given_back: list[Any] = []  # memory that is not reused before what was issued has run
@@ -144,6 +165,7 @@ class Machine:
             self.capture.calls.append(call)
             self.capture.before.append(queue.frontier)
             self.capture.touched.append(touched)
+            self.capture.priorities.append(queue.priority)
             self.capture.numbers.append(next(_handles))
             queue.frontier = [len(self.capture.calls) - 1]
 
@@ -152,7 +174,7 @@ class Machine:
             if queue.frontier is not None:
                 event.nodes, event.capture = list(queue.frontier), self.capture
                 return
-            event.nodes = None
+            event.nodes, event.early = None, False
             event.recorded += 1
             queue.ops.append(("record", (event, event.recorded)))
 
@@ -232,7 +254,7 @@ class Machine:
             self.capture, queue.frontier = Graph(queue), []
 
     def end_capture(self, stream: int) -> int:
-        """The graph's handle."""
+        """The handle of what was captured."""
         with self.lock:
             graph, queue = self.capture, self.queues[stream]
             assert graph is not None
@@ -251,9 +273,22 @@ class Machine:
         self.graphs[number := next(_handles)] = graph
         return number
 
+    def instantiate(self, number: int, flags: int) -> int:
+        self.executables[made := next(_handles)] = Executable(self.graphs[number], flags)
+        return made
+
+    def upload(self, number: int, stream: int) -> None:
+        assert self.queues[stream].frontier is None, "a graph is uploaded to a stream that is captured"
+        self.executables[number].uploaded = True
+
     def launch_graph(self, number: int, stream: int) -> None:
-        graph = self.graphs[number]
-        assert self.queues[stream].frontier is None, "a graph is launched to a stream that is captured"
+        graph, queue = self.executables[number].graph, self.queues[stream]
+        assert queue.frontier is None, "a graph is launched to a stream that is captured"
+        assert self.executables[number].uploaded, "a graph is launched that was not uploaded: the first launch does it"
+        with self.lock:
+            if all(kind == "record" for kind, _ in queue.ops):
+                for _, (event, _) in queue.ops:
+                    event.early = True
 
         def body() -> None:
             after: list[list[int]] = [[] for _ in graph.calls]
@@ -320,6 +355,7 @@ class Machine:
         first, last = self.events[begin], self.events[end]
         assert all(e.timed for e in (first, last)), "events without timing are asked for a time"
         assert None not in (first.time, last.time), "events are asked for a time that have not happened"
+        assert not first.early, "the time of a graph begins on an idle stream: it holds the host's launch"
         return (last.time - first.time) / 1000
 
     def launch(self, f: int, gx: int, gy: int, gz: int, bx: int, by: int, bz: int, shared: int, stream: int, params: int, extra: int) -> None:
@@ -344,7 +380,10 @@ def cupy(machine: Machine) -> Any:
         part("cuda.runtime"), memsetAsync=machine.memset, memcpyAsync=machine.memcpy, eventQuery=machine.query,
         eventRecord=lambda event, stream: machine.record(machine.events[event], machine.queues[stream]),
         streamWaitEvent=lambda stream, event, flags=0: machine.wait(machine.queues[stream], machine.events[event]),
-        graphLaunch=lambda graphExec, stream: machine.launch_graph(graphExec, stream), deviceGetPCIBusId=lambda device: f"0000:{id(machine):x}:00.0",
+        graphLaunch=lambda graphExec, stream: machine.launch_graph(graphExec, stream), graphUpload=lambda graphExec, stream: machine.upload(graphExec, stream),
+        streamEndCapture=machine.end_capture, graphDestroy=lambda graph: machine.graphs.pop(graph) and None,
+        graphExecDestroy=lambda graphExec: machine.executables.pop(graphExec) and None, streamGetPriority=lambda stream: machine.queues[stream].priority,
+        deviceGetPCIBusId=lambda device: f"0000:{id(machine):x}:00.0",
         getDeviceProperties=lambda device: {"name": b"a GPU that is not there", "totalGlobalMem": 1 << 37},
         driverGetVersion=lambda: 13000, runtimeGetVersion=lambda: 13020))
     driver = SimpleNamespace(**checked(part("cuda.driver"), launchKernel=machine.launch))
@@ -382,9 +421,10 @@ def cupy(machine: Machine) -> Any:
     class Stream(Context):
         def __init__(self, non_blocking: bool = False, priority: int | None = None) -> None:
             assert non_blocking, "a stream that waits for the legacy one"
+            assert GREATEST <= (priority or LEAST) <= LEAST, f"priority {priority} of a stream is none from {GREATEST} to {LEAST}: CUDA would take the nearest"
             self.ptr = next(_handles)
             with machine.lock:
-                machine.queues[self.ptr] = Queue()
+                machine.queues[self.ptr] = Queue(priority or LEAST)
             weakref.finalize(self, machine.destroy_stream, self.ptr).atexit = False
 
         def synchronize(self) -> None:
@@ -392,19 +432,6 @@ def cupy(machine: Machine) -> Any:
 
         def begin_capture(self, mode: int | None = None) -> None:
             machine.begin_capture(self.ptr)
-
-        def end_capture(self) -> Any:
-            return Captured(machine.end_capture(self.ptr))
-
-    class Captured:
-        """A graph; its handle stands for what can be launched, too."""
-
-        def __init__(self, number: int) -> None:
-            self.graph = self.graphExec = number
-            weakref.finalize(self, machine.graphs.pop, number).atexit = False
-
-        def upload(self, stream: Any) -> None:
-            assert isinstance(stream, Stream)
 
     class Timed:
         def __init__(self, block: bool = False, disable_timing: bool = False, interprocess: bool = False) -> None:
@@ -486,10 +513,14 @@ def bindings(machine: Machine) -> Any:
         return said(nodes(numbers[:numNodes]), len(numbers))
 
     def get_edges(graph: int, numEdges: int = 0) -> tuple[Any, ...]:
+        """As if a library had launched programmatically: one edge carries data, so that how many there are can not be asked
+        for alone. Places that are left over are empty."""
+        if not numEdges:
+            return ((real.cudaError_t if real else Errors).cudaErrorLossyQuery, None, None, None, None)
         found = machine.graphs[graph]
-        pairs = [(found.numbers[a], found.numbers[b]) for b, sources in enumerate(found.before) for a in sources]
-        some = pairs[:numEdges]
-        return said(nodes([a for a, _ in some]), nodes([b for _, b in some]), [None] * len(some), len(pairs))
+        pairs = [(found.numbers[a], found.numbers[b]) for b, sources in enumerate(found.before) for a in sources][:numEdges]
+        left = [0] * (numEdges - len(pairs))
+        return said(nodes([a for a, _ in pairs] + left), nodes([b for _, b in pairs] + left), [None] * numEdges, len(pairs))
 
     def info(stream: int) -> tuple[Any, ...]:
         queue, graph = machine.queues[stream], machine.capture
@@ -500,7 +531,8 @@ def bindings(machine: Machine) -> Any:
 
     return SimpleNamespace(cudaEventRecordExternal=EXTERNAL, **checked(
         real, cudaSetDevice=lambda device: said(), cudaEventRecordWithFlags=record, cudaGraphGetNodes=get_nodes, cudaGraphGetEdges=get_edges,
-        cudaStreamGetCaptureInfo=info))
+        cudaStreamGetCaptureInfo=info, cudaDeviceGetStreamPriorityRange=lambda: said(LEAST, GREATEST),
+        cudaGraphInstantiate=lambda graph, flags: said(machine.instantiate(graph, flags))))
 
 
 def _part(module: Any, path: str) -> Any:

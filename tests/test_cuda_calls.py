@@ -24,9 +24,9 @@ import test_gpu
 
 import minidl as ml
 from minidl import schedulers
+from minidl.cuda import clock, lanes, products
 from minidl.cuda import device as devices
 from minidl.cuda import driver as drivers
-from minidl.cuda import lanes, products
 from minidl.cuda.driver import Driver, There
 from minidl.device import DeviceError
 from minidl.executors import GraphExecutor
@@ -79,7 +79,11 @@ CALLS = {
     "wait": lambda d: d.wait(STREAM, EVENT)(), "record_in_graph": lambda d: d.record_in_graph(EVENT, STREAM)(), "elapsed": lambda d: d.elapsed(EVENT, EVENT),
     "happened": lambda d: d.happened(EVENT), "synchronize_device": lambda d: d.synchronize_device(), "zeros": lambda d: d.zeros(HOST, STREAM)(),
     "copy": lambda d: d.copy(HOST, HOST, STREAM)(), "launch": lambda d: d.launch(RELU, STREAM), "frontier": lambda d: d.frontier(STREAM),
-    "launcher": lambda d: d.launcher(1, 1, 1, 1, 1, 1, 1, 0, 7, 9, 0), "graph launch": lambda d: d.runtime.graphLaunch(5, 7)}
+    "launcher": lambda d: d.launcher(1, 1, 1, 1, 1, 1, 1, 0, 7, 9, 0), "graph launch": lambda d: d.runtime.graphLaunch(5, 7),
+    "priorities": lambda d: d.priorities(), "end_capture": lambda d: d.end_capture(STREAM), "replay": lambda d: d.replay(drivers.Graph(5, 6), STREAM),
+    "instantiate": lambda d: drivers._checked(d.bindings.cudaGraphInstantiate(5, drivers.USE_NODE_PRIORITY)),
+    "edges": lambda d: drivers._checked(d.bindings.cudaGraphGetEdges(5, 16)), "dependencies": lambda d: d.dependencies(drivers.Graph(5, 6)),
+    "graphExecDestroy": lambda d: d.runtime.graphExecDestroy(6), "graphDestroy": lambda d: d.runtime.graphDestroy(5)}
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -113,8 +117,6 @@ def test_what_stands_for_cupy_has_what_cupy_has():
         ours, real = getattr(double.cuda, name), getattr(cupy.cuda, name)
         assert not [n for n in public(ours) if not hasattr(real, n) and n not in told], name
         assert "ptr" in real.__doc__ or name == "Device"
-    for name in ("graph", "graphExec", "upload"):
-        assert hasattr(cupy.cuda.Graph, name)
     cupy.RawModule(code="", options=drivers.OPTIONS, name_expressions=["a<float>"])
     assert cupy.RawKernel.kernel
     assert isinstance(cupy.cuda.compiler.CompileException("x", "", "", ()), Exception)
@@ -125,6 +127,8 @@ def test_numbers_are_those_of_cuda():
     errors, copies, status = runtime.cudaError_t, runtime.cudaMemcpyKind, runtime.cudaStreamCaptureStatus
     assert (errors.cudaSuccess, errors.cudaErrorNotReady) == (drivers.HAPPENED, drivers.NOT_YET)
     assert status.cudaStreamCaptureStatusActive == drivers.CAPTURING == cuda_machine.CAPTURED
+    assert errors.cudaErrorLossyQuery == cuda_machine.Errors.cudaErrorLossyQuery
+    assert runtime.cudaGraphInstantiateFlags.cudaGraphInstantiateFlagUseNodePriority == drivers.USE_NODE_PRIORITY == cuda_machine.USE_NODE_PRIORITY
     assert (copies.cudaMemcpyDefault, runtime.cudaEventRecordExternal) == (cuda_machine.COPY_DEFAULT, cuda_machine.EXTERNAL)
 
 
@@ -205,7 +209,7 @@ def kernel(there: Any, stream: Any, memory: Any) -> Any:
 def ready():
     """A device, its streams, and a launch on each that has run."""
     there = cuda_runtime.device()
-    one, other = there.streams((0, 0))
+    one, other = there.streams((0, 1))
     memory = there.allocate(32)
     first, second = (kernel(there, stream, memory) for stream in (one, other))
     first(), second()
@@ -236,7 +240,8 @@ FORBIDDEN = [(lambda r: r.device.allocate(8), "memory is allocated during a capt
              (wait_for_what_came_before, "a captured stream waits for an event from outside"),
              (lambda r: r.driver.copy(HOST, r.memory, r.one)(), "pageable memory is copied in a capture"),
              (lambda r: kernel_of(r, "tanh")(), "is compiled during a capture"),
-             (lambda r: r.driver.replay(r.graph, r.one)(), "a graph is launched to a stream that is captured")]
+             (lambda r: r.driver.replay(r.graph, r.one), "a graph is uploaded to a stream that is captured"),
+             (lambda r: r.replay(), "a graph is launched to a stream that is captured")]
 
 
 def kernel_of(r: Any, name: str) -> Any:
@@ -247,6 +252,7 @@ def kernel_of(r: Any, name: str) -> Any:
 @pytest.mark.parametrize(("do", "message"), FORBIDDEN, ids=[m for _, m in FORBIDDEN])
 def test_a_capture_refuses_what_cuda_refuses_there_and_what_it_said_is_told(ready, do, message):
     ready.graph = lanes.capture(ready.driver, ready.one, ready.first)
+    ready.replay = ready.driver.replay(ready.graph, ready.one)
     assert gc.isenabled()
     with pytest.raises(AssertionError, match=message):
         lanes.capture(ready.driver, ready.one, lambda: do(ready))
@@ -301,6 +307,95 @@ def test_a_task_whose_call_cannot_be_captured_is_named(monkeypatch):
     monkeypatch.setattr(Driver, "frontier", frontier)
     with pytest.raises((TaskError, lanes.LaneError, DeviceError), match="not captured any more"):
         GraphExecutor(graph, schedulers.in_order(graph), device=there)
+
+
+def both(r: Any) -> None:
+    """A kernel on each of two streams."""
+    fork(r)
+    r.first(), r.second()
+    event = r.driver.event()
+    r.driver.record(event, r.other)()
+    r.driver.wait(r.one, event)()
+
+
+def test_kernels_of_a_graph_keep_the_priorities_of_their_lanes(ready):
+    """The main one's goes first: CUDA's numbers are negative."""
+    machine, graph = ready.driver.machine, lanes.capture(ready.driver, ready.one, lambda: both(ready))
+    assert [ready.driver.runtime.streamGetPriority(stream.ptr) for stream in (ready.one, ready.other)] == [-1, 0]
+    assert machine.executables[graph.executable].priorities(machine.queues[ready.one.ptr]) == [-1, 0]
+    plain = machine.executables[machine.instantiate(graph.captured, 0)]
+    assert plain.priorities(machine.queues[ready.one.ptr]) == [-1, -1], "what CuPy makes: all as the stream that it is launched to"
+    del graph, plain
+    gc.collect()
+    assert not machine.graphs, "a graph that nobody holds is destroyed"
+
+
+def test_streams_have_priorities_that_the_device_knows(ready):
+    assert [ready.driver.runtime.streamGetPriority(ready.driver.stream(p).ptr) for p in (9, 1, 0, -1, -9)] == [0, 0, -1, -2, -5]
+    assert ready.driver.describe()["stream_priorities"] == (0, -5)
+    with pytest.raises(AssertionError, match="priority 1 of a stream is none from -5 to 0: CUDA would take the nearest"):
+        ready.driver.cupy.cuda.Stream(non_blocking=True, priority=1)
+
+
+def test_streams_are_the_same_ones_each_time(ready):
+    """With their handles and workspaces, whatever was asked for between."""
+    three = ready.device.streams((0, 1, 1))
+    assert three[:2] == [ready.one, ready.other]
+    ready.device.streams((0, 0, -1))
+    assert ready.device.streams((0, 1, 1)) == three
+    assert ready.device.streams(()) == [ready.one]
+    assert len({stream.ptr for stream in three}) == 3
+
+
+def test_edges_are_asked_for_with_room(ready):
+    """How many there are is an error, as with a library's programmatic launches."""
+    streams, memory = ready.device.streams((0, *(1,) * 7)), ready.memory
+    kernels = [kernel(ready.device, stream, memory) for stream in streams]
+    for call in kernels:
+        call()
+    ready.device.synchronize()
+
+    def meet() -> None:
+        events = [ready.driver.event() for _ in streams]
+        for event, stream in zip(events, streams, strict=True):
+            ready.driver.record(event, stream)()
+        for stream in streams:
+            for event in events:
+                ready.driver.wait(stream, event)()
+
+    def fill() -> None:
+        start = ready.driver.event()
+        ready.driver.record(start, streams[0])()
+        for stream in streams[1:]:
+            ready.driver.wait(stream, start)()
+        for _ in range(6):
+            for call in kernels:
+                call()
+            meet()
+
+    graph = lanes.capture(ready.driver, ready.one, fill)
+    nodes, edges = ready.driver.dependencies(graph)
+    assert len(nodes) == 48
+    assert set(edges) == {(8 * n + a, 8 * n + 8 + b) for n in range(5) for a in range(8) for b in range(8)}
+    with pytest.raises(RuntimeError, match="CUDA: cudaErrorLossyQuery"):
+        drivers._checked(ready.driver.bindings.cudaGraphGetEdges(graph.captured))
+
+
+def test_the_time_of_a_graph_is_without_its_launch(ready):
+    launch = ready.driver.replay(lanes.capture(ready.driver, ready.one, ready.first), ready.one)
+    begin, end = ready.driver.event(True), ready.driver.event(True)
+
+    def timed(*before: Any) -> float:
+        for call in (*before, ready.driver.record(begin, ready.one), launch, ready.driver.record(end, ready.one)):
+            call()
+        ready.device.synchronize()
+        return float(ready.driver.elapsed(begin, end))
+
+    with pytest.raises(AssertionError, match="begins on an idle stream: it holds the host's launch"):
+        timed()
+    assert timed(launch) > 0
+    assert timed(clock.Hold(ready.driver, ready.one, ready.device.allocate(64))._fill) > 0
+    assert clock.replayed(ready.driver, ready.one, ready.first) > 0
 
 
 # ---------------------------------------------------------------------------------------------------- memory and failures

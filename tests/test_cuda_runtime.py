@@ -16,8 +16,8 @@ import minidl as ml
 from minidl import data, models, nn, optim, schedulers
 from minidl.border import must_stay
 from minidl.cli import main
+from minidl.cuda import clock, lanes
 from minidl.cuda import device as devices
-from minidl.cuda import lanes
 from minidl.cuda.device import Cuda
 from minidl.device import DeviceError
 from minidl.executors import GraphExecutor, SequentialExecutor, SteadyExecutor, StreamExecutor
@@ -164,16 +164,15 @@ def test_a_missing_wait_shows(device, monkeypatch):
 
 
 def test_a_graph_that_lost_an_edge_is_refused(device, monkeypatch):
-    original = cuda_runtime.Runtime.end_capture
+    original = cuda_runtime.Runtime.dependencies
 
-    def end(self: Any, stream: Any) -> Any:
-        graph = original(self, stream)
-        crossing = [e for e in graph.edges if e[1] - e[0] > 1]
-        graph.edges.remove(crossing[0])
-        return graph
+    def lost(self: Any, graph: Any) -> Any:
+        nodes, edges = original(self, graph)
+        edges.remove(next(e for e in edges if e[1] - e[0] > 1))
+        return nodes, edges
 
     run = Run(device())
-    monkeypatch.setattr(cuda_runtime.Runtime, "end_capture", end)
+    monkeypatch.setattr(cuda_runtime.Runtime, "dependencies", lost)
     with pytest.raises(DeviceError, match=r"the captured graph lets task \w+ start before \w+ has ended"):
         GraphExecutor(run.graph, schedulers.multi_stream(run.graph), device=run.device)
 
@@ -191,6 +190,29 @@ def test_a_captured_step_is_one_launch(device):
     issued = run.device.driver.issued
     step._lanes.run()
     assert run.device.driver.issued == issued + 1
+
+
+def test_the_chain_goes_before_what_runs_beside_it(device):
+    """In a captured step as on streams: the kernels of `main` have a higher priority than all others."""
+    run = Run(device())
+    step = GraphExecutor(run.graph, schedulers.multi_stream(run.graph), device=run.device)
+    machine, (main, sub) = run.device.driver.machine, step._lanes.streams
+    executable = machine.executables[step._lanes.graph.executable]
+    of_main, of_sub = (machine.queues[stream.ptr].priority for stream in (main, sub))
+    assert of_main < of_sub
+    assert set(executable.priorities(machine.queues[main.ptr])) == {of_main, of_sub}
+
+
+def test_what_a_step_takes_beside_its_tasks_is_the_devices_time(device, monkeypatch):
+    """Not that of a host that waits for it: only what the main stream does between two steps, behind other work."""
+    run, seen, behind = Run(device()), [], clock.behind
+
+    def looked(driver: Any, stream: Any, hold: Any, issue: Any) -> float:
+        seen.append(behind(driver, stream, hold, issue))
+        return seen[-1]
+
+    monkeypatch.setattr(clock, "behind", looked)
+    assert [ml.CostModel.measure(run.graph, device=run.device).step] == seen
 
 
 def test_no_memory_is_allocated_by_a_step_beyond_its_result(device, monkeypatch):

@@ -52,6 +52,8 @@ class NCCL(Communicator):
             raise NCCLError(f"rank 0 cannot start NCCL: {name}")
         device.driver.use()
         self._ranks = nccl.NcclCommunicator(self.size, name, self.rank)
+        # before the main stream: a transfer is a few long blocks that every rank must have running, so one that starts late
+        # holds up all ranks, and one that starts at once takes little from the chain
         self.stream = device.driver.stream(-1)
 
     def _name(self) -> bytes | str:

@@ -1,13 +1,16 @@
 """How long calls take on the device: captured, repeated in one graph, replayed between two events.
 
-So no launch from the host is in the time, and the gap that one call leaves behind another on its stream is. Knows no
-tasks.
+An event that is recorded on an idle stream happens at once, and the time to the next one holds the host's launches. So a
+stream is busy with something else when timing begins: with one replay before, or with a `Hold`. The gap that one call leaves
+behind another on its stream is in the time. Knows no tasks.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
+from math import ceil
+from time import perf_counter
 from typing import Any
 
 from ..kernels import Thunk
@@ -15,15 +18,54 @@ from .lanes import capture
 
 REPEATS = 20  #: of a task in a graph
 ROUNDS = 5
+FILLS = 400  #: calls that hold a stream at most: not many more can wait in its queue before the host waits too
+
+
+class Hold:
+    """Keeps a stream busy by filling `memory`, while the host issues what is to be timed behind that."""
+
+    def __init__(self, driver: Any, stream: Any, memory: Any) -> None:
+        self._fill = driver.zeros(memory, stream)
+        begin, end = driver.event(True), driver.event(True)
+        for call in (self._fill, driver.record(begin, stream), self._fill, driver.record(end, stream)):
+            call()
+        driver.synchronize(stream)
+        self._microseconds = max(1.0, float(driver.elapsed(begin, end)))
+
+    def __call__(self, microseconds: float) -> None:
+        """For at least so long, as far as a queue holds."""
+        for _ in range(min(FILLS, ceil(microseconds / self._microseconds))):
+            self._fill()
+
+
+def behind(driver: Any, stream: Any, hold: Hold, issue: Callable[[], None]) -> float:
+    """Microseconds that `stream` needs for what `issue` issues, all of which waits in queues when it begins: the median of
+    some rounds."""
+    host = []
+    for _ in range(ROUNDS):
+        start = perf_counter()
+        issue()
+        host.append((perf_counter() - start) * 1e6)
+        driver.synchronize(stream)
+    begin, end = driver.event(True), driver.event(True)
+    found = []
+    for _ in range(4 * ROUNDS):
+        hold(2 * statistics.median(host))
+        driver.record(begin, stream)()
+        issue()
+        driver.record(end, stream)()
+        driver.synchronize(stream)
+        found.append(driver.elapsed(begin, end))
+    return statistics.median(found)
 
 
 def replayed(driver: Any, stream: Any, fill: Callable[[], None]) -> float:
     """Microseconds of one replay of what `fill` issues on `stream`, or forks off and joins; the median of some rounds."""
     launch = driver.replay(capture(driver, stream, fill), stream)
     begin, end = driver.event(True), driver.event(True)
-    launch()
     found = []
     for _ in range(ROUNDS):
+        launch()
         driver.record(begin, stream)()
         launch()
         driver.record(end, stream)()

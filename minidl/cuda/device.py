@@ -21,6 +21,8 @@ from . import clock
 from .lanes import Captured, Streams, capture
 
 SLOT = 4096  #: bytes that are fetched without waiting at most
+HELD = 64 << 20  #: bytes that are filled to hold a stream
+STEPS = (0, 1)  #: priorities of the lanes of a step (`schedule.Lane`), on whose streams costs are measured
 #: packages beside CuPy, by the name they are imported under
 PACKAGES = {"cupy": "cupy", "nvmath": "nvmath-python", "cudnn": "nvidia-cudnn-frontend"}
 
@@ -41,12 +43,11 @@ class Cuda:
         self.driver, self.name = driver, name
         self._make = {"products": products, "dnn": dnn}
         self._made: dict[str, Any] = {}
-        self.main = driver.stream()
+        self.main = driver.stream(0)
         self._slots: list[tuple[Any, Any]] = []  #: pinned memory and events for `fetch` that are free
         self.flag_memory = self.allocate(4)
         self._flag = self.array(self.flag_memory, View(0, (1,), (1,), 0, "int32"))  #: what launches call `cuda.FLAG`
-        self._streams = [self.main]
-        self._priorities = [0]
+        self._others: dict[int, list[Any]] = {}  #: streams beside the main one, by priority
 
     @property
     def flash(self) -> bool:
@@ -209,14 +210,14 @@ class Cuda:
 
     # --------------------------------------------------------------------------------------------------------- lanes
     def streams(self, priorities: Sequence[int]) -> list[Any]:
-        """One for each lane, the same ones each time: the first is the main stream."""
-        for i, priority in enumerate(priorities):
-            if i == len(self._streams):
-                self._streams.append(self.driver.stream(priority))
-                self._priorities.append(priority)
-            elif i and self._priorities[i] != priority:
-                self._streams[i], self._priorities[i] = self.driver.stream(priority), priority
-        return self._streams[: max(len(priorities), 1)]
+        """One for each lane, the same ones each time: the first is the main stream, which goes before those of priority 1."""
+        found = [self.main]
+        for i, priority in enumerate(priorities[1:], 1):
+            there, nth = self._others.setdefault(priority, []), list(priorities[1:i]).count(priority)
+            if nth == len(there):
+                there.append(self.driver.stream(priority))
+            found.append(there[nth])
+        return found
 
     def lanes(self, work: Any, trace: bool = False) -> Streams:
         """Lanes that are issued call by call."""
@@ -241,7 +242,7 @@ class Cuda:
 
     def hop(self) -> float:
         """Microseconds that a chain of launches loses where it changes streams."""
-        one, other = self.streams((0, 0))
+        one, other = self.streams(STEPS)
         memory = self.allocate(256)
         small = self.array(memory, View(0, (32,), (1,), 0, "float32"))
         calls = KERNELS["fill"].cuda_calls([small], [small], [], {"value": 0.5})
@@ -250,9 +251,14 @@ class Cuda:
         self.driver.synchronize_device()
         return clock.hop(self.driver, one, other, (first, second))
 
+    def step_time(self, issue: Callable[[], None]) -> float:
+        """Microseconds that the main stream needs for what a step brings and takes away, when the host is ahead of it."""
+        hold = clock.Hold(self.driver, self.main, self.driver.allocate(HELD, self.main))
+        return clock.behind(self.driver, self.main, hold, issue)
+
     def together(self, programs: Callable[[Any, Any], tuple[Sequence[Thunk], Sequence[Thunk]]], alone: tuple[float, float]) -> tuple[float, float]:
         """How many times longer two programs take beside each other; `programs(stream, stream)` binds them."""
-        one, other = self.streams((0, 0))
+        one, other = self.streams(STEPS)
         first, second = programs(one, other)
         for calls in (first, second):
             clock.run(calls)

@@ -7,6 +7,7 @@ tasks or schedules. The tests put another driver in its place, which runs everyt
 from __future__ import annotations
 
 import ctypes
+import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache, partial
@@ -19,6 +20,7 @@ from ..kernels import Thunk, cuda
 OPTIONS = ("-std=c++17",)  #: to which CuPy adds the architecture, CUDA's headers and -ftz=true (float32 below 1.2e-38 is 0)
 HAPPENED, NOT_YET = 0, 600  #: cudaSuccess, cudaErrorNotReady
 CAPTURING = 1  #: cudaStreamCaptureStatusActive
+USE_NODE_PRIORITY = 8  #: cudaGraphInstantiateFlagUseNodePriority
 
 
 def libraries() -> tuple[Any, Any, Any]:
@@ -62,10 +64,10 @@ class Stream:
 
 
 class Graph:
-    """A captured graph: `nodes` and `edges` (pairs of places in `nodes`), and the graph that can be launched."""
+    """Handles of a captured graph: of what was captured, and of what is launched. Both are destroyed with it."""
 
-    def __init__(self, raw: Any, nodes: list[int], edges: list[tuple[int, int]]) -> None:
-        self.raw, self.nodes, self.edges = raw, nodes, edges
+    def __init__(self, captured: int, executable: int) -> None:
+        self.captured, self.executable = captured, executable
 
 
 class Driver:
@@ -85,7 +87,8 @@ class Driver:
         """What a record says of the machine."""
         properties = self.runtime.getDeviceProperties(self.ordinal)
         return {"name": properties["name"].decode(), "capability": self.architecture, "memory_bytes": int(properties["totalGlobalMem"]),
-                "driver": self.runtime.driverGetVersion(), "runtime": self.runtime.runtimeGetVersion(), "cupy": self.cupy.__version__}
+                "driver": self.runtime.driverGetVersion(), "runtime": self.runtime.runtimeGetVersion(), "cupy": self.cupy.__version__,
+                "stream_priorities": self.priorities()}
 
     def use(self) -> None:
         """Makes this the calling thread's GPU; each thread that issues calls does so once. CuPy and cuda-bindings have a
@@ -119,11 +122,19 @@ class Driver:
         return self.cupyx.empty_pinned(nbytes, np.uint8)
 
     # ------------------------------------------------------------------------------------------------------- streams
-    def stream(self, priority: int = 0) -> Stream:
-        """A non-blocking stream; a lower priority goes first."""
+    def priorities(self) -> tuple[int, int]:
+        """The least and the greatest of a stream, as CUDA counts: the greatest is the smaller number."""
+        least, greatest = _checked(self.bindings.cudaDeviceGetStreamPriorityRange())
+        return int(least), int(greatest)
+
+    def stream(self, priority: int = 1) -> Stream:
+        """A non-blocking stream. `priority` as lanes have it: 0 goes before 1, and -1 before both. 1 is CUDA's least: its
+        numbers are negative, and one that is too large means the least without a word."""
         self._streams += 1
+        least, greatest = self.priorities()
         with self.device:
-            return Stream(self.cupy.cuda.Stream(non_blocking=True, priority=priority), self._streams - 1)
+            raw = self.cupy.cuda.Stream(non_blocking=True, priority=max(greatest, min(least, least - 1 + priority)))
+        return Stream(raw, self._streams - 1)
 
     def event(self, timing: bool = False) -> Any:
         with self.device:
@@ -205,20 +216,34 @@ class Driver:
         stream.raw.begin_capture()
 
     def end_capture(self, stream: Stream) -> Graph:
-        """The graph of what was issued since `begin_capture`, ready to be launched."""
-        raw, bindings = stream.raw.end_capture(), self.bindings
-        count = _checked(bindings.cudaGraphGetNodes(raw.graph))[-1]
-        nodes = [int(n) for n in _checked(bindings.cudaGraphGetNodes(raw.graph, count))[0]]
-        get_edges = getattr(bindings, "cudaGraphGetEdges_v2", bindings.cudaGraphGetEdges)  # CUDA 12 has both, 13 the second alone
-        count = _checked(get_edges(raw.graph))[-1]
-        ends = _checked(get_edges(raw.graph, count))  # from, to, what an edge carries, how many
-        place = {node: i for i, node in enumerate(nodes)}
-        return Graph(raw, nodes, [(place[int(a)], place[int(b)]) for a, b in zip(ends[0], ends[1], strict=True)])
+        """The graph of what was issued since `begin_capture`, ready to be launched. Its kernels keep the priorities of their
+        streams: CuPy's own graph gives all of them that of the stream it is launched to."""
+        captured = int(self.runtime.streamEndCapture(stream.ptr))
+        try:
+            executable = int(_checked(self.bindings.cudaGraphInstantiate(captured, USE_NODE_PRIORITY))[0])
+        except BaseException:
+            self.runtime.graphDestroy(captured)
+            raise
+        graph = Graph(captured, executable)
+        weakref.finalize(graph, _destroy, self.runtime, captured, executable).atexit = False
+        return graph
+
+    def dependencies(self, graph: Graph) -> tuple[list[int], list[tuple[int, int]]]:
+        """The nodes of a graph, and its edges as pairs of places in them."""
+        count = _checked(self.bindings.cudaGraphGetNodes(graph.captured))[-1]
+        nodes = [int(n) for n in _checked(self.bindings.cudaGraphGetNodes(graph.captured, count))[0][:count]]
+        place, room = {node: i for i, node in enumerate(nodes)}, 2 * len(nodes) + 16
+        get_edges = getattr(self.bindings, "cudaGraphGetEdges_v2", self.bindings.cudaGraphGetEdges)  # CUDA 12 has both, 13 the second alone
+        while True:  # to ask how many there are is an error where one of a library's edges carries data
+            before, after, *_, count = _checked(get_edges(graph.captured, room))
+            if count < room:
+                return nodes, [(place[int(a)], place[int(b)]) for a, b in zip(before[:count], after[:count], strict=True)]
+            room *= 2
 
     def abandon_capture(self, stream: Stream) -> None:
         """Ends a capture in which a call failed: what that raised says why, this would only say that nothing was captured."""
         with suppress(Exception):
-            stream.raw.end_capture()
+            self.runtime.graphDestroy(self.runtime.streamEndCapture(stream.ptr))
 
     def frontier(self, stream: Stream) -> list[int]:
         """The nodes that the next one captured on this stream will depend on. Raises RuntimeError where the stream is not, or
@@ -231,8 +256,13 @@ class Driver:
 
     def replay(self, graph: Graph, stream: Stream) -> Thunk:
         """One launch of the whole graph; uploaded now."""
-        graph.raw.upload(stream.raw)
-        return _keep(partial(self.runtime.graphLaunch, graph.raw.graphExec, stream.ptr), graph)
+        self.runtime.graphUpload(graph.executable, stream.ptr)
+        return _keep(partial(self.runtime.graphLaunch, graph.executable, stream.ptr), graph)
+
+
+def _destroy(runtime: Any, captured: int, executable: int) -> None:
+    runtime.graphExecDestroy(executable)
+    runtime.graphDestroy(captured)
 
 
 def _checked(result: Sequence[Any]) -> Sequence[Any]:

@@ -202,10 +202,11 @@ class Captured(Streams):
     def _check(self, last: dict[int, list[int]]) -> None:
         """Raises DeviceError where the captured graph lacks an order that the schedule has. `last`: of every task the
         nodes after which it is done."""
-        place = {node: i for i, node in enumerate(self.graph.nodes)}
+        nodes, edges = self.driver.dependencies(self.graph)
+        place = {node: i for i, node in enumerate(nodes)}
         after: list[list[int]] = [[] for _ in place]
         missing = [0] * len(place)
-        for a, b in self.graph.edges:
+        for a, b in edges:
             after[a].append(b)
             missing[b] += 1
         reached = [1 << i for i in range(len(place))]  # the nodes before each, itself included
