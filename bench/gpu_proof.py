@@ -1,20 +1,23 @@
 """All that must be shown on one GPU, in parts of at most nine minutes; one record of what was found.
 
-    python bench/gpu_proof.py [--part tests kernels launch ladder mpi sanitizer] [--limit 540] [--within SECONDS] [--out FILE.json]
+    python bench/gpu_proof.py [--part tests kernels launch ladder mpi sanitizer references] [--step TEXT ...] [--limit 540]
+                              [--within SECONDS] [--out FILE.json]
 
-| part      | minutes | what |
+| part       | minutes | what |
 |---|---|---|
-| tests     | 4       | the tests marked `gpu` |
-| kernels   | 6       | every kernel's tests again, with the real compiler, cuBLAS and cuDNN |
-| launch    | 2       | what launches, events and graphs cost: launch_overhead_cuda.json |
-| ladder    | 9       | MobileNetV3 and DenseNet-121 against torch, rung by rung: ladder.json; there is work for several calls |
-| mpi       | 3       | two ranks that share the GPU: the bits of one process |
-| sanitizer | 6       | training steps under compute-sanitizer, where it is installed |
+| tests      | 3       | the tests marked `gpu`, but the references' |
+| kernels    | 4       | every kernel's tests again, with the real compiler, cuBLAS and cuDNN |
+| launch     | 2       | what launches, events and graphs cost: launch_overhead_cuda.json |
+| ladder     | 9       | MobileNetV3 and DenseNet-121 against torch, rung by rung: ladder.json; there is work for several calls |
+| mpi        | 3       | two ranks that share the GPU: the bits of one process |
+| sanitizer  | 6       | training steps under compute-sanitizer, where it is installed: memcheck, then racecheck of our own kernels |
+| references | 4       | the kernels' references over CuPy's arrays |
 
 The minutes are guesses for an H200, until one has told. Each part is a command or several, with all their processes ended at
 the limit, and it is no loss to be stopped at any time: what was found is merged into the record whenever there is something
 new, the benchmarks' own records lie beside it, and the next call of a part goes on with what has not passed, as long as the
-sources are the same. Without --part these are all parts that have not passed yet, so where a machine ends every command after ten
+sources are the same. `--step` runs those steps of the parts again whose names contain one of these texts, whether they have
+passed or not, and leaves the others as they are. Without --part these are all parts that have not passed yet, so where a machine ends every command after ten
 minutes, the same command with `--within 570` is given again until all is there. Ends with 0 if all that was run passed, with 1
 if not, with 2 where there is no GPU.
 """
@@ -33,7 +36,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -98,11 +101,11 @@ def tests_found(folder: Path, output: str) -> Found:
             **({"outcomes": outcomes} if len(outcomes) <= LISTED else {})}
 
 
-def pytest(*arguments: str) -> list[str]:
-    """In a process of its own, which is replaced when a test loses it or the GPU (`tests/cuda_on_gpu.py`): the rest is run.
-    A warning of a package is no failure there."""
-    workers = ["-n", "1", "--dist", "load", "--max-worker-restart", "40"]
-    return [sys.executable, "-m", "pytest", "-v", *workers, "-W", "default", "-p", "no:cacheprovider", "--tb", "short", *arguments]
+def pytest(*arguments: str, workers: int = 1) -> list[str]:
+    """In processes of its own, each of which is replaced when a test loses it or the GPU (`tests/cuda_on_gpu.py`): the rest
+    is run. A warning of a package is no failure there."""
+    apart = ["-n", str(workers), "--dist", "load", "--max-worker-restart", "40"]
+    return [sys.executable, "-m", "pytest", "-v", *apart, "-W", "default", "-p", "no:cacheprovider", "--tb", "short", *arguments]
 
 
 def record_of(name: str) -> Callable[[Path, str], Found]:
@@ -126,14 +129,19 @@ def printed(folder: Path, output: str) -> Found:
 
 
 def tests(folder: Path) -> list[Step]:
-    return [Step("gpu tests", pytest("-m", "gpu", "-k", "not references", "tests/test_gpu.py"), read=tests_found),
-            Step("references over CuPy", pytest("-m", "gpu", "-k", "references", "tests/test_gpu.py"), read=tests_found)]
+    """What is free of memory is free of that of other processes: that test runs alone."""
+    return [Step("gpu tests", pytest("-m", "gpu", "-k", "not references and not no_more_memory", "tests/test_gpu.py", workers=4), read=tests_found),
+            Step("memory over many steps", pytest("-m", "gpu", "-k", "no_more_memory", "tests/test_gpu.py"), read=tests_found)]
+
+
+def references(folder: Path) -> list[Step]:
+    return [Step("references over CuPy", pytest("-m", "gpu", "-k", "references", "tests/test_gpu.py", workers=4), read=tests_found)]
 
 
 def kernels(folder: Path) -> list[Step]:
-    """Those test files in which kernels are run, each by itself."""
+    """Those test files in which kernels are run, each by itself. What takes the time is a compiler, not the GPU."""
     files = sorted(p for p in (ROOT / "tests").glob("test_cuda_*.py") if re.search(r"\b(run_kernel|agree)\(", p.read_text()))
-    return [Step(p.stem, pytest(str(p.relative_to(ROOT))), {"MINIDL_TEST_GPU": "1"}, tests_found) for p in files]
+    return [Step(p.stem, pytest(str(p.relative_to(ROOT)), workers=8), {"MINIDL_TEST_GPU": "1"}, tests_found) for p in files]
 
 
 def bench(script: str, *arguments: str) -> list[str]:
@@ -180,20 +188,27 @@ def equal_parameters(steps: Mapping[str, Found]) -> Found:
     return {"equal_bits": equal, "passed": all(equal.values())}
 
 
+#: what kernels of cuBLAS, cuDNN and CuPy have in their names, and none of ours
+VENDORS = r"cublas|cudnn|cutlass|cupy|xmma|nvjet|gemm|gemv|splitK|fprop|dgrad|wgrad|convolve|sm[0-9]+_"
+
+
 def sanitized(folder: Path) -> list[Step]:
-    """Two steps of the two networks that use most kinds of kernels."""
+    """Two steps of the two networks that use most kinds of kernels. Hazards are looked for in our own kernels alone: those of
+    vendors take most of the time, and what is found there is theirs."""
     train = [sys.executable, "-m", "minidl", "train", "--model-arg", "preset=tiny", "--device", "cuda", "--costs", "analytic", "--steps", "2",
              "--batch-size", "4", "--json"]
-    tools = {"memcheck": ["--report-api-errors", "no"], "racecheck": []}  # libraries ask for what a driver need not have, and go on
+    tools = {"memcheck": ["--report-api-errors", "no"],  # libraries ask for what a driver need not have, and go on
+             "racecheck": ["--kernel-name-exclude", f"regex={VENDORS}"]}
     return [Step(f"{tool}, {model}", ["compute-sanitizer", "--tool", tool, *more, "--target-processes", "all", "--error-exitcode", "3", *train, "--model", model])
-            for model in ("mobilenet_v3_large", "densenet121") for tool, more in tools.items()]
+            for tool, more in tools.items() for model in ("mobilenet_v3_large", "densenet121")]
 
 
 def parts(limit: float) -> dict[str, Part]:
     return {
         "tests": Part(tests), "kernels": Part(kernels), "launch": Part(launch), "ladder": Part(climbing(limit)),
         "mpi": Part(ranks, lambda: None if mpiexec() else "there is no mpiexec; install minidl[mpich]", equal_parameters),
-        "sanitizer": Part(sanitized, lambda: None if shutil.which("compute-sanitizer") else "compute-sanitizer is not on the PATH")}
+        "sanitizer": Part(sanitized, lambda: None if shutil.which("compute-sanitizer") else "compute-sanitizer is not on the PATH"),
+        "references": Part(references)}
 
 
 # --------------------------------------------------------------------------------------------------------------- running
@@ -252,9 +267,10 @@ def run(step: Step, folder: Path, scratch: Path, limit: float, keep: Callable[[F
     return result
 
 
-def prove(name: str, part: Part, out: Path, about: Mapping[str, Any], limit: float) -> Found:
+def prove(name: str, part: Part, out: Path, about: Mapping[str, Any], limit: float, chosen: Sequence[str] = ()) -> Found:
     """Runs a part, its steps within one limit, and returns what the record now says of it. Of the same sources, steps that
-    have passed stay, unless all have; those that were begun before and have not passed come last."""
+    have passed stay, unless all have; those that were begun before and have not passed come last. `chosen`: only steps whose
+    names contain one of these, and all of them."""
     why = part.missing()
     if why:
         return merge(out, name, {"left_out": why})["parts"][name]
@@ -264,6 +280,9 @@ def prove(name: str, part: Part, out: Path, about: Mapping[str, Any], limit: flo
     steps = part.steps(out.parent)
     done = {step.name: before[step.name] for step in steps if before.get(step.name, {}).get("exit") == 0 and before[step.name]["passed"]}
     done = {} if len(done) == len(steps) else done
+    if chosen:
+        others = [step for step in steps if not any(text in step.name for text in chosen)]
+        done = {step.name: before.get(step.name, {"command": step.command, "left_out": "not chosen", "passed": False}) for step in others}
     found: Found = {"machine": dict(about), "steps": done, "passed": False}
     with tempfile.TemporaryDirectory() as scratch:
         for step in sorted((step for step in steps if step.name not in done), key=lambda step: "seconds" in before.get(step.name, {})):
@@ -294,6 +313,7 @@ def main() -> int:
     names = list(parts(LIMIT))
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--part", nargs="+", choices=names, metavar="PART", help=f"of {', '.join(names)}; default: all that have not passed")
+    parser.add_argument("--step", nargs="+", default=[], metavar="TEXT", help="only steps whose names contain one of these, of --part or of all")
     parser.add_argument("--limit", type=float, default=LIMIT, metavar="SECONDS", help="for each part")
     parser.add_argument("--within", type=float, default=math.inf, metavar="SECONDS", help="for all together")
     parser.add_argument("--out", type=Path, default=RESULTS / "gpu_proof.json", help="the record")
@@ -307,13 +327,20 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that what was started is ended too
     states = {name: state(part, about) for name, part in read(arguments.out)["parts"].items()}
     wanted = arguments.part or sorted((name for name in names if states.get(name, 0) < 3), key=lambda name: states.get(name, 0))
+    if arguments.step:
+        of = {name: [step.name for step in parts(LIMIT)[name].steps(arguments.out.parent)] for name in arguments.part or names}
+        wanted = [name for name, steps in of.items() if any(text in step for text in arguments.step for step in steps)]
+        if not wanted:
+            known = "; ".join(step for steps in of.values() for step in steps)
+            print(f"gpu_proof: no step's name contains {' or '.join(arguments.step)}; there are: {known}", file=sys.stderr)
+            return 2
     passed = True
     for name in wanted:
         limit = min(arguments.limit, end - time.monotonic() - GRACE)
         if limit < LEAST:
             print(f"{name}: no time is left", flush=True)
             continue
-        passed &= prove(name, parts(limit)[name], arguments.out, about, limit).get("passed") is not False
+        passed &= prove(name, parts(limit)[name], arguments.out, about, limit, arguments.step).get("passed") is not False
     print(f"record: {arguments.out}", file=sys.stderr)
     return 0 if passed else 1
 

@@ -2,7 +2,7 @@
 after they have been checked; each of torch's compilers has a run of its own, beside the rung that stands for minidl.
 
 A run is a dictionary for the record: milliseconds of a step and ratios of rungs, host cost, what getting ready took, and why
-a rung is left out.
+a rung is left out. The first run plans; its record has the plan of the rung that stands for minidl, which the others take.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from ladder_minidl import FUSED, PLAIN, Ours, best, measured_costs
 from ladder_record import ratios
 from ladder_rungs import Rung, interleaved
 from ladder_torch import EAGER, Theirs, missing
+
+from minidl.schedule import Schedule
 
 Run = dict[str, Any]
 
@@ -55,6 +57,7 @@ def first_run(case: Case, precision: Precision, device: Any, how: How) -> Run:
     """All rungs but those of compilers, checked and timed. A rung that fails is left out and says why."""
     ours, steps = Ours(case, precision, device), how.effort.steps
     rungs: dict[str, Rung] = {}
+    made: dict[str, Schedule] = {}
     bits: dict[str, bytes] = {}
     losses: dict[str, list[float]] = {}
     run: Run = {"batch": case.batch, "planning_s": 0.0, "predicted_ms": {}, "left_out": {}}
@@ -82,7 +85,8 @@ def first_run(case: Case, precision: Precision, device: Any, how: How) -> Run:
             run["planning_s"] = round(run["planning_s"] + time.perf_counter() - begin, 3)
             for name in names if planned else ():
                 schedules, predicted = planned
-                rung = attempt(name, lambda: trained(name, schedules[name.split()[1]]))
+                made[name] = schedules[name.split()[1]]
+                rung = attempt(name, lambda: trained(name, made[name]))
                 if rung:
                     rungs[name] = rung
                     run["predicted_ms"] |= {} if name.startswith("E0") else {name: predicted[name.split()[1]]}
@@ -100,20 +104,20 @@ def first_run(case: Case, precision: Precision, device: Any, how: How) -> Run:
                 rung = attempt(name, lambda: theirs.rung(name))
                 rungs |= {name: rung} if rung else {}
         run["correct"] = {**same(bits, losses, steps, allowed), **correct}
-        return {**run, **timed(rungs, how.effort)}
+        run |= timed(rungs, how.effort)
+        return {**run, "plan": made[run["minidl"]].to_csv()}
     finally:
         for rung in rungs.values():
             rung.close()
 
 
 def compiled_run(name: str, first: Mapping[str, Any], case: Case, precision: Precision, device: Any, how: How) -> Run:
-    """One of torch's compilers beside what stands for minidl in the first run. Raises what the compiler raises."""
+    """One of torch's compilers beside what stands for minidl in the first run, by its plan. Raises what the compiler raises."""
     if how.no_torch():
         return {"left_out": {name: how.no_torch()}}
     ours, mine = Ours(case, precision, device), first["minidl"]
     its = Theirs(ours, str(how.torch_on), first["about"]["B1 tuned"]["memory_format"] if "B1 tuned" in first["about"] else None).rung(name)
-    schedules, _ = ours.plans(mine, how.costs)
-    rung, _ = ours.rung(mine, schedules[mine.split()[1]])
+    rung, _ = ours.rung(mine, Schedule.from_csv(first["plan"], f"the plan of {mine}"))
     try:
         return {"left_out": {}, **timed({mine: rung, name: its}, how.effort)}
     finally:

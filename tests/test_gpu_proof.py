@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,10 +17,12 @@ from typing import Any
 import pytest
 
 import minidl as ml
+from minidl.kernels import cuda
 
 BENCH = Path(__file__).parent.parent / "bench"
 sys.path.insert(0, str(BENCH))
 
+import common  # noqa: E402
 import gpu_proof  # noqa: E402
 from gpu_proof import Part, Step, prove  # noqa: E402
 
@@ -168,6 +172,40 @@ def test_steps_that_have_passed_stay_and_what_took_too_long_comes_last(tmp_path,
     assert names() == "abcd", "of other sources nothing stays"
 
 
+def test_single_steps_can_be_chosen(tmp_path):
+    out, ran = tmp_path / "proof.json", tmp_path / "ran"
+
+    def chosen(*texts: str) -> Any:
+        ran.write_text("")
+        steps = [Step(name, python(f"open({str(ran)!r}, 'a').write({name[0]!r})")) for name in ("a one", "b one", "c two")]
+        return prove("p", part(*steps), out, ABOUT, 30, texts)
+
+    first = chosen("b", "two")
+    assert ran.read_text() == "bc"
+    assert first["steps"]["a one"]["left_out"] == "not chosen"
+    assert not first["passed"], "what has not been run has not passed"
+    assert gpu_proof.state(first, ABOUT) == 1, "it is not finished"
+    assert chosen("a")["passed"]
+    assert ran.read_text() == "a", "the others stay as they are"
+    assert chosen("one")["passed"]
+    assert ran.read_text() == "ab", "what is asked for is run, whether it has passed or not"
+
+
+def test_what_is_ours_is_looked_at_for_races_after_all_has_been_for_memory(tmp_path):
+    names = [step.name.partition(",")[0] for step in gpu_proof.sanitized(tmp_path)]
+    assert names == ["memcheck", "memcheck", "racecheck", "racecheck"]
+    (filtered,) = {step.command[step.command.index("--kernel-name-exclude") + 1] for step in gpu_proof.sanitized(tmp_path)[2:]}
+    excluded = re.compile(filtered.removeprefix("regex="))
+    ours = [name for path in cuda.SOURCES.glob("*.cu") for name in cuda.kernels_of(path.name)]
+    assert [name for name in ours if excluded.search(name)] == []
+    theirs = ["sm90_xmma_fprop_implicit_gemm_tf32f32", "_ZN7cutlass7Kernel2I", "nvjet_tst_128x64", "_Z17wgrad_alg0_engineI", "_ZN8cublasLt19splitKreduce_kernelI"]
+    assert all(excluded.search(name) for name in theirs)
+
+
+def test_parts_that_are_needed_most_come_first():
+    assert list(gpu_proof.parts(540)) == ["tests", "kernels", "launch", "ladder", "mpi", "sanitizer", "references"]
+
+
 def test_a_proof_that_is_killed_leaves_what_was_finished(tmp_path):
     out = tmp_path / "proof.json"
     code = (f"import sys; sys.path[:0] = [{str(BENCH)!r}]; import gpu_proof as g; from pathlib import Path; g.POLL = 0.1\n"
@@ -210,14 +248,14 @@ def test_without_a_choice_what_has_not_passed_is_run_within_the_time(tmp_path, m
         def get(name: str) -> None:
             pass
 
-    def shown(name: str, made: Any, out: Path, about: Any, limit: float) -> Any:
+    def shown(name: str, made: Any, out: Path, about: Any, limit: float, chosen: Any) -> Any:
         ran.append((name, limit))
         clock[0] += 100
         found = {"machine": about, "steps": {"s": {"exit": 0, "timed_out": False, "passed": name != "b", **({"complete": False} if name == "c" else {})}}}
         return gpu_proof.merge(out, name, {**found, "passed": name != "b"})["parts"][name]
 
     monkeypatch.setattr(gpu_proof, "prove", shown)
-    monkeypatch.setattr(gpu_proof, "parts", lambda limit: dict.fromkeys("abcd", part()))
+    monkeypatch.setattr(gpu_proof, "parts", lambda limit: {name: part(Step(f"{name} step", python(""))) for name in "abcd"})
     monkeypatch.setattr(gpu_proof, "described", lambda device: {})
     monkeypatch.setattr(gpu_proof.ml, "device", Device)
     monkeypatch.setattr(gpu_proof.signal, "signal", lambda *_: None)
@@ -235,6 +273,11 @@ def test_without_a_choice_what_has_not_passed_is_run_within_the_time(tmp_path, m
     assert [name for name, _ in ran] == ["d", "c", "b"], "what is new, what is not finished, what has failed"
     assert main("--part", "a") == 0
     assert [name for name, _ in ran] == ["a"]
+    main("--step", "c st", "b")
+    assert [name for name, _ in ran] == ["b", "c"]
+    capsys.readouterr()
+    assert main("--step", "nothing", "--part", "a") == 2
+    assert capsys.readouterr().err == "gpu_proof: no step's name contains nothing; there are: a step\n"
     monkeypatch.setattr(gpu_proof, "sources", lambda *folders: "others")
     main()
     assert [name for name, _ in ran] == list("abcd")
@@ -258,6 +301,67 @@ def test_every_part_is_a_command_of_this_repository(tmp_path):
             words = [word for word in step.command if word.endswith(".py")]
             assert all((BENCH.parent / word).exists() for word in words), (name, words)
     assert len(gpu_proof.kernels(tmp_path)) >= 10, "there are kernels to test"
+
+
+# ------------------------------------------------------------------------------------------------------------ a bare machine
+@pytest.fixture
+def bare(tmp_path):
+    """`bare(stage, ...)` runs the script in a copy of its folder where every program that it starts only says so."""
+    root, tools, said = tmp_path / "root", tmp_path / "tools", tmp_path / "said"
+    (root / "bench").mkdir(parents=True)
+    tools.mkdir()
+    shutil.copy(BENCH / "gpu_machine.sh", root / "bench")
+    programs = {"nvidia-smi": "", "timeout": 'while [ "$1" != python3 ]; do shift; done; exec "$@"',
+                "python3": f'echo "$@" >> {said}; [[ $* != *zipfile* ]] || install -D /dev/null "$5/mpich-5.data/data/bin/mpiexec"'}
+    for name, body in programs.items():
+        (tools / name).write_text(f"#!/bin/bash\n{body}\n")
+        (tools / name).chmod(0o755)
+
+    def run(*arguments: str) -> tuple[int, list[str], str]:
+        said.write_text("")
+        environment = {"PATH": f"{tools}:/usr/bin:/bin", "OUT": str(tmp_path / "out"), "SITE": str(tmp_path / "site"), "WITHIN": "100"}
+        done = subprocess.run([root / "bench" / "gpu_machine.sh", *arguments], capture_output=True, text=True, env=environment, timeout=30)
+        return done.returncode, said.read_text().splitlines(), done.stderr
+
+    return run, root
+
+
+def test_a_bare_machine_is_set_up_once_and_runs_a_stage(bare, tmp_path):
+    run, root = bare
+    code, _, errors = run("tests")
+    assert (code, errors) == (2, "gpu_machine: .wheels has no wheels; run bench/gpu_machine.sh wheels where there is a network\n")
+    assert run("wheels", "ml_dtypes")[1][0].endswith("mpich==5.0.2 ml_dtypes")
+    (root / ".wheels").mkdir()
+    for name in ("mpich-5.0.2-py3-none-any.whl", "nvmath_python-1.0.0-cp312.whl"):
+        (root / ".wheels" / name).touch()
+    out, site = tmp_path / "out", tmp_path / "site"
+    assert run("mpi", "--step", "lenet") == (0, [
+        f"-m zipfile -e .wheels/mpich-5.0.2-py3-none-any.whl {site}/mpi",
+        f"-m pip install -q --no-index --no-deps --no-compile --upgrade --target {site}/packages .wheels/nvmath_python-1.0.0-cp312.whl",
+        f"bench/gpu_proof.py --part mpi --within 100 --out {out}/gpu_proof.json --step lenet"], "")
+    assert run("ladder", "--models", "k12")[1] == [f"bench/ladder.py --resume --budget 70 --out {out}/ladder.json --models k12"]
+    smoke = run("smoke")[1]
+    assert [line for line in smoke if "train" in line][2].startswith("-m minidl train --model densenet121 --model-arg preset=tiny --device cuda ")
+    assert smoke[-1].startswith("bench/launch_overhead.py --device cuda --quick")
+
+
+def test_every_part_of_the_proof_is_a_stage(bare):
+    run, root = bare
+    (root / ".wheels").mkdir()
+    (root / ".wheels" / "mpich-5.whl").touch()
+    for name in gpu_proof.parts(60):
+        assert run(name)[0] == 0, name
+    code, called, errors = run("nothing")
+    assert (code, called) == (2, [])
+    assert errors.startswith("Sets up a bare machine with a GPU")
+
+
+def test_a_machine_without_git_has_a_record(monkeypatch, tmp_path):
+    """Of which commit is not known; the sources are told by their digest."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = common.machine()
+    assert found["commit"] is None
+    assert found["sources"] == common.sources(*common.PACKAGE)
 
 
 def test_without_a_gpu_it_says_so_in_one_line(tmp_path):

@@ -150,14 +150,17 @@ def test_bfloat16_is_that_of_both_sides(device, one_thread, monkeypatch):
 
 
 def test_a_compiler_is_timed_beside_what_stands_for_minidl(device, one_thread, monkeypatch):
-    first = {"minidl": "E1 in_order", "about": {"B1 tuned": {"memory_format": "channels_last"}}}
-    modes = []
+    modes, costs = [], []
     monkeypatch.setattr(Theirs, "compiled", lambda self, mode: modes.append((mode, self.format)) or self.eager(True))
-    case, how = Case("lenet", {}, 2), replace(ALONE, torch_on="cpu")
+    case, how = Case("lenet", {}, 2), replace(ALONE, torch_on="cpu", costs=lambda *graph: costs.append(graph) or ml.CostModel.analytic())
+    first = first_run(case, TF32, device, replace(how, torch_on=None, rungs=("E1 in_order",)))
+    assert len(costs) == 1
+    first["about"]["B1 tuned"] = {"memory_format": "channels_last"}
     run = compiled_run("B4 max-autotune", first, case, TF32, device, how)
     assert modes == [("max-autotune", torch_or_skip().channels_last)]
     assert list(run["step_ms"]) == ["E1 in_order", "B4 max-autotune"]
     assert list(run["ratios"]) == ["B4 max-autotune / E1 in_order"]
+    assert len(costs) == 1, "it is planned once"
     with pytest.raises(ImportError, match="apex is not installed"):
         compiled_run("B5 torchsched", first, case, TF32, device, how)
     assert compiled_run("B5 torchsched", first, case, TF32, device, ALONE) == {"left_out": {"B5 torchsched": "not asked for"}}
