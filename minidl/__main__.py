@@ -31,8 +31,7 @@ def stopped() -> None:
     from . import interrupts
 
     number = interrupts.take()
-    print(f"minidl: {interrupts.line(number)}", file=sys.stderr, flush=True)
-    sys.stdout.flush()
+    interrupts.say(number)
     interrupts.leave(number)
 
 

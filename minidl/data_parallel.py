@@ -91,7 +91,8 @@ def transport(name: str, communicator: Communicator, device: Any) -> Communicato
             return NCCL(communicator, device), {}
         from .comm.mpi import MPI
 
-        return MPI(on_device=True), {}
+        assert isinstance(communicator, MPI)
+        return communicator.for_devices(), {}
 
     made: Communicator = agree(communicator, make)
     return made

@@ -63,8 +63,6 @@ def leave(number: int) -> NoReturn:
     Beside other ranks it dies of a signal: that is what makes any launcher end the others at any time. A mere exit code does
     not, before MPI has started.
     """
-    with contextlib.suppress(OSError, ValueError):
-        sys.stdout.flush()
     if launcher.size() > 1:
         os.kill(os.getpid(), signal.SIGKILL)
     os._exit(128 + number)
@@ -72,6 +70,14 @@ def leave(number: int) -> NoReturn:
 
 def line(number: signal.Signals) -> str:
     return f"stopped by {number.name}"
+
+
+def say(number: signal.Signals) -> None:
+    """Prints the one line. Of several ranks that are interrupted before they have met, the first one's end ends the others."""
+    rank = launcher.rank() if launcher.size() > 1 else None
+    time.sleep(0.5 if rank else 0)
+    with contextlib.suppress(OSError):  # nobody listens
+        os.write(2, f"minidl: {'' if rank is None else f'rank {rank}: '}{line(number)}\n".encode())
 
 
 def _handle(number: int, frame: Any) -> None:
@@ -87,7 +93,7 @@ def _watch(heard: int) -> None:
         pass
     time.sleep(GRACE)
     if _taken.acquire(blocking=False):
-        os.write(2, f"minidl: {line(signal.Signals(number))}\n".encode())
+        say(signal.Signals(number))
         leave(number)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -130,58 +131,35 @@ def _draw(arguments: Any, graph: TaskGraph, schedule: Schedule, cost: CostModel)
 
 
 # --------------------------------------------------------------------------------------------------------------- training
-def train(arguments: Any) -> int:
-    """This process's part of a run under mpiexec. Rank 0 speaks; an error of any rank ends all of them."""
-    from ..comm import RankError
-    from ..comm.mpi import MPI
+def train(read: Callable[[], Any]) -> int:
+    """This process's part of a run under a launcher; `read` gives its flags, or raises what is wrong with them, which all ranks
+    then say together. Rank 0 speaks."""
     from ..data_parallel import Disagreement
+    from .ranks import job as on_ranks
 
-    communicator = MPI()
-    try:
-        with ExitStack() as held:
-            return _train(arguments, communicator, held)
-    except Disagreement as error:
-        if communicator.rank == 0:
-            show.note(f"minidl: {error}")
-        return 2
-    except Exception as error:
-        if communicator.size == 1:
-            raise
-        where = "" if isinstance(error, RankError) else f"rank {communicator.rank}: "
-        show.note(f"minidl: {where}{str(error).splitlines()[0] if str(error) else type(error).__name__}")
-        communicator.fail(error)
-        return 2
+    with on_ranks() as communicator:
+        try:
+            with ExitStack() as held:
+                return _train(read, communicator, held)
+        except Disagreement as error:
+            if communicator.rank == 0:
+                show.note(f"minidl: {error}")
+            return 2
 
 
-def refuse(error: UsageError) -> int:
-    """Ends all ranks where this one cannot read its flags."""
-    from ..comm.mpi import MPI
-    from ..data_parallel import Disagreement, agree
-
-    def fail() -> Any:
-        raise error
-
-    communicator = MPI()
-    try:
-        agree(communicator, fail)
-    except Disagreement as found:
-        if communicator.rank == 0:
-            show.note(f"minidl: {found}")
-    return 2
-
-
-def _train(arguments: Any, communicator: Any, held: ExitStack) -> int:
+def _train(read: Callable[[], Any], communicator: Any, held: ExitStack) -> int:
     from .. import checkpoint
     from ..data_parallel import RankTrainer, agree, device_of, identity, measure_link, transport
     from ..training import Recorded
     from . import training
 
     first = communicator.rank == 0
-    if not first:
-        arguments.json, arguments.save_costs = True, None  # no table, no bar, no file
 
     def prepare() -> tuple[Any, dict[str, Any]]:
-        _check_flags(arguments)
+        arguments = read()
+        if not first:
+            arguments.json, arguments.save_costs = True, None  # no table, no bar, no file
+        _check_flags(arguments, communicator)
         if first:
             training.check_outputs(arguments)
         arguments.device = device_of(arguments.device, communicator)
@@ -191,10 +169,10 @@ def _train(arguments: Any, communicator: Any, held: ExitStack) -> int:
         saved = training.resumed(arguments, recorded) if arguments.resume else None
         alike = {**identity(recorded), "the number of steps": training.steps_of(arguments, recorded), "k": arguments.k,
                  "the number of buckets": arguments.buckets, "the source of costs": arguments.costs, "the transport": arguments.transport,
-                 "the checkpoint's step": saved and saved.step}
-        return (recorded, saved), alike
+                 "the checkpoint's step": saved and saved.step, "--dry-run": arguments.dry_run}
+        return (arguments, recorded, saved), alike
 
-    recorded, saved = agree(communicator, prepare)
+    arguments, recorded, saved = agree(communicator, prepare)
     summing = transport(arguments.transport, communicator, recorded.device)
     cost = communicator.gather(training.costs(arguments, recorded))[0]
     link = (50.0, 1e-3) if arguments.costs == "analytic" else measure_link(summing, recorded.device)
@@ -219,13 +197,19 @@ def _train(arguments: Any, communicator: Any, held: ExitStack) -> int:
             trainer.run.timeline.save(arguments.trace)
         show.emit(arguments, record, lambda: training._summary(record))
     communicator.gather(None)  # nobody leaves before rank 0 has said everything
-    summing.close()
+    if summing is not communicator:
+        summing.close()
     return 0
 
 
-def _check_flags(arguments: Any) -> None:
+def _check_flags(arguments: Any, communicator: Any) -> None:
     from . import training
 
+    if arguments.parallel == "none":
+        raise UsageError(f"{communicator.size} ranks were started, of which each would train the whole by itself; give --parallel data, or start one "
+                         f"process")
+    if arguments.parallel != "data":
+        raise UsageError(training.NO_PIPELINE)
     check_scheduler(arguments.scheduler)
     if arguments.k is not None and arguments.scheduler != "reverse_first_k":
         raise UsageError(f"--k is for reverse_first_k; scheduler {arguments.scheduler} takes none")

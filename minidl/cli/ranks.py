@@ -1,16 +1,51 @@
-"""`info --each-rank`: what every rank of a job sees, and whether that fits together."""
+"""Ranks under a launcher: this process's part of a job from its start to its end, and `info --each-rank`."""
 
 from __future__ import annotations
 
 import os
 import socket
 from collections import Counter
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NoReturn
 
+from .. import interrupts
 from . import show
 from .info import versions
 
+if TYPE_CHECKING:
+    from ..comm.mpi import MPI
+
 MUST_AGREE = ("minidl", "python", "numpy", "mpi4py")
+
+
+@contextmanager
+def job() -> Iterator[MPI]:
+    """This process's rank. Whatever ends one of several before its end, an interrupt too, ends all, with one line from one of
+    them; with a single rank it is raised."""
+    from ..comm.mpi import MPI
+
+    communicator = MPI()
+    try:
+        yield communicator
+        communicator.close()
+    except BaseException as error:
+        if communicator.size == 1:
+            raise
+        _end(error, communicator)
+
+
+def _end(error: BaseException, communicator: MPI) -> NoReturn:
+    from ..comm import SilentRank
+    from ..comm.watch import abort
+
+    code, why = 2, show.reason(error).partition("\n")[0]
+    if isinstance(error, KeyboardInterrupt) or interrupts.received:
+        number = interrupts.take()
+        code, why = 128 + number, interrupts.line(number)
+    if communicator.fail(error):
+        show.note(f"minidl: {why}" if isinstance(error, SilentRank) else f"minidl: rank {communicator.rank}: {why}")
+    abort(code)
 
 
 def _gpus() -> int:
@@ -26,9 +61,11 @@ def _gpus() -> int:
 
 def info(arguments: Any) -> int:
     """One record from rank 0; exit 1 where versions differ, or where ranks outnumber the cores that they may use."""
-    from ..comm.mpi import MPI
+    with job() as communicator:
+        return _info(arguments, communicator)
 
-    communicator = MPI()
+
+def _info(arguments: Any, communicator: Any) -> int:
     cores = sorted(os.sched_getaffinity(0))
     ranks = communicator.gather({"host": socket.gethostname(), "cores": cores, "gpus": _gpus(), "mpi": communicator.library, "versions": versions()})
     problems = [f"rank {r} has {what} {rank['versions'].get(what)}, rank 0 {ranks[0]['versions'].get(what)}"

@@ -24,6 +24,13 @@ def note(line: str) -> None:
     print(line, file=sys.stderr)
 
 
+def reason(error: BaseException) -> str:
+    """What an error says; its first line is for people who see no more."""
+    if isinstance(error, OSError) and error.filename:
+        return f"{error.filename}: {error.strerror}"
+    return str(error) or type(error).__name__
+
+
 def notes(lines: Iterable[str]) -> None:
     for line in lines:
         note(line)

@@ -20,6 +20,7 @@ from .info import versions
 
 #: what `train` does when it is told nothing: tasks long enough that two streams can pay
 SMALL: dict[str, Any] = {"model": "mlp", "model_arg": [("hidden", 1024), ("layers", 4)], "epochs": 8, "lr": 0.05}
+NO_PIPELINE = "--parallel pipeline cannot be trained yet; `minidl plan --parallel pipeline` and `minidl simulate` plan and price it"
 
 
 def costs(arguments: Any, recorded: Recorded) -> CostModel:
@@ -62,11 +63,10 @@ def train(arguments: Any) -> int:
         arguments.schedulers = "in_order,multi_stream"
         return compare(arguments)
     if arguments.parallel == "data":
-        return data_parallel.train(arguments)
+        return data_parallel.train(lambda: arguments)
     check_scheduler(arguments.scheduler)
     if arguments.parallel != "none":
-        raise UsageError(f"--parallel {arguments.parallel} cannot be trained yet; `minidl plan --parallel pipeline` and "
-                         f"`minidl simulate` plan and price it")
+        raise UsageError(NO_PIPELINE)
     check_run(arguments)
     check_outputs(arguments)
     found = checkpoint.peek(arguments.checkpoint) if arguments.resume else None

@@ -26,6 +26,15 @@ class RankError(RuntimeError):
         self.rank = rank
 
 
+class SilentRank(RankError):
+    """A rank no longer answers: it was stopped, hangs, or its machine is gone."""
+
+    def __init__(self, rank: int, waiting: int, seconds: float) -> None:
+        super().__init__(rank, "")
+        self.args = (f"rank {waiting} waits for rank {rank}, which has given no sign of life for {seconds:g} s: it was stopped, or its machine is "
+                     f"gone (MINIDL_MPI_WAIT_SECONDS gives it more time)",)
+
+
 class Communicator:
     """One rank among `size`. Transports give `_exchange`, `_collect`, `_share`, `check` and `fail`.
 
@@ -58,11 +67,11 @@ class Communicator:
         raise NotImplementedError
 
     def check(self) -> None:
-        """Raises RankError if another rank has said that it failed."""
+        """Raises RankError if another rank has said that it failed, or says nothing any more."""
         raise NotImplementedError
 
-    def fail(self, error: BaseException) -> None:
-        """Tells the others that this rank failed. Does nothing for a failure that came from another rank."""
+    def fail(self, error: BaseException) -> bool:
+        """Tells the others that this rank failed, unless it failed since another did. Whether this rank is the one to say why."""
         raise NotImplementedError
 
     # ----------------------------------------------------------------------------------------------------- what is used
@@ -107,4 +116,4 @@ class Communicator:
         """Ends what the transport holds."""
 
 
-__all__ = ["SLOTS", "Communicator", "Host", "OnDevice", "RankError", "Staged", "Transfer"]
+__all__ = ["SLOTS", "Communicator", "Host", "OnDevice", "RankError", "SilentRank", "Staged", "Transfer"]

@@ -94,10 +94,12 @@ class LoopBack(Communicator):
         if failed is not None and failed[0] != self.rank:
             raise RankError(*failed)
 
-    def fail(self, error: BaseException) -> None:
+    def fail(self, error: BaseException) -> bool:
         with self._board.lock:
-            if self._board.failed is None and not isinstance(error, RankError):
+            first = self._board.failed is None and not isinstance(error, RankError)
+            if first:
                 self._board.failed = self.rank, f"{type(error).__name__}: {error}"
+            return first
 
 
 def run_ranks(size: int, work: Callable[[Communicator], Any]) -> list[Any]:

@@ -2,32 +2,33 @@
 
 Transfers are non-blocking collectives that their lane polls: without polling MPI moves nothing, and blocking calls
 burn a core while they wait. Each slot has a communicator of its own, so that transfers in different slots cannot be
-confused however they end. A rank that fails tells the others over a control communicator, then ends the job.
+confused however they end. A thread watches over the ranks on a control communicator (`minidl.comm.watch`).
 
-MPI itself starts when all ranks have called it, and waits without an end for one that never does. It holds Python's lock
-meanwhile, so that no thread of this process could give up: a small process beside it does.
+MPI starts when all ranks have called it, and ends likewise; both wait without an end for one that never does. They hold
+Python's lock meanwhile, so that no thread of this process could give up: a small process beside it does.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import copy
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from . import SLOTS, Communicator, RankError
+from .. import launcher
+from . import SLOTS, Communicator
+from .watch import Watch
 
-FAILED, HEARD = 1, 2  #: tags of the control communicator
-GRACE_SECONDS = 3.0  #: how long a failing rank waits for the others to have heard
 START_SECONDS = 120.0  #: how long ranks wait for each other at the start; MINIDL_MPI_START_SECONDS changes it
-RANK_VARIABLES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")  #: where launchers tell a process its rank
+WAIT_SECONDS = 60.0  #: how long a rank may give no sign of life; MINIDL_MPI_WAIT_SECONDS changes it
 #: ends the process that started it, with a line, unless that closes the pipe in time; arguments: seconds, line
-WATCH = """
+TIMER = """
 import os, select, signal, sys
 parent = os.getppid()
 if not select.select([0], [], [], float(sys.argv[1]))[0] and os.getppid() == parent:
@@ -40,47 +41,62 @@ class MPIError(RuntimeError):
     """MPI that is missing or does not fit."""
 
 
+def _seconds(variable: str, default: float) -> float:
+    text = os.environ.get(variable) or str(default)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise MPIError(f"{variable}={text} must be a number of seconds above 0")
+    return seconds
+
+
 @contextlib.contextmanager
-def _starts_in_time() -> Iterator[None]:
+def _in_time(seconds: float, line: str) -> Iterator[None]:
     """Ends this process, with one line, where what is inside waits too long for other ranks."""
-    rank = next((os.environ[name] for name in RANK_VARIABLES if name in os.environ), None)
+    rank = launcher.rank()
     if rank is None:  # no launcher, no other ranks
         yield
         return
-    seconds = os.environ.get("MINIDL_MPI_START_SECONDS") or START_SECONDS
-    line = (f"minidl: MPI has not started within {float(seconds):g} s: other ranks run another command or version, or have ended; start all "
-            f"with one mpiexec and the same command (MINIDL_MPI_START_SECONDS gives them more time)")
-    patience = float(seconds) + (rank != "0")  # so that one speaks for all
-    with subprocess.Popen([sys.executable, "-ISc", WATCH, str(patience), line], stdin=subprocess.PIPE):
+    patience = seconds + (rank != 0)  # so that one speaks for all
+    with subprocess.Popen([sys.executable, "-ISc", TIMER, str(patience), f"minidl: {line}"], stdin=subprocess.PIPE, process_group=0):
         yield
 
 
 class MPI(Communicator):
-    """The rank that this process has under mpiexec; one rank without.
+    """The rank that this process has under mpiexec; one rank without. Raises MPIError where MPI cannot be used."""
 
-    `on_device`: MPI is given the memory of CUDA devices; only one that was built for it takes that. Raises MPIError where
-    MPI cannot be used so.
-    """
-
-    def __init__(self, *, deterministic: bool = True, on_device: bool = False) -> None:
-        with _starts_in_time():
+    def __init__(self, *, deterministic: bool = True) -> None:
+        start, self._limit = _seconds("MINIDL_MPI_START_SECONDS", START_SECONDS), _seconds("MINIDL_MPI_WAIT_SECONDS", WAIT_SECONDS)
+        with _in_time(start, f"MPI has not started within {start:g} s: other ranks run another command or version, or have ended; start all "
+                             f"with one mpiexec and the same command (MINIDL_MPI_START_SECONDS gives them more time)"):
             try:
                 from mpi4py import MPI as mpi
             except (ImportError, RuntimeError) as error:
                 raise MPIError(f"MPI cannot be used: {error}; install minidl[mpich], or mpi4py beside your cluster's MPI") from error
             if mpi.Query_thread() < mpi.THREAD_MULTIPLE:
                 raise MPIError("this MPI was started without MPI_THREAD_MULTIPLE, which the communication lane needs")
-            self._mpi, self.deterministic, self.on_device = mpi, deterministic, on_device
-            self._control = mpi.COMM_WORLD.Dup()
+            self._mpi, self.deterministic = mpi, deterministic
+            control = mpi.COMM_WORLD.Dup()
             self._slots = [mpi.COMM_WORLD.Dup() for _ in range(SLOTS)]
             self._sharing = mpi.COMM_WORLD.Dup()
-            machine = self._control.Split_type(mpi.COMM_TYPE_SHARED)
-        self.rank, self.size, self.local_rank = self._control.Get_rank(), self._control.Get_size(), machine.Get_rank()
+            machine = control.Split_type(mpi.COMM_TYPE_SHARED)
+        self.rank, self.size, self.local_rank = control.Get_rank(), control.Get_size(), machine.Get_rank()
         machine.Free()
         self.library: str = mpi.Get_library_version().splitlines()[0].strip()  #: its own name and version
-        kinds = mpi.COMM_WORLD.Get_info().Get("mpi_memory_alloc_kinds")  # MPI 4.1; older ones do not tell
-        if on_device and kinds is not None and "cuda" not in kinds:
+        self._watch = Watch(mpi, control, self._limit) if self.size > 1 else None
+        if self._watch is not None:
+            atexit.register(self._watch.close)  # before mpi4py ends MPI
+
+    def for_devices(self) -> MPI:
+        """The same rank, given the memory of CUDA devices. Raises MPIError for an MPI that was not built for it."""
+        kinds = self._mpi.COMM_WORLD.Get_info().Get("mpi_memory_alloc_kinds")  # MPI 4.1; older ones do not tell
+        if kinds is not None and "cuda" not in kinds:
             raise MPIError(f"this MPI ({self.library}) takes no memory of CUDA devices, only {kinds}; use --transport staged")
+        made = copy.copy(self)
+        made.on_device = True
+        return made
 
     def _done(self, request: Any) -> Iterator[None]:
         while not request.Test():
@@ -114,40 +130,17 @@ class MPI(Communicator):
 
     # -------------------------------------------------------------------------------------------------------- failures
     def check(self) -> None:
-        status = self._mpi.Status()
-        if self._control.Iprobe(source=self._mpi.ANY_SOURCE, tag=FAILED, status=status):
-            message = self._control.recv(source=status.Get_source(), tag=FAILED)
-            raise RankError(status.Get_source(), message)
+        if self._watch is not None and self._watch.failure is not None:
+            raise self._watch.failure
 
-    def fail(self, error: BaseException) -> None:
-        """Tells the others, gives them a moment to say so, and ends the job with exit code 2; returns only with one rank.
+    def fail(self, error: BaseException) -> bool:
+        """As of Communicator; returns when the others have ended what they do, or after some seconds. Then `abort`."""
+        return self._watch is None or self._mpi.Is_finalized() or self._watch.fail(error)
 
-        Call it when this rank has said what is wrong. For a failure that came from elsewhere it only waits for the end.
-        """
-        if self.size == 1:
-            return
-        if isinstance(error, RankError):
-            self._control.isend(None, dest=error.rank, tag=HEARD)
-            self._pause(GRACE_SECONDS, lambda: False)
-        else:
-            others = [r for r in range(self.size) if r != self.rank]
-            for r in others:
-                self._control.isend(f"{type(error).__name__}: {error}", dest=r, tag=FAILED)
-            heard: set[int] = set()
-
-            def all_heard() -> bool:
-                for r in others:
-                    if r not in heard and self._control.Iprobe(source=r, tag=HEARD):
-                        heard.add(r)
-                return len(heard) == len(others)
-
-            self._pause(GRACE_SECONDS, all_heard)
-        with contextlib.suppress(BaseException):
-            self._mpi.COMM_WORLD.Abort(2)
-        os._exit(2)
-
-    def _pause(self, seconds: float, over: Any) -> None:
-        end = time.monotonic() + seconds
-        while time.monotonic() < end and not over():
-            self._control.Iprobe(source=self._mpi.ANY_SOURCE, tag=self._mpi.ANY_TAG)  # progress
-            time.sleep(0.005)
+    def close(self) -> None:
+        """Ends MPI, which waits for all ranks to do so."""
+        if self._watch is not None and not self._mpi.Is_finalized():
+            self._watch.close()
+            with _in_time(self._limit, f"MPI has not ended within {self._limit:g} s: another rank was stopped, or its machine is gone "
+                                       f"(MINIDL_MPI_WAIT_SECONDS gives it more time)"):
+                self._mpi.Finalize()

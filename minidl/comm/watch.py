@@ -1,0 +1,123 @@
+"""A rank's ear: a thread that tells the others that this process runs, hears the same of them, and carries failures both ways.
+
+A rank that is stopped, or whose machine is gone, says nothing; those that wait for it know by its silence. One that is busy
+for minutes is not silent, since the thread speaks while others of its process compute. Knows the control communicator,
+which it alone uses, and no other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+from collections import deque
+from typing import Any, NoReturn
+
+from . import RankError, SilentRank
+
+ALIVE, FAILED, HEARD = 1, 2, 3  #: tags
+PERIOD = 0.05  #: seconds between two looks
+BEATS = 4  #: within the time that a rank may be silent
+GRACE = 3.0  #: seconds that a failing rank gives the others, and that its own main thread has, to end what they are doing
+
+
+def abort(code: int) -> NoReturn:
+    """Ends all ranks of the job at once; the launcher returns `code`, where it heeds it."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is None or not mpi.Is_initialized():
+        os.kill(os.getpid(), signal.SIGKILL)  # what makes a launcher end the others before MPI has started
+    elif not mpi.Is_finalized():
+        with contextlib.suppress(BaseException):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # MPI would say that it was aborted; why, was said already
+            mpi.COMM_WORLD.Abort(code)
+    os._exit(code)
+
+
+class Watch:
+    """`limit`: seconds of silence after which a rank counts as gone; `failure` then holds the error, or another rank's. Whoever
+    waits looks at it; if nobody does, as in the midst of a library's call, the thread ends the job itself."""
+
+    def __init__(self, mpi: Any, control: Any, limit: float) -> None:
+        self._mpi, self._control, self._limit = mpi, control, limit
+        self.rank = control.Get_rank()
+        self.others = [r for r in range(control.Get_size()) if r != self.rank]
+        self.failure: RankError | None = None
+        self._failed: set[int] = set()
+        self._settled: set[int] = set()  # ranks that have ended what they did, or never will
+        self._outbox: deque[tuple[int, int, str]] = deque()
+        self._sent: list[Any] = []
+        self._taken = False  # whether the main thread knows
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="watch over ranks", daemon=True)
+        self._thread.start()
+
+    def _work(self) -> None:
+        before = beat = noticed = time.monotonic()
+        heard = dict.fromkeys(self.others, before)
+        while not self._closed.wait(PERIOD):
+            now = time.monotonic()
+            if now - before > self._limit / 2:  # this process was stopped itself, perhaps all were: silence is counted anew
+                heard = dict.fromkeys(self.others, now)
+            before = now
+            heard.update(dict.fromkeys(self._receive(), now))
+            if now >= beat:
+                self._tell(ALIVE)
+                beat = now + self._limit / BEATS
+            silent = [r for r in self.others if now - heard[r] > self._limit]
+            self._settled.update(silent)
+            if silent and self.failure is None:
+                self.failure, noticed = SilentRank(silent[0], self.rank, self._limit), now
+                self._tell(FAILED, str(self.failure))
+            self._send()
+            if isinstance(self.failure, SilentRank) and not self._taken and now - noticed > GRACE and self._first():
+                os.write(2, f"minidl: {self.failure}\n".encode())
+                abort(2)
+        self._send()
+
+    def _receive(self) -> set[int]:
+        """Takes what has come; from whom."""
+        status, sources = self._mpi.Status(), set()
+        while self._control.Iprobe(status=status):
+            source, tag = status.Get_source(), status.Get_tag()
+            message = self._control.recv(source=source, tag=tag)
+            sources.add(source)
+            if tag == FAILED:
+                self._failed.add(source)
+                self.failure = self.failure or RankError(source, message)
+            if tag != ALIVE:
+                self._settled.add(source)
+        return sources
+
+    def _tell(self, tag: int, message: str = "") -> None:
+        self._outbox.extend((r, tag, message) for r in self.others)
+
+    def _send(self) -> None:
+        while self._outbox:
+            to, tag, message = self._outbox.popleft()
+            self._sent.append(self._control.isend(message, dest=to, tag=tag))
+        self._sent = [request for request in self._sent if not request.Test()]
+
+    def fail(self, error: BaseException) -> bool:
+        """Tells the others; waits until they have ended what they do, or for GRACE. Whether this rank is the one to say why: the
+        lowest of those that failed by themselves."""
+        self._taken = True
+        own = not isinstance(error, RankError) or isinstance(error, SilentRank)
+        self._tell(FAILED if own else HEARD, f"{type(error).__name__}: {error}")
+        end = time.monotonic() + GRACE
+        while time.monotonic() < end and not self._settled.issuperset(self.others):
+            time.sleep(PERIOD / 5)
+        if own and self._first():
+            return True
+        time.sleep(GRACE)  # that one speaks, and ends all
+        return False
+
+    def _first(self) -> bool:
+        return all(self.rank < r for r in self._failed)
+
+    def close(self) -> None:
+        """Ends the thread."""
+        self._closed.set()
+        self._thread.join()
