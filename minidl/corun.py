@@ -27,10 +27,14 @@ class CoRun:
     source: str = "given"
 
     def __post_init__(self) -> None:
+        if not isinstance(self.groups, Mapping) or not all(isinstance(g, str) for g in self.groups.values()):
+            raise ValueError("the groups of tasks that run beside others must be a table of names")
+        if not isinstance(self.slowdown, Mapping) or not all(isinstance(row, Mapping) for row in self.slowdown.values()):
+            raise ValueError("the slowdown of groups beside others must be a table of tables")
         for a, row in self.slowdown.items():
             for b, factor in row.items():
-                if not (np.isfinite(factor) and factor > 0):
-                    raise ValueError(f"the slowdown of {a} beside {b} is {factor}; it must be a finite number above 0")
+                if not isinstance(factor, int | float) or isinstance(factor, bool) or not 1e-6 <= factor <= 1e6:
+                    raise ValueError(f"the slowdown of {a[:40]} beside {b[:40]} is {repr(factor)[:40]}; it must be a finite number above 0")
 
     def factor(self, a: str, b: str) -> float:
         return float(self.slowdown.get(a, {}).get(b, 1.0))

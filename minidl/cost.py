@@ -16,11 +16,26 @@ import numpy as np
 from .corun import CoRun
 from .graph import COMMUNICATION, Floats, Kind, TaskGraph, parse_task
 
-_KINDS = {*Kind.__members__, "flops_per_us", "bytes_per_us"}
+_RATES = {"flops_per_us", "bytes_per_us"}
+_KINDS = {*Kind.__members__, *_RATES}
+LEAST, MOST = 1e-9, 1e18  #: of rates, and of any number here: sums and quotients of them stay finite
 
 
 class CostError(ValueError):
     """A cost that is missing, negative or no number; the message names it."""
+
+
+def shown(value: Any) -> str:
+    """A value for a message, in one short line."""
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:40]}..."
+
+
+def _check(what: str, value: Any, least: float) -> None:
+    number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+    if not number or not least <= value <= MOST:
+        bound = f"a finite number >= {least:g}"
+        raise CostError(f"{what} is {shown(value)}; it must be {bound}{f', at most {MOST:g}' if number and value > MOST else ''}")
 
 
 @dataclass(frozen=True)
@@ -60,21 +75,25 @@ class CostModel:
     corun: CoRun | None = None
 
     def __post_init__(self) -> None:
-        named = {**self.tasks, **self.kinds, "launch": self.launch, "sync": self.sync, "wake": self.wake, "step": self.step, "latency": self.link.latency}
+        for name, texts in {"source": self.source, "unit": self.unit, "device": self.device}.items():
+            if not isinstance(texts, str):
+                raise CostError(f"{name} is {shown(texts)}; it must be a text")
+        named: dict[str, Any] = {**self.tasks, "launch": self.launch, "sync": self.sync, "wake": self.wake, "step": self.step, "latency": self.link.latency}
         for name, value in named.items():
-            try:
-                numbers = np.asarray(value, np.float64)
-            except (TypeError, ValueError):
-                numbers = np.array(np.nan)
-            if not np.isfinite(numbers).all() or (numbers < 0).any():
-                raise CostError(f"the cost of {name} is {value}; it must be a finite number >= 0")
-            if name.endswith("_per_us") and not numbers:
-                raise CostError(f"{name} is {value}; it must be more than 0")
-        unknown = self.kinds.keys() - _KINDS
-        if unknown:
-            raise CostError(f"unknown kind of task {min(unknown)!r}; known: {', '.join(k.name for k in Kind)}")
-        if self.link.bandwidth is not None and not (self.link.bandwidth > 0 and np.isfinite(self.link.bandwidth)):
-            raise CostError(f"the bandwidth is {self.link.bandwidth}; it must be a finite number > 0")
+            _check(f"the cost of {name}", value, 0)
+        kinds: Mapping[str, Any] = self.kinds
+        for name, value in kinds.items():
+            if name not in _KINDS:
+                raise CostError(f"unknown kind of task {name[:40]!r}; known: {', '.join(k.name for k in Kind)}")
+            if name in _RATES:
+                _check(name, value, LEAST)
+            else:
+                for each in (value if isinstance(value, Sequence) else np.asarray(value).tolist() if np.ndim(value) else [value]):
+                    _check(f"the cost of {name}", each, 0)
+        if self.source == "analytic" and (missing := _RATES - self.kinds.keys()):
+            raise CostError(f"analytic costs need {min(missing)} among their kinds")
+        if self.link.bandwidth is not None:
+            _check("the bandwidth", self.link.bandwidth, LEAST)
 
     @classmethod
     def given(cls, forward: float | Sequence[float], output_grad: float | Sequence[float],
@@ -141,12 +160,18 @@ class CostModel:
 
     @classmethod
     def load(cls, path: str | Path) -> CostModel:
-        """Raises CostError for a file that is no cost model."""
+        """Raises CostError for a file that is no cost model, OSError for one that cannot be read."""
+        from .files import read_text
+
         try:
-            record = json.loads(Path(path).read_text())
+            record = json.loads(read_text(path, "costs"))
             for name in record.get("tasks", {}):
                 parse_task(name)
-            corun = CoRun(**record["corun"]) if record.get("corun") else None
+            corun = None if record.get("corun") is None else CoRun(**record["corun"])
             return cls(**{**record, "link": Link(**record["link"]), "corun": corun})
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CostError(f"{path} is no cost model: {error}") from None
+        except OSError:
+            raise
+        except KeyError as error:
+            raise CostError(f"{path} is no cost model: it lacks {error}") from None
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+            raise CostError(f"{path} is no cost model: {' '.join(str(error).split())[:200]}") from None

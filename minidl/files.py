@@ -16,9 +16,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import monotonic, sleep
 
-#: the largest file of each kind that is read, in bytes, checked before it is read; reading one takes at most MEMORY[kind]
-#: times its size. Files of data have limits of their own (minidl/data/formats.py).
-LARGEST = {"plan": 256 << 20, "costs": 32 << 20, "config": 1 << 20, "trace": 256 << 20, "checkpoint header": 32 << 20}
+#: the largest file of each kind that is read, in bytes; of a packed trace, what it holds. Files of data: data/formats.py
+LARGEST = {"plan": 256 << 20, "costs": 16 << 20, "config": 1 << 20, "trace": 256 << 20, "checkpoint header": 16 << 20}
+#: reading a file takes at most this many times its bytes of memory, and SPARE; a checkpoint takes the model's on top
+MEMORY = {"plan": 10, "costs": 40, "config": 400, "trace": 40, "checkpoint header": 10}
+SPARE = 64 << 20
 READER_SECONDS = 10.0  #: how long a pipe that is written to may be without a reader
 _PART = ".part"  #: how the name of a file ends that is still being written
 
@@ -50,12 +52,13 @@ def read(path: str | Path, kind: str) -> bytes:
 
 
 def read_text(path: str | Path, kind: str) -> str:
-    """As `read`, as text: UTF-8, with or without a byte-order mark; every end of line becomes \\n."""
+    """As `read`, as text: UTF-8, with or without a byte-order mark; every end of line becomes \\n. Raises FileError, and
+    ValueError for what is no text."""
     content = read(path, kind)
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise FileError(errno.EILSEQ, f"not a text file in UTF-8 (byte {error.start})", str(path)) from None
+        raise ValueError(f"{path}: not a text file in UTF-8 (byte {error.start})") from None
     return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
 
 

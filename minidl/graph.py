@@ -99,11 +99,11 @@ def parse_task(name: str) -> int:
     """The key of a task's name. Raises GraphError when it is no task name or out of range."""
     match = _NAME.fullmatch(name.strip())
     if match is None:
-        raise GraphError(f"{name!r} is not a task name; expected unit, kind, micro-batch, as in 4W0")
+        raise GraphError(f"{name[:40]!r} is not a task name; expected unit, kind, micro-batch, as in 4W0")
     unit, kind, micro_batch, iteration = match.groups(default="0")
     for (what, bits), value in zip(_RANGES, (unit, micro_batch, iteration), strict=True):
-        if int(value) >= 1 << bits:
-            raise GraphError(f"task {name!r}: {what} {value} is too large (at most {(1 << bits) - 1})")
+        if len(value) > 20 or int(value) >= 1 << bits:
+            raise GraphError(f"task {name[:40]!r}: {what} {value[:20]} is too large (at most {(1 << bits) - 1})")
     return int(pack(int(unit), Kind[kind], int(micro_batch), int(iteration)))
 
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 import csv
 import difflib
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from .graph import Floats, GraphError, Ints, Rows, TaskGraph, pack, parse_task, 
 from .loops import run_loop
 
 HEADER = ["rank", "lane", "task"]
+MOST_LANES = 1 << 16  #: of a schedule that is read
 
 
 class ScheduleError(ValueError):
@@ -71,17 +74,10 @@ class Schedule:
     @classmethod
     def from_names(cls, lanes: Mapping[Lane, Iterable[str]]) -> Schedule:
         """From task names in order, per lane; `(2F3;5B1)` is a pair that runs as one action."""
-        keys: list[int] = []
-        joined: list[bool] = []
-        ptr = [0]
-        for names in lanes.values():
-            for name in names:
-                action = parse_action(name)
-                keys += action
-                joined += [False] + [True] * (len(action) - 1)
-            ptr.append(len(keys))
-        return cls(tuple(lanes), np.array(ptr, np.int64), np.array(keys, np.int64),
-                   np.array(joined) if any(joined) else None)
+        read = _Actions()
+        for lane, names in lanes.items():
+            read.add(lane, names)
+        return read.schedule()
 
     # ------------------------------------------------------------------------------------------------------- reading
     def __len__(self) -> int:
@@ -282,25 +278,23 @@ class Schedule:
 
         `mark`: keys shown in [brackets]. `near`: only the part around the first of them. Wrapped at `width` columns.
         """
-        marked = set(mark)
+        marked = np.isin(self.keys, list(mark))
         title = max((len(str(lane)) for lane in self.lanes), default=0) + 2
-        rows: list[dict[int, str]] = []
-        focus: int | None = None
-        for lane in range(len(self.lanes)):
-            row: dict[int, str] = {}
-            for entry in range(int(self.ptr[lane]), int(self.ptr[lane + 1])):
-                slot = int(self.slots[entry]) if self.slots is not None else entry - int(self.ptr[lane])
-                name, key = task_name(self.keys[entry]), int(self.keys[entry])
-                if key in marked:
-                    name, focus = f"[{name}]", slot if focus is None else focus
-                if self.joined is not None and self.joined[entry]:
-                    slot = max(row)
-                    name = f"{row[slot]}&{name}"
-                row[slot] = name
-            rows.append(row)
+        entries = np.arange(len(self), dtype=np.int64)
+        first = entries if self.joined is None else np.maximum.accumulate(np.where(self.joined, 0, entries))
+        slots = (entries - np.repeat(self.ptr[:-1], np.diff(self.ptr)) if self.slots is None else np.asarray(self.slots, np.int64))[first]
+        focus = int(slots[np.argmax(marked)]) if marked.any() else None
+        if near and focus is not None:  # no more than this fits beside it
+            entries = entries[np.abs(slots - focus) <= width]
+        lane_of = self.lane_of_each()
+        rows: list[dict[int, str]] = [{} for _ in self.lanes]
+        for entry in entries.tolist():
+            row, slot, name = rows[lane_of[entry]], int(slots[entry]), task_name(self.keys[entry])
+            name = f"[{name}]" if marked[entry] else name
+            row[slot] = f"{row[slot]}&{name}" if first[entry] != entry and slot in row else name
         cell = max((len(name) for row in rows for name in row.values()), default=1) + 1
         columns = max(1, (width - title) // cell)
-        end = max((max(row) + 1 for row in rows if row), default=0)
+        end = int(slots.max(initial=-1)) + 1
         starts = list(range(0, end, columns))
         if near and focus is not None and end > columns:
             starts = [max(0, min(focus - columns // 2, end - columns))]
@@ -324,26 +318,22 @@ class Schedule:
     @classmethod
     def from_csv(cls, text: str, where: str = "the plan") -> Schedule:
         """The inverse of `to_csv`. Raises ScheduleError that names the line."""
-        try:
-            rows = list(csv.reader(io.StringIO(text)))
-        except csv.Error as error:
-            raise ScheduleError(f"{where} is no CSV: {error}") from None
-        if not rows or [cell.strip() for cell in rows[0]] != HEADER:
+        lines = cells_by_line(text, where)
+        if [*islice(next(lines, (1, iter(())))[1], 4)] != HEADER:
             raise ScheduleError(f"{where}, line 1: expected the header {','.join(HEADER)}")
-        lanes: dict[Lane, list[str]] = {}
-        for number, row in enumerate(rows[1:], 2):
-            if not row:
-                continue
+        read = _Actions()
+        for number, line in lines:
             try:
-                rank, lane, name = (cell.strip() for cell in row)
-                if not rank.isdecimal() or not lane:
-                    raise ValueError(f"rank {rank!r} and lane {lane!r} must be a number and a name")
-                parse_action(name)
-            except ValueError as error:
-                what = error if isinstance(error, GraphError) or "rank" in str(error) else f"expected 3 cells, found {len(row)}"
-                raise ScheduleError(f"{where}, line {number}: {what}") from None
-            lanes.setdefault(Lane(int(rank), lane), []).append(name)
-        return cls.from_names(lanes)
+                match [*islice(line, 4)]:
+                    case [rank, lane, name]:
+                        read.add(_lane(rank, lane), [name])
+                    case [] | [""]:
+                        continue
+                    case cells:
+                        raise GraphError(f"expected 3 cells, found {len(cells) if len(cells) < 4 else '4 or more'}")
+            except GraphError as error:
+                raise ScheduleError(f"{where}, line {number}: {error}") from None
+        return read.schedule()
 
     def save(self, path: str | Path) -> None:
         """Writes the CSV whole or not at all."""
@@ -354,10 +344,13 @@ class Schedule:
     @classmethod
     def load(cls, path: str | Path) -> Schedule:
         """Raises ScheduleError for a file that is no plan, OSError for one that cannot be read."""
+        from .files import read_text
+
         try:
-            return cls.from_csv(Path(path).read_text(), str(path))
-        except UnicodeDecodeError:
-            raise ScheduleError(f"{path} is not a text file") from None
+            text = read_text(path, "plan")
+        except ValueError as error:
+            raise ScheduleError(str(error)) from None
+        return cls.from_csv(text, str(path))
 
     def diff(self, other: Schedule) -> str:
         """What changes from this schedule to the other, as a unified diff of their rows; empty when they are equal."""
@@ -381,6 +374,71 @@ class Clocks:
         """Whether task(s) `before` have surely ended when task(s) `after` start; true for edges between ranks."""
         known = self.clock[after, self.column[before]] > self.place[before]
         return known | (self.rank[before] != self.rank[after])
+
+
+class _Actions:
+    """What is read of a schedule so far: eight bytes a task, whatever the length of its name."""
+
+    def __init__(self) -> None:
+        self.lanes: dict[Lane, tuple[array[int], bytearray]] = {}
+
+    def add(self, lane: Lane, names: Iterable[str]) -> None:
+        """Actions at the end of a lane. Raises GraphError for what is no task, and for too many lanes."""
+        if lane not in self.lanes and len(self.lanes) == MOST_LANES:
+            raise GraphError(f"more than {MOST_LANES} lanes")
+        keys, joined = self.lanes.setdefault(lane, (array("q"), bytearray()))
+        for name in names:
+            action = parse_action(name)
+            keys.extend(action)
+            joined.extend([0] + [1] * (len(action) - 1))
+
+    def schedule(self) -> Schedule:
+        orders = [np.frombuffer(keys, np.int64) for keys, _ in self.lanes.values()]
+        joined = np.concatenate([np.frombuffer(joined, bool) for _, joined in self.lanes.values()] or [np.empty(0, bool)])
+        keys = np.concatenate(orders or [np.empty(0, np.int64)])
+        return Schedule(tuple(self.lanes), _pointers(orders), keys, joined if joined.any() else None)
+
+
+def _lane(rank: str, name: str) -> Lane:
+    """Raises GraphError for what is no rank or no name."""
+    if not (rank.isascii() and rank.isdecimal() and name):
+        raise GraphError(f"rank {rank[:40]!r} and lane {name[:40]!r} must be a number and a name")
+    if len(rank) > 9 or int(rank) >= MOST_LANES:
+        raise GraphError(f"rank {rank[:40]} is too large (at most {MOST_LANES - 1})")
+    if len(name) > 100 or not name.isprintable():
+        raise GraphError(f"lane {name[:40]!r} must be a name of at most 100 characters that can be printed")
+    return Lane(int(rank), name)
+
+
+def cells_by_line(text: str, where: str) -> Iterator[tuple[int, Iterator[str]]]:
+    """The number of each line of a CSV and its cells, without blanks around them. No cell goes on in the next line.
+
+    Takes no memory to speak of, however many cells a line has. Raises ScheduleError.
+    """
+    begin, number = 0, 0
+    while begin < len(text):
+        number += 1
+        end = text.find("\n", begin)
+        end = len(text) if end < 0 else end
+        if text.find('"', begin, end) < 0:
+            yield number, _cells(text, begin, end)
+        else:
+            if end - begin > 1 << 20:
+                raise ScheduleError(f"{where}, line {number}: a line with quotes of more than 1 MiB")
+            try:
+                cells = next(csv.reader([text[begin:end]], strict=True), [])
+            except csv.Error as error:
+                raise ScheduleError(f"{where}, line {number}: {error}") from None
+            yield number, (cell.strip() for cell in cells)
+        begin = end + 1
+
+
+def _cells(text: str, begin: int, end: int) -> Iterator[str]:
+    while begin <= end:
+        comma = text.find(",", begin, end)
+        comma = end if comma < 0 else comma
+        yield text[begin:comma].strip()
+        begin = comma + 1
 
 
 def parse_action(name: str) -> list[int]:

@@ -23,9 +23,9 @@ from typing import Any
 
 import numpy as np
 
-from .files import write_atomic
+from .files import LARGEST, read, write_atomic
 from .graph import COMMUNICATION, Floats, Kind, parse_task, unpack
-from .schedule import Lane
+from .schedule import MOST_LANES, Lane
 from .timeline import UNITS, Timeline, What
 
 _NCCL = {Kind.A: "ncclDevKernel_AllReduce", Kind.AS: "ncclDevKernel_ReduceScatter", Kind.AG: "ncclDevKernel_AllGather"}
@@ -173,35 +173,69 @@ def _slices(timeline: Timeline, thread: list[int], host: dict[int, int]) -> Iter
 
 
 def load(path: str | Path) -> Timeline:
-    """What `save` wrote, to the nanosecond. Raises ValueError for any other file."""
-    raw = Path(path).read_bytes()
+    """What `save` wrote, to the nanosecond. Raises ValueError for any other file, OSError for one that cannot be read."""
+    raw = read(path, "trace")
     try:
-        trace = json.loads(gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw)
-        head, found = trace["minidl"], trace["traceEvents"]
-        slices = {e["args"]["record"]: e for e in found if e["ph"] == "X" and "record" in e["args"]}
-        launches = {e["args"]["correlation"] - 1: e for e in found if e.get("cat") == "cuda_runtime"}
-        flows = {side: {e["id"]: e for e in found if e["ph"] == side} for side in "sf"}
-        rows = [slices[i] for i in range(len(slices))]
-        scale = 1e3 * UNITS.get(head["unit"], _OWN_UNIT)
+        return _timeline(json.loads(_unpacked(raw) if raw[:2] == b"\x1f\x8b" else raw))
+    except (KeyError, IndexError, TypeError, AttributeError, ValueError, OverflowError, RecursionError, zlib.error) as error:
+        why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise ValueError(f"{path} is no trace that minidl wrote: {why}") from None
 
-        def times(values: Iterable[float]) -> Floats:
-            """From microseconds; sums are taken in whole nanoseconds, as `save` wrote them."""
-            return np.rint(np.fromiter(values, np.float64) * 1e3)
 
-        start = times(e["ts"] for e in rows)
-        both = [(flows["s"][i], flows["f"][i]) for i in sorted(flows["s"])]
-        late = [f["args"]["arrived"] for _, f in both if "arrived" in f["args"]]
-        what = {name: number for number, name in _CATEGORY.items()}
-        return Timeline(
-            lanes=tuple(Lane(rank, name) for rank, name in head["lanes"]),
-            what=np.array([what[e["cat"]] for e in rows], np.int8),
-            key=np.array([parse_task(e["args"]["task"]) for e in rows], np.int64),
-            lane=np.array([head["lane_of_thread"][e["tid"] - 1] for e in rows], np.int32),
-            issued=times(launches.get(i, e)["ts"] for i, e in enumerate(rows)) / scale,
-            start=start / scale, end=(start + times(e["dur"] for e in rows)) / scale,
-            bytes=np.array([e["args"]["bytes"] for e in rows], np.int64),
-            edges=np.array([[s["args"]["record"], f["args"]["record"]] for s, f in both], np.int64).reshape(-1, 2),
-            arrived=times(late) / scale if late else None, labels=tuple(head["labels"]),
-            peak_bytes=head["peak_bytes"], predicted=head["predicted"], unit=head["unit"], meta=head["meta"])
-    except (KeyError, IndexError, TypeError, ValueError, EOFError, OSError, zlib.error) as error:
-        raise ValueError(f"{path} is no trace that minidl wrote: {type(error).__name__}: {error}") from None
+def _unpacked(raw: bytes) -> bytes:
+    """Of gzip, at most as much as is read of a trace that is not packed."""
+    machine = zlib.decompressobj(16 + zlib.MAX_WBITS)
+    content = machine.decompress(raw, LARGEST["trace"] + 1)
+    if not machine.eof or machine.unused_data:
+        raise ValueError(f"what it holds is damaged, or larger than {LARGEST['trace'] >> 20} MiB")
+    return content
+
+
+def _timeline(trace: Any) -> Timeline:
+    head, found = trace["minidl"], trace["traceEvents"]
+    slices = {e["args"]["record"]: e for e in found if e["ph"] == "X" and "record" in e["args"]}
+    launches = {e["args"]["correlation"] - 1: e for e in found if e.get("cat") == "cuda_runtime"}
+    flows = {side: {e["id"]: e for e in found if e["ph"] == side} for side in "sf"}
+    rows = [slices[i] for i in range(len(slices))]
+    scale = 1e3 * UNITS.get(head["unit"], _OWN_UNIT)
+
+    def times(values: Iterable[float]) -> Floats:
+        """From microseconds; sums are taken in whole nanoseconds, as `save` wrote them."""
+        return np.rint(np.fromiter(values, np.float64) * 1e3)
+
+    start = times(e["ts"] for e in rows)
+    both = [(flows["s"][i], flows["f"][i]) for i in sorted(flows["s"])]
+    late = [f["args"]["arrived"] for _, f in both if "arrived" in f["args"]]
+    what = {name: number for number, name in _CATEGORY.items()}
+    timeline = Timeline(
+        lanes=tuple(Lane(rank, name) for rank, name in head["lanes"]),
+        what=np.array([what[e["cat"]] for e in rows], np.int8),
+        key=np.array([parse_task(e["args"]["task"]) for e in rows], np.int64),
+        lane=np.array([head["lane_of_thread"][e["tid"] - 1] for e in rows], np.int32),
+        issued=times(launches.get(i, e)["ts"] for i, e in enumerate(rows)) / scale,
+        start=start / scale, end=(start + times(e["dur"] for e in rows)) / scale,
+        bytes=np.array([e["args"]["bytes"] for e in rows], np.int64),
+        edges=np.array([[s["args"]["record"], f["args"]["record"]] for s, f in both], np.int64).reshape(-1, 2),
+        arrived=times(late) / scale if late else None, labels=tuple(head["labels"]),
+        peak_bytes=head["peak_bytes"], predicted=head["predicted"], unit=head["unit"], meta=head["meta"])
+    _check(timeline)
+    return timeline
+
+
+def _check(timeline: Timeline) -> None:
+    """Raises ValueError for columns that no timeline has."""
+    t, records = timeline, len(timeline)
+    fine = {
+        "a lane": all(type(x.rank) is int and 0 <= x.rank < MOST_LANES and isinstance(x.name, str) for x in t.lanes),
+        "the lane of a record": records == 0 or bool(t.lane.min() >= 0 and t.lane.max() < len(t.lanes)),
+        "an edge": bool(((t.edges >= 0) & (t.edges < records)).all()),
+        "a time": all(bool(np.isfinite(x).all()) for x in (t.issued, t.start, t.end, t.arrived) if x is not None),
+        "an end before its start": bool((t.end >= t.start).all()),
+        "the arrivals": t.arrived is None or len(t.arrived) == len(t.edges),
+        "a label": all(isinstance(label, str) for label in t.labels),
+        "the peak": t.peak_bytes is None or type(t.peak_bytes) is int,
+        "the unit": isinstance(t.unit, str) and isinstance(t.predicted, bool),
+    }
+    for culprit, good in fine.items():
+        if not good:
+            raise ValueError(f"{culprit} makes no sense")

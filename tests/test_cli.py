@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers import deadline
 
 from minidl import checkpoint
 from minidl.cli import main
@@ -260,17 +261,50 @@ def test_a_read_only_target_keeps_the_old_file(capsys, tmp_path, monkeypatch):
 def test_a_file_that_is_no_plan(capsys, tmp_path, text):
     path = tmp_path / "plan.csv"
     path.write_text(text)
-    code, out, _ = run(capsys, "check", str(path), *SMALL)
-    assert code == 1
-    assert "line" in out
+    for shape in (SMALL, ["--ranks", "2", "--micro-batches", "4"]):
+        code, out, err = run(capsys, "check", str(path), *shape)
+        assert (code, out) == (2, "")
+        assert str(path) in one_line(err)
 
 
 def test_a_binary_file_is_no_plan(capsys, tmp_path):
     path = tmp_path / "plan.csv"
     path.write_bytes(b"\xff\xfe\x00\x01")
-    code, out, _ = run(capsys, "check", str(path), *SMALL)
-    assert code == 1
-    assert "not a text file" in out
+    for shape in (SMALL, ["--ranks", "2", "--micro-batches", "4"]):
+        code, _, err = run(capsys, "check", str(path), *shape)
+        assert code == 2
+        assert "not a text file" in one_line(err)
+
+
+@pytest.mark.parametrize("what", ["pipe", "device", "folder", "hole"])
+@pytest.mark.parametrize("flags", [["check", "FILE"], ["check", "FILE", "--ranks", "2"], ["train", "--config", "FILE"],
+                                   ["plan", "--costs", "FILE"]])
+def test_what_is_no_file_is_refused_and_not_waited_for(capsys, tmp_path, what, flags):
+    path = tmp_path / "file"
+    if what == "pipe":
+        os.mkfifo(path)
+    elif what == "device":
+        path = "/dev/zero"
+    elif what == "folder":
+        path.mkdir()
+    else:
+        with open(path, "wb") as file:
+            file.truncate(1 << 40)
+    with deadline(60):
+        code, out, err = run(capsys, flags[0], *SMALL, *[str(path) if f == "FILE" else f for f in flags[1:]])
+    assert (code, out) == (2, "")
+    assert str(path) in one_line(err)
+
+
+def test_a_byte_order_mark_and_other_ends_of_lines_change_nothing(capsys, tmp_path):
+    plan, grid, config = tmp_path / "plan.csv", tmp_path / "grid.csv", tmp_path / "run.toml"
+    assert run(capsys, "plan", *SMALL, "--save", str(plan))[0] == 0
+    grid.write_text("0F0,0B0,0F1,0B1\n")
+    config.write_text("ranks = 1\nmicro-batches = 2\n")
+    for path in (plan, grid, config):
+        path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n"))
+    assert run(capsys, "check", str(plan), *SMALL)[0] == 0
+    assert run(capsys, "check", str(grid), "--config", str(config), "--ranks", "1")[0] == 0
 
 
 @pytest.mark.parametrize(("text", "says"), [("bogus = 1\n", "bogus"), ("steps = 'many'\n", "steps"), ("json = 3\n", "json"), ("=", "Invalid")])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import minidl as ml
-from minidl import CostError, CostModel, Link
+from minidl import CostError, CostModel, Link, schedulers
 from minidl.graph import GraphBuilder, Kind
 
 GRAPH = planned(("0F0", "", "a"), ("1F0", "a", "b"), ("1O0", "b", "c"), ("1W0", "b", "d"), ("0B0", "c", "e"), ("0U0", "e", ""))
@@ -96,13 +97,42 @@ def test_arrays_may_be_given_and_saved(tmp_path):
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "3", '{"tasks": {}}', '{"link": 3}', '{"link": {"latency": 1}, "colour": 2}',
                                   '{"link": {}, "kinds": {"F": "fast"}}', '{"link": {}, "tasks": 3}', '{"link": {}, "kinds": {"F": null}}',
-                                  '{"link": {}, "tasks": {"frank": 1}}', '{"link": {}, "kinds": {"X": 1}}', b"\xff\xfe"])
+                                  '{"link": {}, "tasks": {"frank": 1}}', '{"link": {}, "kinds": {"X": 1}}', b"\xff\xfe",
+                                  '{"link": {}, "source": "analytic"}', '{"link": {}, "source": "analytic", "kinds": {"flops_per_us": 1}}',
+                                  '{"link": {}, "source": 3}', '{"link": {}, "unit": ["us"]}', '{"link": {}, "launch": 1e308}',
+                                  '{"link": {}, "launch": "5"}', '{"link": {}, "launch": true}', '{"link": {}, "sync": 1' + "0" * 400 + "}",
+                                  '{"link": {}, "kinds": {"F": [[1, 2], [3]]}}', '{"link": {}, "kinds": {"F": [1, 1e308]}}',
+                                  '{"link": {"bandwidth": 1e-300}}', '{"link": {"latency": null}}', '{"tasks": ["0F0"], "link": {}}',
+                                  '{"link": {}, "corun": {"groups": [1]}}', '{"link": {}, "corun": {"groups": {"0F0": 3}}}',
+                                  '{"link": {}, "corun": {"slowdown": [1]}}', '{"link": {}, "corun": {"slowdown": {"a": 1}}}',
+                                  '{"link": {}, "corun": {"slowdown": {"a": {"b": "2"}}}}', '{"link": {}, "corun": {"slowdown": {"a": {"b": 0}}}}',
+                                  '{"link": {}, "corun": {"slowdown": {"a": {"b": 1e-300}}}}', '{"link": {}, "corun": 3}',
+                                  "[" * 100_000, '{"link": ' * 10_000, "1" * 10_000])
 def test_files_that_are_no_cost_model_are_refused_by_name(tmp_path, text):
     path = tmp_path / "cost.json"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(CostError, match=r"cost\.json") as caught:
         CostModel.load(path)
     assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+def test_a_file_with_a_byte_order_mark_is_read_and_a_pipe_is_not_waited_for(tmp_path):
+    path = tmp_path / "cost.json"
+    CostModel.given(1, 2, 3).save(path)
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert CostModel.load(path) == CostModel.given(1, 2, 3)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="not a regular file"):
+        CostModel.load(tmp_path / "pipe")
+
+
+def test_sums_of_the_largest_costs_are_finite():
+    most = ml.cost.MOST
+    cost = CostModel(tasks={"0F0": most}, kinds=dict.fromkeys("FOWBU", most), link=Link(most, ml.cost.LEAST), launch=most, sync=most, wake=most, step=most)
+    timeline = ml.simulate(GRAPH, schedulers.in_order(GRAPH), cost)
+    assert np.isfinite(timeline.makespan)
+    assert np.isfinite(cost.link.time(2**60))
 
 
 def test_a_measured_model_knows_every_task_and_changes_nothing():

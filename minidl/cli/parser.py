@@ -7,9 +7,9 @@ import difflib
 import re
 import tomllib
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NoReturn
 
+from ..files import read_text
 from . import data_parallel, info, planning, training
 from .flags import UsageError, common, job_flags, length, model, nearest, scheduler
 
@@ -93,9 +93,11 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def _config(path: str, parser: argparse.ArgumentParser) -> dict[str, Any]:
     """A TOML file's flags, checked like those of the command line. Raises UsageError that names the key."""
     try:
-        content = tomllib.loads(Path(path).read_text())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: {error}") from None
+        content = tomllib.loads(read_text(path, "config"))
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{path}: {' '.join(str(error).split())[:200]}") from None
+    except (RecursionError, OverflowError):
+        raise UsageError(f"{path}: nested too deeply, or a number too large") from None
     actions = {o.lstrip("-"): action for action in parser._actions for o in action.option_strings if o.startswith("--")}
     found: dict[str, Any] = {}
     for key, value in content.items():

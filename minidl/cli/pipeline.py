@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..cost import CostModel, Link
 from ..explain import explain as explain_task
+from ..files import read_text
 from ..passes import coarsen, fuse
 from ..schedule import Schedule, ScheduleError
 from ..schedulers import pipeline as pipelines
@@ -126,15 +126,13 @@ def check(arguments: Any) -> int:
     """Exit 0 for a valid pipeline plan; 1 for one that is not, with the culprit marked in its grid."""
     if not arguments.ranks:
         raise UsageError("how many ranks? give --ranks P, --micro-batches M and, if a rank has several stages, --chunks V")
+    schedule = pipelines.read_schedule(read_text(arguments.plan, "plan"), arguments.plan)
     try:
-        schedule = pipelines.read_schedule(Path(arguments.plan).read_text(), arguments.plan)
         if arguments.model:
             proved = _of_model(arguments, schedule)
         else:
             proved = pipelines.validate(pipelines.read_plan(schedule, arguments.ranks, arguments.micro_batches, arguments.chunks or 1,
                                                             arguments.activation_cap)).schedule
-    except UnicodeDecodeError:
-        raise UsageError(f"{arguments.plan} is not text") from None
     except ScheduleError as error:
         show.emit(arguments, {"valid": False, "error": error.message, "tasks": list(error.tasks)},
                   f"not valid: {error.message}\n{error.grid}".rstrip())

@@ -78,12 +78,14 @@ def _curve(arguments: Any) -> int:
 
 
 def check(arguments: Any) -> int:
-    """Exit 0 for a valid plan; 1 for one that is not, with the culprit marked in its grid."""
+    """Exit 0 for a valid plan; 1 for one that is not, with the culprit marked in its grid. Raises ScheduleError for what is no
+    plan."""
     if _of_pipeline(arguments):
         return pipeline.check(arguments)
+    planned = Schedule.load(arguments.plan)
     recorded = Recorded(job(arguments))
     try:
-        run = steady(recorded.graph, Schedule.load(arguments.plan))
+        run = steady(recorded.graph, planned)
         schedule = run.schedule
         if schedule.ranks > 1:
             raise ScheduleError(f"the plan has {schedule.ranks} ranks; a step of {arguments.model} on one device has one")

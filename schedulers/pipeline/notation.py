@@ -9,9 +9,11 @@ from __future__ import annotations
 import csv
 import io
 import re
+from collections.abc import Iterator
+from itertools import islice
 
 from ...graph import GraphError, Kind, parse_task, task_name, unpack
-from ...schedule import HEADER, Lane, Schedule, ScheduleError
+from ...schedule import HEADER, MOST_LANES, Lane, Schedule, ScheduleError, cells_by_line
 
 THEIRS = {Kind.F: "F", Kind.O: "I", Kind.W: "W", Kind.B: "B", Kind.SF: "SEND_F", Kind.RF: "RECV_F", Kind.SO: "SEND_B",
           Kind.RO: "RECV_B"}
@@ -22,26 +24,28 @@ _ACTION = re.compile(r"(\d+)(SEND_F|RECV_F|SEND_B|RECV_B|[FIWB])(\d+)")
 
 def read_schedule(text: str, where: str = "the plan") -> Schedule:
     """A schedule in either notation: `rank,lane,task` with its header, or torch's grid. Raises ScheduleError."""
-    first = next(csv.reader(io.StringIO(text)), [])
-    ours = [cell.strip() for cell in first] == HEADER
-    return Schedule.from_csv(text, where) if ours or not any(first) else from_torch(text, where)
+    _, first = next(cells_by_line(text, where), (1, iter(())))
+    header = [*islice(first, 4)]
+    return Schedule.from_csv(text, where) if header == HEADER or not any(header) else from_torch(text, where)
 
 
 def from_torch(text: str, where: str = "the plan") -> Schedule:
     """Raises ScheduleError that names row and cell."""
-    lanes: dict[Lane, list[str]] = {}
-    for rank, row in enumerate(csv.reader(io.StringIO(text))):
-        names = lanes.setdefault(Lane(rank), [])
-        for column, cell in enumerate(row):
-            cell = cell.strip()
+    def names(row: int, cells: Iterator[str]) -> Iterator[str]:
+        for column, cell in enumerate(cells, 1):
             if cell:
                 try:
-                    names.append(_ours(cell))
+                    yield _ours(cell)
                 except GraphError as error:
-                    raise ScheduleError(f"{where}, row {rank + 1}, cell {column + 1}: {error}") from None
-    if not any(lanes.values()):
+                    raise ScheduleError(f"{where}, row {row}, cell {column}: {error}") from None
+
+    rows = [*islice(cells_by_line(text, where), MOST_LANES + 1)]
+    if len(rows) > MOST_LANES:
+        raise ScheduleError(f"{where}: more than {MOST_LANES} rows")
+    schedule = Schedule.from_names({Lane(row - 1): names(row, cells) for row, cells in rows})
+    if not len(schedule):
         raise ScheduleError(f"{where} is empty; expected one row of tasks per rank")
-    return Schedule.from_names(lanes)
+    return schedule
 
 
 def to_torch(schedule: Schedule) -> str:
@@ -69,14 +73,18 @@ def to_torch(schedule: Schedule) -> str:
 
 
 def _ours(cell: str) -> str:
-    if cell.startswith("("):
-        inner = cell.removesuffix(PAIR).strip()
-        if not inner.endswith(")"):
-            raise GraphError(f"{cell!r} is no pair; expected (2F3;5B1)")
-        return f"({';'.join(_ours(part.strip()) for part in inner[1:-1].split(';'))})"
+    if not cell.startswith("("):
+        return _single(cell)
+    inner = cell.removesuffix(PAIR).strip()
+    if not inner.endswith(")"):
+        raise GraphError(f"{cell[:40]!r} is no pair; expected (2F3;5B1)")
+    return f"({';'.join(_single(part.strip()) for part in inner[1:-1].split(';'))})"
+
+
+def _single(cell: str) -> str:
     match = _ACTION.fullmatch(cell)
     if match is None:
-        raise GraphError(f"{cell!r} is no action; expected stage, F, I, W or B, micro-batch, as in 2F0")
+        raise GraphError(f"{cell[:40]!r} is no action; expected stage, F, I, W or B, micro-batch, as in 2F0")
     name = match[1] + OURS[match[2]] + match[3]
     parse_task(name)
     return name
