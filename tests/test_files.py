@@ -196,7 +196,8 @@ def test_text_with_a_byte_order_mark_and_any_end_of_line(tmp_path: Path) -> None
     path.write_bytes(b"\xef\xbb\xbfa\r\nb\rc\nd")
     assert read_text(path, "plan") == "a\nb\nc\nd"
     path.write_bytes("rank".encode("utf-16"))
-    refused(lambda: read_text(path, "plan"), "a.csv", "UTF-8")
+    with pytest.raises(ValueError, match=r"a\.csv: not a text file in UTF-8"):
+        read_text(path, "plan")
 
 
 # ----------------------------------------------------------------------------------------------------------------- locks
