@@ -38,6 +38,7 @@ from ..synchronise import COLLECTIVE
 from ..tape import Storage
 from ..timeline import Timeline
 from .bound import Bound
+from .guard import Guard
 from .stream import TaskError, calls_of, debug_level
 
 Calls = list[Callable[[], Any]]
@@ -82,6 +83,7 @@ class DistributedExecutor:
         self._build()
         self._stream = Stream("comm") if len(names) > 1 else None
         self._running = self._owed = False  # communication is under way; updates are due
+        self._guard = Guard(forks=False)
         self._error: Exception | None = None
         self._failures: list[tuple[Stop, list[int]]] = []
         self.timeline: Timeline | None = None
@@ -241,24 +243,25 @@ class DistributedExecutor:
     def __call__(self, *inputs: Any) -> Any:
         if self._error is not None:
             raise self._error
-        tapes.unsettled.discard(self)
-        try:
-            if self.communicator.own_process and tapes.unsettled:
-                tapes.settle()
-            self._bound.load(inputs, settles=False)
-        finally:
+        with self._guard:
+            tapes.unsettled.discard(self)
+            try:
+                if self.communicator.own_process and tapes.unsettled:
+                    tapes.settle()
+                self._bound.load(inputs, settles=False)
+            finally:
+                self._remember()
+            owed, self._owed = self._owed, False
+            tapes.unsettled.discard(self)
+            self._run(self._steady if owed else self._first)
+            for copy in self._snapshots:
+                copy()
+            self._owed = True
             self._remember()
-        owed, self._owed = self._owed, False
-        tapes.unsettled.discard(self)
-        self._run(self._steady if owed else self._first)
-        for copy in self._snapshots:
-            copy()
-        self._owed = True
-        self._remember()
-        if owed and not self._captured:
-            self._capture()
-            self._captured = True
-        return self._bound.results()
+            if owed and not self._captured:
+                self._capture()
+                self._captured = True
+            return self._bound.results()
 
     def _remember(self) -> None:
         """Whoever reads parameters from now on settles first, if updates are due."""
@@ -269,11 +272,12 @@ class DistributedExecutor:
         """Waits for the communication of the last step and makes its updates."""
         tapes.unsettled.discard(self)
         if self._owed:
-            self._owed = False
-            self._run(self._settle)
-            self._finish()
-            if self.trace:
-                self.timeline = self._read_times()
+            with self._guard:
+                self._owed = False
+                self._run(self._settle)
+                self._finish()
+                if self.trace:
+                    self.timeline = self._read_times()
 
     def _start(self) -> None:
         """Hands the communication lane its program for this step; that of the step before has ended by now."""

@@ -7,6 +7,7 @@ from typing import Any
 from ..graph import TaskGraph
 from ..streams import run_program
 from .bound import Bound
+from .guard import Guard
 
 
 class SequentialExecutor:
@@ -15,11 +16,13 @@ class SequentialExecutor:
     def __init__(self, graph: TaskGraph, device: Any = None) -> None:
         self.graph = graph
         self._bound = Bound(graph, None, device)
+        self._guard = Guard(forks=not self._bound.device.captures)
         self._program = [thunk for task in range(len(graph)) for thunk in self._bound.thunks(task)]
 
     def __call__(self, *inputs: Any) -> Any:
-        self._bound.load(inputs)
-        stop = run_program(self._program)
-        if stop.error is not None:
-            raise stop.error
-        return self._bound.results()
+        with self._guard:
+            self._bound.load(inputs)
+            stop = run_program(self._program)
+            if stop.error is not None:
+                raise stop.error
+            return self._bound.results()

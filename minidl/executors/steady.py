@@ -19,6 +19,7 @@ from ..kernels import Thunk
 from ..memory import plan_memory
 from ..schedule import Schedule
 from ..tape import Storage
+from .guard import Guard
 from .stream import GraphExecutor, StreamExecutor
 
 
@@ -49,6 +50,7 @@ class SteadyExecutor:
         self._first, self._body, self._drain = runs[:2], runs[2:4], runs[4:]
         self._scalars = [self._scalar(s) for s in border.snapshots]
         self._parity, self._pending = 0, False
+        self._guard = Guard(forks=True)  # what runs the parts has threads, and a guard of its own
 
     @property
     def schedule(self) -> Schedule:
@@ -80,23 +82,25 @@ class SteadyExecutor:
     def __call__(self, *inputs: Any) -> Any:
         if tapes.unsettled - {self}:
             tapes.settle()
-        p = self._parity
-        for copies in self._scalars:
-            copies[p]()
-        run = (self._body if self._pending else self._first)[p]
-        self._pending = False  # a step that fails leaves nothing that could be finished
-        tapes.unsettled.discard(self)
-        result = run(*inputs)
-        self._parity, self._pending = 1 - p, True
-        tapes.unsettled.add(self)
-        return result
+        with self._guard:
+            p = self._parity
+            for copies in self._scalars:
+                copies[p]()
+            run = (self._body if self._pending else self._first)[p]
+            self._pending = False  # a step that fails leaves nothing that could be finished
+            tapes.unsettled.discard(self)
+            result = run(*inputs)
+            self._parity, self._pending = 1 - p, True
+            tapes.unsettled.add(self)
+            return result
 
     def settle(self) -> None:
         """Finishes the step before: runs its delayed tasks now."""
         tapes.unsettled.discard(self)
         if self._pending:
-            self._pending = False
-            self._drain[1 - self._parity]()
+            with self._guard:
+                self._pending = False
+                self._drain[1 - self._parity]()
 
     def close(self) -> None:
         """Settles and ends the worker threads."""

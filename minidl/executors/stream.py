@@ -22,6 +22,7 @@ from ..memory import MemoryPlan, plan_memory
 from ..schedule import Schedule, ScheduleError
 from ..timeline import Timeline, What
 from .bound import Bound
+from .guard import Guard
 
 
 class TaskError(RuntimeError):
@@ -80,6 +81,7 @@ class StreamExecutor:
             [str(lane) for lane in schedule.lanes], [lane.priority for lane in schedule.lanes],
             [ids[begin:end] for begin, end in pairwise(schedule.ptr.tolist())],
             [(waiter, source) for waiter, source in self.waits.tolist()], calls_of(self._bound, debug), graph.name, self._bound.persistent))
+        self._guard = Guard(forks=len(schedule.lanes) < 2 and not self._bound.device.captures)
         self.timeline: Timeline | None = None
         if debug:
             print(self.schedule.grid(), file=sys.stderr)
@@ -93,9 +95,10 @@ class StreamExecutor:
         return self._bound.device.lanes(work, self.trace)
 
     def __call__(self, *inputs: Any) -> Any:
-        self._bound.load(inputs, self._settles)
-        self._run()
-        return self._bound.results()
+        with self._guard:
+            self._bound.load(inputs, self._settles)
+            self._run()
+            return self._bound.results()
 
     def _run(self) -> None:
         """One step on the inputs that were just loaded."""
