@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
 from . import tape as tapes
 from .graph import Kind, Role
-from .tensor import Tensor, host_storage, new
+from .tensor import Node, Tensor, host_storage, new
 
 
 class GradScaler:
@@ -20,7 +21,8 @@ class GradScaler:
 
     Where a gradient is not finite the step changes nothing but the scale, which gets smaller by `backoff_factor`. After
     `growth_interval` good steps it gets larger by `growth_factor`. All this is done by kernels on buffers, so a recorded
-    step does it too, and nobody waits for the device.
+    step does it too, and nobody waits for the device. Several optimizers may share one: gradients of one backward are all
+    divided by the scale that it read, and each step moves the scale on.
     """
 
     def __init__(self, init_scale: float = 65536.0, growth_factor: float = 2.0, backoff_factor: float = 0.5, growth_interval: int = 2000) -> None:
@@ -30,6 +32,7 @@ class GradScaler:
         self.constants = {"growth": growth_factor, "backoff": backoff_factor, "interval": growth_interval}
         self._scale = Tensor(host_storage(np.full(1, init_scale, np.float32), Role.SCALAR, "loss scale"))
         self._good = Tensor(host_storage(np.zeros(1, np.int32), Role.SCALAR, "good steps"))
+        self._used: tuple[Any, Tensor] | None = None  #: the scale before the last step, and until when gradients are of that
 
     @property
     def scale(self) -> Tensor:
@@ -41,8 +44,12 @@ class GradScaler:
         1 where one of them is not finite."""
         tape = tapes.current()
         flag = new("not finite", [1], "int32", Role.GRADIENT)
+        now = tape, Node.latest
         with tape.task(tape.new_unit("loss scale"), Kind.U):
-            tape.call("unscale", [*gradients, self._scale], [*gradients, flag])
+            if self._used is None or self._used[0] != now:
+                self._used = now, new("loss scale", [1], "float32", Role.GRADIENT)
+                tape.call("copy", [self._scale], [self._used[1]])
+            tape.call("unscale", [*gradients, self._used[1]], [*gradients, flag])
             tape.call("scale_update", [self._scale, self._good, flag], [self._scale, self._good], **self.constants)
         return flag
 

@@ -30,14 +30,14 @@ class ShapeError(ValueError):
 
 
 class Node:
-    """One use of an op: what the backward walk needs."""
+    """One use of an op: what the backward walk needs. Uses and backward walks are numbered in their order."""
 
     __slots__ = ("inputs", "micro_batch", "number", "op", "out", "unit")
-    _count = 0
+    latest = 0
 
     def __init__(self, op: Op, unit: int, inputs: Sequence[Tensor], out: Tensor, micro_batch: int) -> None:
-        Node._count += 1
-        self.op, self.unit, self.inputs, self.out, self.number, self.micro_batch = op, unit, inputs, out, Node._count, micro_batch
+        Node.latest += 1
+        self.op, self.unit, self.inputs, self.out, self.number, self.micro_batch = op, unit, inputs, out, Node.latest, micro_batch
 
 
 class Tensor:
@@ -113,7 +113,7 @@ class Tensor:
 
     def mark_changed(self) -> None:
         """Ops that have used these values until now can no longer be differentiated where their gradients need them."""
-        self.storage.changed = Node._count
+        self.storage.changed = Node.latest
 
     def _array(self) -> tuple[Any, Any]:
         """The device that the values are on, and the values there."""
@@ -243,6 +243,7 @@ def _reachable(root: Tensor) -> list[Node]:
 def backward(root: Tensor, gradient: Tensor | None = None) -> None:
     """Emits the backward tasks of everything that `root` depends on."""
     tape = tapes.current()
+    Node.latest += 1
     nodes = _reachable(root)
     gradients = {id(root): array(np.ones((), root.dtype), name="one") if gradient is None else gradient}
     uses: dict[int, list[Tensor]] = {}

@@ -418,6 +418,44 @@ def test_scales_are_torchs():
         np.testing.assert_allclose(p.numpy(), q.detach().numpy(), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("recorded", [False, True])
+@pytest.mark.parametrize("apart", ["one backward", "two backwards", "second backward after the first update"])
+def test_two_optimizers_divide_gradients_by_the_scale_that_these_have(apart: str, recorded: bool):
+    """Powers of two change no bit, so the parameters are those of training without a scale."""
+
+    def trained(scaled: bool) -> list[Any]:
+        ml.seed(2)
+        model = models.mlp(6, 5, 3)
+        scaler = optim.GradScaler(8.0, growth_interval=1) if scaled else None
+        weights, biases = ([p for p in model.parameters() if p.ndim == n] for n in (2, 1))
+        first, second = optim.SGD(weights, 0.1, 0.9, 0.01, scaler=scaler), optim.Adam(biases, 0.1, scaler=scaler)
+
+        def backward(loss: Any) -> None:
+            loss.backward(scaler.scale if scaler else None)
+
+        def step(x: Any) -> None:
+            if apart == "second backward after the first update":
+                losses = [sum(((p * p).sum() for p in some), start=x.sum()) for some in (weights, biases)]
+                for loss, opt in zip(losses, (first, second), strict=True):
+                    backward(loss)
+                    opt.step()
+                return
+            y = model(x)
+            backward((y * y).sum())
+            if apart == "two backwards":
+                backward(y.sum())
+            first.step()
+            second.step()
+
+        x = random_array((4, 6), 1, "float32")
+        run = ml.SequentialExecutor(ml.record(step, x)) if recorded else lambda x: step(ml.array(x))
+        for _ in range(3):
+            run(x)
+        return [p.numpy() for p in model.parameters()]
+
+    assert same(trained(True), trained(False))
+
+
 def test_scaling_saves_small_gradients(there):
     """Gradients of a mean over many elements vanish in float16, unless they are scaled."""
     x = random_array((64, 8), 1, "float32") * np.float32(1e-3)
