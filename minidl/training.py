@@ -23,7 +23,7 @@ from .nn.module import shown
 from .recording import record
 from .schedule import Schedule
 from .simulation import simulate
-from .tape import Tape, micro_batch, no_grad, settle, use
+from .tape import Tape, micro_batch, no_grad, settle, unsettled, use
 
 OPTIMIZERS: dict[str, Callable[..., optim.Optimizer]] = {
     "sgd": lambda parameters, lr: optim.SGD(parameters, lr, momentum=0.9),
@@ -256,6 +256,14 @@ class Trainer:
             if not np.isfinite(loss):
                 raise self._failed(f"the loss is {loss}", step)
 
+    def settle(self) -> None:
+        """Waits for all losses and makes the updates that are late. Raises TrainingError as `collect` does, also for these."""
+        self.collect()
+        for owing in unsettled & {self.run}:
+            owing.settle()
+        if self.recorded.device.not_finite():
+            raise self._failed("a gradient is not finite", len(self.losses))
+
     def _failed(self, what: str, step: int) -> TrainingError:
         return TrainingError(f"{what} at step {step} of {self.job.model} with lr {self.recorded.optimizer.lr:g}; try a smaller lr (MINIDL_DEBUG=1 names the layer)")
 
@@ -301,4 +309,4 @@ def interleaved(trainers: Sequence[Trainer], steps: int, progress: Callable[[int
         if progress:
             progress(n + 1)
     for trainer in trainers:
-        trainer.collect()
+        trainer.settle()

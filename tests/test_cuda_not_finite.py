@@ -13,9 +13,11 @@ import minidl as ml
 from minidl import nn, optim, schedulers
 from minidl.border import must_stay
 from minidl.comm.loopback import run_ranks
+from minidl.crossing import late
 from minidl.cuda import device as devices
 from minidl.data_parallel import RankTrainer
 from minidl.executors import GraphExecutor, SequentialExecutor, SteadyExecutor, StreamExecutor, TaskError
+from minidl.schedule import Lane, Schedule
 from minidl.tape import Tape, use
 from minidl.training import Job, Recorded, Trainer, TrainingError, interleaved
 
@@ -147,7 +149,7 @@ def trainer_of(at: int | None, **more: Any) -> Trainer:
 def steps(trainer: Trainer, count: int = 12) -> None:
     for _ in range(count):
         trainer.step()
-    trainer.collect()
+    trainer.settle()
 
 
 ARGUMENTS = [{}, {"optimizer": "adamw", "scheduler": "multi_stream"}, {"scheduler": "multi_region", "fusion": ()}, {"micro_batches": 2}]
@@ -162,6 +164,22 @@ def test_a_gradient_that_overflows_is_told_with_its_step(there, arguments, at):
         steps(trainer)
     assert len(trainer.losses) == at
     assert np.isfinite(trainer.losses).all()
+
+
+@pytest.mark.parametrize("ends", [Trainer.settle, lambda trainer: interleaved([trainer], 0)], ids=["settle", "interleaved"])
+def test_a_late_gradient_of_the_very_last_step_is_told_too(there, ends):
+    there(3)
+    recorded = Recorded(JOB)
+    Overflow(recorded, 4)
+    stay = must_stay(recorded.graph)
+    crossing = np.flatnonzero(~stay)
+    schedule = late(Schedule.of(recorded.graph, {Lane(0): [*crossing, *np.flatnonzero(stay)]}), recorded.graph, crossing)
+    trainer = Trainer(recorded, ml.CostModel.analytic(), schedule=schedule)
+    for _ in range(4):
+        trainer.step()
+    trainer.collect()
+    with pytest.raises(TrainingError, match="^a gradient is not finite at step 4 "):
+        ends(trainer)
 
 
 @pytest.mark.parametrize("arguments", [*ARGUMENTS, {"dtype": "bf16"}], ids=str)

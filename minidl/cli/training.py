@@ -87,11 +87,11 @@ def train(arguments: Any) -> int:
             for step in range(done_before + 1, steps + 1):
                 trainer.step()
                 if arguments.checkpoint and (step == steps or step % recorded.train_data.steps_per_epoch == 0):
-                    trainer.collect()
+                    trainer.settle()
                     checkpoint.save(arguments.checkpoint, recorded.model, recorded.optimizer, step=step, loader=recorded.train_data,
                                     schedule=trainer.run.schedule.to_csv(), scheduler=task.scheduler)
                 done(step)
-        trainer.collect()
+        trainer.settle()
     record = run_record(task, trainer)
     if arguments.trace:
         assert trainer.run.timeline is not None
