@@ -79,11 +79,11 @@ def prediction_errors(graph: Any, plans: Mapping[str, Any], arms: Mapping[str, C
     from dataclasses import replace
 
     import minidl as ml
-    from minidl.crossing import steady
     from minidl.measure import Profile
+    from minidl.program import lower
 
     errors: dict[str, list[float]] = {key: [] for key in plans}
-    bodies = {key: steady(graph, plan) for key, plan in plans.items()}
+    bodies = {key: lower(graph, plan) for key, plan in plans.items()}
     for seed in range(5):
         profile = Profile(graph, seed=seed)
         measured = interleave({"costs": profile.run, **{key: arms[key] for key in plans}}, seconds=seconds / 5, warm_up=2)

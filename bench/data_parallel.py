@@ -45,7 +45,7 @@ from minidl import models, nn, optim
 from minidl.comm.mpi import MPI
 from minidl.cost import CostModel
 from minidl.data_parallel import measure_link, neighbours
-from minidl.executors.distributed import DistributedExecutor
+from minidl.executors import DistributedExecutor
 from minidl.graph import Kind
 from minidl.kernels import kernel
 from minidl.schedulers.data_parallel import POLICIES, plan, prepare

@@ -14,10 +14,10 @@ from ladder_rungs import DeviceClock, Rung
 
 import minidl as ml
 from minidl import models, nn, schedulers
-from minidl.crossing import steady
-from minidl.executors import GraphExecutor, SteadyExecutor, StreamExecutor
+from minidl.executors import GraphExecutor, StreamExecutor
 from minidl.fusion import fused
 from minidl.measure_pairs import measure_pairs
+from minidl.program import lower
 from minidl.tape import Tape, use
 
 #: rungs and their schedules
@@ -63,10 +63,10 @@ class Ours:
         begin = time.perf_counter()
         model, graph = self.recorded(name)
         lanes = StreamExecutor if name.startswith("E0") else GraphExecutor
-        border = steady(graph, schedule).border
-        run: Any = lanes(graph, schedule, device=self.device) if border is None else SteadyExecutor(border, schedule.only, device=self.device, lanes=lanes)
+        run: Any = lanes(graph, schedule, device=self.device)
         turn = itertools.cycle(self.batches)
-        one_graph = (lambda: run._bound.load(next(turn)), run._run) if isinstance(run, GraphExecutor) else (None, None)
+        body = run._body[0]
+        one_graph = (lambda: body.bound.load(next(turn)), body.lanes.run) if isinstance(run, GraphExecutor) and len(run._body) == 1 else (None, None)
         return Rung(lambda: run(*next(turn)), DeviceClock(self.device), time.perf_counter() - begin, run.peak_bytes, {"tasks": len(graph)},
                     *one_graph, run.close), model
 
@@ -84,7 +84,7 @@ class Ours:
         cost = costs(graph, self.device)
         made = {"in_order": schedulers.in_order(graph), "multi_stream": schedulers.multi_stream(graph, cost=cost),
                 "multi_region": schedulers.multi_region(graph, cost)}
-        runs = {scheduler: steady(graph, schedule) for scheduler, schedule in made.items()}
+        runs = {scheduler: lower(graph, schedule) for scheduler, schedule in made.items()}
         return made, {scheduler: round(float(ml.simulate(run.graph, run.schedule, cost).makespan + cost.step) / 1e3, 5) for scheduler, run in runs.items()}
 
 

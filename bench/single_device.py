@@ -24,9 +24,10 @@ from common import RESULTS, interleave, machine, prediction_errors, ratio, save,
 
 import minidl as ml
 from minidl import models, schedulers
-from minidl.crossing import delayed, steady
+from minidl.boundary import late_tasks
 from minidl.executors import executor
 from minidl.measure_pairs import measure_pairs
+from minidl.program import lower
 
 
 def _cases() -> dict[str, tuple[str, dict[str, Any], int]]:
@@ -108,7 +109,7 @@ def measured(case: str, seconds: float, with_torch: bool, svg: Path | None) -> d
         arms |= torch_arms(case, model, x, y)
     samples = interleave(arms, seconds=seconds)
     entry: dict[str, Any] = {"tasks": len(graph), "equal_bits": equal, "step_ms": {arm: spread(s) for arm, s in samples.items()},
-                             "late_tasks": {arm: len(delayed(graph, s)) for arm, s in made.items()},
+                             "late_tasks": {arm: len(late_tasks(graph, s)) for arm, s in made.items()},
                              "peak_bytes": {arm: run.peak_bytes for arm, run in runs.items()},
                              "against": {f"{slow} / {fast}": ratio(samples, slow, fast) for slow, fast in
                                          [("eager", "in_order"), *(("in_order", arm) for arm in made if arm != "in_order"),
@@ -143,7 +144,7 @@ def _draw(graph: Any, schedule: Any, cost: Any, timeline: Any, path: Path) -> No
     from minidl.files import write_atomic
     from minidl.report import compare
 
-    body = steady(graph, schedule)
+    body = lower(graph, schedule)
     predicted = ml.simulate(body.graph, body.schedule, cost)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, timeline_svg(predicted, beside=timeline))

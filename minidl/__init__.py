@@ -15,8 +15,8 @@ __version__ = "0.1.0"
 
 _WHERE = {
     "CostError": "cost", "CostModel": "cost", "Link": "cost",
-    "CheckingExecutor": "executors", "SequentialExecutor": "executors", "GraphExecutor": "executors", "SteadyExecutor": "executors", "StreamExecutor": "executors", "TaskError": "executors",
-    "cross_border": "border",
+    "CheckingExecutor": "executors", "SequentialExecutor": "executors", "GraphExecutor": "executors", "Runtime": "executors", "StreamExecutor": "executors", "TaskError": "executors",
+    "cross_boundary": "boundary", "lower": "program", "Program": "program",
     "Buffer": "graph", "GraphBuilder": "graph", "GraphError": "graph", "Kind": "graph", "Role": "graph", "Task": "graph",
     "TaskGraph": "graph",
     "MemoryLimitError": "memory", "MemoryPlan": "memory", "plan_memory": "memory",

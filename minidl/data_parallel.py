@@ -10,12 +10,12 @@ import numpy as np
 
 from . import device as devices
 from .comm import Communicator
+from .comm.flight import Entry, Flight
 from .comm.handover import handover
-from .comm.lane import Lane
 from .cost import CostModel
-from .executors.distributed import DistributedExecutor
+from .executors import DistributedExecutor
 from .graph import Kind, View
-from .memory import plan_memory
+from .program import lower
 from .schedule import Schedule
 from .schedulers import data_parallel
 from .schedulers.iterations import delayable
@@ -106,19 +106,19 @@ def measure_link(communicator: Communicator, device: Any = None, sizes: tuple[in
     The smallest gives the first, the difference of the others the second, so that a link's burst does not count.
     """
     device = device or devices.cpu()
-    hand, lane, took = handover(device, communicator), Lane(communicator), []
+    hand, flight, took = handover(device, communicator), Flight(communicator), []
     for size in sizes:
         count = max(size // 4, communicator.size)
         memory = device.allocate(4 * count)
         array = device.array(memory, View(0, (count,), (1,), 0, "float32"))
         device.write(array, np.zeros(count, np.float32))
-        transfer = communicator.prepare(Kind.A, hand.place([array], ()), 0)
+        transfer = communicator.bind(Kind.A, hand.place([array], ()), 0)
         times = []
         for _ in range(repeats):
             communicator.gather(None)
             begin = perf_counter()
-            lane.submit(transfer, 0, array.nbytes, lambda: None)
-            lane.drain()
+            flight.submit(Entry(0, transfer, 0, array.nbytes))
+            flight.drain()
             device.synchronize()
             times.append((perf_counter() - begin) * 1e6)
         took.append(float(np.median(times)))
@@ -150,7 +150,7 @@ class RankTrainer(Trainer):
         self.cost = with_communication(self.graph, cost, lambda sizes: link[0] + link[1] * sum(sizes.values()))
 
         def fits(schedule: Schedule) -> bool:
-            return limit is None or plan_memory(self.graph, schedule).peak_bytes <= limit
+            return limit is None or lower(self.graph, schedule).peak_bytes <= limit
 
         self._fits = fits
         self.plan = data_parallel.plan(name, self.graph, self.cost, k, fits)
@@ -163,7 +163,7 @@ class RankTrainer(Trainer):
         self.plan = plan
         self.run: DistributedExecutor = DistributedExecutor(  # type: ignore[assignment]
             plan.graph, plan.schedule, self.communicator, device=self.recorded.device, trace=self.trace, memory_limit=self.job.memory_limit)
-        self.prediction = Prediction(plan.graph, self.run.schedule, len(self.run.schedule.waits(plan.graph)),
+        self.prediction = Prediction(self.run.graph, self.run.schedule, len(self.run.program.body[0].waits),
                                      (plan.period + self.cost.step) / 1000, self.run.peak_bytes)
 
     def _neighbours(self) -> list[data_parallel.Plan]:

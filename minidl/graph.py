@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
 from functools import cached_property
@@ -133,13 +133,10 @@ class Launch:
     def views(self) -> tuple[View, ...]:
         return self.reads + self.writes + self.work
 
-    def moved(self, storage: dict[int, int]) -> Launch:
+    def moved(self, storage: Mapping[int, int]) -> Launch:
         """The same launch on other storages."""
-
-        def move(views: tuple[View, ...]) -> tuple[View, ...]:
-            return tuple(replace(v, storage=storage.get(v.storage, v.storage)) for v in views)
-
-        return replace(self, reads=move(self.reads), writes=move(self.writes), work=move(self.work))
+        return replace(self, reads=moved_views(self.reads, storage), writes=moved_views(self.writes, storage),
+                       work=moved_views(self.work, storage))
 
 
 @dataclass(frozen=True)
@@ -172,6 +169,18 @@ class Rows:
     def row_of_each(self) -> Ints:
         """For every id the row that it stands in."""
         return np.repeat(np.arange(len(self), dtype=np.int32), np.diff(self.ptr))
+
+    def take(self, rows: Ints) -> Rows:
+        """Row i of the result is row `rows[i]`; a row may be taken several times."""
+        size = np.diff(self.ptr)[rows]
+        ptr = np.zeros(len(rows) + 1, np.int64)
+        np.cumsum(size, out=ptr[1:])
+        at = np.arange(ptr[-1], dtype=np.int64) + np.repeat(self.ptr[:-1][rows] - ptr[:-1], size)
+        return Rows(ptr, self.ids[at])
+
+    def sorted(self) -> Rows:
+        """The same rows, ids ascending in each."""
+        return Rows(self.ptr, self.ids[np.lexsort((self.ids, self.row_of_each()))])
 
     def transposed(self, count: int) -> Rows:
         return Rows.from_pairs(self.ids, self.row_of_each(), count)
@@ -468,6 +477,74 @@ class TaskGraph:
 
     def buffer(self, index: int) -> Buffer:
         return Buffer(self, index)
+
+    # ------------------------------------------------------------------------------------------------------- algebra
+    def take(self, tasks: Ints, **columns: Any) -> TaskGraph:
+        """These tasks in this order, on the same buffers; a task may be taken several times. `columns`: to put in place
+        of what the tasks have (such as their iteration, where a task stands several times)."""
+        rows = np.asarray(tasks, np.int64)
+        own = {name: getattr(self, name)[rows] for name in ("unit", "kind", "micro_batch", "iteration", "flops", "bytes")}
+        own |= {name: np.asarray(column, own[name].dtype) for name, column in columns.items()}
+        return replace(self, **own, reads=self.reads.take(rows), writes=self.writes.take(rows),
+                       launches=tuple(self.launches[t] for t in rows.tolist()) if self.launches else ())
+
+    def with_buffers(self, like: Ints, storage: Ints, names: Sequence[str] = (), nbytes: Ints | None = None,
+                     storages: Sequence[StorageSpec] = ()) -> TaskGraph:
+        """The graph with further buffers and storages. Buffer i of the new ones is like buffer `like[i]`, but on
+        `storage[i]`, and has `nbytes[i]` where these are given. No task touches them yet."""
+        like = np.asarray(like, np.int64)
+
+        def longer(column: Ints, new: Any) -> Ints:
+            grown: Ints = np.concatenate([column, np.asarray(new, column.dtype)])
+            return grown
+
+        return replace(
+            self, storages=self.storages + tuple(storages), buffer_storage=longer(self.buffer_storage, storage),
+            buffer_bytes=longer(self.buffer_bytes, self.buffer_bytes[like] if nbytes is None else nbytes),
+            buffer_role=longer(self.buffer_role, self.buffer_role[like]),
+            buffer_names=self.buffer_names + tuple(names) if self.buffer_names else ())
+
+    def remap(self, reads: Ints, writes: Ints, moves: Sequence[Mapping[int, int]], move: Ints) -> TaskGraph:
+        """The same tasks on other buffers: `reads` and `writes` take the place of the buffer ids, and the launches of
+        task t go to the storages that `moves[move[t]]` says."""
+        launches = tuple(tuple(launch.moved(moves[m]) for launch in own) if moves[m] else own
+                         for own, m in zip(self.launches, move.tolist(), strict=True)) if self.launches else ()
+        return replace(self, reads=Rows(self.reads.ptr, reads.astype(np.int32)).sorted(),
+                       writes=Rows(self.writes.ptr, writes.astype(np.int32)).sorted(), launches=launches)
+
+    def with_copies(self, copy: Ints, group: Ints) -> tuple[TaskGraph, list[dict[int, int]]]:
+        """Buffer b is its copy `copy[b, g]` for the tasks of group g; copy 0 is the buffer itself. `group`: of each task.
+
+        Returns the graph and, for each group, which storage takes the place of which. Buffers of one storage must have
+        the same copies.
+        """
+        copies, buffers = int(copy.max(initial=0)) + 1, len(self.buffer_bytes)
+        of = np.unique(np.arange(buffers)[:, None] * copies + copy)
+        of = of[of % copies > 0]  # every further copy, as a number of buffer and copy
+        number = np.zeros(buffers * copies, np.int64)
+        number[np.arange(buffers) * copies] = np.arange(buffers)
+        number[of] = buffers + np.arange(len(of))
+        like, which = of // copies, of % copies
+        kept, storage = np.unique(self.buffer_storage[like].astype(np.int64) * copies + which, return_inverse=True)
+        place = {int(k): len(self.storages) + i for i, k in enumerate(kept)}
+        specs = [replace(self.storages[k // copies], name=f"{self.storages[k // copies].name}'{k % copies}", live=None)
+                 for k in kept.tolist()]
+        moves: list[dict[int, int]] = [
+            {int(s): place[int(s) * copies + int(c)] for s, c in zip(self.buffer_storage[moved], copy[moved, g], strict=True)}
+            for g in range(copy.shape[1]) for moved in [np.flatnonzero(copy[:, g])]]
+
+        def ids(rows: Rows) -> Ints:
+            renamed: Ints = number[rows.ids.astype(np.int64) * copies + copy[rows.ids, group[rows.row_of_each()]]]
+            return renamed
+
+        names = [f"{self.buffer_names[b]}'{c}" for b, c in zip(like, which, strict=True)] if self.buffer_names else ()
+        graph = self.with_buffers(like, len(self.storages) + storage, names, storages=specs)
+        return graph.remap(ids(self.reads), ids(self.writes), moves, group), moves
+
+
+def moved_views(views: Iterable[View], storages: Mapping[int, int]) -> tuple[View, ...]:
+    """The same views on the storages that take the place of theirs."""
+    return tuple(replace(v, storage=storages.get(v.storage, v.storage)) for v in views)
 
 
 class GraphBuilder:

@@ -1,7 +1,7 @@
-"""Runs the lanes of a schedule on the CPU: one program a lane, one thread a lane, events where the waits are.
+"""Runs the lanes of a step on the CPU: one program a lane, one thread a lane, events where the waits are.
 
-The first lane runs in the caller's thread, so a schedule of one lane needs no hand-over at all. Knows tasks as numbers
-and calls, no graph.
+The first lane runs in the caller's thread, so a step of one lane needs no hand-over at all. Knows tasks as numbers and
+calls, no graph.
 """
 
 from __future__ import annotations
@@ -18,11 +18,15 @@ from .kernels import Thunk
 from .streams import Event, Program, Stop, Stream, run_program
 
 
+def _nothing(task: int, stream: Any) -> list[Thunk]:
+    return []
+
+
 @dataclass(frozen=True)
 class Work:
     """What lanes have to do: of each lane its name, its priority (lower first) and its tasks in order; pairs (waiter,
-    source) of tasks on different lanes; the calls of a task, given the stream that they go to (None on the CPU); its
-    name; and the memory that outlives a step."""
+    source) of tasks on different lanes; the calls of a task, given the stream that they go to (None on the CPU), and what
+    the host calls `before` and `after` them to meet communication; its name; and the memory that outlives a step."""
 
     names: Sequence[str]
     priorities: Sequence[int]
@@ -31,6 +35,8 @@ class Work:
     calls: Callable[[int, Any], list[Thunk]]
     name: Callable[[int], str]
     persistent: Sequence[Any] = ()
+    before: Callable[[int, Any], list[Thunk]] = _nothing
+    after: Callable[[int, Any], list[Thunk]] = _nothing
 
 
 class LaneError(Exception):
@@ -43,7 +49,7 @@ class LaneError(Exception):
 
 class Threads:
     """`run` executes all lanes once, to their end. With `trace` the lanes keep when each task was issued, started and
-    ended. After an error it can run again."""
+    ended. After an error it can run again. `give_up` ends a run from any thread."""
 
     def __init__(self, work: Work, trace: bool = False) -> None:
         self.work, self.trace = work, trace
@@ -65,12 +71,14 @@ class Threads:
             records.setdefault(source, []).append(event.record)
         self._programs: list[Program] = []
         self._tasks: list[list[int]] = []  # for every call of a program the task that it belongs to
-        for lane, tasks in enumerate(self.work.tasks):
+        work = self.work
+        for lane, tasks in enumerate(work.tasks):
             program: Program = []
             owners: list[int] = []
             stamp = self._stamp(lane)
             for task in tasks:
-                calls = [*stamp, *awaited.get(task, []), *stamp, *self.work.calls(task, None), *stamp, *records.get(task, [])]
+                calls = [*stamp, *awaited.get(task, []), *work.before(task, None), *stamp, *work.calls(task, None), *stamp,
+                         *records.get(task, []), *work.after(task, None)]
                 program += calls
                 owners += [task] * len(calls)
             self._programs.append(program)
@@ -89,12 +97,12 @@ class Threads:
         stops: list[Stop] = []
         try:
             for stream, program in zip(self._streams, self._programs[1:], strict=True):
-                stream.start(program, self._give_up)
+                stream.start(program, self.give_up)
             stops += [run_program(program) for program in self._programs[:1]]
             if stops and stops[0].error is not None:
-                self._give_up(stops[0])
+                self.give_up(stops[0])
         except BaseException as error:  # an interrupt between two calls
-            self._give_up(Stop(error))
+            self.give_up(Stop(error))
         stops += self._join()
         if self._failures:
             self._fail(stops)
@@ -106,10 +114,10 @@ class Threads:
             try:
                 stops.append(self._streams[len(stops)].join())
             except BaseException as error:
-                self._give_up(Stop(error))
+                self.give_up(Stop(error))
         return stops
 
-    def _give_up(self, stop: Stop) -> None:
+    def give_up(self, stop: Stop) -> None:
         """Ends all lanes: programs are emptied, and whoever waits is let through to see it."""
         self._failures.append(stop)  # first: only the first knows its place, since the rest are emptied under way
         for program in self._programs:
@@ -119,17 +127,18 @@ class Threads:
 
     def _fail(self, stops: list[Stop]) -> None:
         failures, self._failures = self._failures, []
+        tasks, first = self._tasks, failures[0]
         self._build()
         for stop in failures:
             if stop.error is not None and (stop.index < 0 or not isinstance(stop.error, Exception)):
                 raise stop.error  # KeyboardInterrupt, or a signal handler's own error: no task's fault
-        lane, error = stops.index(failures[0]), failures[0].error
+        lane, error = stops.index(first), first.error
         assert error is not None
-        raise LaneError(error, self._tasks[lane][failures[0].index], lane) from error
+        raise LaneError(error, tasks[lane][first.index], lane) from error
 
     def stamps(self) -> list[Any]:
-        """Of each lane (tasks, 3): when each task of the last run was issued, started, ended; in microseconds."""
-        return [np.array(s).reshape(-1, 3) * 1e6 for s in self._stamps]
+        """Of each lane (tasks, 3): when each task of the last run was issued, started, ended; seconds of the host's clock."""
+        return [np.array(s).reshape(-1, 3) for s in self._stamps]
 
 
 def _close(streams: list[Stream]) -> None:

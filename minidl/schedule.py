@@ -264,12 +264,17 @@ class Schedule:
         return np.array(found, np.int64).reshape(-1, 2)
 
     def repeated(self, iterations: int) -> Schedule:
-        """The same order in each of `iterations` iterations, one after the other on every lane; for an unrolled graph."""
+        """The same order in each of `iterations` iterations, one after the other on every lane; for an unrolled graph.
+
+        Late tasks (`4W0@1`) run in the iteration after their own; those of the last one run after it.
+        """
         keys, ptr = [], [0]
         for lane in range(len(self.lanes)):
-            unit, kind, micro_batch, _ = unpack(self.order(lane))
-            keys += [pack(unit, kind, micro_batch, t) for t in range(iterations)]
-            ptr.append(ptr[-1] + iterations * len(unit))
+            unit, kind, micro_batch, late = unpack(self.order(lane))
+            for t in range(iterations + 1):
+                runs = late == 1 if t == iterations else late <= t
+                keys.append(pack(unit[runs], kind[runs], micro_batch[runs], t - late[runs]))
+            ptr.append(sum(map(len, keys)))
         return Schedule(self.lanes, np.array(ptr, np.int64), np.concatenate([*keys, np.empty(0, np.int64)]))
 
     # ------------------------------------------------------------------------------------------------ text and files

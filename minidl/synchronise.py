@@ -1,8 +1,7 @@
 """Data parallelism as a pass: a step's graph becomes that of one rank among several, which sum their gradients.
 
-The result is one iteration as it repeats: updates with the gradients of the iteration before, then F, O, W, and the
-communication A. So what crosses the border of an iteration is plain to see, and unrolling gives every edge. The pass
-knows neither ranks nor networks; who runs an A task divides by the number of ranks.
+Communication A comes between the backward pass and the updates. Where updates run one step late (`minidl.boundary`) it
+has until then to end. The pass knows neither ranks nor networks; who runs an A task divides by the number of ranks.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .graph import ROLES, GraphError, Ints, Kind, Launch, Role, Rows, StorageSpec, TaskGraph, View
+from .graph import ROLES, GraphError, Ints, Kind, Launch, Role, Rows, TaskGraph, View
 
 COLLECTIVE = {Kind.A: "all_reduce", Kind.AS: "reduce_scatter", Kind.AG: "all_gather"}  #: what a launch of each is called
 
@@ -55,7 +54,7 @@ def reverse_buckets(graph: TaskGraph, nbytes: int) -> list[list[int]]:
 
 def synchronise(graph: TaskGraph, groups: Sequence[Sequence[int]] | None = None, *, part_bytes: int | None = None,
                 scatter: bool = False) -> TaskGraph:
-    """Adds what sums gradients over ranks, and puts the updates in front.
+    """Adds what sums gradients over ranks, before the updates.
 
     `groups`: update tasks whose gradients travel together (default: each alone); a group's communication is named by
     its lowest unit, and its parts by the micro-batch. `part_bytes`: the largest part of a group. `scatter`: AS and AG
@@ -152,8 +151,6 @@ def _assemble(graph: TaskGraph, updates: Ints, groups: Sequence[Sequence[int]], 
         views = tuple(v for i in chosen if (v := pieces[i].view) is not None)
         launches.append((Launch(COLLECTIVE[kind], views, views),) if views else ())
 
-    for u in updates.tolist():
-        keep(u)
     gathers = []
     for task in range(int(updates[0])):
         keep(task)
@@ -162,31 +159,26 @@ def _assemble(graph: TaskGraph, updates: Ints, groups: Sequence[Sequence[int]], 
             gathers.append((unit, part, chosen))
     for unit, part, chosen in sorted(gathers) if scatter else []:
         communicate(Kind.AG, unit, part, chosen)
+    for u in updates.tolist():
+        keep(u)
 
     units, kinds, part_of, flops, moved = (np.array(c) for c in zip(*columns, strict=True))
-    role, storage = graph.buffer_role.copy(), graph.buffer_storage
-    role[list(of_buffer)] = ROLES.index(Role.STATE)  # gradients now outlive a step
     old = np.array([b for b, _ in extra], np.int64)
+    grown = graph.with_buffers(old, graph.buffer_storage[old], [f"{graph.buffer_names[b]}+" for b in old] if graph.buffer_names else (),
+                               np.array([n for _, n in extra], np.int64))
     result = replace(
-        graph, unit=units.astype(np.int32), kind=kinds.astype(np.int8), micro_batch=part_of.astype(np.int32),
+        grown, unit=units.astype(np.int32), kind=kinds.astype(np.int8), micro_batch=part_of.astype(np.int32),
         iteration=np.zeros(len(columns), np.int32), flops=flops.astype(np.float64), bytes=moved.astype(np.int64),
-        reads=Rows.of(reads), writes=Rows.of(writes),
-        buffer_bytes=np.concatenate([nbytes, np.array([n for _, n in extra], np.int64)]), buffer_role=np.concatenate([role, role[old]]),
-        buffer_storage=np.concatenate([storage, storage[old]]),
-        buffer_names=graph.buffer_names + tuple(f"{graph.buffer_names[b]}+" for b in old) if graph.buffer_names else (),
-        storages=_lasting(graph, {int(storage[b]) for b in of_buffer}), launches=tuple(launches) if any(launches) else ())
+        reads=Rows.of(reads), writes=Rows.of(writes), buffer_bytes=np.concatenate([nbytes, grown.buffer_bytes[len(nbytes):]]),
+        launches=tuple(launches) if any(launches) else ())
     _check(result)
     return result
 
 
-def _lasting(graph: TaskGraph, storages: set[int]) -> tuple[StorageSpec, ...]:
-    return tuple(replace(s, role=Role.STATE) if i in storages else s for i, s in enumerate(graph.storages))
-
-
 def _check(graph: TaskGraph) -> None:
-    """Only updates may wait for communication: they alone stand across the border."""
+    """Only updates may wait for communication."""
     communication = np.isin(graph.kind, [int(k) for k in COLLECTIVE])
-    bad = np.flatnonzero(communication[graph.preds.ids] & ~communication[graph.preds.row_of_each()])
+    bad = np.flatnonzero(communication[graph.preds.ids] & ~(communication | (graph.kind == Kind.U))[graph.preds.row_of_each()])
     if bad.size:
         task = int(graph.preds.row_of_each()[bad[0]])
         raise GraphError(f"task {graph.name(task)} reads a gradient within the step; only updates may, since ranks sum gradients at its end")

@@ -15,11 +15,11 @@ from . import data, fusion, models, nn, ops, optim, precision, random, scheduler
 from . import device as devices
 from .corun import CoRun
 from .cost import CostModel
-from .crossing import steady
 from .executors import SequentialExecutor, executor
 from .graph import TaskGraph
 from .measure_pairs import measure_pairs
 from .nn.module import shown
+from .program import lower
 from .recording import record
 from .schedule import Schedule
 from .simulation import simulate
@@ -202,10 +202,10 @@ class Prediction:
 
 def predict(recorded: Recorded, cost: CostModel, schedule: Schedule | None = None) -> Prediction:
     """Schedules (unless a schedule is given), proves, plans the memory and simulates; runs nothing."""
-    run = steady(recorded.graph, schedule or recorded.schedule(cost))
-    timeline = simulate(run.graph, run.schedule, cost)
-    return Prediction(run.graph, run.schedule, len(run.schedule.waits(run.graph)), (timeline.makespan + cost.step) / 1000,
-                      run.peak_bytes(recorded.job.memory_limit))
+    program = lower(recorded.graph, schedule or recorded.schedule(cost), memory_limit=recorded.job.memory_limit)
+    timeline = simulate(program.graph, program.schedule, cost)
+    return Prediction(program.graph, program.schedule, len(program.body[0].waits), (timeline.makespan + cost.step) / 1000,
+                      program.peak_bytes)
 
 
 class Trainer:

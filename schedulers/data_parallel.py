@@ -1,7 +1,7 @@
 """Data-parallel schedules: in which order gradients are computed, summed over ranks, and spent.
 
-All on a synchronised graph (`minidl.synchronise`): one compute lane, one communication lane, and updates that stand
-across the border of the iteration. What the schedules differ in:
+All on a synchronised graph (`minidl.synchronise`): one compute lane, one communication lane, and updates one step late
+(`minidl.boundary`), so that communication may go on into the next forward. What the schedules differ in:
 
 - `no_overlap`: all communication after the backward pass, on the compute lane;
 - `barrier`: each gradient is summed while the backward pass goes on, all of them before any update (Horovod, DDP
@@ -23,6 +23,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..boundary import Loop, cross_boundary
 from ..cost import CostModel
 from ..graph import COMMUNICATION, Kind, TaskGraph
 from ..schedule import Schedule
@@ -67,6 +68,11 @@ def prepare(name: str, graph: TaskGraph, *, buckets: int | None = None, bucket_b
     return synchronise(graph, groups, part_bytes=part_bytes if of.cut == "part" else None, scatter=of.scatter)
 
 
+def late_updates(graph: TaskGraph) -> Loop:
+    """The loop of a synchronised graph whose updates are one step late."""
+    return cross_boundary(graph, np.flatnonzero(graph.kind == Kind.U).tolist())
+
+
 @dataclass(frozen=True)
 class Plan:
     """One iteration's schedule, as it repeats, and what the simulator says of it. Times in the costs' unit.
@@ -95,16 +101,17 @@ def plan(name: str, graph: TaskGraph, cost: CostModel, k: int | None = None, fit
     `k` is for `reverse_first_k`: None searches the k of the shortest period among those whose schedule `fits` (for
     instance in memory). Raises ValueError for a k that is no number of layers, or where none fits.
     """
-    of, layers = policy(name), len(delayable(graph))
+    of, body = policy(name), late_updates(graph).body[0]
+    layers = len(delayable(body))
     if k is not None and not (of.delays and 0 <= k <= layers):
         raise ValueError(f"k = {k}: it must be from 0 to {layers}, the layers whose weight gradient may wait" if of.delays else
                          f"k is for reverse_first_k; scheduler {name} takes none")
-    steady = Steady(graph, cost, of)
+    steady = Steady(body, cost, of)
     if of.delays and k is None:
         k = search(lambda n: steady.run(n)[0], layers, None if fits is None else lambda n: fits(steady.schedule(n)))
     period, _ = steady.run(k or 0)
     return Plan(graph, steady.schedule(k or 0), period, float(steady.duration[steady.compute].sum()),
-                float(steady.duration[steady.communication].sum()), lower_bound(graph, cost), k or 0)
+                float(steady.duration[steady.communication].sum()), lower_bound(body, cost), k or 0)
 
 
 def search(period: Callable[[int], float], largest: int, fits: Callable[[int], bool] | None = None) -> int:
@@ -133,7 +140,7 @@ def search(period: Callable[[int], float], largest: int, fits: Callable[[int], b
 
 
 def lower_bound(graph: TaskGraph, cost: CostModel) -> float:
-    """No order has a shorter period: one compute stream, one channel, and each layer's circuit from its forward over
+    """No order of this loop body has a shorter period: one compute stream, one channel, and each layer's circuit from its forward over
     all that its weight gradient needs to the end of its communication."""
     duration = cost.durations(graph) + cost.launch
     talk = np.isin(graph.kind, [int(k) for k in COMMUNICATION])

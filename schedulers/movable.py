@@ -12,10 +12,9 @@ from functools import cached_property
 
 import numpy as np
 
-from ..border import must_stay
+from ..boundary import kept, must_stay, with_late
 from ..corun import CoRun, play
 from ..cost import CostModel
-from ..crossing import late
 from ..graph import ROLES, Kind, Rows, TaskGraph, derive_edges
 from ..memory import rounded
 from ..schedule import Lane, Schedule
@@ -187,19 +186,15 @@ class Step:
         late = np.zeros(len(graph), bool)
         late[list(order.delayed)] = True
         inputs, outputs = ([view.storage for view in views] for views in (graph.inputs, graph.outputs))
-        made, read = np.zeros(len(size), bool), np.zeros(len(size), bool)
-        made[inputs] = True
-        made[graph.buffer_storage[graph.writes.ids[~late[graph.writes.row_of_each()]]]] = True
-        read[graph.buffer_storage[graph.reads.ids[late[graph.reads.row_of_each()]]]] = True
-        carried = made & read & ~persistent  # has two copies, as `minidl.border` says
+        found = kept(graph, np.flatnonzero(late), np.flatnonzero(~late))
         born, dies = np.full(len(size), np.inf), np.full(len(size), -np.inf)
         np.minimum.at(born, users.row_of_each(), begin[users.ids])
         np.maximum.at(dies, users.row_of_each(), end[users.ids])
         born[inputs], dies[outputs] = -np.inf, np.inf
-        alive = np.flatnonzero(~persistent & ~carried & (born < dies))
+        alive = np.flatnonzero(~persistent & ~found.lasting & (born < dies))
         moment, change = np.concatenate([dies[alive], born[alive]]), np.concatenate([-size[alive], size[alive]])
         most = np.cumsum(change[np.lexsort((change, moment))]).max(initial=0)
-        return int(size[persistent].sum() + 2 * size[carried].sum() + most)
+        return int(size[persistent].sum() + size[found.lasting].sum() + size[found.doubled].sum() + most)
 
     def delayed(self, places: Places) -> set[int]:
         """The tasks that run one step late."""
@@ -218,7 +213,7 @@ class Step:
 
     def schedule_of(self, order: Order) -> Schedule:
         schedule = Schedule.of(self.graph, {Lane(0, name): tasks for name, tasks in order.lanes.items() if tasks})
-        return late(schedule, self.graph, np.array(sorted(order.delayed), np.int64)) if order.delayed else schedule
+        return with_late(schedule, self.graph, np.array(sorted(order.delayed), np.int64)) if order.delayed else schedule
 
     def bounds(self, places: Places, i: int, crossing: bool) -> tuple[int, int]:
         """The numbers of the first and last place of item i, as the other items stand."""

@@ -15,9 +15,9 @@ from functools import cached_property
 from itertools import accumulate, chain, combinations, islice, permutations
 
 from ..cost import CostModel
-from ..crossing import steady
 from ..graph import TaskGraph
 from ..memory import MemoryLimitError
+from ..program import lower
 from ..schedule import Schedule
 from ..simulation import simulate
 from .exhaustive import shortest
@@ -152,8 +152,8 @@ class Trial:
     @cached_property
     def priced(self) -> Candidate:
         schedule = self.step.schedule_of(self.order)
-        run = steady(self.step.graph, schedule)
-        return Candidate(self.name, schedule, simulate(run.graph, run.schedule, self.step.cost).makespan, run.peak_bytes())
+        program = lower(self.step.graph, schedule)
+        return Candidate(self.name, schedule, simulate(program.graph, program.schedule, self.step.cost).makespan, program.peak_bytes)
 
     def fits(self, limit: int) -> bool:
         return self.live <= limit and self.priced.peak_bytes <= limit

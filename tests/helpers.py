@@ -8,6 +8,7 @@ import signal
 import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,12 @@ from hypothesis import strategies as st
 
 import minidl as ml
 from minidl import nn, ops, optim
+from minidl.boundary import cross_boundary
+from minidl.device import cpu
 from minidl.executors.checking import random_schedule
-from minidl.graph import GraphBuilder, Kind, TaskGraph
+from minidl.graph import GraphBuilder, Kind, Role, TaskGraph
 from minidl.schedule import Lane, Schedule
+from minidl.tape import Storage
 
 
 def torch_or_skip() -> Any:
@@ -346,3 +350,17 @@ def recorded(case: Case = SMALL) -> TaskGraph:
     """The graph of a case's step."""
     _, _, step = case.make()
     return ml.record(step, *case.batches(1)[0])
+
+
+def late_schedule(graph, late, schedule):
+    """A schedule of a recorded step in which these tasks are late; `schedule(body)` arranges a body."""
+    return schedule(cross_boundary(graph, late).body[0])
+
+
+def with_memory(graph):
+    """A graph of a loop whose lasting storages have memory, as they have in a run."""
+    def own(spec):
+        memory = cpu().allocate(max(spec.bytes, 1))
+        return replace(spec, live=Storage(spec.name, spec.shape, spec.dtype, Role.STATE, memory))
+
+    return replace(graph, storages=tuple(own(s) if s.role == Role.STATE and s.live is None else s for s in graph.storages))

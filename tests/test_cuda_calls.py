@@ -29,8 +29,7 @@ from minidl.cuda import device as devices
 from minidl.cuda import driver as drivers
 from minidl.cuda.driver import Driver, There
 from minidl.device import DeviceError
-from minidl.executors import GraphExecutor
-from minidl.executors.stream import TaskError
+from minidl.executors import GraphExecutor, TaskError
 from minidl.graph import View
 from minidl.kernels import KERNELS, cuda
 from minidl.tape import Tape, use

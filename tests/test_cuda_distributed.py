@@ -24,8 +24,7 @@ from minidl.comm.nccl import NCCL, NCCLError
 from minidl.cost import CostModel
 from minidl.cuda import device as cuda_device
 from minidl.cuda.device import Cuda
-from minidl.executors import SequentialExecutor
-from minidl.executors.distributed import DistributedExecutor
+from minidl.executors import DistributedExecutor, SequentialExecutor
 from minidl.schedulers.data_parallel import POLICIES, plan, prepare
 from minidl.schedulers.layer_times import with_communication
 from minidl.tape import Tape, use
@@ -310,9 +309,9 @@ def test_a_missing_wait_shows(gpus, monkeypatch, lost):
     """Some order of the runtime must give other numbers."""
     wanted = alone(gpus(1, 0)[0], 2).bits
     transport = aware if lost == "the end of what MPI takes" else staged
-    monkeypatch.setattr(Streams, "ready", (lambda self, task: []) if lost == "the gradient's end" else Streams.ready)
+    monkeypatch.setattr(Streams, "ready", (lambda self, task, stream: []) if lost == "the gradient's end" else Streams.ready)
     if lost == "the sum's return":
-        monkeypatch.setattr(Staged, "arrived", property(lambda self: [], lambda self, calls: None))
+        monkeypatch.setattr(Staged, "arrived", lambda self, stream: [])
     monkeypatch.setattr(OnDevice, "_run", lambda self, calls: _unwatched(calls))
     assert any({found.bits for found in trained("priority", gpus(2, seed), transport)} != {wanted} for seed in range(12)), "no order showed it"
 
@@ -335,11 +334,11 @@ def launches_of_a_step(name, devices):
         for _ in range(3):
             run(x[0, rank], y[0, rank])
         issued = devices[rank].driver.issued
-        program = run._steady
+        program = run._body[0].lanes._program
         run(x[1, rank], y[1, rank])
         count = devices[rank].driver.issued - issued
         run.close()
-        return count, len(program[0])
+        return count, len(program)
 
     with deadline():
         return run_ranks(len(devices), work)[0]

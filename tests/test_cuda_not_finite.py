@@ -8,15 +8,16 @@ from typing import Any
 import cuda_runtime
 import numpy as np
 import pytest
+from helpers import late_schedule
 
 import minidl as ml
 from minidl import nn, optim, schedulers
-from minidl.border import must_stay
+from minidl.boundary import must_stay
 from minidl.comm.loopback import run_ranks
 from minidl.crossing import late
 from minidl.cuda import device as devices
 from minidl.data_parallel import RankTrainer
-from minidl.executors import GraphExecutor, SequentialExecutor, SteadyExecutor, StreamExecutor, TaskError
+from minidl.executors import GraphExecutor, SequentialExecutor, StreamExecutor, TaskError
 from minidl.schedule import Lane, Schedule
 from minidl.tape import Tape, use
 from minidl.training import Job, Recorded, Trainer, TrainingError, interleaved
@@ -216,8 +217,8 @@ def test_the_next_run_does_not_finish_the_last_one(there):
     last, following = Recorded(JOB), Recorded(JOB)
     batches = Overflow(last, 1), Overflow(following, None)
     stay = must_stay(last.graph)
-    border = ml.cross_border(last.graph, [t for t in range(len(last.graph)) if not stay[t]])
-    owing = SteadyExecutor(border, schedulers.in_order, device=device)
+    late = [t for t in range(len(last.graph)) if not stay[t]]
+    owing = StreamExecutor(last.graph, late_schedule(last.graph, late, schedulers.in_order), device=device)
     owing(*batches[0](*next(last.train_data)))
     steps(Trainer(following, ml.CostModel.analytic()))
 

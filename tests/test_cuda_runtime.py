@@ -9,18 +9,19 @@ from typing import Any
 import cuda_runtime
 import numpy as np
 import pytest
+from helpers import late_schedule
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import minidl as ml
 from minidl import data, models, nn, optim, schedulers
-from minidl.border import must_stay
+from minidl.boundary import must_stay
 from minidl.cli import main
 from minidl.cuda import clock, lanes
 from minidl.cuda import device as devices
 from minidl.cuda.device import Cuda
 from minidl.device import DeviceError
-from minidl.executors import GraphExecutor, SequentialExecutor, SteadyExecutor, StreamExecutor
+from minidl.executors import GraphExecutor, SequentialExecutor, StreamExecutor
 from minidl.executors.checking import random_schedule
 from minidl.graph import View
 from minidl.lanes import Work
@@ -95,8 +96,7 @@ def test_weight_gradients_cross_the_border_on_streams_and_in_graphs(device, seed
     wanted = oracle(device(seed))
     run = Run(device(seed))
     late = [t for t in range(len(run.graph)) if not must_stay(run.graph)[t]]
-    steady = SteadyExecutor(ml.cross_border(run.graph, late), lambda g: random_schedule(g, 2, np.random.default_rng(seed)),
-                            device=run.device, lanes=kind)
+    steady = kind(run.graph, late_schedule(run.graph, late, lambda g: random_schedule(g, 2, np.random.default_rng(seed))), device=run.device)
     assert equal(run.train(steady), wanted)
 
 
@@ -113,7 +113,7 @@ def test_pinned_inputs_are_sent_from_where_they_lie(device, kind):
             host[...] = array
     run.batches = iter(batches)
     executor = kind(run.graph, schedulers.multi_stream(run.graph), device=there)
-    feed = executor._bound._feed
+    feed = executor._body[0].bound._feed
     for slot in feed._slots:
         for host in slot["hosts"]:
             host[...] = 99  # nobody may read or write it
@@ -133,7 +133,7 @@ def test_parts_that_share_memory_are_captured_on_zeros(device, monkeypatch):
     monkeypatch.setattr(lanes.Captured, "_warm_up", looked)
     run = Run(device(0))
     late = [t for t in range(len(run.graph)) if not must_stay(run.graph)[t]]
-    SteadyExecutor(ml.cross_border(run.graph, late), schedulers.in_order, device=run.device, lanes=GraphExecutor)
+    GraphExecutor(run.graph, late_schedule(run.graph, late, schedulers.in_order), device=run.device)
     assert len(seen) > 1
     assert not any(seen)
 
@@ -188,7 +188,7 @@ def test_a_captured_step_is_one_launch(device):
     run = Run(device())
     step = GraphExecutor(run.graph, schedulers.multi_stream(run.graph), device=run.device)
     issued = run.device.driver.issued
-    step._lanes.run()
+    step._body[0].lanes.run()
     assert run.device.driver.issued == issued + 1
 
 
@@ -196,8 +196,8 @@ def test_the_chain_goes_before_what_runs_beside_it(device):
     """In a captured step as on streams: the kernels of `main` have a higher priority than all others."""
     run = Run(device())
     step = GraphExecutor(run.graph, schedulers.multi_stream(run.graph), device=run.device)
-    machine, (main, sub) = run.device.driver.machine, step._lanes.streams
-    executable = machine.executables[step._lanes.graph.executable]
+    machine, (main, sub) = run.device.driver.machine, step._body[0].lanes.streams
+    executable = machine.executables[step._body[0].lanes.graphs[0].executable]
     of_main, of_sub = (machine.queues[stream.ptr].priority for stream in (main, sub))
     assert of_main < of_sub
     assert set(executable.priorities(machine.queues[main.ptr])) == {of_main, of_sub}

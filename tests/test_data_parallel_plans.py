@@ -17,11 +17,11 @@ import minidl as ml
 from minidl.cli import main
 from minidl.collectives import Collective
 from minidl.cost import CostError, CostModel, Link
-from minidl.graph import GraphError, Kind, Role
-from minidl.memory import plan_memory
+from minidl.graph import GraphError, Kind, Role, task_name
 from minidl.passes import unroll
+from minidl.program import lower
 from minidl.schedulers import data_parallel
-from minidl.schedulers.data_parallel import POLICIES, delayable, plan, prepare, search
+from minidl.schedulers.data_parallel import POLICIES, delayable, late_updates, plan, prepare, search
 from minidl.schedulers.iterations import Steady
 from minidl.schedulers.layer_times import layers, with_communication
 from minidl.simulation import times
@@ -138,7 +138,7 @@ def test_the_simulator_says_the_same_of_the_plan_unrolled(case, name, data):
     k = data.draw(st.integers(0, len(case["f"]))) if name == "reverse_first_k" else None
     graph, cost = problem(name, case)
     found = plan(name, graph, cost, k)
-    found.schedule.validate(graph)
+    lower(graph, found.schedule)
     assert found.period >= found.bound - 1e-9
     assert 0 <= found.hidden <= 1 + 1e-9
     n = 24
@@ -178,9 +178,10 @@ def test_reverse_first_k_is_within_five_percent_of_every_order_with_few_layers(s
     graph, cost = problem("priority", case)
     best = np.inf
     for order in orders_of_backward(count):
-        steady = Steady(graph, cost, POLICIES["priority"])
-        forward = [t for t in steady.body if graph.kind[t] == Kind.F]
-        steady.body = [*forward, *(graph.index(f"{i}{what.upper()}0") for what, i in order)]
+        body = late_updates(graph).body[0]
+        steady = Steady(body, cost, POLICIES["priority"])
+        forward = [t for t in steady.body if body.kind[t] == Kind.F]
+        steady.body = [*forward, *(body.index(f"{i}{what.upper()}0") for what, i in order)]
         best = min(best, steady.run()[0])
     assert period("reverse_first_k", case) <= best / 0.95
 
@@ -232,16 +233,30 @@ def test_parts_cover_every_gradient_once_and_are_of_equal_size():
         windows = sorted((v.storage, v.offset, v.shape[0]) for t in mine for v in t.launches[0].reads)
         for (s, at, n), (z, start, _) in itertools.pairwise(windows):
             assert s != z or at + n == start
-    assert not [t for t in found if t.kind == Kind.U][-1].index > [t for t in found if t.kind == Kind.F][0].index
-    assert all(found.buffer(b).role == Role.STATE for t in found if t.kind == Kind.A for b in found.reads[t.index])
+    assert min(t.index for t in found if t.kind == Kind.U) > max(t.index for t in found if t.kind != Kind.U)
+    body = late_updates(found).body[0]
+    assert all(body.buffer(b).role == Role.STATE for t in body if t.kind == Kind.A for b in body.reads[t.index])
+    assert not late_updates(found).doubled, "gradients are spent before they are written again: one copy is enough"
 
 
-def test_only_the_updates_wait_for_communication_and_they_wait_across_the_border():
+def test_only_the_updates_wait_for_communication():
     graph = synchronise(recorded(CASE), part_bytes=40)
     two = unroll(graph, 2)
     waits = [(two[int(p)], two[t]) for t in range(len(two)) for p in two.preds[t] if two.kind[p] == Kind.A and two.kind[t] != Kind.A]
     assert waits
-    assert all(after.kind == Kind.U and after.iteration == before.iteration + 1 and after.unit == before.unit for before, after in waits)
+    assert all(after.kind == Kind.U and after.iteration == before.iteration and after.unit == before.unit for before, after in waits)
+
+
+def test_a_program_waits_across_the_boundary_for_every_transfer_once():
+    graph, cost = problem("priority", HEAD_HEAVY)
+    program = lower(graph, plan("priority", graph, cost).schedule)
+    transfers = {t.name for t in graph if t.kind == Kind.A}
+    assert program.runs_on
+    assert sorted(task_name(transfer) for _, transfer in program.boundary_waits) == sorted(transfers)
+    assert all(task_name(late).endswith("U0@1") for late, _ in program.boundary_waits)
+    kept = lower(graph, plan("no_overlap", graph, cost).schedule)
+    assert not kept.runs_on
+    assert not kept.boundary_waits
 
 
 def test_buckets_fill_in_reverse_and_hold_everything():
@@ -280,21 +295,20 @@ def test_every_schedule_of_a_real_network_is_valid_over_several_iterations(name)
     graph = prepare(name, recorded(CASE), buckets=2, part_bytes=64)
     cost = with_communication(graph, CostModel.analytic(), lambda sizes: 2.0 + sum(sizes.values()) / 50)
     found = plan(name, graph, cost)
-    found.schedule.validate(graph)
     rolled = unroll(graph, 3)
     found.schedule.repeated(3).validate(rolled)
-    assert plan_memory(graph, found.schedule).peak_bytes > 0
+    assert lower(graph, found.schedule).peak_bytes > 0
 
 
 def test_a_memory_limit_bounds_k():
     graph = prepare("reverse_first_k", recorded(Case(("linear",) * 6, width=32, batch=64)), part_bytes=1000)
     cost = with_communication(graph, CostModel.analytic(), lambda sizes: 5.0)
-    steady = Steady(graph, cost, POLICIES["reverse_first_k"])
-    peaks = [plan_memory(graph, steady.schedule(k)).peak_bytes for k in range(len(delayable(graph)) + 1)]
+    steady = Steady(late_updates(graph).body[0], cost, POLICIES["reverse_first_k"])
+    peaks = [lower(graph, steady.schedule(k)).peak_bytes for k in range(len(delayable(graph)) + 1)]
     assert peaks[-1] > peaks[0]
     limit = peaks[0]
-    found = plan("reverse_first_k", graph, cost, fits=lambda s: plan_memory(graph, s).peak_bytes <= limit)
-    assert plan_memory(graph, found.schedule).peak_bytes <= limit
+    found = plan("reverse_first_k", graph, cost, fits=lambda s: lower(graph, s).peak_bytes <= limit)
+    assert lower(graph, found.schedule).peak_bytes <= limit
 
 
 @pytest.mark.slow

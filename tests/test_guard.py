@@ -49,7 +49,7 @@ assert np.isfinite(run(x, y).numpy())
 
 
 @pytest.mark.parametrize("make", ["executor(graph, schedulers.multi_stream(graph, streams=2))",
-                                  "ml.SteadyExecutor(ml.cross_border(graph, [t.index for t in graph if t.kind in (ml.Kind.W, ml.Kind.U)]), schedulers.multi_stream)"])
+                                  "executor(graph, schedulers.multi_stream(ml.cross_boundary(graph, [t.index for t in graph if t.kind in (ml.Kind.W, ml.Kind.U)]).body[0]))"])
 def test_a_step_in_a_forked_child_says_that_its_threads_stayed_behind(make):
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", FORKED.format(make=make)], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

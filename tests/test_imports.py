@@ -16,7 +16,7 @@ FOLDERS = {"minidl": ROOT / "minidl", "minidl.kernels": ROOT / "kernels", "minid
 LINKS = ("kernels", "schedulers", "models")
 
 # data, and functions from data to data: they run nothing and know no device
-PURE = {"graph", "schedule", "loops", "files", "passes", "border", "crossing", "synchronise", "cost", "corun", "collectives", "simulation",
+PURE = {"graph", "schedule", "loops", "files", "passes", "boundary", "program", "synchronise", "cost", "corun", "collectives", "simulation",
         "memory", "timeline"}
 ENGINE = {"graph", "kernels", "device", "tape", "tensor", "precision"}
 # what may be imported from our own package, by the longest name that fits; "" is the package itself
@@ -41,7 +41,6 @@ LAYERS: dict[str, set[str]] = {
     "minidl.models": {"nn", "ops", "tensor", "models", "random", ""},
     "minidl.fusion": {"graph", "device", "kernels", "fusion"},
     "minidl.executors": {*PURE, "device", "comm", "streams", "lanes", "kernels", "tape", "tensor", "executors"},
-    "minidl.executors.distributed": {*PURE, "device", "comm", "streams", "tape", "executors", "schedulers"},  # how one iteration repeats
 }
 # where a module outside the standard library may be imported from, and only when it is used
 LAZY: dict[str, tuple[str, ...]] = {

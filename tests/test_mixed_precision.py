@@ -13,10 +13,9 @@ from helpers import random_array, torch_or_skip
 
 import minidl as ml
 from minidl import checkpoint, cli, data, models, nn, ops, optim, schedulers
-from minidl.border import must_stay
-from minidl.crossing import late
+from minidl.boundary import must_stay, with_late
 from minidl.cuda import device as devices
-from minidl.executors import GraphExecutor, SequentialExecutor, SteadyExecutor, StreamExecutor, executor
+from minidl.executors import GraphExecutor, SequentialExecutor, StreamExecutor, executor
 from minidl.executors.checking import random_schedule
 from minidl.fusion import fused
 from minidl.graph import Kind
@@ -355,7 +354,7 @@ def test_overflow_skips_the_step_and_shrinks_the_scale(there, optimizer):
 def plan_of(name: str, graph: Any) -> Any:
     if name == "one step late":  # every task that may be
         delayed = np.flatnonzero(~must_stay(graph))
-        return late(ml.Schedule.of(graph, {ml.Lane(0): [*delayed, *np.setdiff1d(np.arange(len(graph)), delayed)]}), graph, delayed)
+        return with_late(ml.Schedule.of(graph, {ml.Lane(0): [*delayed, *np.setdiff1d(np.arange(len(graph)), delayed)]}), graph, delayed)
     return schedulers.multi_stream(graph) if name == "multi_stream" else random_schedule(graph, 3, np.random.default_rng(0))
 
 
@@ -371,7 +370,7 @@ def test_every_executor_has_the_same_bits(there, optimizer, kind, plan):
     run = Run(there(1), optimizer)
     chosen = plan_of(plan, run.graph)
     step = kind(run.graph, chosen, device=run.device) if kind else executor(run.graph, chosen, device=run.device)
-    assert isinstance(step, kind or SteadyExecutor)
+    assert isinstance(step, kind or StreamExecutor)
     assert same(run.train(step, 8), wanted)
 
 

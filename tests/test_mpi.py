@@ -124,7 +124,7 @@ SUMS = """
 import sys
 import numpy as np
 from minidl.comm import Host
-from minidl.comm.lane import Lane
+from minidl.comm.flight import Entry, Flight
 from minidl.comm.mpi import MPI
 from minidl.graph import Kind
 
@@ -136,9 +136,9 @@ for dtype in (np.float32, np.float64):
         found = []
         for comm in comms:
             halves = [part.copy() for part in np.array_split(values[comm.rank], 2) if part.size]
-            lane, place = Lane(comm), Host(comm, halves)
-            lane.submit(comm.prepare(Kind.A, place, 0), 0, place.whole.nbytes, lambda: None)
-            lane.drain()
+            flight, place = Flight(comm), Host(comm, halves)
+            flight.submit(Entry(0, comm.bind(Kind.A, place, 0), 0, place.whole.nbytes))
+            flight.drain()
             found.append(np.concatenate(halves))
             assert (np.abs(found[-1] - exact) <= 2 * np.finfo(dtype).eps * bound).all(), (dtype, count)
         in_order = values[0].copy()

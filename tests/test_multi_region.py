@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 import minidl as ml
 from minidl import models, nn, optim, schedulers
-from minidl.border import cross_border, must_stay
+from minidl.boundary import cross_boundary, late_tasks, must_stay
 from minidl.corun import CoRun, play
-from minidl.crossing import delayed, steady
 from minidl.executors.checking import random_schedule
 from minidl.graph import GraphBuilder, Kind, Role, TaskGraph
 from minidl.memory import MemoryLimitError
+from minidl.program import lower
 from minidl.schedulers.exhaustive import shortest
 from minidl.schedulers.give_back import given_back
 from minidl.schedulers.movable import Place, Step
@@ -105,13 +105,13 @@ def best_of_all(graph: TaskGraph, cost: ml.CostModel, known: float) -> float:
     for count in range(layers + 1):
         for late in itertools.combinations(range(layers), count):
             ids = [t for t in range(len(graph)) if graph.kind[t] in (Kind.W, Kind.U) and graph.unit[t] in late]
-            body = cross_border(graph, ids).body[0] if ids else graph
+            body = cross_boundary(graph, ids).body[0] if ids else graph
             known = min(known, optimum(body, cost.durations(body).tolist(), known))
     return known
 
 
 def price(graph: TaskGraph, schedule: ml.Schedule, cost: ml.CostModel) -> float:
-    run = steady(graph, schedule)
+    run = lower(graph, schedule)
     return ml.simulate(run.graph, run.schedule, cost).makespan
 
 
@@ -146,7 +146,7 @@ def test_branches_and_updates_with_a_common_need_within_2_percent(optimizer: Any
     found = price(graph, schedulers.multi_region(graph, cost), cost)
     best = found
     for late in sets_that_may_cross(graph):
-        body = cross_border(graph, late).body[0] if late else graph
+        body = cross_boundary(graph, late).body[0] if late else graph
         best = optimum(body, cost.durations(body).tolist(), best)
     assert found <= 1.02 * best
 
@@ -158,7 +158,7 @@ def test_what_branch_and_bound_makes_late_can_cross() -> None:
         graph = branches(optimizer)
         step, _ = Step.of(graph, ml.CostModel.analytic()).taken_apart({})
         for late in _whole_sets(step):
-            cross_border(graph, late)
+            cross_boundary(graph, late)
         assert sorted(map(sorted, _late_sets(step))) == sorted(map(sorted, sets_that_may_cross(graph)))
 
 
@@ -190,12 +190,12 @@ def test_never_slower_than_the_others_under_the_same_limit(seed: int, layers: in
     corun = CoRun({k: str(v) for k, v in groups.items()}, {"0": {"2": slow}, "1": {"2": 1.2}, "2": {"0": slow, "1": 1.1}})
     cost = ml.CostModel(**{**vars(random_costs(seed, layers)), "corun": corun})
     others = {n: schedulers.single(n, graph, **({"cost": cost} if n == "multi_stream" else {})) for n in ("in_order", "multi_stream")}
-    peaks = {name: steady(graph, s).peak_bytes() for name, s in others.items()}
+    peaks = {name: lower(graph, s).peak_bytes for name, s in others.items()}
     limit = data.draw(st.one_of(st.none(), st.integers(min(peaks.values()), 2 * max(peaks.values()))))
     mine = plan(graph, cost, limit, crossing)
-    run = steady(graph, mine.schedule)
-    assert limit is None or run.peak_bytes() <= limit
-    assert crossing or not len(delayed(graph, mine.schedule))
+    run = lower(graph, mine.schedule)
+    assert limit is None or run.peak_bytes <= limit
+    assert crossing or not len(late_tasks(graph, mine.schedule))
     fitting = [s for name, s in others.items() if limit is None or peaks[name] <= limit]
     assert price(graph, mine.schedule, cost) <= min(price(graph, s, cost) for s in fitting) * (1 + 1e-9)
     assert plan(graph, cost, limit, crossing).schedule.to_csv() == mine.schedule.to_csv()
@@ -205,8 +205,8 @@ def test_never_slower_than_the_others_under_the_same_limit(seed: int, layers: in
 def test_the_smallest_limit_that_can_work_is_named() -> None:
     graph, cost = network(5), random_costs(1, 5)
     least = plan(graph, cost, curve=True).smallest_limit
-    assert least <= steady(graph, schedulers.in_order(graph)).peak_bytes()
-    assert steady(graph, schedulers.multi_region(graph, cost, memory_limit=least)).peak_bytes() <= least
+    assert least <= lower(graph, schedulers.in_order(graph)).peak_bytes
+    assert lower(graph, schedulers.multi_region(graph, cost, memory_limit=least)).peak_bytes <= least
     with pytest.raises(MemoryLimitError, match=f"the smallest limit that can work is {least:,}"):
         schedulers.multi_region(graph, cost, memory_limit=least - 1)
 
@@ -234,7 +234,7 @@ def test_no_memory_plan_takes_less_than_what_is_alive_at_once(data: Any) -> None
         places[i] = step.place(data.draw(st.sampled_from(["main", "sub"])), data.draw(st.integers(first, last)))
     order = step.order(places)
     if step.makespan_of(order) < float("inf"):
-        assert step.live_bytes(order) <= steady(graph, step.schedule_of(order)).peak_bytes()
+        assert step.live_bytes(order) <= lower(graph, step.schedule_of(order)).peak_bytes
 
 
 def test_overlap_is_given_back_step_by_step() -> None:
@@ -250,9 +250,9 @@ def test_overlap_is_given_back_step_by_step() -> None:
 
     graph = ml.record(train, np.zeros((4, *model.input_shape), np.float32), np.zeros(4, int))
     found = plan(graph)
-    peaks = {name: steady(graph, found.step.schedule(places)).peak_bytes() for name, places in given_back(found.step, found.places)}
+    peaks = {name: lower(graph, found.step.schedule(places)).peak_bytes for name, places in given_back(found.step, found.places)}
     recorded = schedulers.in_order(graph)
-    peak = steady(graph, recorded).peak_bytes()
+    peak = lower(graph, recorded).peak_bytes
     assert peaks["all on one stream"] == min(peaks.values()) < peak < found.chosen.peak_bytes
     fitting = plan(graph, memory_limit=peak)
     assert fitting.chosen.peak_bytes <= peak
@@ -271,7 +271,7 @@ def test_what_multi_region_cannot_be_told(given: dict[str, Any], message: str) -
 def test_graphs_with_nothing_to_move() -> None:
     assert len(schedulers.multi_region(GraphBuilder().build())) == 0
     graph = ml.record(models.mlp(4, 4, 3), np.zeros((2, 4), np.float32))
-    assert steady(graph, schedulers.multi_region(graph)).schedule.names(0) == [t.name for t in graph]
+    assert lower(graph, schedulers.multi_region(graph)).schedule.names(0) == [t.name for t in graph]
 
 
 def test_several_iterations_stay_as_they_are() -> None:
@@ -287,8 +287,8 @@ def test_slow_pairs_are_kept_apart() -> None:
     groups = {graph.name(t): graph[t].kind.name for t in range(len(graph))}
     corun = CoRun(groups, {"O": {"W": 2.5}, "W": {"O": 2.5}})
     schedule = schedulers.multi_region(graph, ml.CostModel(**{**vars(cost), "corun": corun}))
-    assert len(delayed(graph, schedule)) >= 8
-    assert not len(delayed(graph, schedulers.multi_region(graph, cost, crossing=False)))
+    assert len(late_tasks(graph, schedule)) >= 8
+    assert not len(late_tasks(graph, schedulers.multi_region(graph, cost, crossing=False)))
 
 
 def test_regions_are_all_of_the_chain() -> None:
@@ -303,11 +303,11 @@ def test_regions_are_all_of_the_chain() -> None:
 def test_a_plan_with_late_tasks_survives_its_file(tmp_path: Any) -> None:
     graph, cost = network(6), ml.CostModel.given(2, 1, 2)
     schedule = schedulers.multi_region(graph, cost)
-    assert len(delayed(graph, schedule))
+    assert len(late_tasks(graph, schedule))
     schedule.save(tmp_path / "plan.csv")
     again = ml.Schedule.load(tmp_path / "plan.csv")
-    assert delayed(graph, again).tolist() == delayed(graph, schedule).tolist()
+    assert late_tasks(graph, again).tolist() == late_tasks(graph, schedule).tolist()
     assert price(graph, again, cost) == price(graph, schedule, cost)
     late = next(name for lane in range(2) for name in schedule.names(lane) if name.endswith("W0@1"))
     with pytest.raises(ml.ScheduleError, match="unknown task 9W0@1"):
-        steady(graph, ml.Schedule.from_csv(again.to_csv().replace(f",{late}", ",9W0@1")))
+        lower(graph, ml.Schedule.from_csv(again.to_csv().replace(f",{late}", ",9W0@1")))

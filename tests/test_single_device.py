@@ -7,15 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers import late_schedule, with_memory
 
 import minidl as ml
 from minidl import models, nn, optim, schedulers
-from minidl.border import cross_border
+from minidl.boundary import cross_boundary, late_tasks
 from minidl.corun import CoRun
-from minidl.crossing import delayed, steady
 from minidl.executors import executor
 from minidl.executors.checking import random_schedule
 from minidl.measure_pairs import measure_pairs
+from minidl.program import lower
 from minidl.schedulers.movable import Step
 
 MAPS = {"densenet121": "densenet121", "mobilenet_v3_large": "mobilenet_v3"}
@@ -71,8 +72,8 @@ def run_of(arm: str, name: str) -> Any:
         rng = np.random.default_rng(5)
 
         def steady_random(graph: Any) -> Any:
-            late = delayed(graph, everything_late(graph))
-            return ml.SteadyExecutor(cross_border(graph, late), lambda g: random_schedule(g, 2, rng))
+            late = late_tasks(graph, everything_late(graph))
+            return ml.StreamExecutor(graph, late_schedule(graph, late, lambda g: random_schedule(g, 2, rng)))
 
         return steady_random
     schedule = {"in_order": schedulers.in_order, "multi_stream": schedulers.multi_stream, "late": everything_late,
@@ -90,21 +91,19 @@ def test_40_and_80_steps_leave_the_bits_of_sequential_training(name: str, arm: s
 
 @pytest.mark.parametrize("name", NAMES)
 def test_random_legal_orders_with_versions_checked(name: str) -> None:
-    """Two steps in which all late tasks are settled by the drain, each part in an order drawn at random."""
+    """All late tasks, each part of the loop in an order drawn at random."""
     _, _, graph, batches = training(name)
-    border = cross_border(graph, delayed(graph, everything_late(graph)))
-    run = ml.SteadyExecutor(border, schedulers.multi_stream)
-    for part in (run._first[0], run._body[0], run._drain[0]):
+    for part in cross_boundary(graph, late_tasks(graph, everything_late(graph))).parts:
+        own = with_memory(part)
         for seed in range(2):
-            order = random_schedule(part.graph, 3, np.random.default_rng(seed))
-            ml.CheckingExecutor(part.graph, order, seed=seed)(*(batches[0] if part.graph.inputs else ()))
-    run.close()
+            order = random_schedule(own, 3, np.random.default_rng(seed))
+            ml.CheckingExecutor(own, order, seed=seed)(*(batches[0] if own.inputs else ()))
 
 
 def test_the_map_of_densenet() -> None:
     _, _, graph, _ = training("densenet121")
     schedule = schedulers.multi_stream(graph, map="densenet121")
-    late = delayed(graph, schedule)
+    late = late_tasks(graph, schedule)
     assert {graph.unit_names[graph.unit[t]].split("/")[2] for t in late} == {"denseblock4"}
     main, sub = (schedule.names(lane) for lane in range(2))
     assert not any("@" in n for n in main)
@@ -117,7 +116,7 @@ def test_the_map_of_densenet() -> None:
 def test_the_map_of_mobilenet() -> None:
     _, _, graph, _ = training("mobilenet_v3_large")
     schedule = schedulers.multi_stream(graph, map="mobilenet_v3")
-    assert not len(delayed(graph, schedule))
+    assert not len(late_tasks(graph, schedule))
     layers = [t.unit for t in graph if t.kind.name == "F" and ("conv2d" in t.label or "linear" in t.label) and "/fc" not in t.label]
     main, sub = (schedule.names(lane) for lane in range(2))
     assert len(layers) == 48
@@ -136,7 +135,7 @@ def test_clipping_by_global_norm_keeps_the_border_and_says_so() -> None:
     _, _, graph, _ = training("mobilenet_v3_large", max_norm=1.0)
     cost = ml.CostModel.analytic()
     found = schedulers.region_plan(graph, cost)
-    assert not len(delayed(graph, found.schedule))
+    assert not len(late_tasks(graph, found.schedule))
     assert any("clipping by global norm" in note for note in found.notes)
 
 
@@ -164,7 +163,7 @@ def test_contention_slows_what_runs_side_by_side_and_nothing_else() -> None:
     none = CoRun(groups, {})
 
     def makespan(schedule: Any, corun: Any) -> float:
-        run = steady(graph, schedule)
+        run = lower(graph, schedule)
         return ml.simulate(run.graph, run.schedule, ml.CostModel(**{**vars(plain), "corun": corun})).makespan
 
     one, two = schedulers.in_order(graph), schedulers.multi_stream(graph)

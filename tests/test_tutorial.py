@@ -125,7 +125,7 @@ def lower_bound(forward, output_grad, weight_grad, comm):
 """,
     9: """
 from minidl import Kind, Lane, Schedule
-from minidl.crossing import late
+from minidl.boundary import with_late
 
 def scheduler(graph):
     tasks = [t for t in graph if t.kind in (Kind.W, Kind.U)]
@@ -133,7 +133,7 @@ def scheduler(graph):
     last = [t.index for t in tasks if t.unit == 1]
     main = [t.index for t in graph if t.kind in (Kind.F, Kind.O)]
     sub = [t.index for t in tasks if t.index not in is_late + last]
-    return late(Schedule.of(graph, {Lane(0, "main"): main + last, Lane(0, "sub"): is_late + sub}), graph, is_late)
+    return with_late(Schedule.of(graph, {Lane(0, "main"): main + last, Lane(0, "sub"): is_late + sub}), graph, is_late)
 """,
     10: """
 def capture(issues):

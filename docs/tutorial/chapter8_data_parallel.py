@@ -11,7 +11,8 @@ import numpy as np
 import minidl as ml
 from minidl import models, nn, optim
 from minidl.comm.loopback import run_ranks
-from minidl.executors.distributed import DistributedExecutor
+from minidl.executors import DistributedExecutor
+from minidl.program import lower
 from minidl.schedulers.data_parallel import plan, prepare
 from minidl.schedulers.layer_times import layers, with_communication
 
@@ -42,7 +43,7 @@ assert serial.period == serial.compute + serial.communication == 28
 
 barrier = planned("barrier")
 print(f"with a barrier: {barrier.period:g}")
-print(barrier.schedule.validate(barrier.graph).grid(), "\n")
+print(lower(barrier.graph, barrier.schedule).schedule.grid(), "\n")
 assert barrier.period == 25
 
 # Look where the updates U stand in the grid: in front. It shows one iteration as it repeats, so its updates are those
@@ -51,7 +52,7 @@ assert barrier.period == 25
 
 priority = planned("priority")
 print(f"by priority, across the border of the iteration: {priority.period:g}")
-print(priority.schedule.validate(priority.graph).grid(), "\n")
+print(lower(priority.graph, priority.schedule).schedule.grid(), "\n")
 assert priority.period == 25
 
 # Nothing gained! The sum of layer 0 is needed first, but it cannot start before the gradient of layer 0 is computed, and
@@ -66,7 +67,7 @@ for k in range(5):
     print(f"    k = {k}   period {found.period:4g}   {'#' * round(2 * found.period)}")
 best = planned("reverse_first_k")  # without a k it is searched for
 print(f"\nthe best is k = {best.k}:")
-print(best.schedule.validate(best.graph).grid(), "\n")
+print(lower(best.graph, best.schedule).schedule.grid(), "\n")
 assert (best.k, best.period) == (4, 20)
 
 # Nothing can be better than 20, and that can be proved. There is one compute stream and one channel, so a period is at

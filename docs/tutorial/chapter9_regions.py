@@ -10,9 +10,10 @@ from dataclasses import replace
 
 import minidl as ml
 from minidl import data, models, nn, optim, schedulers
+from minidl.boundary import late_tasks
 from minidl.corun import CoRun
-from minidl.crossing import delayed, steady
 from minidl.executors import executor
+from minidl.program import lower
 
 
 def build(**arguments):
@@ -52,13 +53,13 @@ crossing = schedulers.multi_region(graph, cost)
 
 def price(schedule, cost):
     """The time of a step as it repeats."""
-    run = steady(graph, schedule)
+    run = lower(graph, schedule)
     return ml.simulate(run.graph, run.schedule, cost).makespan
 
 
 for name, schedule in {"in order": schedulers.in_order(graph), "multi_stream": schedulers.multi_stream(graph, cost=cost),
                        "regions, border kept": kept, "regions": crossing}.items():
-    print(f"{name:22} {price(schedule, cost):5.1f}   late: {[graph.name(t) for t in delayed(graph, schedule)]}")
+    print(f"{name:22} {price(schedule, cost):5.1f}   late: {[graph.name(t) for t in late_tasks(graph, schedule)]}")
 assert price(crossing, cost) < price(kept, cost) < price(schedulers.multi_stream(graph, cost=cost), cost)
 
 # In a schedule `15W0@1` is 15W0 one step late. It stands at the front of its stream, since there it is the weight
@@ -89,7 +90,7 @@ print(f"weight gradients are {alone / busy:.0%} of this step, so hiding all of t
 kinds = {graph.name(t): graph[t].kind.name for t in range(len(graph))}
 shared = replace(cost, corun=CoRun(kinds, {"O": {"W": 2.2}, "W": {"O": 2.2}}))
 for name, schedule in {"multi_stream": schedulers.multi_stream(graph, cost=cost), "regions, pairs known": schedulers.multi_region(graph, shared)}.items():
-    print(f"{name:22} {price(schedule, shared):5.1f}   late: {len(delayed(graph, schedule))} tasks")
+    print(f"{name:22} {price(schedule, shared):5.1f}   late: {len(late_tasks(graph, schedule))} tasks")
 assert price(schedulers.multi_region(graph, shared), shared) < price(schedulers.multi_stream(graph, cost=cost), shared)
 
 

@@ -14,10 +14,10 @@ import numpy as np
 
 import minidl as ml
 from minidl import data, executors, models, nn, optim
-from minidl.crossing import steady
+from minidl.program import lower
 from minidl.schedulers import pipeline
+from minidl.schedulers.data_parallel import late_updates, prepare
 from minidl.schedulers.data_parallel import lower_bound as bound
-from minidl.schedulers.data_parallel import prepare
 from minidl.schedulers.layer_times import layers as chain
 from minidl.schedulers.layer_times import with_communication
 from minidl.schedulers.layerpipe import LayerCosts, assign
@@ -191,7 +191,8 @@ def exercise8(path):
         comm = (random.integers(1, 9, count) * random.choice([1, 6], count)).tolist()
         graph, cost = chain(*times, parts=1)
         graph = prepare("fifo", graph)
-        right = bound(graph, with_communication(graph, cost, lambda sizes, comm=comm: sum(comm[layer] for layer in sizes)))
+        body = late_updates(graph).body[0]
+        right = bound(body, with_communication(graph, cost, lambda sizes, comm=comm: sum(comm[layer] for layer in sizes)))
         mine = function(*times, comm)
         require(abs(mine - right) < 1e-9, f"forward {times[0]}, output gradient {times[1]}, weight gradient {times[2]}, "
                                           f"communication {comm}: the bound is {right:g}; yours is {mine}")
@@ -204,7 +205,7 @@ def exercise9(path):
     graph = network(layers=8, hidden=64)[1]
     schedule = scheduler(graph)
     require(isinstance(schedule, ml.Schedule), f"scheduler returned {schedule!r}; it has to return a Schedule")
-    run = steady(graph, schedule)
+    run = lower(graph, schedule)
     require(len(run.schedule.lanes) <= 2, f"the schedule uses {len(run.schedule.lanes)} lanes; two are allowed")
     linear = [float(name.endswith("linear")) for name in graph.unit_names]
     makespan = ml.simulate(run.graph, run.schedule, ml.CostModel.given(linear, linear, [2 * l for l in linear])).makespan

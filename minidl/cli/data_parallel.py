@@ -13,8 +13,8 @@ from ..collectives import SHAPES, Collective
 from ..cost import CostModel, Link
 from ..data_parallel import TRANSPORTS
 from ..graph import TaskGraph
-from ..memory import plan_memory
 from ..passes import unroll
+from ..program import lower
 from ..schedule import Schedule
 from ..schedulers import data_parallel
 from ..schedulers.layer_times import layers, with_communication
@@ -67,7 +67,7 @@ def simulate(arguments: Any) -> int:
     graph, cost = _of_network(arguments) if arguments.model else _of_times(arguments)
     limit = arguments.memory_limit if arguments.model else None
     plan = data_parallel.plan(arguments.scheduler, graph, cost, arguments.k,
-                              None if limit is None else lambda schedule: plan_memory(graph, schedule).peak_bytes <= limit)
+                              None if limit is None else lambda schedule: lower(graph, schedule).peak_bytes <= limit)
     if arguments.svg or arguments.trace:
         _draw(arguments, plan.graph, plan.schedule, cost)
     record = {"scheduler": arguments.scheduler, "period": plan.period, "lower_bound": plan.bound, "compute": plan.compute,
@@ -112,7 +112,7 @@ def _of_network(arguments: Any) -> tuple[TaskGraph, CostModel]:
 
 
 def _text(plan: data_parallel.Plan, record: dict[str, Any], unit: str) -> str:
-    grid = plan.schedule.validate(plan.graph).grid() + "\n\n" if len(plan.graph) <= 200 else ""
+    grid = lower(plan.graph, plan.schedule).schedule.grid() + "\n\n" if len(plan.graph) <= 200 else ""
     meaning = {"period": "per step, in the steady state", "lower_bound": "no order is faster", "hidden": "share of the communication",
                "k": "layers whose weight gradients wait"}
     rows = [(name, value, meaning.get(name, "")) for name, value in record.items() if name != "scheduler"]

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from ..cost import CostModel
-from ..crossing import steady
 from ..explain import explain as explain_task
 from ..graph import TaskGraph, pack, parse_task, task_name
 from ..memory import MemoryLimitError
+from ..program import lower
 from ..schedule import Schedule, ScheduleError
 from ..simulation import simulate as price
 from ..timeline import Timeline
@@ -85,18 +85,15 @@ def check(arguments: Any) -> int:
     planned = Schedule.load(arguments.plan)
     recorded = Recorded(job(arguments))
     try:
-        run = steady(recorded.graph, planned)
-        schedule = run.schedule
-        if schedule.ranks > 1:
-            raise ScheduleError(f"the plan has {schedule.ranks} ranks; a step of {arguments.model} on one device has one")
-        peak = run.peak_bytes(arguments.memory_limit)
+        program = lower(recorded.graph, planned, memory_limit=arguments.memory_limit)
+        schedule = program.schedule
     except (ScheduleError, MemoryLimitError) as error:
         why = error if isinstance(error, ScheduleError) else ScheduleError(str(error))
         record = {"valid": False, "error": why.message, "tasks": list(why.tasks)}
         show.emit(arguments, record, f"not valid: {why.message}\n{why.grid}".rstrip())
         return 1
-    record = {"valid": True, "tasks": len(schedule), "waits": len(schedule.waits(run.graph)), "peak_bytes": peak}
-    show.emit(arguments, record, lambda: f"{schedule.grid()}\n\nvalid: {len(schedule)} tasks, {record['waits']} waits, {peak:,} bytes at the peak")
+    record = {"valid": True, "tasks": len(schedule), "waits": len(program.body[0].waits), "peak_bytes": program.peak_bytes}
+    show.emit(arguments, record, lambda: f"{schedule.grid()}\n\nvalid: {len(schedule)} tasks, {record['waits']} waits, {program.peak_bytes:,} bytes at the peak")
     return 0
 
 

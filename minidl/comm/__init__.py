@@ -75,7 +75,7 @@ class Communicator:
         raise NotImplementedError
 
     # ----------------------------------------------------------------------------------------------------- what is used
-    def prepare(self, kind: Kind, place: Host, slot: int) -> Transfer:
+    def bind(self, kind: Kind, place: Host, slot: int) -> Transfer:
         """The mean over ranks of the arrays of a place, in place.
 
         A: all of it. AS: of this rank's share of the elements; AG: hands the shares to all, so that AS and then AG on
@@ -103,7 +103,7 @@ class Communicator:
 
     def gather(self, value: Any) -> list[Any]:
         """The values of all ranks, in their order; also a barrier. Raises RankError while it waits."""
-        from .lane import Patience
+        from .flight import Patience
 
         patience = Patience(self)
         for values in self._share(value):

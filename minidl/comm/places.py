@@ -20,10 +20,8 @@ class Host:
     several. `communicator` tells this rank and how many there are; scratch is allocated now.
 
     `whole`: all elements, of which rank r adds up `bounds[r]:bounds[r + 1]`; row r of `received` is rank r's part of
-    this rank's share. `arrived`: what the compute lane calls before it reads what `give` brought back.
+    this rank's share.
     """
-
-    arrived: Sequence[Thunk] = ()
 
     def __init__(self, communicator: Any, arrays: Sequence[Any]) -> None:
         flat = [a.reshape(-1) for a in arrays]
@@ -39,6 +37,10 @@ class Host:
 
     def _empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
         return np.empty(shape, dtype)
+
+    def arrived(self, stream: Any) -> list[Thunk]:
+        """What a lane calls before it reads what `give` brought back; `stream`: the lane's, on CUDA."""
+        return []
 
     def take(self) -> Iterator[None]:
         """Brings the gradients to `whole`."""
@@ -82,11 +84,13 @@ class Staged(Host):
         pinned = driver.pinned(max(ends[-1] * dtype.itemsize, 1))[: ends[-1] * dtype.itemsize].view(dtype)
         super().__init__(communicator, [pinned])
         pairs = [(a, pinned[i:j]) for a, (i, j) in zip(arrays, pairwise(ends), strict=True) if a.size]
-        self._driver, self._down_done, up_done = driver, driver.event(), driver.event()
+        self._driver, self._down_done, self._up_done = driver, driver.event(), driver.event()
         self._down = [*(driver.wait(down, event) for event in after), *(driver.copy(array, host, down) for array, host in pairs),
                       driver.record(self._down_done, down)]
-        self._up = [*(driver.copy(host, array, up) for array, host in pairs), driver.record(up_done, up)]
-        self.arrived = [driver.wait(device.main, up_done)]
+        self._up = [*(driver.copy(host, array, up) for array, host in pairs), driver.record(self._up_done, up)]
+
+    def arrived(self, stream: Any) -> list[Thunk]:
+        return [self._driver.wait(stream, self._up_done)]
 
     def take(self) -> Iterator[None]:
         for call in self._down:
@@ -110,16 +114,18 @@ class OnDevice(Host):
         self._memory: list[Any] = []
         super().__init__(communicator, arrays)
         driver, total = device.driver, self.whole[self.mine]
-        self._done, given = driver.event(), driver.event()
+        self._done, self._given = driver.event(), driver.event()
         copies = [(a, w) for a, w in self.windows if a.size]
         self._take = [*(driver.wait(stream, event) for event in after), *(driver.copy(a, w, stream) for a, w in copies)]
         rows = [(self.received[0] if r == 1 else total, self.received[r]) for r in range(1, communicator.size)]
         self._add = [call for pair in rows for call in device.calls("add", pair, [total], stream)]
         self._add += device.calls("scale", [total], [total], stream, factor=self.factor)
         self._scale = device.calls("scale", [self.whole], [self.whole], stream, factor=self.factor)
-        self._give = [*(driver.copy(w, a, stream) for a, w in copies), driver.record(given, stream)]
+        self._give = [*(driver.copy(w, a, stream) for a, w in copies), driver.record(self._given, stream)]
         self._record = driver.record(self._done, stream)
-        self.arrived = [driver.wait(device.main, given)]
+
+    def arrived(self, stream: Any) -> list[Thunk]:
+        return [self._driver.wait(stream, self._given)]
 
     def _empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
         count = int(np.prod(shape))

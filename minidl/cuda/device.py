@@ -18,7 +18,7 @@ from ..device import DeviceError
 from ..graph import Launch, View
 from ..kernels import KERNELS, Kernel, Thunk, Work, cuda
 from . import clock
-from .lanes import Captured, Streams, capture
+from .lanes import Captured, Streams
 
 SLOT = 4096  #: bytes that are fetched without waiting at most
 HELD = 64 << 20  #: bytes that are filled to hold a stream
@@ -226,10 +226,6 @@ class Cuda:
     def captured(self, work: Any, trace: bool = False) -> Captured:
         """Lanes that are captured once and replayed by one launch."""
         return Captured(self, work, trace)
-
-    def replayed(self, calls: Sequence[Thunk]) -> Thunk:
-        """One launch of what these calls issue to the main stream, captured now; all have been called before."""
-        return self.driver.replay(capture(self.driver, self.main, lambda: clock.run(calls)), self.main)
 
     def synchronize(self) -> None:
         """Waits for all that was issued."""

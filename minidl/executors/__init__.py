@@ -1,9 +1,10 @@
-"""Everything that runs a graph under a schedule: the oracle, streams, and the executor that looks for races."""
+"""Everything that runs a graph under a schedule: the oracle, the runtime by its short names, and the executor that looks
+for races."""
 
 from .checking import CheckingExecutor, VersionError, random_order
+from .names import DistributedExecutor, GraphExecutor, StreamExecutor, executor
+from .runtime import Runtime, TaskError
 from .sequential import SequentialExecutor
-from .steady import SteadyExecutor, executor
-from .stream import GraphExecutor, StreamExecutor, TaskError
 
-__all__ = ["CheckingExecutor", "GraphExecutor", "SequentialExecutor", "SteadyExecutor", "StreamExecutor", "TaskError", "VersionError", "executor",
-           "random_order"]
+__all__ = ["CheckingExecutor", "DistributedExecutor", "GraphExecutor", "Runtime", "SequentialExecutor", "StreamExecutor", "TaskError",
+           "VersionError", "executor", "random_order"]

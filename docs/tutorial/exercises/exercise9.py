@@ -12,7 +12,7 @@ its own layer. 18 or less can be reached.
 """
 
 from minidl import Kind, Lane, Schedule
-from minidl.crossing import late
+from minidl.boundary import with_late
 
 LATE = []  # the units whose weight gradients run one step late, in the order in which they do
 
@@ -22,4 +22,4 @@ def scheduler(graph):
     is_late = [task.index for unit in LATE for task in graph if task.kind in (Kind.W, Kind.U) and task.unit == unit]
     main = [task.index for task in graph if task.kind in (Kind.F, Kind.O)]
     sub = [task.index for task in graph if task.kind in (Kind.W, Kind.U) and task.index not in is_late]
-    return late(Schedule.of(graph, {Lane(0, "main"): main, Lane(0, "sub"): is_late + sub}), graph, is_late)
+    return with_late(Schedule.of(graph, {Lane(0, "main"): main, Lane(0, "sub"): is_late + sub}), graph, is_late)

@@ -2,12 +2,13 @@
 
 import numpy as np
 import pytest
+from helpers import late_schedule, with_memory
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import minidl as ml
-from minidl import models, nn, optim, schedulers
-from minidl.border import must_stay
+from minidl import models, nn, optim, schedulers, tape
+from minidl.boundary import cross_boundary, must_stay
 from minidl.executors.checking import CheckingExecutor, random_schedule
 from minidl.graph import GraphError, Kind
 
@@ -67,7 +68,7 @@ def test_any_delay_any_schedule_and_any_moment_of_looking_give_the_synchronous_b
                     chosen.add(s)
                     stack.append(s)
     seed = data.draw(st.integers(0, 99))
-    run = ml.SteadyExecutor(ml.cross_border(graph, chosen), lambda g: random_schedule(g, 2, np.random.default_rng(seed)))
+    run = ml.StreamExecutor(graph, late_schedule(graph, chosen, lambda g: random_schedule(g, 2, np.random.default_rng(seed))))
     looks = data.draw(st.sets(st.integers(0, STEPS - 1)))
     for i in range(STEPS):
         opt.lr = 0.05 / (i + 1)
@@ -79,14 +80,13 @@ def test_any_delay_any_schedule_and_any_moment_of_looking_give_the_synchronous_b
 
 def test_every_graph_of_the_border_survives_random_legal_orders_with_versions_checked():
     _, _, graph = recorded(optim.SGD, momentum=0.9)
-    border = ml.cross_border(graph, [t for t in range(len(graph)) if not must_stay(graph)[t] and graph[t].kind in (Kind.W, Kind.U)
+    border = cross_boundary(graph, [t for t in range(len(graph)) if not must_stay(graph)[t] and graph[t].kind in (Kind.W, Kind.U)
                                      and "dropout counter" not in graph.unit_names[graph[t].unit]])
-    steady = ml.SteadyExecutor(border, schedulers.multi_stream)
-    for part in (*steady._first, *steady._body, *steady._drain):
+    for part in (*border.prologue, *border.body, *border.epilogue):
+        graph = with_memory(part)
         for seed in range(5):
-            inputs = (X[0], Y[0]) if part.graph.inputs else ()
-            CheckingExecutor(part.graph, random_schedule(part.graph, 3, np.random.default_rng(seed)), seed=seed)(*inputs)
-    steady.close()
+            inputs = (X[0], Y[0]) if graph.inputs else ()
+            CheckingExecutor(graph, random_schedule(graph, 3, np.random.default_rng(seed)), seed=seed)(*inputs)
 
 
 @pytest.mark.parametrize("lanes", [1, 2])
@@ -112,7 +112,7 @@ def test_a_step_with_late_tasks_returns_what_it_was_given_and_what_it_made_withi
     graph = ml.record(made(), X[0], Y[0])
     late = [t for t in range(len(graph)) if not must_stay(graph)[t]]
     assert late
-    run = ml.SteadyExecutor(ml.cross_border(graph, late), lambda g: random_schedule(g, lanes, np.random.default_rng(5)))
+    run = ml.StreamExecutor(graph, late_schedule(graph, late, lambda g: random_schedule(g, lanes, np.random.default_rng(5))))
     for i in range(STEPS):
         for found, value in zip(run(X[i], Y[i]), expected[i], strict=True):
             np.testing.assert_array_equal(found.numpy(), value)
@@ -123,7 +123,7 @@ def test_looking_settles_for_eager_ops_and_other_executors_too():
     expected = synchronous(optim.SGD, momentum=0.9)
     model, opt, graph = recorded(optim.SGD, momentum=0.9)
     late = [t for t in range(len(graph)) if not must_stay(graph)[t] and graph[t].kind in (Kind.W, Kind.U)]
-    run = ml.SteadyExecutor(ml.cross_border(graph, late), schedulers.multi_stream)
+    run = ml.StreamExecutor(graph, late_schedule(graph, late, schedulers.multi_stream))
     with ml.no_grad():
         forward = ml.SequentialExecutor(ml.record(lambda x: model(x), X[0]))
     for i in range(3):
@@ -142,7 +142,7 @@ def test_the_last_micro_batch_crosses_alone(optimizer):
     expected = synchronous(optimizer, micro_batches=2)
     model, opt, graph = recorded(optimizer, micro_batches=2)
     late = [t.index for t in graph if (t.kind is Kind.U or (t.kind is Kind.W and t.micro_batch == 1)) and not must_stay(graph)[t.index]]
-    run = ml.SteadyExecutor(ml.cross_border(graph, late), schedulers.multi_stream)
+    run = ml.StreamExecutor(graph, late_schedule(graph, late, schedulers.multi_stream))
     for i in range(STEPS):
         opt.lr = 0.05 / (i + 1)
         assert float(run(X[i], Y[i])) == expected[i][0]
@@ -154,15 +154,15 @@ def test_the_last_micro_batch_crosses_alone(optimizer):
 def test_a_task_that_its_own_step_needs_cannot_cross():
     _, _, graph = recorded(optim.SGD, momentum=0.9)
     with pytest.raises(GraphError, match="1F0 cannot cross"):
-        ml.cross_border(graph, [graph.index("1F0")])
-    with pytest.raises(GraphError, match="5W0 cannot cross the border alone: 5U0"):
-        ml.cross_border(graph, [graph.index("5W0")])
+        cross_boundary(graph, [graph.index("1F0")])
+    with pytest.raises(GraphError, match="5W0 cannot cross the iteration boundary alone: 5U0"):
+        cross_boundary(graph, [graph.index("5W0")])
 
 
 def test_with_clipping_by_global_norm_every_update_crosses_or_none():
     _, _, graph = recorded(optim.SGD, momentum=0.9, max_norm=1.0)
-    with pytest.raises(GraphError, match="cannot cross the border alone"):
-        ml.cross_border(graph, [graph.index("5W0"), graph.index("5U0")])
+    with pytest.raises(GraphError, match="cannot cross the iteration boundary alone"):
+        cross_boundary(graph, [graph.index("5W0"), graph.index("5U0")])
 
 
 def test_reading_losses_and_setting_the_learning_rate_do_not_settle():
@@ -170,12 +170,12 @@ def test_reading_losses_and_setting_the_learning_rate_do_not_settle():
     expected = synchronous(optim.SGD, momentum=0.9)
     model, opt, graph = recorded(optim.SGD, momentum=0.9)
     late = [t for t in range(len(graph)) if not must_stay(graph)[t] and graph[t].kind in (Kind.W, Kind.U)]
-    run = ml.SteadyExecutor(ml.cross_border(graph, late), schedulers.multi_stream)
+    run = ml.StreamExecutor(graph, late_schedule(graph, late, schedulers.multi_stream))
     for i in range(STEPS):
         opt.lr = 0.05 / (i + 1)
-        assert run._pending == (i > 0)
+        assert (run in tape.unsettled) == (i > 0)
         assert float(run(X[i], Y[i])) == expected[i][0]
-        assert run._pending
+        assert run in tape.unsettled
     assert bits(model) == expected[-1][1]
-    assert not run._pending
+    assert run not in tape.unsettled
     run.close()

@@ -1,0 +1,163 @@
+"""Transfers under way: lanes of them in agreed orders, a bound on what is in flight, progress while somebody waits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..streams import Event
+from . import SLOTS, Communicator, RankError, Transfer
+
+CREDIT = 4 * 2**20  #: bytes in flight; one transfer may exceed it
+BURST = 8  #: looks between two naps; MPI moves some 16 KiB at each
+CHECK_SECONDS = 0.02  #: how often a rank that waits looks whether the others still run
+
+
+class Abandoned(RuntimeError):
+    """The transfers were told to stop."""
+
+
+class TransferError(RuntimeError):
+    """Transfer `task` failed with `error`."""
+
+    def __init__(self, error: BaseException, task: int) -> None:
+        super().__init__(str(error))
+        self.error, self.task = error, task
+
+
+class Patience:
+    """Waiting without burning a core: busy at first, then ever longer naps; looks for failures now and then."""
+
+    def __init__(self, communicator: Communicator) -> None:
+        self._communicator = communicator
+        self.reset()
+
+    def reset(self) -> None:
+        self._turns, self._next_check = 0, time.monotonic() + CHECK_SECONDS
+
+    def wait(self) -> None:
+        self._turns += 1
+        time.sleep(min(2e-6 * self._turns, 2e-4))
+        if time.monotonic() > self._next_check:
+            self._communicator.check()
+            self._next_check = time.monotonic() + CHECK_SECONDS
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One transfer of a lane: it starts when all of `awaits` say that what they stand for has arrived (each is asked until
+    it does, then not again), after `begin`; `done` is called when it and those before it on its lane have ended. No two with
+    one `slot` are in flight."""
+
+    task: int
+    transfer: Transfer
+    slot: int
+    nbytes: int
+    awaits: Sequence[Callable[[], bool]] = ()
+    begin: Sequence[Callable[[], Any]] = ()
+    done: Sequence[Callable[[], Any]] = ()
+
+
+class Flight:
+    """Runs transfers. Those of a lane start in its order, and every rank has the same orders.
+
+    `credit` bounds the bytes in flight, so that what is needed first is not held up by what was submitted before.
+    """
+
+    def __init__(self, communicator: Communicator, credit: int = CREDIT) -> None:
+        self.communicator, self.credit = communicator, credit
+        self._abandoned = False
+        self._flight: dict[int, tuple[Iterator[None], Entry]] = {}
+        self._under_way: set[int] = set()
+        self._submitted: list[Entry] = []
+        self._patience = Patience(communicator)
+        self._woken = Event()
+        self.wake = self._woken.open  #: what is called when something that an entry awaits has arrived
+
+    def run(self, lanes: Sequence[Sequence[Entry]]) -> None:
+        """All entries of all lanes, to their end. Raises TransferError, RankError or Abandoned."""
+        heads, taken, told = [0] * len(lanes), [0] * len(lanes), [0] * len(lanes)
+        self._patience.reset()
+        while True:
+            for i, lane in enumerate(lanes):
+                while told[i] < heads[i] and lane[told[i]].task not in self._under_way:
+                    for call in lane[told[i]].done:
+                        call()
+                    told[i] += 1
+                while heads[i] < len(lane):
+                    entry = lane[heads[i]]
+                    while taken[i] < len(entry.awaits) and entry.awaits[taken[i]]():
+                        taken[i] += 1
+                    if taken[i] < len(entry.awaits) or not self._room(entry):
+                        break
+                    self._start(entry)
+                    heads[i], taken[i] = heads[i] + 1, 0
+            if self._flight:
+                self._progress()
+            elif all(n == len(lane) for n, lane in zip(told, lanes, strict=True)):
+                return
+            elif told == heads:
+                self._woken.wait()
+                self._go_on()
+
+    def submit(self, entry: Entry) -> None:
+        """Starts a transfer of no lane as soon as its slot and the credit allow; what it awaits has arrived."""
+        while not self._room(entry):
+            self._progress()
+        self._submitted.append(entry)
+        self._start(entry)
+
+    def drain(self) -> None:
+        """Waits for all transfers that were submitted."""
+        while self._flight:
+            self._progress()
+        for entry in self._submitted:
+            for call in entry.done:
+                call()
+        self._submitted.clear()
+
+    def abandon(self) -> None:
+        """Whoever is in here leaves with Abandoned."""
+        self._abandoned = True
+        self.wake()
+
+    def _room(self, entry: Entry) -> bool:
+        flight = self._flight
+        return not flight or (entry.slot not in flight and len(flight) < SLOTS
+                              and sum(e.nbytes for _, e in flight.values()) + entry.nbytes <= self.credit)
+
+    def _start(self, entry: Entry) -> None:
+        for call in entry.begin:
+            call()
+        self._flight[entry.slot] = (entry.transfer(), entry)
+        self._under_way.add(entry.task)
+        self._patience.reset()
+        self._advance()
+
+    def _go_on(self) -> None:
+        if self._abandoned:
+            raise Abandoned("this rank gave up")
+
+    def _progress(self) -> None:
+        self._go_on()
+        if not any(self._advance() for _ in range(BURST)):
+            self._patience.wait()
+
+    def _advance(self) -> bool:
+        """Looks at every transfer once; whether one has ended."""
+        ended = False
+        for slot, (transfer, entry) in list(self._flight.items()):
+            try:
+                next(transfer)
+            except StopIteration:
+                del self._flight[slot]
+                self._under_way.discard(entry.task)
+                self._patience.reset()
+                ended = True
+            except RankError:
+                raise
+            except Exception as error:
+                raise TransferError(error, entry.task) from error
+        return ended
