@@ -196,7 +196,7 @@ def _(x: Any, dy: Any, dw: Any, *rest: Any, taps: Pair, bias: bool, geometry: Ge
         return [*depthwise_weight_grad(x, dy, dw, *work, geometry=geometry[:3]), *sums]
     weights, later = _by_group(dw, groups), _by_group(work[1], groups)
     gather = Gather(work[0], dw.shape[2] * dw.shape[3])
-    thunks: list[Thunk] = []
+    thunks: list[Thunk] = [] if len(pixels) else [partial(dw.fill, 0)]
     for part, group, arguments in _chunks(x, dw, dy, geometry):
         thunk, patches = gather(part.stop - part.start, arguments)
         out = later[group] if part.start else weights[group]

@@ -41,12 +41,12 @@ def _repeat(w: Any, taps: Any) -> Thunk:
 
 def _rows(taps: Any) -> Any:
     """(kh, kw, pixels * c)."""
-    return taps.reshape(*taps.shape[:2], -1)
+    return taps.reshape(*taps.shape[:2], taps.shape[2] * taps.shape[3])
 
 
 def _lines(x: Any) -> Any:
     """(n, h, w * c)."""
-    return x.reshape(*x.shape[:2], -1)
+    return x.reshape(*x.shape[:2], x.shape[2] * x.shape[3])
 
 
 def _shape(x: Any, geometry: Geometry) -> tuple[int, ...]:

@@ -24,6 +24,8 @@ def softmax(xp: Any, x: Any) -> Any:
 
 @softmax.cpu
 def _(x: Any, y: Any, row: Any) -> Any:
+    if not x.shape[-1]:
+        return []
     return [partial(np.maximum.reduce, x, axis=-1, out=row, keepdims=True), ufunc(np.subtract, x, row, y),
             ufunc(np.exp, y, y),
             partial(np.add.reduce, y, axis=-1, out=row, keepdims=True), ufunc(np.divide, y, row, y)]
@@ -36,7 +38,7 @@ def _(x: Any, y: Any) -> Any:
 
 def _softmax_calls(x: Any, y: Any, logarithm: bool) -> list[Grid]:
     *apart, step = steps(x, x.shape)
-    rows, width = x.size // x.shape[-1], x.shape[-1]
+    rows, width = x.size // max(x.shape[-1], 1), x.shape[-1]
     return each_row("loss.cu", f"softmax<{c_type(x)}>", rows, width, x, strides(x.shape[:-1], apart), step, y, rows, width, logarithm)
 
 
@@ -60,7 +62,7 @@ def _(y: Any, dy: Any, dx: Any) -> Any:
 
 def _softmax_grad_calls(y: Any, dy: Any, dx: Any, logarithm: bool) -> list[Grid]:
     *apart, step = steps(dy, y.shape)
-    rows, width = y.size // y.shape[-1], y.shape[-1]
+    rows, width = y.size // max(y.shape[-1], 1), y.shape[-1]
     return each_row("loss.cu", f"softmax_grad<{c_type(y)}>", rows, width, y, dy, strides(y.shape[:-1], apart), step, dx, rows, width, logarithm)
 
 
@@ -74,6 +76,8 @@ def log_softmax(xp: Any, x: Any) -> Any:
 
 @log_softmax.cpu
 def _(x: Any, y: Any, e: Any, row: Any) -> Any:
+    if not x.shape[-1]:
+        return []
     return [partial(np.maximum.reduce, x, axis=-1, out=row, keepdims=True), ufunc(np.subtract, x, row, y),
             ufunc(np.exp, y, e),
             partial(np.add.reduce, e, axis=-1, out=row, keepdims=True), ufunc(np.log, row, row),

@@ -106,8 +106,9 @@ def test_launches() -> None:
         assert len(run_kernel("cross_entropy", [x, labels], [np.array(0.0), x.copy()], smoothing=0.0)) == launches
         assert len(run_kernel("mse", [x, x], [np.array(0.0)])) == launches
         assert len(run_kernel("cross_entropy_grad", [x, labels, np.array(1.0)], [x.copy()], smoothing=0.0)) == 1
-    for name, count in (("softmax", 1), ("softmax_grad", 2)):
-        assert run_kernel(name, [np.ones((0, 3))] * count, [np.ones((0, 3))]) == []
+    for name, count in (("softmax", 1), ("softmax_grad", 2), ("log_softmax", 1), ("log_softmax_grad", 2)):
+        for shape in ((0, 3), (3, 0), (0, 0)):
+            assert run_kernel(name, [np.ones(shape)] * count, [np.ones(shape)]) == []
 
 
 # ------------------------------------------------------------------------------------------------------------ embedding

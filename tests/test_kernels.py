@@ -181,6 +181,15 @@ def test_every_kernel_of_these_families_has_an_example():
     assert mine - elsewhere == {e.kernel for e in examples()}
 
 
+@pytest.mark.parametrize("name", ["softmax", "softmax_grad", "log_softmax", "log_softmax_grad"])
+@pytest.mark.parametrize("shape", [(3, 0), (0, 3), (2, 0, 0)])
+def test_softmax_of_nothing_does_nothing(name, shape):
+    kernel, count = KERNELS[name], 2 if name.endswith("grad") else 1
+    reads, y = [np.ones(shape)] * count, np.ones(shape)
+    for thunk in kernel.bind(reads, [y], [np.empty(s, d) for s, d in kernel.work(reads, [y])], {}):
+        thunk()
+
+
 def test_dropout_depends_on_the_sample_and_not_on_the_batch():
     x = np.ones((8, 6))
     constants = {"rate": 0.5, "seed": 3, "draw": 1}

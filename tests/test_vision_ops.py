@@ -164,12 +164,25 @@ def test_conv2d_calls_allocate_nothing(groups: int, each: int) -> None:
     ((2, 5, 5, 2), (3, 3, 3, 2), {"stride": 0}, "stride is 0"),
     ((2, 5, 5, 2), (3, 3, 3, 2), {"padding": (1, -1)}, "padding is"),
     ((2, 5, 5, 2), (3, 3, 3, 2), {"bias": (2,)}, "bias"),
+    ((2, 5, 5, 2), (0, 3, 3, 2), {}, "a weight without elements"),
+    ((2, 5, 5, 0), (3, 1, 1, 0), {}, "a weight without elements"),
 ])
 def test_conv2d_errors(x: Any, w: Any, arguments: dict[str, Any], message: str) -> None:
     bias = arguments.pop("bias", None)
     x, w, b = (None if shape is None else ml.array(np.ones(shape, "f")) for shape in (x, w, bias))
     with pytest.raises(ValueError, match=message):
         ops.conv2d(x, w, b, **arguments)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("window", [1, 3])
+def test_a_convolution_of_no_images_has_gradients_of_zero(groups: int, window: int) -> None:
+    x, w, b = (ml.Parameter(np.ones(s, "f")) for s in ((0, 5, 5, 4), (4, window, window, 4 // groups), (4,)))
+    y = ops.conv2d(x * 1.0, w, b, padding=window // 2, groups=groups)
+    y.sum().backward()
+    assert y.shape == x.grad.shape == (0, 5, 5, 4)
+    assert not w.grad.numpy().any()
+    assert not b.grad.numpy().any()
 
 
 # ----------------------------------------------------------------------------------------------- batch norm
@@ -311,6 +324,8 @@ def test_batch_norm_errors() -> None:
         nn.BatchNorm2d(3)(np.ones((2, 2, 2, 4), "f"))
     with pytest.raises(ValueError, match="needs 4 axes"):
         nn.BatchNorm2d(3)(np.ones((2, 3), "f"))
+    with pytest.raises(ValueError, match=r"no channels in shape \(3, 0\)"):
+        ops.batch_norm(*(ml.array(np.ones(s)) for s in ((3, 0), (0,), (0,))), [ml.array(v) for v in statistics(0)], training=False)
 
 
 # ----------------------------------------------------------------------------------------------- pools

@@ -21,9 +21,9 @@ class Attention(Op):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *mask: Tensor) -> Tensor:
         dtype = same_dtype(self, q, k, v)
         fit = all(t.ndim == 4 for t in (q, k, v)) and q.shape[:2] == k.shape[:2] and v.shape[:3] == k.shape[:3]
-        if not fit or q.shape[3] != k.shape[3]:
+        if not fit or q.shape[3] != k.shape[3] or not q.shape[3]:
             raise self.error(f"query {q.shape}, key {k.shape} and value {v.shape} do not fit; "
-                             "expected (n, heads, t, d), (n, heads, s, d) and (n, heads, s, e)")
+                             "expected (n, heads, t, d), (n, heads, s, d) and (n, heads, s, e), d at least 1")
         if any(m.dtype not in ("int64", "bool") or m.shape != (k.shape[0], k.shape[2]) for m in mask):
             raise self.error(f"the mask is {mask[0].dtype} {mask[0].shape}; "
                              f"expected int64 {(k.shape[0], k.shape[2])}, 0 for padding")

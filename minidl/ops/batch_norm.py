@@ -24,6 +24,8 @@ class BatchNorm(Op):
         dtype = statistics_dtype(self, x, w, b, *self.running[:2])
         if not x.ndim or any(t.shape != x.shape[-1:] for t in (w, b, *self.running[:2])):
             raise self.error(f"input {x.shape} does not fit weight {w.shape}: the last axis is that of the channels")
+        if not w.size:
+            raise self.error(f"no channels in shape {x.shape}")
         if self.training and x.size <= x.shape[-1]:
             raise self.error(f"one value per channel, shape {x.shape}, has no variance; use a larger batch, or eval()")
         self.x, self.w = x if _pixels(x) else self.dense(x), self.dense(w)

@@ -35,6 +35,8 @@ class Conv2d(Op):
         if x.shape[3] != w.shape[3] * groups or w.shape[0] % groups:
             raise self.error(f"input {x.shape} does not fit weight {w.shape} with {groups} groups; expected "
                              f"{w.shape[3] * groups} channels and a multiple of {groups} outputs")
+        if not w.size:
+            raise self.error(f"a weight without elements, {w.shape}")
         if any(b.shape != w.shape[:1] for b in bias):
             raise self.error(f"bias {bias[0].shape} does not fit weight {w.shape}")
         size = self.geometry.output(x.shape[1:3], w.shape[1:3])
