@@ -82,7 +82,7 @@ class Op:
         """t itself, or a contiguous copy made within this task."""
         if t.contiguous:
             return t
-        copy = new(f"{t.storage.name} copy", t.shape, t.dtype)
+        copy = new(f"{t.storage.name} copy", t.shape, t.dtype, Role.GRADIENT if t.storage.role == Role.GRADIENT else Role.ACTIVATION)
         self.call("copy", [t], [copy])
         return copy
 

@@ -32,7 +32,7 @@ def gradients(graph: TaskGraph) -> dict[int, Ints]:
     updates = np.flatnonzero(graph.kind == Kind.U).tolist()
     made = np.zeros(len(graph.buffer_bytes), bool)  # by the backward pass, not by an update (as norms are)
     made[graph.writes.ids[graph.kind[graph.writes.row_of_each()] != Kind.U]] = True
-    gradient = made & (graph.buffer_role == ROLES.index(Role.GRADIENT))
+    gradient = made & ~np.array([ROLES[r].persistent for r in graph.buffer_role], bool)
     parameter = graph.buffer_role == ROLES.index(Role.PARAMETER)
     found = {u: graph.reads[u][gradient[graph.reads[u]]] for u in updates if parameter[graph.writes[u]].any()}
     return {u: buffers for u, buffers in found.items() if len(buffers)}
@@ -58,8 +58,8 @@ def synchronise(graph: TaskGraph, groups: Sequence[Sequence[int]] | None = None,
 
     `groups`: update tasks whose gradients travel together (default: each alone); a group's communication is named by
     its lowest unit, and its parts by the micro-batch. `part_bytes`: the largest part of a group. `scatter`: AS and AG
-    in place of A. Raises GraphError for a graph that does anything but updates after its first update, or that reads a
-    gradient which ranks have not summed.
+    in place of A. Raises GraphError for a graph that does anything but updates after its first update, that reads a
+    gradient which ranks have not summed, or that returns what updates or sums over ranks still change.
     """
     if np.isin(graph.kind, [int(k) for k in COLLECTIVE]).any():
         raise GraphError("the graph is synchronised already")
@@ -72,6 +72,11 @@ def synchronise(graph: TaskGraph, groups: Sequence[Sequence[int]] | None = None,
     if late.size:
         raise GraphError(f"task {graph.name(first + int(late[0]))} comes after the update {graph.name(first)}; "
                          f"a data-parallel step must end with its updates")
+    changed = {int(graph.buffer_storage[b]): u for u in reversed(updates.tolist()) for b in (*graph.writes[u].tolist(), *spent.get(u, []))}
+    for view in graph.outputs:
+        if view.storage in changed:
+            raise GraphError(f"the step returns {graph.storages[view.storage].name}, which is not final yet: ranks sum gradients and update "
+                             f"({graph.name(changed[view.storage])}) after a step has returned")
     groups = [[u] for u in spent] if groups is None else groups
     if sorted(u for group in groups for u in group) != sorted(spent):
         raise GraphError("the groups must hold every update that spends gradients exactly once")

@@ -269,6 +269,21 @@ def test_buckets_fill_in_reverse_and_hold_everything():
     assert [t.kind for t in synchronise(graph, buckets) if t.kind == Kind.A] == [Kind.A] * len(buckets)
 
 
+def test_a_step_that_returns_what_ranks_still_change_is_refused():
+    """Parameters, gradients and norms are not yet what they will be when a rank's step returns."""
+    for what in (lambda w, opt: w, lambda w, opt: w.grad, lambda w, opt: opt._norm):
+        w = ml.Parameter(np.ones(3, np.float32))
+        opt = ml.optim.SGD([w], 0.1, max_norm=1.0)
+
+        def step(x, w=w, opt=opt, what=what):
+            (w * x).sum().backward()
+            opt.step()
+            return what(w, opt)
+
+        with pytest.raises(GraphError, match=r"^the step returns (parameter|grad mul|gradient norm), which is not final yet: .*\(\dU0\)"):
+            synchronise(ml.record(step, np.ones(3, np.float32)))
+
+
 def test_what_cannot_be_synchronised():
     model, opt, _ = CASE.make()
     x, y = CASE.batches(1)[0][:2]

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import minidl as ml
-from minidl import models, nn, optim, tape
+from minidl import models, nn, ops, optim, tape
 from minidl.comm import SLOTS, Communicator, Host, RankError
 from minidl.comm.flight import Entry, Flight
 from minidl.comm.loopback import LoopBack, run_ranks
@@ -23,6 +23,7 @@ from minidl.schedule import Lane as ScheduleLane
 from minidl.schedule import Schedule, ScheduleError
 from minidl.schedulers.data_parallel import POLICIES, plan, prepare
 from minidl.schedulers.layer_times import with_communication
+from minidl.synchronise import gradients
 
 SHARE, STEPS = 6, 4
 OPTIMIZERS = {"sgd": lambda p: optim.SGD(p, 0.05, momentum=0.9), "adam": lambda p: optim.Adam(p, 0.01),
@@ -395,6 +396,45 @@ def test_what_is_no_data_parallel_schedule_is_refused():
         DistributedExecutor(graph, Schedule.from_names({ScheduleLane(0, "main"): names[ScheduleLane(0)], ScheduleLane(1, "comm"): []}), communicator)
     with pytest.raises(ScheduleError, match="missing"):
         DistributedExecutor(graph, Schedule.from_names({**names, ScheduleLane(0): names[ScheduleLane(0)][:-1]}), communicator)
+
+
+def test_the_gradient_of_a_parameter_that_is_used_as_a_view_is_summed_too():
+    """It is a copy that is made on the way."""
+    x = np.random.default_rng(1).normal(size=(3, 2, 4, 3)).astype("f")
+
+    def made():
+        w = ml.Parameter(np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3))
+        opt = optim.SGD([w], 0.1)
+
+        def step(*parts):
+            for r, part in enumerate(parts):
+                with ml.micro_batch(r):
+                    loss = (ops.tanh(w.reshape(3, 4).T) * part).sum() * (1 / len(parts))
+                    loss.backward()
+            opt.step()
+
+        return w, step
+
+    w, step = made()
+    for both in x:
+        step(*map(ml.array, both))
+    own = []
+    for r in range(2):
+        v, step = made()
+        graph = prepare("fifo", ml.record(lambda part, step=step: step(part), x[0, r]))
+        assert [len(b) for b in gradients(graph).values()] == [1]
+        own.append((v, plan("fifo", graph, with_communication(graph, CostModel.analytic(), lambda sizes: 1.0))))
+
+    def work(communicator):
+        v, found = own[communicator.rank]
+        run = DistributedExecutor(found.graph, found.schedule, communicator)
+        for both in x:
+            run(both[communicator.rank])
+        run.close()
+        return bits(v)
+
+    with deadline():
+        assert run_ranks(2, work) == [bits(w)] * 2
 
 
 def test_weight_gradients_on_a_second_stream_of_each_rank_leave_the_same_bits():
