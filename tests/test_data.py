@@ -321,21 +321,43 @@ def test_unknown_names():
     ("mnist", "train-images-idx3-ubyte", (28, 28, 1), "digits", 10),
     ("cifar10", "data_batch_1", (32, 32, 3), "digits", 10),
     ("cifar100", "train", (32, 32, 3), "synthetic", 100),
-    ("none.npz", "none.npz", (8, 8, 1), "digits", 10),
 ])  # fmt: skip
 def test_what_stands_in_for_missing_files(tmp_path, name, looked, shape, used, classes):
-    place = str(tmp_path / name) if "." in name else name
     notes: list[str] = []
-    loader = data.load(place, root=tmp_path, batch_size=4, note=notes.append)
+    loader = data.load(name, root=tmp_path, batch_size=4, note=notes.append)
     x, _ = next(loader)
     assert (x.shape[1:], loader.name, loader.classes) == (shape, used, classes)
     assert name in notes[0]
     assert looked in notes[0]
     assert str(tmp_path) in notes[0]
     assert used in notes[0]
-    smaller = data.load(place, root=tmp_path, batch_size=4, classes=3, image_size=6, channels=2, **QUIET)
+    smaller = data.load(name, root=tmp_path, batch_size=4, classes=3, image_size=6, channels=2, **QUIET)
     assert (smaller.name, smaller.classes, next(smaller)[0].shape) == ("synthetic", 3, (4, 6, 6, 2))
-    refused(name, looked, str(tmp_path), "strict", act=lambda: data.load(place, root=tmp_path, batch_size=4, strict=True))
+    refused(name, looked, str(tmp_path), "strict", act=lambda: data.load(name, root=tmp_path, batch_size=4, strict=True))
+
+
+@pytest.mark.parametrize("name", ["none.npz", "none", "no/such"])
+def test_nothing_stands_in_for_a_path(tmp_path, name):
+    refused(str(tmp_path / name), "no such", act=lambda: data.load(tmp_path / name, batch_size=4))
+    refused(str(tmp_path / name), "no such", act=lambda: data.load(str(tmp_path / name), batch_size=4, root=tmp_path))
+    refused(str(tmp_path / name), "no such folder", act=lambda: data.load("mnist", batch_size=4, root=tmp_path / name))
+
+
+def test_statistics_are_those_of_the_whole_whatever_the_pieces(monkeypatch):
+    x = np.random.default_rng(0).integers(0, 256, (1000, 5, 4, 3), np.uint8)
+    rows = np.random.default_rng(1).permutation(1000)[:800]
+    for pixels, some in ((x, None), (x, rows), (x.astype(np.float32) / 7, rows)):
+        seen = pixels if some is None else pixels[some]
+        mean, std = dataset.statistics(pixels, some)
+        np.testing.assert_array_equal(mean, seen.mean((0, 1, 2), np.float64))
+        np.testing.assert_array_equal(std, seen.std((0, 1, 2), np.float64))
+        whole = dataset.Images("x", pixels, np.zeros(1000, np.int64), 10, mean, std).dataset(7, 1, "float32", print).rows(rows)[0]
+        with monkeypatch.context() as patch:
+            patch.setattr(dataset, "PIECE", 977)
+            for a, b in zip(dataset.statistics(pixels, some), (mean, std), strict=True):
+                np.testing.assert_allclose(a, b, rtol=1e-12)
+            again = dataset.Images("x", pixels, np.zeros(1000, np.int64), 10, mean, std).dataset(7, 1, "float32", print).rows(rows)[0]
+            np.testing.assert_array_equal(again, whole)
 
 
 def test_a_path_that_cannot_be_looked_at(tmp_path):

@@ -365,7 +365,11 @@ NAN = np.where(np.arange(20)[:, None, None] == 6, np.nan, np.ones((20, 6, 6)))
 
 @pytest.mark.parametrize(("changes", "culprit"), [
     ({"x_train": np.zeros((20, 36))}, "channels last"),
-    ({"x_train": np.zeros((20, 3, 6, 6))}, "channels last"),
+    ({"x_train": np.zeros((20, 3, 6, 6))}, "these look like channels first: save x_train.transpose(0, 2, 3, 1)"),
+    ({"x_train": np.where(np.arange(20)[:, None, None] == 6, 1e39, np.ones((20, 6, 6)))}, "sample 6 holds 1e+39"),
+    ({"x_train": np.where(np.arange(20)[:, None, None] == 6, -3e38, np.full((20, 6, 6), 3e38))}, "range of float32"),
+    ({"x_train": np.where(np.arange(20)[:, None, None] % 2 == 0, 0, np.full((20, 6, 6), 1e-150))}, "range of float32"),
+    ({"x_train": np.zeros((20, 6, 6), np.longdouble)}, "not numbers"),
     ({"x_train": np.zeros((0, 6, 6)), "y_train": np.zeros(0, int)}, "(0, 6, 6, 1)"),
     ({"x_train": NAN}, "sample 6"),
     ({"x_train": np.array([Payload(os.system, "touch executed")] * 20, object)}, "never read"),
@@ -398,6 +402,8 @@ def npy(shape: str, content: bytes = bytes(16), descr: str = "'|u1'", version: b
 
 @pytest.mark.parametrize(("member", "culprit"), [
     (npy("(1000000000000, 8, 8)"), "holds 16"), (npy("(4, 3, 1)"), "holds 16"), (npy("(-4, -4, 1)"), "declares"),
+    (npy("(-" * 2000), "x.npy"), (npy("-" * 9000 + "1"), "x.npy"),
+    (b"\x93NUMPY\x02\x00" + struct.pack("<I", 2**31), "npy version"),
     (npy("(2, 2, 2)", descr="'|O'"), "never read"), (npy("(2, 2, 2)", descr="[('a', 'u1')]"), "not numbers"),
     (npy("__import__('os').system('touch executed')"), "x.npy"), (npy("(" * 5000), "x.npy"),
     (npy("(4, 2, 2)", version=b"\x03\x00"), "npy version"), (b"no array", "x.npz"), (b"", "x.npz"),
@@ -436,6 +442,51 @@ def test_npz_whose_index_lies_as_its_header_does(tmp_path, compression, packed, 
         assert tracemalloc.get_traced_memory()[1] < 8 << 20
     finally:
         tracemalloc.stop()
+
+
+def bounded(act, limit: int) -> None:
+    """Within `limit` bytes of memory."""
+    tracemalloc.start()
+    try:
+        act()
+        assert tracemalloc.get_traced_memory()[1] < limit
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_small_npz_that_unpacks_to_much_is_refused_before_it_does(tmp_path):
+    path = tmp_path / "x.npz"
+    np.savez_compressed(path, x=np.zeros((4000, 100, 100)), y=np.zeros(4000, np.int64))  # 320 MB
+    assert path.stat().st_size < 400_000
+    bounded(lambda: refused("x.npz", "packed as no images are", act=lambda: data.load(path, batch_size=2)), 4 << 20)
+    np.savez_compressed(path, x=np.zeros((400, 10, 10)), y=np.zeros(400, np.int64))  # few bytes: packed as it may be
+    assert data.load(path, batch_size=2).dataset.samples == 320
+
+
+def test_an_npz_of_more_than_is_read_is_refused_before_it_is(tmp_path, monkeypatch):
+    path = tmp_path / "x.npz"
+    x = np.random.default_rng(0).integers(0, 256, (2000, 50, 50), np.uint8)
+    np.savez(path, x=x, y=np.zeros(2000, np.int64))
+    bounded(lambda: data.load(path, batch_size=2), 2 * x.nbytes + formats.SPARE // 4)
+    monkeypatch.setattr(formats, "LARGEST", 5_000_000)
+    bounded(lambda: refused("x.npz", "GiB are read", act=lambda: data.load(path, batch_size=2)), 1 << 20)
+    np.savez(path, x_train=x[:900], y_train=np.zeros(900, np.uint8), x_test=x[900:], y_test=np.zeros(1100, np.uint8))
+    data.load(path, batch_size=2)  # only what is asked for counts
+    bounded(lambda: refused("x.npz", "GiB are read", act=lambda: data.load(path, batch_size=2, split="test")), 1 << 20)
+
+
+def test_an_idx_that_unpacks_to_much_is_refused_before_it_does(tmp_path):
+    path = tmp_path / "images-idx3-ubyte.gz"
+    path.write_bytes(gzip.compress(idx(np.zeros((30_000, 32, 32), np.uint8))))
+    bounded(lambda: refused(path.name, "packed as no images are", act=lambda: formats.read_idx(path)), 1 << 20)
+
+
+def test_an_npz_with_a_large_index_is_refused(tmp_path):
+    path = tmp_path / "x.npz"
+    with zipfile.ZipFile(path, "w") as archive:
+        for n in range(20_000):
+            archive.writestr(f"{n}", b"")
+    bounded(lambda: refused("x.npz", "index", act=lambda: data.load(path, batch_size=2)), 1 << 20)
 
 
 def test_npz_that_is_none(tmp_path):

@@ -48,9 +48,10 @@ def load(
     follow. `classes` is how many classes, or tokens, the model knows; None takes the data's own number.
 
     `split` is train (shuffled anew each epoch, last incomplete batch dropped) or test (stored order, nothing dropped).
-    Files of named data are looked for in `root`, by default ./data. Where nothing is found, the embedded digits, or
+    Files of named data are looked for in `root`, by default ./data. Where none of them is found, the embedded digits, or
     synthetic images where the digits have too many or too few classes, stand in, of the size that was asked for; `note`
-    gets one line that says so, as it does for resizing. With `strict` that is an error. Nothing is ever downloaded.
+    gets one line that says so, as it does for resizing. With `strict` that is an error, and so it always is for a path
+    or a `root` that is not there. Nothing is ever downloaded.
 
     Raises DataError: one line for arguments that don't fit, an unknown name, a damaged file, a label out of range.
     """
@@ -66,6 +67,8 @@ def load(
     for key, value in sizes.items():
         if value is not None and (not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1):
             raise DataError(f"{key} is {value!r}; it must be a whole number > 0")
+    if root is not None and not Path(root).is_dir():
+        raise DataError(f"{root}: no such folder to look for data in")
     try:
         dataset = _named(name_or_path, ROOT if root is None else Path(root), split, seed, strict, dtype, note, **sizes)
     except OSError as error:
@@ -94,18 +97,14 @@ def _named(name: str | os.PathLike[str], root: Path, split: str, seed: int, stri
     if name == "digits":
         return builtin.digits(split, classes).dataset(image_size, channels, dtype, note)
     stored = next((stored for stored in formats.STORED if stored.name == name), None)
-    if stored is not None:
-        folder = stored.find(root)
-        if folder is not None:
-            return stored.load(folder, split, classes).dataset(image_size, channels, dtype, note)
-        looked = f"{stored.files[split][0]} in {root} and its {', '.join(stored.folders[1:])}"
-        wanted = classes or stored.classes
-        image_size, channels = image_size or stored.shape[0], channels or stored.shape[2]
-    else:
-        path = _path(name)
-        if path.exists():
-            return _from_path(path, split, classes).dataset(image_size, channels, dtype, note)
-        looked, wanted = str(path.absolute()), classes or 10
+    if stored is None:
+        return _from_path(_path(name), split, classes).dataset(image_size, channels, dtype, note)
+    folder = stored.find(root)
+    if folder is not None:
+        return stored.load(folder, split, classes).dataset(image_size, channels, dtype, note)
+    looked = f"{stored.files[split][0]} in {root} and its {', '.join(stored.folders[1:])}"
+    wanted = classes or stored.classes
+    image_size, channels = image_size or stored.shape[0], channels or stored.shape[2]
     instead = "digits" if wanted == 10 else "synthetic"
     missing = f"{name}: not found (looked for {looked})"
     if strict:
@@ -115,12 +114,15 @@ def _named(name: str | os.PathLike[str], root: Path, split: str, seed: int, stri
 
 
 def _path(name: str | os.PathLike[str]) -> Path:
-    """The path that `name` means; a bare word that is neither a name nor there is a misspelt name."""
-    if isinstance(name, str) and os.sep not in name and not Path(name).suffix and not Path(name).exists():
+    """The path that `name` means, which is there; a bare word that is neither a name nor there is a misspelt name."""
+    path = Path(name)
+    if path.exists():
+        return path
+    if isinstance(name, str) and os.sep not in name and not path.suffix:
         near = difflib.get_close_matches(name, NAMES, 1)
         hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(NAMES)}"
-        raise DataError(f"no data set is called {name!r} and there is no such path; {hint}")
-    return Path(name)
+        raise DataError(f"no data set is called {name[:100]!r} and there is no such path; {hint}")
+    raise DataError(f"{path.absolute()}: no such file or folder")
 
 
 def _from_path(path: Path, split: str, classes: int | None) -> Images:

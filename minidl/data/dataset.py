@@ -6,7 +6,8 @@ sample's bits never depend on the samples beside it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ Array = NDArray[Any]
 Rows = Callable[[NDArray[np.int64]], tuple[Array, Array]]
 Note = Callable[[str], None]
 
+PIECE = 4 << 20  #: numbers of images that are looked at at a time
 PREPARED_BYTES = 256 << 20  #: an image set that stays within it is standardised and resized once, not per batch
 
 
@@ -69,7 +71,11 @@ class Images:
 
         images, finish = self.x, prepare
         if len(images) * np.prod(shape) * np.dtype(dtype).itemsize <= PREPARED_BYTES:
-            images, finish = prepare(images), _as_is
+            images, finish = np.empty((len(images), *shape), dtype), _as_is
+            done = 0
+            for piece in pieces(self.x):
+                images[done : done + len(piece)] = prepare(piece)
+                done += len(piece)
 
         def rows(indices: NDArray[np.int64]) -> tuple[Array, Array]:
             return finish(np.take(images, indices, axis=0)), np.take(self.y, indices)
@@ -85,9 +91,24 @@ def _by(shape: tuple[int, ...]) -> str:
     return "x".join(map(str, shape))
 
 
-def statistics(x: Array) -> tuple[Array, Array]:
-    """(mean, standard deviation) per channel of images x (N, H, W, C), each float64 (C,); a constant channel has 1."""
-    mean, std = x.mean(axis=(0, 1, 2), dtype=np.float64), x.std(axis=(0, 1, 2), dtype=np.float64)
+def pieces(x: Array, rows: Array | None = None) -> Iterator[Array]:
+    """Images x (N, H, W, C), or these rows of them, some at a time, so that what is computed of them takes little memory."""
+    step, count = max(1, PIECE // max(1, math.prod(x.shape[1:]))), len(x) if rows is None else len(rows)
+    for begin in range(0, count, step):
+        yield x[begin : begin + step] if rows is None else x[rows[begin : begin + step]]
+
+
+def statistics(x: Array, rows: Array | None = None) -> tuple[Array, Array]:
+    """(mean, standard deviation) per channel of images x (N, H, W, C) or these rows of them, each float64 (C,); a constant
+    channel has 1."""
+    count = (len(x) if rows is None else len(rows)) * x.shape[1] * x.shape[2]
+    total, squares = np.zeros(x.shape[3]), np.zeros(x.shape[3])
+    for piece in pieces(x, rows):
+        total += piece.sum(axis=(0, 1, 2), dtype=np.float64)
+    mean = total / count
+    for piece in pieces(x, rows):
+        squares += np.square(piece - mean).sum(axis=(0, 1, 2))
+    std = np.sqrt(squares / count)
     return mean, np.where(std > 0, std, 1.0)
 
 

@@ -1,7 +1,8 @@
 """Images from local files: MNIST's idx (also gzipped), CIFAR's python pickles, `.npz`.
 
 Every file is taken for foreign or hostile until its sizes agree: what a header declares is checked against the bytes
-that are there before memory is taken, and nothing in a file is executed. It knows nothing of substitutes.
+that are there before memory is taken, and nothing in a file is executed. Reading takes at most twice the bytes of the
+images and labels, which have at most `LARGEST`, and `SPARE`. It knows nothing of substitutes.
 """
 
 from __future__ import annotations
@@ -10,21 +11,27 @@ import contextlib
 import gzip
 import math
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, Any
 
 import numpy as np
 from numpy.lib import format as npy
 
 from . import pickles
-from .dataset import Array, DataError, Images, check_labels, statistics
+from .dataset import Array, DataError, Images, check_labels, pieces, statistics
 from .loader import permutation
 
-DEFLATE_RATIO = 1040  #: no deflated byte yields more
+LARGEST = 4 << 30  #: of images and labels that are read, in bytes; CIFAR has 180 MB
+SPARE = 1 << 30  #: of a pickle, whose small objects take more than their bytes; of other files a quarter of it
+PACKED = 100  #: how many times its size a packed file may hold where that is more than SMALL; images come to about 5
+SMALL = 16 << 20
 PICKLE_BYTES = 256 << 20  #: CIFAR-100's larger file has 155 MB
-NPZ_KEYS = {
+INDEX_BYTES = 1 << 18  #: of a .npz
+FLOAT32 = float(np.finfo(np.float32).max)
+Pair = tuple[str, str]
+NPZ_KEYS: dict[str, tuple[Pair, ...]] = {
     "train": (("x_train", "y_train"), ("train_images", "train_labels"), ("x", "y"), ("images", "labels")),
     "test": (("x_test", "y_test"), ("test_images", "test_labels"), ("x", "y"), ("images", "labels")),
 }
@@ -77,7 +84,7 @@ def _reading(path: Path) -> Iterator[None]:
         raise DataError(f"{path}: not a regular file")
     try:
         yield
-    except DataError:
+    except (DataError, MemoryError):
         raise
     except Exception as error:  # parsers of foreign bytes raise nearly anything
         what = " ".join(str(error).split())[:300]
@@ -97,20 +104,38 @@ def read_idx(path: Path) -> Array:
             if magic[:3] != b"\0\0\x08" or not 1 <= magic[3] <= 4:
                 raise ValueError("not an idx file of bytes (its first bytes are not 00 00 08 and 1 to 4 dimensions)")
             shape = tuple(int(size) for size in np.frombuffer(_exactly(file, 4 * magic[3]), ">u4"))
-            need, there = math.prod(shape), path.stat().st_size - (0 if packed else 4 + 4 * magic[3])
-            if need > there * (DEFLATE_RATIO if packed else 1):
+            need, there = math.prod(shape), path.stat().st_size - (0 if packed else file.tell())
+            if need > there and not packed:
                 raise ValueError(f"truncated: its header declares {shape}, {need} bytes; the file has {there}")
-            content = _exactly(file, need)
+            _check_packed(f"its header declares {shape}", need, there)
+            content = _content(file, need)
             if file.read(1):  # reads on to the checksum of a gzipped file
                 raise ValueError(f"holds more than the {need} bytes that its header declares")
-        return np.frombuffer(content, np.uint8).reshape(shape)
+        return content.reshape(shape)
 
 
-def _exactly(file: BinaryIO | gzip.GzipFile, size: int) -> bytes:
-    content = file.read(size)
-    if len(content) != size:
-        raise ValueError(f"truncated: {size} bytes were to follow, {len(content)} do")
+def _check_packed(what: str, need: int, there: int) -> None:
+    """Raises ValueError where so much cannot be, or should not be, packed in a file of `there` bytes."""
+    if need > max(SMALL, there * PACKED):
+        raise ValueError(f"truncated, or packed as no images are: {what}, {need} bytes, and {there} are there; unpacked it can be read")
+    if need > LARGEST:
+        raise ValueError(f"{what}, {need} bytes; at most {LARGEST >> 30} GiB are read")
+
+
+def _content(file: IO[bytes] | gzip.GzipFile, need: int) -> Array:
+    """The next `need` bytes, (need,) uint8, never held twice."""
+    content, place = np.empty(need, np.uint8), 0
+    while place < need:
+        part = file.read(min(need - place, 1 << 20))
+        if not part:
+            raise ValueError(f"truncated: {need} bytes were to follow, {place} do")
+        content[place : place + len(part)] = np.frombuffer(part, np.uint8)
+        place += len(part)
     return content
+
+
+def _exactly(file: IO[bytes] | gzip.GzipFile, size: int) -> bytes:
+    return _content(file, size).tobytes()
 
 
 def _mnist(paths: list[Path], classes: int) -> tuple[Array, Array]:
@@ -156,74 +181,137 @@ def _cifar(paths: list[Path], classes: int) -> tuple[Array, Array]:
 # ---- npz
 
 
-def read_npz(path: Path, keys: list[str]) -> dict[str, Array]:
-    """Those of the arrays `keys` that the file has. Raises DataError."""
-    with _reading(path), zipfile.ZipFile(path) as archive:
-        members = {info.filename: info for info in archive.infolist()}
-        if any(info.header_offset + info.compress_size > path.stat().st_size for info in members.values()):
-            raise ValueError("truncated: its index declares more than the file has")
-        return {key: _member(archive, members[f"{key}.npy"]) for key in keys if f"{key}.npy" in members}
+def read_npz(path: Path, pairs: Mapping[str, Sequence[Pair]]) -> dict[Pair, tuple[Array, Array]]:
+    """Of each split the first pair of arrays that the file has, once. Raises DataError where a split has none, before
+    anything is read, and for arrays that are no images and labels, before these are read."""
+    with _reading(path):
+        _check_index(path)
+        with zipfile.ZipFile(path) as archive:
+            there = {info.filename: info for info in archive.infolist()}
+            if any(info.header_offset + info.compress_size > path.stat().st_size for info in there.values()):
+                raise ValueError("truncated: its index declares more than the file has")
+            found: dict[Pair, None] = {}
+            for split, known in pairs.items():
+                pair = next((pair for pair in known if all(f"{name}.npy" in there for name in pair)), None)
+                if pair is None:
+                    raise ValueError(f"no arrays for {split}; they are x_{split} and y_{split}, {split}_images and "
+                                     f"{split}_labels, x and y, or images and labels")
+                found[pair] = None
+            for images, labels in found:
+                _check_pair(images, labels, *(_header(archive, there[f"{name}.npy"]) for name in (images, labels)))
+            total = sum(there[f"{name}.npy"].file_size for pair in found for name in pair)
+            if total > LARGEST:
+                raise ValueError(f"holds {total} bytes of images and labels; at most {LARGEST >> 30} GiB are read")
+            return {(x, y): (_member(archive, there[f"{x}.npy"]), _member(archive, there[f"{y}.npy"])) for x, y in found}
 
 
-def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Array:
+def _check_index(path: Path) -> None:
+    """Raises ValueError for an index that would take memory on its own. It ends the file, and its last record says its size."""
+    size = path.stat().st_size
+    with open(path, "rb") as file:
+        file.seek(max(0, size - (1 << 16) - 64))
+        end = file.read((1 << 16) + 64)
+    at = end.rfind(b"PK\x05\x06")
+    if at < 0 or len(end) - at < 22:
+        raise ValueError("damaged: no .npz file ends so")
+    if int.from_bytes(end[at + 12 : at + 16], "little") > INDEX_BYTES or end[max(0, at - 20) : at].startswith(b"PK\x06\x07"):
+        raise ValueError("its index is larger than that of a few arrays")
+
+
+@dataclass(frozen=True)
+class _Header:
+    """What the file of one array declares: `begin`, where its numbers begin."""
+
+    shape: tuple[int, ...]
+    column_major: bool
+    dtype: np.dtype[Any]
+    begin: int
+
+
+def _header(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> _Header:
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise ValueError(f"{info.filename} is compressed in another way than NumPy does it")
     with archive.open(info) as file:
         version = npy.read_magic(file)
-        if version not in ((1, 0), (2, 0)):
+        if version != (1, 0):
             raise ValueError(f"{info.filename} is of npy version {version}, which holds no plain numbers")
-        read_header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-        shape, column_major, dtype = read_header(file)
-        if dtype.kind not in "biuf":
-            raise ValueError(f"{info.filename} holds {dtype}, not numbers; pickled objects are never read")
+        try:
+            shape, column_major, dtype = npy.read_array_header_1_0(file)
+        except (MemoryError, RecursionError):  # of the parser, on brackets and signs in thousands
+            raise ValueError(f"the header of {info.filename} is damaged") from None
         need, there = math.prod(shape) * dtype.itemsize, info.file_size - file.tell()
-        if min(shape, default=0) < 0 or need != there or info.file_size > info.compress_size * DEFLATE_RATIO:
+        if dtype.kind not in "biuf" or dtype.itemsize > 8:
+            raise ValueError(f"{info.filename} holds {dtype}, not numbers; pickled objects are never read")
+        if min(shape, default=0) < 0 or need != there:
             raise ValueError(f"{info.filename} declares {shape} of {dtype}, {need} bytes, but holds {there}")
-        content = file.read(need)
-        if len(content) != need or file.read(1):
+        _check_packed(f"{info.filename} declares {shape} of {dtype}", need, info.compress_size)
+        return _Header(shape, column_major, dtype, file.tell())
+
+
+def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Array:
+    header = _header(archive, info)
+    with archive.open(info) as file:
+        file.read(header.begin)
+        content = _content(file, info.file_size - header.begin)
+        if file.read(1):
             raise ValueError(f"{info.filename} is truncated")
-    return np.frombuffer(content, dtype).reshape(shape, order="F" if column_major else "C")
+    return content.view(header.dtype).reshape(header.shape, order="F" if header.column_major else "C")
+
+
+def _check_pair(images: str, labels: str, x: _Header, y: _Header) -> None:
+    shape = (*x.shape, 1) if len(x.shape) == 3 else x.shape
+    if len(shape) != 4 or 0 in shape or shape[3] > 4:
+        hint = ""
+        if len(shape) == 4 and shape[1] <= 4 < shape[3]:
+            hint = f"; these look like channels first: save {images}.transpose(0, 2, 3, 1)"
+        raise ValueError(f"{images} has shape {shape}; images are (samples, height, width) or, channels last, "
+                         f"(samples, height, width, 1 to 4){hint}")
+    if y.dtype.kind not in "iu" or y.shape not in (shape[:1], (shape[0], 1)):
+        raise ValueError(f"{labels} holds {y.dtype} of shape {y.shape}; one whole number is needed for each of the {shape[0]} images")
 
 
 def load_npz(path: Path, split: str, classes: int | None) -> Images:
     """The images of `split`: x_train, y_train, x_test, y_test; train_images, train_labels, test_images, test_labels;
     or x, y or images, labels, of which a fixed random fifth is the test part. Raises DataError."""
-    arrays = read_npz(path, [key for split in NPZ_KEYS.values() for pair in split for key in pair])
-    pairs = {part: next((pair for pair in NPZ_KEYS[part] if arrays.keys() >= set(pair)), None) for part in NPZ_KEYS}
-    wanted, training = pairs[split], pairs["train"]
-    if wanted is None or training is None:
-        raise DataError(f"{path}: no arrays for {split}; they are x_{split} and y_{split}, {split}_images and "
-                        f"{split}_labels, x and y, or images and labels")
-    labelled = {pair: _checked(path, arrays, pair) for pair in {wanted, training}}
-    x, y = labelled[wanted]
-    seen = labelled[training][0]
+    found = {pair: _checked(path, pair, *arrays) for pair, arrays in read_npz(path, {s: NPZ_KEYS[s] for s in (split, "train")}).items()}
+    wanted, training = next(iter(found)), next(reversed(found))
     if classes is None:
-        classes = 1 + max(int(labels.max()) for _, labels in labelled.values())
-    for pair in sorted(labelled):
-        check_labels(labelled[pair][1], classes, f"{path}, {pair[1]}")
-    if wanted == training and wanted[0] in ("x", "images"):
-        seen = seen[fifth(len(seen), "train")]
-        rows = fifth(len(x), split)
-        x, y = x[rows], y[rows]
-    if x.shape[1:] != seen.shape[1:] or not len(seen):
+        classes = 1 + max(int(y.max()) for _, y in found.values())
+    for pair in sorted(found):
+        check_labels(found[pair][1], classes, f"{path}, {pair[1]}")
+    (x, y), (seen, _) = found.pop(wanted), found.get(training, (None, None))
+    rows = fifth(len(x), "train") if wanted[0] in ("x", "images") else None
+    seen = x if seen is None else seen
+    if x.shape[1:] != seen.shape[1:] or (rows is not None and not len(rows)):
         raise DataError(f"{path}: {wanted[0]} has images of {x.shape[1:]}, {training[0]} of {seen.shape[1:]}, "
                         f"{len(seen)} of them")
-    return Images(path.name, x, y, classes, *statistics(seen))
+    mean, std = statistics(seen, rows)
+    if rows is not None:
+        rows = rows if split == "train" else fifth(len(x), split)
+        x, y = x[rows], y[rows]
+    with np.errstate(all="ignore"):
+        scale = 1 / std
+        reach = [(piece.astype(np.float64).min((0, 1, 2)) - mean, piece.astype(np.float64).max((0, 1, 2)) - mean) for piece in pieces(x)]
+        if not (_in_range(mean, scale) and all(_in_range(*ends, *(end * scale for end in ends)) for ends in reach)):
+            raise DataError(f"{path}, {wanted[0]}: with mean 0 and variance 1 its numbers leave the range of float32")
+    return Images(path.name, x, y, classes, mean, std)
 
 
-def _checked(path: Path, arrays: Mapping[str, Array], pair: tuple[str, str]) -> tuple[Array, Array]:
+def _in_range(*values: Array) -> bool:
+    """Whether float32 has all these numbers, or one near each, none of them infinite."""
+    return all(bool((np.abs(v) <= FLOAT32).all()) for v in values)
+
+
+def _checked(path: Path, pair: tuple[str, str], x: Array, y: Array) -> tuple[Array, Array]:
     """(images (N, H, W, C), labels (N,) int64) of one pair of arrays."""
-    x, y = (arrays[key] for key in pair)
-    where = f"{path}, {pair[0]}"
     x = x[..., None] if x.ndim == 3 else x
-    if x.ndim != 4 or 0 in x.shape or x.shape[3] > 4:
-        raise DataError(f"{where}: has shape {x.shape}; images are (samples, height, width) or, channels last, "
-                        "(samples, height, width, 1 to 4)")
-    if y.dtype.kind not in "iu" or y.shape not in (x.shape[:1], (len(x), 1)):
-        raise DataError(f"{path}, {pair[1]}: {y.dtype} of shape {y.shape}; one whole number is needed for each of "
-                        f"the {len(x)} images")
-    if x.dtype.kind == "f" and not np.isfinite(x).all():
-        raise DataError(f"{where}: sample {np.argwhere(~np.isfinite(x))[0][0]} holds a number that is not finite")
+    done = 0
+    for piece in pieces(x):
+        if piece.dtype.kind == "f" and not (np.abs(piece) <= FLOAT32).all():
+            bad = np.argwhere(~(np.abs(piece) <= FLOAT32))[0]
+            what = "a number that is not finite" if not np.isfinite(piece[tuple(bad)]) else f"{piece[tuple(bad)]:g}, which float32 has no number for"
+            raise DataError(f"{path}, {pair[0]}: sample {done + bad[0]} holds {what}")
+        done += len(piece)
     return x, y.reshape(-1).astype(np.int64)
 
 

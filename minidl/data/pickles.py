@@ -17,7 +17,7 @@ import numpy as np
 
 from .dataset import Array
 
-OPCODES = 4_000_000  #: the most that is read of one file; CIFAR-100, the largest, has about 300,000
+OPCODES = 1_000_000  #: the most that is read of one file; CIFAR-100, the largest, has about 300,000
 
 _VALUES = {"BININT", "BININT1", "BININT2", "INT", "LONG", "LONG1", "LONG4", "BINFLOAT",
            "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8",
