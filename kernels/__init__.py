@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from .registry import KERNELS, Kernel, Thunk, Work, kernel
+from .registry import KERNELS, Kernel, KernelError, Thunk, Work, kernel
 
 for _family in ("elementwise", "linear", "reduce", "loss", "dropout", "optimizer", "gelu", "layer_norm", "embedding",
                 "join", "attention", "recurrent", "conv", "conv_cuda", "norm", "pool", "activation", "squeeze_excite"):
     import_module(f"{__name__}.{_family}")
 
-__all__ = ["KERNELS", "Kernel", "Thunk", "Work", "kernel"]
+__all__ = ["KERNELS", "Kernel", "KernelError", "Thunk", "Work", "kernel"]

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from functools import cache, partial
 from typing import Any
 
@@ -28,7 +29,20 @@ from .cuda import Call
 
 Thunk = Callable[[], Any]
 Work = Callable[..., Sequence[tuple[tuple[int, ...], Any]]]
-KERNELS: dict[str, Kernel] = {}
+
+
+class KernelError(RuntimeError):
+    """A kernel that is not known, is defined twice, or lacks the form for this device; the message names it."""
+
+
+class _Kernels(dict[str, "Kernel"]):
+    def __missing__(self, name: str) -> Kernel:
+        near = get_close_matches(name, self, 3)
+        hint = f"nearest: {', '.join(near)}" if near else "none has a name near it"
+        raise KernelError(f"unknown kernel {name!r}; {hint}; one of your own must be defined by @kernel({name!r}) in a module that is imported")
+
+
+KERNELS = _Kernels()
 
 
 @dataclass
@@ -50,8 +64,9 @@ class Kernel:
         return self
 
     def bind(self, reads: Sequence[Any], writes: Sequence[Any], work: Sequence[Any], constants: dict[str, Any]) -> list[Thunk]:
-        """Prebuilt calls on these NumPy arrays."""
-        assert self._cpu is not None, f"kernel {self.name} has no CPU form"
+        """Prebuilt calls on these NumPy arrays. Raises KernelError where there is no CPU form."""
+        if self._cpu is None:
+            raise KernelError(f"kernel {self.name} has no CPU form; define one with @{self.reference.__name__}.cpu, as kernels/registry.py shows")
         return self._cpu(*reads, *writes, *work, **constants)
 
     def cuda(self, work: Work | None = None) -> Callable[[Callable[..., Sequence[Call]]], Kernel]:
@@ -76,7 +91,8 @@ def kernel(name: str, *, work: Work | None = None, flops: Callable[..., float] |
     `flops(reads, writes)` its arithmetic, where reads and writes have shape and size."""
 
     def define(reference: Callable[..., Any]) -> Kernel:
-        assert name not in KERNELS, f"kernel {name} is defined twice"
+        if name in KERNELS:
+            raise KernelError(f"kernel {name} is defined twice, the second time by {reference.__module__}.{reference.__qualname__}")
         KERNELS[name] = Kernel(name, reference, work, flops)
         return KERNELS[name]
 

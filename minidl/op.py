@@ -91,6 +91,13 @@ class Op:
         return ShapeError(f"{self.name}{f' in {where}' if where else ''}: {message}")
 
 
+def layout_hint(x: Tensor, channels: int) -> str:
+    """For the message about an image without `channels` channels: whether they seem to be on another axis."""
+    if x.ndim == 4 and x.shape[1] == channels != x.shape[3]:
+        return "; images have their channels last here: this looks like (n, c, h, w), which x.transpose(0, 2, 3, 1) turns to (n, h, w, c)"
+    return ""
+
+
 def same_dtype(op: Op, *tensors: Tensor) -> str:
     """The one float type of these tensors. Raises ShapeError."""
     types = {t.dtype for t in tensors}

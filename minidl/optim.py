@@ -54,8 +54,7 @@ class Optimizer:
 
     @lr.setter
     def lr(self, value: float) -> None:
-        if not (np.isfinite(value) and value >= 0):
-            raise ValueError(f"the learning rate is {value}; it must be a finite number >= 0")
+        _check("the learning rate", value, self._lr.dtype)
         # written as it lies, without settling a step: tasks that are late have their own copy of the host's number
         device = devices.of(self._lr.storage.data)
         device.write(device.array(self._lr.storage.data, self._lr.view(0)), value)
@@ -145,6 +144,7 @@ class SGD(Optimizer):
     def __init__(self, parameters: Iterable[Parameter], lr: float, momentum: float = 0.0, weight_decay: float = 0.0,
                  nesterov: bool = False, *, max_norm: float | None = None, scaler: GradScaler | None = None) -> None:
         super().__init__(parameters, lr, max_norm, scaler)
+        _check("the weight decay", weight_decay, self._lr.dtype)
         if not 0 <= momentum < 1:
             raise ValueError(f"momentum is {momentum}; it must be at least 0 and below 1")
         if nesterov and not momentum:
@@ -167,8 +167,10 @@ class Adam(Optimizer):
     def __init__(self, parameters: Iterable[Parameter], lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999),
                  eps: float = 1e-8, weight_decay: float = 0.0, *, max_norm: float | None = None, scaler: GradScaler | None = None) -> None:
         super().__init__(parameters, lr, max_norm, scaler)
-        if not all(0 <= b < 1 for b in betas):
-            raise ValueError(f"betas are {betas}; each must be at least 0 and below 1")
+        _check("the weight decay", weight_decay, self._lr.dtype)
+        _check("eps", eps, self._lr.dtype)
+        if len(betas) != 2 or not all(0 <= b < 1 for b in betas):
+            raise ValueError(f"betas are {betas}; each of the two must be at least 0 and below 1")
         self.betas = betas
         self.constants: dict[str, Any] = {"beta1": betas[0], "beta2": betas[1], "eps": eps, "weight_decay": weight_decay,
                                           "decoupled": self.decoupled}
@@ -198,6 +200,12 @@ class AdamW(Adam):
     def __init__(self, parameters: Iterable[Parameter], lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999),
                  eps: float = 1e-8, weight_decay: float = 0.01, *, max_norm: float | None = None, scaler: GradScaler | None = None) -> None:
         super().__init__(parameters, lr, betas, eps, weight_decay, max_norm=max_norm, scaler=scaler)
+
+
+def _check(what: str, value: Any, dtype: str) -> None:
+    """Raises ValueError for what is no number from 0 up to the largest of the parameters' type."""
+    if not isinstance(value, int | float | np.integer | np.floating) or isinstance(value, bool) or not 0 <= value <= float(np.finfo(dtype).max):
+        raise ValueError(f"{what} is {value!r}; it must be a finite number >= 0 that {dtype} has")
 
 
 def _buffer(value: Any, role: Role, name: str) -> Tensor:

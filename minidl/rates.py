@@ -17,23 +17,29 @@ Rate = Callable[[int], float]
 
 
 def step_decay(lr: float, every: int, factor: float = 0.1) -> Rate:
-    """lr, times `factor` after every `every` steps."""
-    _check(every)
+    """lr, times `factor`, at most 1, after every `every` steps."""
+    _check(every, lr=lr, factor=factor)
+    if factor > 1:
+        raise ValueError(f"a learning-rate schedule whose factor is {factor}; it must be at most 1")
     return lambda n: lr * factor ** (n // every)
 
 
 def cosine(lr: float, steps: int, floor: float = 0.0) -> Rate:
     """From lr at step 0 down to `floor` at `steps` along half a cosine (Loshchilov, Hutter 2017), then `floor`."""
-    _check(steps)
+    _check(steps, lr=lr, floor=floor)
     return lambda n: floor + (lr - floor) * (1 + math.cos(math.pi * min(n, steps) / steps)) / 2
 
 
 def warmup(rate: Rate, steps: int, start: float = 0.0) -> Rate:
     """Linear from `start` times rate(0) at step 0 up to rate(0) at `steps`, from where `rate` begins."""
-    _check(steps)
+    _check(steps, start=start)
     return lambda n: rate(0) * (start + (1 - start) * n / steps) if n < steps else rate(n - steps)
 
 
-def _check(steps: int) -> None:
-    if steps < 1:
-        raise ValueError(f"a learning-rate schedule over {steps} steps; at least 1 is needed")
+def _check(steps: int, **numbers: float) -> None:
+    """Raises ValueError."""
+    if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
+        raise ValueError(f"a learning-rate schedule over {steps!r} steps; a whole number of at least 1 is needed")
+    for name, value in numbers.items():
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < math.inf:
+            raise ValueError(f"a learning-rate schedule whose {name} is {value!r}; it must be a finite number >= 0")

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from .op import Op
 
 FLOATS = ("float32", "float64")
+#: what a tensor can hold
+NUMBERS = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16", *FLOATS)
 
 
 class ShapeError(ValueError):
@@ -106,7 +108,11 @@ class Tensor:
         return device.fetch(array)
 
     def assign(self, value: Any) -> None:
-        """Takes over the elements of a NumPy array of the same shape, where the tensor lies."""
+        """Takes over the elements of a NumPy array of the same shape, or one number for all, where the tensor lies. Raises
+        ShapeError for another shape, and for a type that this tensor's cannot stand for."""
+        value = numeric(value)
+        if value.shape not in (self.shape, ()) or not np.can_cast(value.dtype, np.dtype(self.dtype), "same_kind"):
+            raise ShapeError(f"{self.storage.name} is {self.dtype} {self.shape}; it cannot take {value.dtype} {value.shape}")
         device, array = self._array()
         device.write(array, value)
         self.mark_changed()
@@ -188,7 +194,7 @@ class Parameter(Tensor):
     __slots__ = ("axes", "name")
 
     def __init__(self, value: Any, name: str = "", axes: tuple[int, ...] | None = None) -> None:
-        value = np.asarray(value)
+        value = numeric(value)
         if str(value.dtype) not in FLOATS:
             raise ShapeError(f"a parameter is {' or '.join(FLOATS)}, not {value.dtype}")
         self.axes = axes
@@ -197,8 +203,8 @@ class Parameter(Tensor):
 
 
 def host_storage(value: Any, role: Role, name: str) -> Storage:
-    """A storage with its own aligned memory, filled from a NumPy array."""
-    value = np.asarray(value)
+    """A storage with its own aligned memory, filled from a NumPy array. Raises ShapeError for what holds no numbers."""
+    value = numeric(value)
     storage = Storage(name, value.shape, str(value.dtype), role)
     device = tapes.current().device
     storage.data = device.allocate(max(storage.bytes, 1))
@@ -207,11 +213,28 @@ def host_storage(value: Any, role: Role, name: str) -> Storage:
     return storage
 
 
+def numeric(value: Any) -> Any:
+    """A NumPy array of numbers in this machine's byte order. Raises ShapeError for what is none: objects, texts, complex and
+    longer numbers."""
+    array = np.asarray(value)
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    if str(array.dtype) not in NUMBERS:
+        raise ShapeError(f"a tensor holds numbers ({', '.join(NUMBERS)}), not {array.dtype}")
+    return array
+
+
 def array(value: Any, dtype: str | None = None, name: str = "tensor") -> Tensor:
-    """A tensor with a copy of `value`; Python floats become float32. While recording it is a constant of the graph."""
-    array = np.asarray(value, dtype=dtype)
-    if dtype is None and array.dtype == np.float64 and not isinstance(value, np.ndarray | np.generic):
-        array = array.astype(np.float32)
+    """A tensor with a copy of `value`; Python floats become float32. While recording it is a constant of the graph. Raises
+    ShapeError for what are no numbers, and for Python floats that float32 has no number for."""
+    array = numeric(value)
+    if dtype is not None:
+        array = array.astype(dtype, copy=False)
+    elif array.dtype == np.float64 and not isinstance(value, np.ndarray | np.generic):
+        with np.errstate(over="ignore"):
+            array, wide = array.astype(np.float32), array
+        if not (np.isfinite(array) == np.isfinite(wide)).all():
+            raise ShapeError(f"{np.abs(wide[np.isfinite(wide)]).max():g} is more than float32 has a number for; give dtype='float64'")
     return Tensor(host_storage(array, Role.STATE, name))
 
 

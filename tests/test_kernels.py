@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from helpers import bytes_allocated, random_array
 
-from minidl.kernels import KERNELS
+import minidl as ml
+from minidl.kernels import KERNELS, Kernel, KernelError, kernel
 
 HERE = ("elementwise", "linear", "reduce", "loss", "dropout", "optimizer", "updates")
 
@@ -212,3 +213,25 @@ def test_philox_is_philox():
             ((0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344), (0xA4093822, 0x299F31D0), (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1))):
         words = philox(np, *(np.array([c], np.uint64) for c in counter), *key)
         assert tuple(int(w[0]) for w in words) == answer
+
+
+def test_a_kernel_that_is_not_known_is_told_with_those_near_it():
+    with pytest.raises(KernelError, match=r"unknown kernel 'reluu'; nearest: relu.*@kernel\('reluu'\)"):
+        KERNELS["reluu"]
+    tape = ml.tape.current()
+    x = ml.array(np.ones(2))
+    with pytest.raises(KernelError, match="unknown kernel 'nothing'"), tape.task(tape.new_unit(), ml.graph.Kind.F):
+        tape.call("nothing", [x], [x])
+
+
+def test_a_kernel_without_a_cpu_form_says_how_to_define_one(monkeypatch):
+    monkeypatch.setitem(KERNELS, "half", Kernel("half", lambda xp, x: x / 2))
+    tape = ml.tape.current()
+    x, y = ml.array(np.ones(2)), ml.array(np.zeros(2))
+    with pytest.raises(KernelError, match=r"kernel half has no CPU form; define one with @"), tape.task(tape.new_unit(), ml.graph.Kind.F):
+        tape.call("half", [x], [y])
+
+
+def test_a_kernel_is_defined_once():
+    with pytest.raises(KernelError, match="kernel relu is defined twice"):
+        kernel("relu")(lambda xp, x: x)

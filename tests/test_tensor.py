@@ -456,3 +456,41 @@ def test_the_learning_rate_and_the_step_count_are_read_at_each_step_of_a_replay(
             losses.append(run(x))
         results.append(bits(*losses, *model.parameters()))
     assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("value", [np.array([None, 1.5], object), np.array([1, 2], object), ["a", "b"], "1.5", b"abc", 1 + 2j, np.zeros(2, np.complex64),
+                                   np.longdouble(3), np.array(["2020"], "M8[Y]"), np.zeros(2, "i4,f4"), np.zeros(2, "V3"), None, {}, 2**70])
+def test_what_are_no_numbers_makes_no_tensor(value):
+    makes = [ml.array, lambda v: ml.array(v, "float32"), ml.Parameter, lambda v: nn.module.state(v, "s"),
+             lambda v: ml.Parameter(np.ones(2)).assign(v), lambda v: nn.Linear(2, 2)(np.asarray(v)), lambda v: ml.array(np.ones(2)) + np.asarray(v)]
+    for make in makes:
+        with pytest.raises(ml.tensor.ShapeError, match="a tensor holds numbers") as caught:
+            make(value)
+        assert "\n" not in str(caught.value)
+
+
+def test_numbers_in_another_byte_order_are_turned_round():
+    for kind in (">f4", ">f8", ">i8", ">u2"):
+        value = np.arange(6, dtype=kind).reshape(2, 3)
+        tensor = ml.array(value)
+        assert np.dtype(tensor.dtype).isnative
+        np.testing.assert_array_equal(tensor.numpy(), value)
+    np.testing.assert_array_equal(ml.Parameter(np.ones(3, ">f8")).numpy(), np.ones(3))
+
+
+def test_python_floats_that_float32_has_no_number_for_are_refused():
+    with pytest.raises(ml.tensor.ShapeError, match=r"1e\+300 is more than float32"):
+        ml.array([1.0, -1e300])
+    assert ml.array([1e300], "float64").item() == 1e300
+    assert np.isinf(ml.array(float("inf")).item())
+    assert np.isnan(ml.array([float("nan")]).item())
+
+
+@pytest.mark.parametrize("value", [np.ones((1, 3)), np.ones(2), np.zeros((3, 1)), np.ones(3, np.complex128)])
+def test_a_tensor_takes_over_only_what_fits_it(value):
+    p = ml.Parameter(np.arange(3.0))
+    with pytest.raises(ml.tensor.ShapeError):
+        p.assign(value)
+    np.testing.assert_array_equal(p.numpy(), [0, 1, 2])
+    with pytest.raises(ml.tensor.ShapeError, match="cannot take"):
+        ml.array([1, 2]).assign(np.array([0.5, 1.5]))

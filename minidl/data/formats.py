@@ -306,10 +306,12 @@ def _checked(path: Path, pair: tuple[str, str], x: Array, y: Array) -> tuple[Arr
     """(images (N, H, W, C), labels (N,) int64) of one pair of arrays."""
     x = x[..., None] if x.ndim == 3 else x
     done = 0
-    for piece in pieces(x):
-        if piece.dtype.kind == "f" and not (np.abs(piece) <= FLOAT32).all():
-            bad = np.argwhere(~(np.abs(piece) <= FLOAT32))[0]
-            what = "a number that is not finite" if not np.isfinite(piece[tuple(bad)]) else f"{piece[tuple(bad)]:g}, which float32 has no number for"
+    for piece in pieces(x) if x.dtype.kind == "f" else ():
+        wide = np.abs(piece, dtype=np.float64)
+        if not (wide <= FLOAT32).all():
+            bad = np.argwhere(~(wide <= FLOAT32))[0]
+            number = wide[tuple(bad)]
+            what = f"{number:g}, which float32 has no number for" if np.isfinite(number) else "a number that is not finite"
             raise DataError(f"{path}, {pair[0]}: sample {done + bad[0]} holds {what}")
         done += len(piece)
     return x, y.reshape(-1).astype(np.int64)

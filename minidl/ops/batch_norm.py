@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .. import tape as tapes
-from ..op import Op, statistics_dtype
+from ..op import Op, layout_hint, statistics_dtype
 from ..tensor import Tensor
 
 
@@ -23,7 +23,8 @@ class BatchNorm(Op):
     def forward(self, x: Tensor, w: Tensor, b: Tensor) -> Tensor:
         dtype = statistics_dtype(self, x, w, b, *self.running[:2])
         if not x.ndim or any(t.shape != x.shape[-1:] for t in (w, b, *self.running[:2])):
-            raise self.error(f"input {x.shape} does not fit weight {w.shape}: the last axis is that of the channels")
+            raise self.error(f"input {x.shape} does not fit weight {w.shape}: the last axis is that of the channels"
+                             f"{layout_hint(x, w.size)}")
         if not w.size:
             raise self.error(f"no channels in shape {x.shape}")
         if self.training and x.size <= x.shape[-1]:
