@@ -274,7 +274,7 @@ def test_a_few_small_launches_of_each_kernel_are_kept():
             x, y = np.ones(count, np.float32), np.zeros(blocks, np.float32)
             recorder.run_grid(run_grid, launch("sums<float>", x, y, count, blocks=blocks, threads=64, shared=256))
             assert y.sum() == count
-    assert {kind: len(kept) for kind, kept in recorder.kept.items()} == {("faults.cu", "sums", several): KEPT for several in (False, True)}
+    assert {kind: len(kept) for kind, kept in recorder.kept.items()} == {("faults.cu", "sums", several, False): KEPT for several in (False, True)}
     assert {r.geometry[0] for kept in recorder.kept.values() for r in kept.values()} == {1, 2}
     assert all(len(r.memory[0][0]) < 80 for kept in recorder.kept.values() for r in kept.values())
 
