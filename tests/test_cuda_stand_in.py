@@ -179,7 +179,7 @@ def test_structs_may_hold_addresses():
         recorder = Recorder()
         grid = launch("shift_pair", Struct("Pair", struct.pack("<qQQ", by, x.ctypes.data, y.ctypes.data)))
         recorder.run_grid(run_grid, grid)
-        assert recorder.kept == {("faults.cu", "shift_pair", False): {}}  # nobody knows what it points at
+        assert recorder.kept == {("faults.cu", "shift_pair", False, False): {}}  # nobody knows what it points at
         recorder.cuda_calls(lambda *bound: None, None, [x], [y], [], {})
         recorder.run_grid(run_grid, grid)
         (kept,) = recorder.kept["faults.cu", "shift_pair", False].values()
