@@ -182,7 +182,7 @@ def test_structs_may_hold_addresses():
         assert recorder.kept == {("faults.cu", "shift_pair", False, False): {}}  # nobody knows what it points at
         recorder.cuda_calls(lambda *bound: None, None, [x], [y], [], {})
         recorder.run_grid(run_grid, grid)
-        (kept,) = recorder.kept["faults.cu", "shift_pair", False].values()
+        (kept,) = recorder.kept["faults.cu", "shift_pair", False, False].values()
         assert np.array_equal(y, x + by)
         assert sorted(len(before) for before, _, _ in kept.memory) == [128, 128]
         if by == 0:
