@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import signal
+import time
 import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,10 +25,28 @@ from minidl.graph import GraphBuilder, Kind, Role, TaskGraph
 from minidl.schedule import Lane, Schedule
 from minidl.tape import Storage
 
+#: seconds after which a test says that something hangs; more than a busy machine takes
+PATIENCE = 300.0
+#: of each optional package the extra that installs it
+EXTRAS = {"torch": "parity", "ortools": "optimal", "matplotlib": "plot", "cupy": "cuda-check", "cuda": "cuda-check",
+          "nvmath": "cuda-check", "cudnn": "cuda-check"}
+
+
+def need(name: str) -> Any:
+    """A module of an optional package, or the test is skipped and says what to install."""
+    return pytest.importorskip(name, reason=f"{name} is not installed; install minidl[{EXTRAS[name.partition('.')[0]]}]")
+
 
 def torch_or_skip() -> Any:
-    """torch, or the test is skipped and says why."""
-    return pytest.importorskip("torch", reason="torch is not installed, so nothing to compare with; install minidl[parity]")
+    return need("torch")
+
+
+def until(happened: Callable[[], Any], what: str, seconds: float = PATIENCE) -> None:
+    """Waits for an event of another process or thread; AssertionError where it never comes."""
+    end = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < end, f"after {seconds:g} s still not: {what}"
+        time.sleep(0.02)
 
 
 def random_array(shape: Sequence[int], seed: int = 0, dtype: str = "float64", low: float = -2.0, high: float = 2.0) -> Any:
@@ -45,11 +64,11 @@ def bits(*arrays: Any) -> bytes:
 
 
 @contextmanager
-def deadline(seconds: float = 120.0) -> Iterator[None]:
+def deadline(seconds: float = PATIENCE) -> Iterator[None]:
     """Fails instead of hanging; for the main thread."""
 
     def late(*_: Any) -> None:
-        raise AssertionError(f"still running after {seconds} s: a hang")
+        raise AssertionError(f"still running after {seconds:g} s: a hang")
 
     before = signal.signal(signal.SIGALRM, late)
     signal.setitimer(signal.ITIMER_REAL, seconds)

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+from helpers import need
 
 from minidl.cli import main
 from minidl.cli.parser import parse
@@ -48,7 +49,7 @@ def test_commands_are_understood(command):
 def test_simulated_numbers_are_what_the_command_says(row, capsys):
     command = re.search(r"python -m minidl (simulate [^`]+)", row[2])[1]
     if "--scheduler optimal" in command:
-        pytest.importorskip("ortools", reason="needs the extra `optimal`")
+        need("ortools")
     assert main([*command.split(), "--json"]) == 0
     record = json.loads(capsys.readouterr().out)
     promised = re.findall(r"(makespan|max_span|period) ([\d.]*\d)", row[2].split(" gives ")[1])

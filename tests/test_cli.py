@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import deadline
+from helpers import PATIENCE, deadline
 
 from minidl import checkpoint
 from minidl.cli import main
@@ -236,7 +236,7 @@ def test_a_loss_that_is_not_finite_names_the_step(capsys):
 def test_debug_names_the_layer_of_the_first_nan():
     environment = {**os.environ, "MINIDL_DEBUG": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-m", "minidl", "train", *SMALL, "--lr", "1e30", "--steps", "50"], capture_output=True,
-                          text=True, env=environment, timeout=60)
+                          text=True, env=environment, timeout=PATIENCE)
     assert done.returncode != 0
     assert re.search(r"task \d+\w+ \(.*\).*not finite", done.stderr.splitlines()[-1])
 
@@ -290,7 +290,7 @@ def test_what_is_no_file_is_refused_and_not_waited_for(capsys, tmp_path, what, f
     else:
         with open(path, "wb") as file:
             file.truncate(1 << 40)
-    with deadline(60):
+    with deadline():
         code, out, err = run(capsys, flags[0], *SMALL, *[str(path) if f == "FILE" else f for f in flags[1:]])
     assert (code, out) == (2, "")
     assert str(path) in one_line(err)

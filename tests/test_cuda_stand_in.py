@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from cuda_on_cpu import run_grid, sources, with_shared_memory
 from cuda_sanitizers import KEPT, SANITIZERS, Recorder, record, replay
+from helpers import PATIENCE
 
 from minidl.kernels import cuda
 from minidl.kernels.cuda import Grid, Struct
@@ -103,7 +104,7 @@ def differ(arrays):
     return any(not np.array_equal(arrays[0], a) for a in arrays)
 
 
-def watched(grid, sanitizer, seconds=60.0):
+def watched(grid, sanitizer, seconds=PATIENCE):
     """What the sanitizer says to a launch; nothing if it is content."""
     out = [a for a in grid.arguments if isinstance(a, np.ndarray)]
     start = [a.copy() for a in out]
@@ -179,10 +180,10 @@ def test_structs_may_hold_addresses():
         recorder = Recorder()
         grid = launch("shift_pair", Struct("Pair", struct.pack("<qQQ", by, x.ctypes.data, y.ctypes.data)))
         recorder.run_grid(run_grid, grid)
-        assert recorder.kept == {("faults.cu", "shift_pair", False, False): {}}  # nobody knows what it points at
+        assert recorder.kept == {("faults.cu", "shift_pair", False): {}}  # nobody knows what it points at
         recorder.cuda_calls(lambda *bound: None, None, [x], [y], [], {})
         recorder.run_grid(run_grid, grid)
-        (kept,) = recorder.kept["faults.cu", "shift_pair", False, False].values()
+        (kept,) = recorder.kept["faults.cu", "shift_pair", False].values()
         assert np.array_equal(y, x + by)
         assert sorted(len(before) for before, _, _ in kept.memory) == [128, 128]
         if by == 0:
@@ -274,7 +275,7 @@ def test_a_few_small_launches_of_each_kernel_are_kept():
             x, y = np.ones(count, np.float32), np.zeros(blocks, np.float32)
             recorder.run_grid(run_grid, launch("sums<float>", x, y, count, blocks=blocks, threads=64, shared=256))
             assert y.sum() == count
-    assert {kind: len(kept) for kind, kept in recorder.kept.items()} == {("faults.cu", "sums", several, False): KEPT for several in (False, True)}
+    assert {kind: len(kept) for kind, kept in recorder.kept.items()} == {("faults.cu", "sums", several): KEPT for several in (False, True)}
     assert {r.geometry[0] for kept in recorder.kept.values() for r in kept.values()} == {1, 2}
     assert all(len(r.memory[0][0]) < 80 for kept in recorder.kept.values() for r in kept.values())
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from data_checks import refused, same
+from helpers import PATIENCE, need
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -204,7 +205,7 @@ def test_a_label_that_the_model_does_not_know_is_named():
 @given(height=st.integers(1, 9), width=st.integers(1, 9), size=st.integers(1, 12), channels=st.integers(1, 4))
 @settings(deadline=None)
 def test_adapt_against_torch(height, width, size, channels):
-    torch = pytest.importorskip("torch")
+    torch = need("torch")
     x = np.random.default_rng(height * 10 + width).standard_normal((2, height, width, 3), np.float32)
     got = data.adapt(x, size, channels)
     want = torch.nn.functional.interpolate(torch.from_numpy(x).permute(0, 3, 1, 2), (size, size), mode="bilinear")
@@ -246,7 +247,7 @@ def test_resized_batches_say_so_and_hold_the_same_bits_prepared_or_not(monkeypat
 def test_the_line_goes_to_stderr_once(tmp_path):
     code = ("from minidl import data\nfor _ in range(3):\n    data.load('mnist', batch_size=4)\n"
             "    data.load('mnist', batch_size=4, split='train')")  # fmt: skip
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=60,
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=PATIENCE,
                          env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])})  # fmt: skip
     assert run.returncode == 0, run.stderr
     assert run.stdout == ""
@@ -257,7 +258,7 @@ def test_the_line_goes_to_stderr_once(tmp_path):
 def test_numpy_is_enough():
     code = ("import sys\nfor name in ('torch', 'numba', 'cupy', 'mpi4py', 'rich'): sys.modules[name] = None\n"
             "from minidl import data\nnext(data.digits())")  # fmt: skip
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[1], timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[1], timeout=PATIENCE)
 
 
 # ---- generated data and text

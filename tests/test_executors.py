@@ -12,7 +12,19 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from helpers import SMALL, Case, arrays_left, bits, bytes_allocated, cases, deadline, planned, recorded, sgd_momentum
+from helpers import (
+    PATIENCE,
+    SMALL,
+    Case,
+    arrays_left,
+    bits,
+    bytes_allocated,
+    cases,
+    deadline,
+    planned,
+    recorded,
+    sgd_momentum,
+)
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -25,6 +37,7 @@ from minidl.kernels import kernel
 from minidl.memory import MemoryLimitError, plan_memory
 from minidl.op import Op
 from minidl.schedule import Lane, Schedule, ScheduleError
+from minidl.streams import Stream
 
 SLOW = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -580,7 +593,7 @@ def test_two_tasks_that_fail_at_once_are_reported_as_one_of_them(faulty_step):
             here = Here()
 
             def both(here=here):
-                here.barrier.wait(10)
+                here.barrier.wait(PATIENCE / 2)
                 return Broken(here.local.name)
 
             FAULT.update({"in": here, "raise": both})
@@ -605,7 +618,49 @@ def test_what_is_no_exception_reaches_the_caller_as_itself(faulty_step, lanes, p
     run.close()
 
 
-def test_an_interrupt_while_the_caller_waits_for_a_lane_ends_the_step_and_the_executor_runs_again(faulty_step):
+class Signals:
+    """A fault that sends the caller a signal when the caller waits for a lane, and fails when the caller has handled it."""
+
+    def __init__(self, monkeypatch, number, error):
+        self.waits, self.handled, caller, join = threading.Event(), threading.Event(), threading.get_ident(), Stream.join
+
+        def joining(stream):
+            self.waits.set()
+            return join(stream)
+
+        def handler(*_):
+            if not self.handled.is_set():
+                self.handled.set()
+                raise error
+
+        def fault():
+            self.waits.wait()
+            while not self.handled.wait(0.01):  # one that comes just before the caller blocks does not wake it
+                signal.pthread_kill(caller, number)
+            return Broken("too late")
+
+        monkeypatch.setattr(Stream, "join", joining)
+        self.number, self.fault, self.before = number, fault, signal.signal(number, handler)
+
+    def __call__(self, run):
+        self.waits.clear()
+        self.handled.clear()
+        FAULT.update({"in": "left", "raise": self.fault})
+        try:
+            run(X)
+        finally:
+            FAULT["in"] = None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        signal.signal(self.number, self.before)
+
+
+@pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGUSR1, TimeoutError)], ids=["interrupt", "handler's error"])
+def test_a_signal_while_the_caller_waits_for_a_lane_ends_the_step_and_the_executor_runs_again(faulty_step, monkeypatch, number, error):
+    """Whatever the handler raises is no task's fault, though the task fails too."""
     graph = ml.record(faulty_step, X)
     slow = next(t.index for t in graph for launch in t.launches if ("name", "left") in launch.constants)
     after = {slow}  # everything that needs the slow task is on its lane, so that the caller only joins
@@ -614,48 +669,12 @@ def test_an_interrupt_while_the_caller_waits_for_a_lane_ends_the_step_and_the_ex
             after.add(t)
     schedule = Schedule.of(graph, {Lane(0): [t for t in range(len(graph)) if t not in after], Lane(0, "sub"): sorted(after)})
     run = StreamExecutor(graph, schedule)
-    caller = threading.main_thread().ident
-    never = threading.Event()
-
-    def interrupt():
-        never.wait(0.1)  # until the caller waits
-        signal.pthread_kill(caller, signal.SIGINT)
-        never.wait(0.5)
-        return Broken("too late")
-
-    with deadline():
+    with deadline(), Signals(monkeypatch, number, error) as step_with_a_signal:
         for _ in range(3):
-            FAULT.update({"in": "left", "raise": interrupt})
-            with pytest.raises(KeyboardInterrupt):
-                run(X)
-            FAULT["in"] = None
+            with pytest.raises(error):
+                step_with_a_signal(run)
             for _ in range(3):
                 assert np.isfinite(float(run(X)))
-    run.close()
-
-
-def test_an_error_of_a_signal_handler_while_the_caller_waits_is_no_tasks_fault(faulty_step):
-    graph = ml.record(faulty_step, X)
-    run = StreamExecutor(graph, lanes_of(graph, 2))
-
-    def alarm(*_):
-        raise TimeoutError("enough")
-
-    def slow():
-        threading.Event().wait(0.6)
-        return Broken("too late")
-
-    FAULT.update({"in": "left", "raise": slow})
-    before = signal.signal(signal.SIGALRM, alarm)
-    signal.setitimer(signal.ITIMER_REAL, 0.2)
-    try:
-        with pytest.raises((TimeoutError, TaskError)):
-            run(X)
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-    FAULT["in"] = None
-    assert np.isfinite(float(run(X)))
     run.close()
 
 
@@ -675,7 +694,7 @@ def test_threads_end_with_their_executor(faulty_step):
         gc.collect()
         assert gone() is None, "something keeps the executor alive"
         for thread in set(threading.enumerate()) - before:
-            thread.join(10)
+            thread.join()
     assert set(threading.enumerate()) <= before
 
 

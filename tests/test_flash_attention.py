@@ -90,8 +90,6 @@ def test_scores_may_be_large():
 
 @pytest.mark.parametrize("dtype", HALVES)
 def test_what_cuda_does_is_one_call(dtype):
-    if dtype == "bfloat16":
-        pytest.importorskip("ml_dtypes")
     q, k, v, dy = arrays((2, 3, 5, 7, 8, 16), dtype)
     constants = {"scale": 0.25, "causal": True}
     y, lse = np.zeros_like(dy), np.zeros(dy.shape[:3], np.float32)
@@ -191,8 +189,6 @@ def kernels(graph: TaskGraph) -> Counter[str]:
 @pytest.mark.parametrize("low", HALVES)
 @pytest.mark.parametrize("causal", [False, True])
 def test_all_orders_have_the_same_bits_and_train_as_before(device, low, causal):
-    if low == "bfloat16":
-        pytest.importorskip("ml_dtypes")
     plain = Job(low, device(0), causal=causal)
     wanted = plain.run(SequentialExecutor(plain.plain, plain.device))
     found = []

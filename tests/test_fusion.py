@@ -206,8 +206,6 @@ def test_squeeze_and_excite_is_put_together_where_nobody_else_needs_its_parts(be
 @pytest.mark.parametrize("besides", ["nothing", *HALVES])
 def test_squeeze_and_excite_on_cuda(besides):
     """In 16 bits, too, where weights are cast by the tasks that are put together."""
-    if besides == "bfloat16":
-        pytest.importorskip("ml_dtypes")
     plain = Excited(besides, cuda_runtime.device(0))
     plain.run(plain.graph)
     found = []

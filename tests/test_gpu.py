@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cuda_on_gpu import run_kernel_on
+from helpers import PATIENCE
 from reference_calls import calls
 from test_cuda_runtime import (  # noqa: F401  the same tests, with this file's device
     Run,
@@ -149,7 +150,6 @@ def test_products_are_strict_float32_unless_tf32_is_asked_for(device, n):
 @pytest.mark.parametrize("sizes", [(2, 12, 128, 128, 64), (1, 4, 1000, 1000, 64), (2, 3, 33, 77, 128), (2, 2, 7, 5, 8)], ids=str)
 def test_flash_attention_is_as_close_as_attention_with_probabilities(device, sizes, low, unit, causal):
     """To float64 of the same numbers; with the same bits each time. q, k and v lie as cuts of a projection do."""
-    pytest.importorskip("ml_dtypes")
     there, rng, (n, h, t, s, d) = device(), np.random.default_rng(0), sizes
     if not there.flash:
         pytest.skip(f"{there.name} has no flash kernels")
@@ -179,7 +179,7 @@ def test_flash_attention_is_as_close_as_attention_with_probabilities(device, siz
 
 
 def minidl(*arguments: str) -> Any:
-    done = subprocess.run([sys.executable, "-m", "minidl", *arguments, "--json"], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, "-m", "minidl", *arguments, "--json"], capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

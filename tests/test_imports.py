@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from helpers import PATIENCE
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = {"minidl": ROOT / "minidl", "minidl.kernels": ROOT / "kernels", "minidl.schedulers": ROOT / "schedulers",
@@ -157,7 +158,7 @@ assert set(m.partition(".")[0] for m in sys.modules) & {"numba", "mpi4py", "cupy
 
 
 def run(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", BLOCKED + code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run([sys.executable, "-c", BLOCKED + code], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=False)
 
 
 def test_numpy_alone_is_enough_to_import_minidl():

@@ -5,10 +5,10 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from helpers import PATIENCE
 
 ROOT = Path(__file__).parent.parent
 TRAIN = ["train", "--model", "mlp", "--model-arg", "hidden=16", "--costs", "analytic", "--steps", "2000", "--json"]
@@ -39,7 +39,7 @@ def run(code, *argv, **options):
     """The program in a process of its own, whose SIGINT is not ignored although that of the tests may be."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        return subprocess.run([sys.executable, "-c", code, *(argv or TRAIN)], cwd=ROOT, capture_output=True, text=True, timeout=120, **options)
+        return subprocess.run([sys.executable, "-c", code, *(argv or TRAIN)], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, **options)
     finally:
         signal.signal(signal.SIGINT, before)
 
@@ -91,7 +91,6 @@ def interrupt():
 
 def test_an_interrupt_during_a_long_call_of_compiled_code():
     """The main thread comes back to Python much later: the process ends before."""
-    begin = time.monotonic()
     stopped(run(IN_A_STEP.format(interrupt="""
 import threading
 import numba
@@ -106,9 +105,8 @@ def minutes(n):
 def interrupt():
     minutes(1)
     threading.Timer(0.1, me).start()
-    minutes(10**12)
+    minutes(10**15)
 """)))
-    assert time.monotonic() - begin < 100
 
 
 @pytest.mark.parametrize("module", ["numpy", "minidl.cli", "numba", "minidl.ops.linear"])

@@ -12,7 +12,7 @@ from typing import Any
 
 import cuda_runtime
 import pytest
-from helpers import planned, torch_or_skip
+from helpers import PATIENCE, planned, torch_or_skip
 
 import minidl as ml
 from minidl.cuda import device as cuda_devices
@@ -131,7 +131,6 @@ def test_torch_is_held_against_float64_and_timed_beside(device, one_thread):
 
 @pytest.mark.slow
 def test_bfloat16_is_that_of_both_sides(device, one_thread, monkeypatch):
-    pytest.importorskip("ml_dtypes", reason="NumPy's bfloat16")
     made = []
     monkeypatch.setattr(Theirs, "network", lambda self, *a, network=Theirs.network, **k: made.append(network(self, *a, **k)) or made[-1])
     monkeypatch.setattr(Theirs, "tuned", lambda self: self.eager(True))
@@ -270,7 +269,7 @@ def run(*arguments):
     made.append(arguments)
     if len(made) == {stop}:
         print("here", flush=True)
-        __import__("time").sleep(60)
+        __import__("time").sleep(3600)
     return first_run(*arguments)
 
 ladder.first_run = run
@@ -293,7 +292,7 @@ def test_killed_it_loses_nothing_that_was_finished_and_goes_on_with_the_rest(tmp
     assert "step_ms" in before["one"]["first"]
     assert before["two"]["first"] == {"begun": True, "left_out": {"first": ladder.BEGUN}}
     assert "first" not in before.get("three", {})
-    said, _ = climber(stop=0).communicate(timeout=120)
+    said, _ = climber(stop=0).communicate(timeout=PATIENCE)
     after = json.loads(path.read_text())
     assert after["networks"]["tf32"]["one"] == before["one"], "it is not measured again"
     assert list(after["networks"]["tf32"]) == ["one", "two", "three"]
@@ -345,11 +344,12 @@ def test_a_target_is_not_met_by_a_part_of_the_networks():
     assert [row["seen"] for row in ladder_record.targets({}, of=1)] == [None] * 5
 
 
+@pytest.mark.may_skip
 def test_without_a_gpu_it_says_so_in_one_line():
     try:
         ml.device.get("cuda")
     except ml.DeviceError:
-        done = subprocess.run([sys.executable, str(BENCH / "ladder.py")], capture_output=True, text=True, timeout=60)
+        done = subprocess.run([sys.executable, str(BENCH / "ladder.py")], capture_output=True, text=True, timeout=PATIENCE)
         assert done.returncode == 2
         assert done.stderr.startswith("ladder: ")
         assert len(done.stderr.splitlines()) == 1

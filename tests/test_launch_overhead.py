@@ -11,6 +11,7 @@ from pathlib import Path
 import cuda_machine
 import cuda_runtime
 import pytest
+from helpers import PATIENCE, need
 
 BENCH = Path(__file__).parent.parent / "bench"
 RUNNABLE = {"minidl, prebuilt launch", "fill of 4 KiB"}  # of the groups whose other rows are those of libraries
@@ -32,7 +33,7 @@ def check_rows(rows, measured):
 
 
 def run(*arguments):
-    return subprocess.run([sys.executable, str(BENCH / "launch_overhead.py"), *arguments], capture_output=True, text=True, timeout=300)
+    return subprocess.run([sys.executable, str(BENCH / "launch_overhead.py"), *arguments], capture_output=True, text=True, timeout=PATIENCE)
 
 
 def test_the_cpu(tmp_path):
@@ -101,7 +102,7 @@ def test_what_cuda_does_without_libraries(bench, tmp_path):
     for row in record["rows"]:
         (line,) = [line for line in text.splitlines() if line.startswith(f"  {row['name']:42} ") and row.get("missing", row["words"]) in line]
         assert line
-    pytest.importorskip("matplotlib", reason="needs the extra `plot`")
+    need("matplotlib")
     bench.plot(record, str(tmp_path / "plot.png"))
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 

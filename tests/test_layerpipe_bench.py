@@ -5,11 +5,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+from helpers import PATIENCE
+
 BENCH = Path(__file__).parent.parent / "bench" / "layerpipe.py"
 
 
 def run(*arguments):
-    return subprocess.run([sys.executable, str(BENCH), *arguments], capture_output=True, text=True, timeout=120)
+    return subprocess.run([sys.executable, str(BENCH), *arguments], capture_output=True, text=True, timeout=PATIENCE)
 
 
 def test_given_costs(tmp_path):

@@ -9,10 +9,10 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from helpers import PATIENCE, until
 
 from minidl.schedulers.data_parallel import POLICIES
 
@@ -31,8 +31,9 @@ def command(ranks, *argv):
     return line
 
 
-def run(ranks, *argv, timeout=60, **variables):
-    return subprocess.run(command(ranks, *argv), cwd=ROOT, capture_output=True, text=True, timeout=timeout, env={**os.environ, **variables})
+def run(ranks, *argv, **variables):
+    """What hangs is ended by the limit, and the test fails."""
+    return subprocess.run(command(ranks, *argv), cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, env={**os.environ, **variables})
 
 
 def train(*flags, common=COMMON):
@@ -58,7 +59,7 @@ def one_line(done):
 
 
 def alone(*flags):
-    return record(subprocess.run([sys.executable, *train(*flags)], cwd=ROOT, capture_output=True, text=True, timeout=60))
+    return record(subprocess.run([sys.executable, *train(*flags)], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE))
 
 
 # --------------------------------------------------------------------------------------------------------------- bits
@@ -78,7 +79,7 @@ def test_more_ranks_than_cores():
 
 @pytest.mark.slow
 def test_one_process_without_mpiexec():
-    single = subprocess.run([sys.executable, *parallel("dear")], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    single = subprocess.run([sys.executable, *parallel("dear")], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
     assert record(single)["params_sha256"] == alone()["params_sha256"]
 
 
@@ -107,7 +108,7 @@ sys.exit(main(sys.argv[1:]))
 def test_two_ranks_on_cuda_without_a_gpu():
     """On a runtime of the CPU, so that all but the GPU is real: each rank takes its own device, gradients go through MPI."""
     on_cuda = ["--device", "cuda"]
-    single = subprocess.run([sys.executable, "-c", CUDA, *train(*on_cuda, "--micro-batches", "2")[2:]], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    single = subprocess.run([sys.executable, "-c", CUDA, *train(*on_cuda, "--micro-batches", "2")[2:]], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
     found = record(run(2, "-c", CUDA, *parallel("reverse_first_k", "--k", "2", *on_cuda)[2:]))
     assert found["params_sha256"] == record(single)["params_sha256"]
     assert (found["ranks"], found["device"]) == (2, "cuda:0")
@@ -179,7 +180,7 @@ def test_info_looks_at_every_rank():
 def test_a_limited_loopback_changes_no_bits_or_says_why_it_cannot():
     script = str(ROOT / "bench" / "limited_loopback.sh")
     done = subprocess.run([script, "500mbit", *command(2, *parallel("reverse_first_k", "--k", "1"))], cwd=ROOT, capture_output=True,
-                          text=True, timeout=90)
+                          text=True, timeout=PATIENCE)
     if done.returncode == 3:
         assert done.stderr.startswith("limited_loopback: ")
         assert len(done.stderr.splitlines()) == 1
@@ -190,9 +191,9 @@ def test_a_limited_loopback_changes_no_bits_or_says_why_it_cannot():
 def test_the_limited_loopback_says_what_is_missing(tmp_path):
     script = ROOT / "bench" / "limited_loopback.sh"
     (tmp_path / "sh").symlink_to(shutil.which("sh"))
-    done = subprocess.run(["/bin/sh", script, "1gbit", "true"], capture_output=True, text=True, env={"PATH": str(tmp_path)}, timeout=20)
+    done = subprocess.run(["/bin/sh", script, "1gbit", "true"], capture_output=True, text=True, env={"PATH": str(tmp_path)}, timeout=PATIENCE)
     assert (done.returncode, done.stderr) == (3, "limited_loopback: unshare is not installed (util-linux, iproute2)\n")
-    assert subprocess.run(["/bin/sh", script], capture_output=True, timeout=20).returncode == 2
+    assert subprocess.run(["/bin/sh", script], capture_output=True, timeout=PATIENCE).returncode == 2
 
 
 # ------------------------------------------------------------------------------------------------------- started alike
@@ -241,12 +242,10 @@ sys.exit(main(sys.argv[1:]))
     assert "the number of samples is 640 on rank 1" in line
 
 
-@pytest.mark.parametrize("other", ["pass", pytest.param("from mpi4py import MPI; import time; time.sleep(20)", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("other", ["pass", pytest.param("from mpi4py import MPI; import time; time.sleep(3600)", marks=pytest.mark.slow)])
 def test_ranks_do_not_wait_for_ever_for_one_that_runs_something_else(other):
     """One that never starts MPI, or that starts it and then does not do what the others do."""
-    begin = time.monotonic()
-    done = run(2, *parallel("priority"), ":", "-c", other, timeout=120, MINIDL_MPI_START_SECONDS="2")
-    assert time.monotonic() - begin < 20
+    done = run(2, *parallel("priority"), ":", "-c", other, MINIDL_MPI_START_SECONDS="2")
     assert done.returncode != 0
     lines = [line for line in done.stderr.splitlines() if line.startswith("minidl:")]
     assert len(lines) == 1, done.stderr
@@ -303,10 +302,8 @@ sys.exit(main(sys.argv[1:]))
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_rank_that_raises_says_so_and_stops_the_others(ranks):
-    begin = time.monotonic()
-    done = run(ranks, "-c", RAISES, *parallel("priority", "--batch-size", "48")[2:], timeout=120)
+    done = run(ranks, "-c", RAISES, *parallel("priority", "--batch-size", "48")[2:])
     assert done.returncode != 0
-    assert time.monotonic() - begin < 20
     assert done.stderr == "minidl: rank 1: a bad day\n"
 
 
@@ -315,14 +312,12 @@ def test_a_killed_rank_ends_all_and_the_last_checkpoint_goes_on(tmp_path):
     folder = tmp_path / "checkpoint"
     common = ["--model", "mlp", "--model-arg", "hidden=32", "--costs", "analytic", "--json", "--checkpoint", folder]
     killed = "import os, sys\n" + RAISES.replace('raise ArithmeticError("a bad day")', "os.kill(os.getpid(), 9)").replace("== 3", "== 30")
-    begin = time.monotonic()
-    done = run(2, "-c", killed, *parallel("priority", "--epochs", "40", common=common)[2:], timeout=40)
+    done = run(2, "-c", killed, *parallel("priority", "--epochs", "40", common=common)[2:])
     assert done.returncode != 0
-    assert not _running(str(folder))
-    assert time.monotonic() - begin < 30
+    until(lambda: not _running(str(folder)), "the other ranks have ended")
     resumed = record(run(4, *parallel("barrier", "--steps", "50", "--resume", common=common)))
     assert resumed["steps"] < 50, "it did not go on from a checkpoint"
-    whole = subprocess.run([sys.executable, *train("--steps", "51", "--resume", common=common)], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    whole = subprocess.run([sys.executable, *train("--steps", "51", "--resume", common=common)], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
     assert record(whole)["steps"] == 1
 
 
@@ -334,7 +329,7 @@ DOES = "import os, signal, time\nfrom minidl.__main__ import run\n" + RAISES.rep
 @pytest.mark.parametrize(("name", "ranks"), [("SIGINT", 2), pytest.param("SIGTERM", 2, marks=pytest.mark.slow),
                                              pytest.param("SIGINT", 4, marks=pytest.mark.slow)])
 def test_an_interrupt_of_one_rank_ends_all(name, ranks):
-    done = run(ranks, "-c", DOES.format(f"os.kill(os.getpid(), signal.{name})"), *parallel("priority", "--steps", "100000")[2:], timeout=120)
+    done = run(ranks, "-c", DOES.format(f"os.kill(os.getpid(), signal.{name})"), *parallel("priority", "--steps", "100000")[2:])
     assert done.stderr == f"minidl: rank 1: stopped by {name}\n"
     assert done.returncode == 128 + signal.Signals[name]
 
@@ -343,7 +338,7 @@ def test_an_interrupt_of_one_rank_that_a_library_catches_ends_all():
     """Python handles a signal at the next of its instructions, here within the `with`."""
     swallowed = DOES.replace("{}", "exec(CATCHES)").replace("import os", "CATCHES = 'with contextlib.suppress(BaseException): "
                                                             "os.kill(os.getpid(), signal.SIGINT); time.sleep(0.01)'\nimport contextlib, os")
-    done = run(2, "-c", swallowed, *parallel("priority", "--steps", "100000")[2:], timeout=120)
+    done = run(2, "-c", swallowed, *parallel("priority", "--steps", "100000")[2:])
     assert (done.returncode, done.stderr) == (130, "minidl: rank 1: stopped by SIGINT\n")
 
 
@@ -361,22 +356,42 @@ sys.meta_path.insert(0, Finder())
 from minidl.__main__ import run
 run()
 """
-    done = run(1, *parallel("priority"), ":", "-c", interrupted, *parallel("priority")[2:], timeout=100)
+    done = run(1, *parallel("priority"), ":", "-c", interrupted, *parallel("priority")[2:])
     lines = [line for line in done.stderr.splitlines() if line.startswith("minidl:")]
     assert lines == ["minidl: rank 1: stopped by SIGINT"], done.stderr
     assert done.returncode != 0
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seconds", [0.6, 1.2, 4.0])
-def test_an_interrupt_of_the_launcher(seconds):
+@pytest.mark.parametrize("where", ["numba", "mpi4py", "a step"])
+def test_an_interrupt_of_the_launcher(where, tmp_path):
     """Ctrl-C, which launchers pass on to all ranks: in their imports, at the start of MPI, in their steps."""
+    begins = f"""
+import os, pathlib, sys
+from minidl.__main__ import run
+
+def here():
+    pathlib.Path({str(tmp_path)!r}, str(os.getpid())).touch()
+
+class Finder:
+    def find_spec(self, name, *_):
+        if name == {where!r}:
+            here()
+
+if {where!r} == "a step":
+    from minidl import data_parallel
+    step = data_parallel.RankTrainer.step
+    data_parallel.RankTrainer.step = lambda self: (here(), step(self))[1]
+sys.meta_path.insert(0, Finder())
+run()
+"""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # that of the tests may be ignored, which is inherited
-    with subprocess.Popen(command(2, *parallel("priority", "--steps", "100000")), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as job:
+    with subprocess.Popen(command(2, "-c", begins, *parallel("priority", "--steps", "100000")[2:]), cwd=ROOT, stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, text=True) as job:
         signal.signal(signal.SIGINT, before)
-        time.sleep(seconds)
+        until(lambda: len(list(tmp_path.iterdir())) == 2, f"both ranks are at {where}")
         job.send_signal(signal.SIGINT)
-        _, err = job.communicate(timeout=60)
+        _, err = job.communicate(timeout=PATIENCE)
     assert job.returncode != 0
     assert [line for line in err.splitlines() if line.startswith("minidl:")] == ["minidl: rank 0: stopped by SIGINT"], err
 
@@ -387,11 +402,11 @@ STOPS = "os.kill(os.getpid(), signal.SIGSTOP)"
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_rank_that_is_stopped_for_ever_is_noticed_by_its_silence(ranks, tmp_path):
     done = run(ranks, "-c", DOES.format(STOPS), *parallel("priority", "--steps", "100000", "--trace", tmp_path / "trace.json")[2:],
-               timeout=120, MINIDL_MPI_WAIT_SECONDS="4")
+               MINIDL_MPI_WAIT_SECONDS="4")
     assert done.returncode != 0
     assert re.fullmatch(r"minidl: rank [023] waits for rank 1, which has given no sign of life for 4 s: it was stopped, or its machine is gone "
                         r"\(MINIDL_MPI_WAIT_SECONDS gives it more time\)\n", done.stderr)
-    assert not _running(str(tmp_path)), "a stopped rank is still there"
+    until(lambda: not _running(str(tmp_path)), "the stopped rank has ended")
 
 
 @pytest.mark.slow
@@ -403,15 +418,15 @@ def test_a_rank_that_is_stopped_and_goes_on_changes_no_bits():
 
 @pytest.mark.slow
 def test_a_rank_that_is_busy_is_not_silent():
-    found = record(run(2, "-c", DOES.format("time.sleep(8)"), *parallel("priority")[2:], MINIDL_MPI_WAIT_SECONDS="3"))
+    found = record(run(2, "-c", DOES.format("time.sleep(24)"), *parallel("priority")[2:], MINIDL_MPI_WAIT_SECONDS="12"))
     assert found["steps"] == 6
 
 
 @pytest.mark.slow
 def test_a_stopped_rank_is_noticed_by_one_that_looks_at_nothing():
     """As in a call of a library that waits by itself."""
-    stuck = DOES.format(STOPS).replace("return step(self)", "time.sleep(1000) if len(self.seconds) == 3 else None; return step(self)")
-    done = run(2, "-c", stuck, *parallel("priority")[2:], timeout=120, MINIDL_MPI_WAIT_SECONDS="4")
+    stuck = DOES.format(STOPS).replace("return step(self)", "time.sleep(3600) if len(self.seconds) == 3 else None; return step(self)")
+    done = run(2, "-c", stuck, *parallel("priority")[2:], MINIDL_MPI_WAIT_SECONDS="4")
     assert done.returncode == 2
     assert [line[:32] for line in done.stderr.splitlines()] == ["minidl: rank 0 waits for rank 1,"]
 
@@ -430,7 +445,7 @@ MPI.close = stop
 from minidl.__main__ import run
 run()
 """
-    done = run(2, "-c", stopped, *parallel("priority")[2:], timeout=120, MINIDL_MPI_WAIT_SECONDS="4")
+    done = run(2, "-c", stopped, *parallel("priority")[2:], MINIDL_MPI_WAIT_SECONDS="4")
     assert done.returncode != 0
     lines = [line for line in done.stderr.splitlines() if line.startswith("minidl:")]
     assert len(lines) == 1, done.stderr
@@ -441,20 +456,13 @@ run()
 @pytest.mark.parametrize("variable", ["MINIDL_MPI_WAIT_SECONDS", "MINIDL_MPI_START_SECONDS"])
 @pytest.mark.parametrize("value", ["soon", "0", "nan"])
 def test_a_deadline_is_a_number_of_seconds(variable, value):
-    done = subprocess.run([sys.executable, *parallel("priority")], cwd=ROOT, capture_output=True, text=True, timeout=60, env={**os.environ, variable: value})
+    done = subprocess.run([sys.executable, *parallel("priority")], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, env={**os.environ, variable: value})
     assert one_line(done) == f"minidl: {variable}={value} must be a number of seconds above 0"
 
 
 def _running(mark):
-    """Processes whose command line holds `mark`, ten seconds at most after they should have gone."""
-    for _ in range(100):
-        found = [p for p in Path("/proc").glob("[0-9]*/cmdline") if mark in _text(p) and p.parent.name != str(os.getpid())]
-        if not found:
-            return []
-        time.sleep(0.1)
-    for p in found:
-        os.kill(int(p.parent.name), signal.SIGKILL)
-    return found
+    """Processes whose command line holds `mark`."""
+    return [p for p in Path("/proc").glob("[0-9]*/cmdline") if mark in _text(p) and p.parent.name != str(os.getpid())]
 
 
 def _text(path):

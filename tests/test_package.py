@@ -9,6 +9,7 @@ import venv
 from pathlib import Path
 
 import pytest
+from helpers import PATIENCE
 
 ROOT = Path(__file__).parent.parent
 COMMAND = ["-m", "minidl", "train", "--model", "mlp", "--steps", "2", "--costs", "analytic", "--json"]
@@ -16,7 +17,7 @@ COMMAND = ["-m", "minidl", "train", "--model", "mlp", "--steps", "2", "--costs",
 
 def shell(*argv, cwd, **environment):
     clean = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
-    done = subprocess.run([str(a) for a in argv], cwd=cwd, capture_output=True, text=True, timeout=600, env={**clean, **environment})
+    done = subprocess.run([str(a) for a in argv], cwd=cwd, capture_output=True, text=True, timeout=2 * PATIENCE, env={**clean, **environment})
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     return done.stdout
 

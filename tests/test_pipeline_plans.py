@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers import need
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
@@ -94,7 +95,7 @@ def test_both_notations_come_back_as_they_were(found):
 
 
 def test_torch_reads_what_is_written():
-    schedules = pytest.importorskip("torch.distributed.pipelining.schedules", reason="torch is not installed")
+    schedules = need("torch.distributed.pipelining.schedules")
     text = pipeline.to_torch(pipeline.plan("dualpipe_v", 2, 4).schedule)
     read = [[str(schedules._Action.from_str(cell)) for cell in row.split(",") if cell] for row in text.splitlines()]
     assert read == [[cell for cell in row.split(",") if cell] for row in text.splitlines()]

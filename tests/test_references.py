@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers import need
 from reference_calls import calls
 
 from minidl.kernels import KERNELS
@@ -17,7 +18,7 @@ OURS = [name for name, k in KERNELS.items() if k.reference.__module__.startswith
 @pytest.fixture
 def stand_in(monkeypatch):
     """CuPy over NumPy's arrays."""
-    pytest.importorskip("cupy", reason="cupy is not installed, whose interface this is about; install minidl[cuda13]")
+    need("cupy")
     import cupy_stand_in
     import cupyx.scipy.special
 

@@ -235,6 +235,7 @@ def test_files_that_are_no_traces(tmp_path: Path, content: bytes):
         Timeline.load(path)
 
 
+@pytest.mark.may_skip
 def test_hta_reads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     pytest.importorskip("hta", reason="Holistic Trace Analysis is not installed")
     monkeypatch.setenv("HTA_DISABLE_NS_ROUNDING", "1")

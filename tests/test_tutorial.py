@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers import PATIENCE
 
 ROOT = Path(__file__).resolve().parent.parent
 TUTORIAL = ROOT / "docs" / "tutorial"
@@ -152,10 +153,10 @@ def capture(issues):
 }
 
 
-def python(*arguments, timeout=120):
+def python(*arguments):
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.run([sys.executable, *map(str, arguments)], cwd=ROOT, env=environment, capture_output=True, text=True,
-                          timeout=timeout)
+                          timeout=PATIENCE)
 
 
 def number_of(path):
