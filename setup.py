@@ -5,8 +5,9 @@ from pathlib import Path
 
 from setuptools import setup
 
-CUDA = ["nvidia-cudnn-frontend>=1.20,<1.27", "nvmath-python>=1.0,<1.1", "numba-cuda", "ml_dtypes>=0.5"]  # ml_dtypes: NumPy's bfloat16
-TEST = ["pytest>=8", "hypothesis>=6.100", "pytest-xdist>=3.5",  # xdist: five thousand tests on two cores in minutes
+FRONTEND, NVMATH = "nvidia-cudnn-frontend>=1.20,<1.27", "nvmath-python>=1.0,<1.1"
+CUDA = [FRONTEND, NVMATH, "numba-cuda", "ml_dtypes>=0.5"]  # ml_dtypes: NumPy's bfloat16
+TEST = ["pytest>=8.2", "hypothesis>=6.100", "pytest-xdist>=3.5",  # xdist: five thousand tests on two cores in minutes
         "ml-dtypes>=0.5"]  # bfloat16, which is tested on a CUDA runtime that needs no GPU
 
 setup(
@@ -17,8 +18,8 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.11,<3.14",
-    packages=["minidl", "minidl.cli", "minidl.comm", "minidl.cuda", "minidl.data", "minidl.executors", "minidl.fusion", "minidl.nn", "minidl.ops", "minidl.kernels",
-              "minidl.models", "minidl.schedulers", "minidl.schedulers.pipeline"],
+    packages=["minidl", "minidl.cli", "minidl.comm", "minidl.cuda", "minidl.data", "minidl.executors", "minidl.fusion", "minidl.nn",
+              "minidl.ops", "minidl.kernels", "minidl.models", "minidl.schedulers", "minidl.schedulers.pipeline"],
     package_data={"minidl": ["py.typed"], "minidl.data": ["*.csv.gz", "*.md"], "minidl.kernels": ["*.cu", "*.cuh"]},
     install_requires=[
         "numpy>=2.0",
@@ -37,7 +38,8 @@ setup(
         "data": ["tokenizers", "pillow"],
         "tensorboard": ["tensorboard"],
         "parity": ["torch==2.13.0"],
-        "cuda-check": ["cupy-cuda13x", "nvidia-cuda-nvrtc==13.0.88", "nvidia-cuda-runtime==13.0.96", "cuda-bindings>=13,<14", "nvmath-python>=1.0,<1.1"],
+        "cuda-check": ["cupy-cuda13x", "nvidia-cuda-nvrtc==13.0.88", "nvidia-cuda-runtime==13.0.96", "cuda-bindings>=13,<14",
+                       NVMATH, FRONTEND],
         "test": TEST,
         "dev": [*TEST, "ruff==0.17.5", "mypy==2.4.1", "pre-commit"],
     },

@@ -1,17 +1,26 @@
-"""What a run of the tests says at its end: how many of them need a GPU that is not here. And what lies around those on one."""
+"""What holds for every run of the tests: a busy machine is no failure, and a test that is skipped says why.
+
+Two environment variables, both set by `.ci/run`. MINIDL_SKIPPED=FILE: the ids of the skipped tests are written there, one
+a line, so that `pytest @FILE` runs them where more is installed. MINIDL_ALL_EXTRAS=1: every extra is installed, so a
+skipped test is a failure, unless it is marked `gpu` or `may_skip`.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-settings.register_profile("minidl", deadline=None)  # a busy machine is no failure
+settings.register_profile("minidl", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("minidl")
+
+ALL_EXTRAS = os.environ.get("MINIDL_ALL_EXTRAS") == "1"
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +45,34 @@ def pytest_runtest_protocol(item: Any) -> Iterator[Any]:
         return (yield)
 
 
+# ------------------------------------------------------------------------------------------------------------------ skips
+def _reason(report: Any) -> str:
+    return str(report.longrepr[2]).removeprefix("Skipped: ")
+
+
+def _fail_where_nothing_may_lack(report: Any) -> None:
+    if ALL_EXTRAS and report.outcome == "skipped" and not hasattr(report, "wasxfail"):
+        report.outcome, report.longrepr = "failed", f"skipped although MINIDL_ALL_EXTRAS=1: {_reason(report)}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: Any) -> Iterator[Any]:
+    report = yield
+    if not any(item.get_closest_marker(name) for name in ("gpu", "may_skip")):
+        _fail_where_nothing_may_lack(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Iterator[Any]:
+    report = yield
+    _fail_where_nothing_may_lack(report)  # a whole file, which no mark excuses
+    return report
+
+
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    skipped = [r for r in terminalreporter.stats.get("skipped", []) if "gpu" in r.keywords]
-    if skipped:
-        terminalreporter.write_line(f"{len(skipped)} gpu tests skipped: {skipped[0].longrepr[2].removeprefix('Skipped: ')}")
+    skipped = {report.nodeid: _reason(report) for report in terminalreporter.stats.get("skipped", [])}
+    for reason, count in Counter(skipped.values()).most_common():
+        terminalreporter.write_line(f"{count} skipped: {reason}")
+    if path := os.environ.get("MINIDL_SKIPPED"):
+        Path(path).write_text("".join(f"{name}\n" for name in skipped))

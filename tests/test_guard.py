@@ -8,7 +8,7 @@ import threading
 
 import numpy as np
 import pytest
-from helpers import SMALL, bits, deadline
+from helpers import PATIENCE, SMALL, bits, deadline
 
 import minidl as ml
 from minidl.executors import SequentialExecutor, StreamExecutor, executor
@@ -51,7 +51,7 @@ assert np.isfinite(run(x, y).numpy())
 @pytest.mark.parametrize("make", ["executor(graph, schedulers.multi_stream(graph, streams=2))",
                                   "executor(graph, schedulers.multi_stream(ml.cross_boundary(graph, [t.index for t in graph if t.kind in (ml.Kind.W, ml.Kind.U)]).body[0]))"])
 def test_a_step_in_a_forked_child_says_that_its_threads_stayed_behind(make):
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", FORKED.format(make=make)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", FORKED.format(make=make)], capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("this executor was made before the process was forked")
     assert len(done.stdout.splitlines()) == 1
@@ -59,7 +59,7 @@ def test_a_step_in_a_forked_child_says_that_its_threads_stayed_behind(make):
 
 @pytest.mark.parametrize("make", ["SequentialExecutor(graph)", "executor(graph, schedulers.in_order(graph))"])
 def test_a_step_in_a_forked_child_runs_where_no_thread_is_needed(make):
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", FORKED.format(make=make)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", FORKED.format(make=make)], capture_output=True, text=True, timeout=PATIENCE)
     assert (done.returncode, done.stdout) == (0, "ran\n"), done.stderr
 
 
@@ -78,14 +78,14 @@ def test_two_threads_on_one_executor_are_an_error_in_the_second_and_change_nothi
 
         def __array__(self, *_, **__):
             inside.set()
-            assert go_on.wait(60)
+            assert go_on.wait(PATIENCE)
             return batches[0][0]
 
     losses = []
     with deadline():
         first = threading.Thread(target=lambda: losses.append(run(Slow(), *batches[0][1:])), name="the first")
         first.start()
-        assert inside.wait(60)
+        assert inside.wait(PATIENCE)
         for _ in range(3):
             with pytest.raises(RuntimeError, match="running a step in thread 'the first'"):
                 run(*batches[1])
