@@ -33,3 +33,28 @@ template <typename T> __device__ __forceinline__ void store(T* y, int count, con
             if (k < count) y[k] = as<T>(from[k]);
     }
 }
+
+// The same where it is known beforehand whether they are WHOLE: four on an address for it. So nothing stands between the
+// loads of several rows. Others are loaded past `count` too, as the last one.
+template <bool WHOLE, typename T> __device__ __forceinline__ void load(const T* x, int count, Sum<T>* to) {
+    if constexpr (WHOLE) {
+        const Four<T> all = *reinterpret_cast<const Four<T>*>(x);
+#pragma unroll
+        for (int k = 0; k < 4; k++) to[k] = value(all.of[k]);
+    } else {
+#pragma unroll
+        for (int k = 0; k < 4; k++) to[k] = value(x[min(k, count - 1)]);
+    }
+}
+template <bool WHOLE, typename T> __device__ __forceinline__ void store(T* y, int count, const Sum<T>* from) {
+    if constexpr (WHOLE) {
+        Four<T> all;
+#pragma unroll
+        for (int k = 0; k < 4; k++) all.of[k] = as<T>(from[k]);
+        *reinterpret_cast<Four<T>*>(y) = all;
+    } else {
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            if (k < count) y[k] = as<T>(from[k]);
+    }
+}

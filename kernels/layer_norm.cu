@@ -54,36 +54,46 @@ layer_norm_input_grad(const T* __restrict__ x, const Sum<T>* __restrict__ mean, 
     }
 }
 
-// dw and, with `bias`, db, or a share's part of both.
-template <typename T>
-__global__ void __launch_bounds__(512) layer_norm_sums(const T* __restrict__ x, const Sum<T>* __restrict__ mean,
+// dw and, with `bias`, db, or a share's part of both. WHOLE where four columns are one access to memory: see columns.cuh.
+template <typename T, bool WHOLE>
+__global__ void __launch_bounds__(256) layer_norm_sums(const T* __restrict__ x, const Sum<T>* __restrict__ mean,
                                                        const Sum<T>* __restrict__ scale, const T* __restrict__ dy,
                                                        long long rows, long long width, long long share, double* parts,
                                                        Sum<T>* dw, Sum<T>* db, bool bias) {
     typedef Sum<T> S;
-    const long long j = column();
-    Pair sums = {0, 0};
-    if (j < width)
-        sums = share_sums<S, 4>(rows, share, [&](long long i, S* v) {
-            v[0] = value(x[i * width + j]), v[1] = value(dy[i * width + j]), v[2] = mean[i], v[3] = scale[i];
-        }, [&](long long, const S* v, S& products, S& total) {
-            products += v[1] * ((v[0] - v[2]) * v[3]);
-            total += v[1];
+    const long long at = column();
+    const int count = held(width);
+    Pair sums[WIDE] = {};
+    if (count)
+        share_sums<S, 3>(rows, share, sums, [&](long long i, S(*v)[WIDE]) {
+            load<WHOLE>(x + i * width + at, count, v[0]);
+            load<WHOLE>(dy + i * width + at, count, v[1]);
+            v[2][0] = mean[i], v[2][1] = scale[i];
+        }, [&](long long, S(*v)[WIDE], S* products, S* total) {
+#pragma unroll
+            for (int c = 0; c < WIDE; c++) {
+                products[c] += v[1][c] * ((v[0][c] - v[2][0]) * v[2][1]);
+                total[c] += v[1][c];
+            }
         });
-    sums = column_sums(sums);
+    column_sums(sums);
     if (gridDim.y > 1) return keep(sums, parts, width);
-    if (threadIdx.y || j >= width) return;
-    dw[j] = S(sums.a);
-    if (bias) db[j] = S(sums.b);
+    if (threadIdx.y) return;
+    for (int c = 0; c < count; c++) {
+        dw[at + c] = S(sums[c].a);
+        if (bias) db[at + c] = S(sums[c].b);
+    }
 }
 
 // dw and db from the parts of all shares.
 template <typename T>
-__global__ void __launch_bounds__(512)
+__global__ void __launch_bounds__(256)
 layer_norm_sums_end(const double* __restrict__ parts, int shares, long long width, Sum<T>* dw, Sum<T>* db, bool bias) {
-    const Pair sums = column_sums(parts, shares, width);
-    const long long j = column();
-    if (threadIdx.y || j >= width) return;
-    dw[j] = Sum<T>(sums.a);
-    if (bias) db[j] = Sum<T>(sums.b);
+    Pair sums[WIDE] = {};
+    column_sums(parts, shares, width, sums);
+    if (threadIdx.y) return;
+    for (int c = 0; c < held(width); c++) {
+        dw[column() + c] = Sum<T>(sums[c].a);
+        if (bias) db[column() + c] = Sum<T>(sums[c].b);
+    }
 }

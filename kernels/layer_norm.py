@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .columns import sums, sums_work
+from .columns import sums, sums_work, whole
 from .cuda import Grid, c_type, each_row, sum_type
 from .registry import kernel, loop
 
@@ -138,7 +138,8 @@ def _(x: Any, mean: Any, scale: Any, dy: Any, dw: Any, *rest: Any, bias: bool) -
     *db, parts = rest
     out, grid = [dw, (*db, dw)[0], bias], sums(*x.shape)
     tiles, shares = grid.blocks
-    calls = [Grid("layer_norm.cu", f"layer_norm_sums<{c_type(x)}>", grid.blocks, grid.threads,
+    four = "true" if whole(x.shape[1], [x, dy]) else "false"
+    calls = [Grid("layer_norm.cu", f"layer_norm_sums<{c_type(x)}, {four}>", grid.blocks, grid.threads,
                   (x, mean, scale, dy, *x.shape, grid.share, parts, *out))]
     if shares > 1:
         calls.append(Grid("layer_norm.cu", f"layer_norm_sums_end<{c_type(x)}>", (tiles,), grid.threads, (parts, shares, len(dw), *out)))

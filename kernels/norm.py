@@ -33,7 +33,7 @@ from typing import Any
 
 import numpy as np
 
-from .columns import Columns, spread, sums, sums_work
+from .columns import MULTIPROCESSORS, Columns, spread, sums, sums_work, whole
 from .cuda import Call, Grid, c_type
 from .registry import KERNELS, Thunk, kernel, loop, ufunc
 from .sums import BLOCK
@@ -58,12 +58,19 @@ def _matrix(x: Any) -> tuple[int, int, int]:
     return (apart or x.shape)[-1], math.prod(x.shape[:-1]), x.shape[-1]
 
 
-def _grid(name: str, like: Any, columns: Columns, *arguments: Any) -> Grid:
-    return Grid("norm.cu", f"{name}<{c_type(like)}>", columns.blocks, columns.threads, arguments)
+def _grid(name: str, columns: Columns, rows: Any, step: int, *arguments: Any) -> Grid:
+    """A launch; `rows`: its arrays with a row for each pixel, the first of them with rows `step` elements apart."""
+    four = "true" if whole(rows[0].shape[-1], rows, [step]) else "false"
+    return Grid("norm.cu", f"{name}<{c_type(rows[0])}, {four}>", columns.blocks, columns.threads, arguments)
+
+
+def _statistics_work(reads: Any, writes: Any, **_: Any) -> list[Any]:
+    """For the CUDA forms that make statistics of pixels. Every block of the second launch adds up all parts: few of them."""
+    return sums_work(math.prod(reads[0].shape[:-1]), reads[0].shape[-1], MULTIPROCESSORS)
 
 
 def _sums_work(reads: Any, writes: Any, **_: Any) -> list[Any]:
-    """For the CUDA forms that sum over pixels."""
+    """For those of which a second launch adds up the parts once."""
     return sums_work(math.prod(reads[0].shape[:-1]), reads[0].shape[-1])
 
 
@@ -94,7 +101,7 @@ def _(x: Any, w: Any, b: Any, running_mean: Any, running_var: Any, tracked: Any,
             loop(_normalise, *_lines(x), mean, rstd, w, b, _rows(y))]
 
 
-@batch_norm.cuda(_sums_work)
+@batch_norm.cuda(_statistics_work)
 def _(x: Any, w: Any, b: Any, running_mean: Any, running_var: Any, tracked: Any, *writes: Any, eps: float, momentum: float) -> Any:
     return _forward(x, [w, b, running_mean, running_var, tracked], None, "none", writes, eps, momentum)
 
@@ -103,15 +110,16 @@ def _forward(x: Any, reads: Any, z: Any, act: str, writes: Any, eps: float, mome
     """Batch norm on CUDA, with what is added to it and the activation after it: one launch, or two for many rows."""
     *writes, parts = writes
     step, rows, channels = _matrix(x)
-    first, second = sums(rows, channels), spread(rows, channels, 264)
+    first, second = sums(rows, channels, MULTIPROCESSORS), spread(rows, channels, 2 * MULTIPROCESSORS)
     shares = first.blocks[1]
     calls: list[Call] = []
     if shares == 1:
         second, shares = first, 0
     else:
-        calls = [_grid("batch_norm_parts", x, first, x, step, rows, channels, first.share, parts)]
-    return [*calls, _grid("batch_norm", x, second, x, step, rows, channels, second.share, parts, shares, *reads,
-                          x if z is None else z, z is not None, ACTIVATIONS.index(act), eps, momentum, *writes)]
+        calls = [_grid("batch_norm_parts", first, [x], step, x, step, rows, channels, first.share, parts)]
+    added = x if z is None else z
+    return [*calls, _grid("batch_norm", second, [x, writes[0], *([] if z is None else [z])], step, x, step, rows, channels, second.share, parts, shares,
+                          *reads, added, z is not None, ACTIVATIONS.index(act), eps, momentum, *writes)]
 
 
 def _statistics(x, step, rows, mean, rstd, total, var, eps):  # type: ignore[no-untyped-def]
@@ -173,7 +181,7 @@ def _(x: Any, w: Any, b: Any, mean: Any, var: Any, y: Any, rstd: Any, *, eps: fl
     if not channels:
         return []
     grid = spread(rows, channels)
-    return [_grid("batch_norm_eval", x, grid, x, step, rows, channels, grid.share, w, b, mean, var, eps, y, rstd)]
+    return [_grid("batch_norm_eval", grid, [x, y], step, x, step, rows, channels, grid.share, w, b, mean, var, eps, y, rstd)]
 
 
 def _inverse_std(var, rstd, eps):  # type: ignore[no-untyped-def]
@@ -208,9 +216,9 @@ def _weight_grad(x: Any, mean: Any, rstd: Any, w: Any, b: Any, dy: Any, y: Any, 
         return []
     grid = sums(rows, channels)
     kept = [x, False, ACTIVATIONS.index(act), parts, dw, db, x] if y is None else [y, True, ACTIVATIONS.index(act), parts, dw, db, dz]
-    calls: list[Call] = [_grid("batch_norm_sums", x, grid, x, step, rows, channels, grid.share, mean, rstd, w, b, dy, *kept)]
+    calls: list[Call] = [_grid("batch_norm_sums", grid, [x, dy, *([] if y is None else [y, dz])], step, x, step, rows, channels, grid.share, mean, rstd, w, b, dy, *kept)]
     if grid.blocks[1] > 1:
-        calls.append(_grid("batch_norm_sums_end", x, grid._replace(blocks=(grid.blocks[0], 1)), parts, grid.blocks[1], channels, rstd, dw, db))
+        calls.append(Grid("norm.cu", f"batch_norm_sums_end<{c_type(x)}>", (grid.blocks[0],), grid.threads, (parts, grid.blocks[1], channels, rstd, dw, db)))
     return calls
 
 
@@ -256,7 +264,7 @@ def _input_grad_calls(x: Any, mean: Any, rstd: Any, w: Any, b: Any, dw: Any, db:
     if not x.size:
         return []
     grid = spread(rows, channels)
-    return [_grid("batch_norm_input_grad", x, grid, x, step, rows, channels, grid.share, mean, rstd, w, b, dw, db, dy,
+    return [_grid("batch_norm_input_grad", grid, [x, dy, dx], step, x, step, rows, channels, grid.share, mean, rstd, w, b, dw, db, dy,
                   ACTIVATIONS.index(act), dx)]
 
 
@@ -287,7 +295,7 @@ def _(dy: Any, w: Any, rstd: Any, dx: Any) -> Any:
     if not dy.size:
         return []
     grid = spread(rows, channels)
-    return [_grid("batch_norm_eval_input_grad", dy, grid, dy, rows, channels, grid.share, w, rstd, dx)]
+    return [_grid("batch_norm_eval_input_grad", grid, [dy, dx], channels, dy, rows, channels, grid.share, w, rstd, dx)]
 
 
 def _scaled(dy, w, rstd, dx):  # type: ignore[no-untyped-def]
@@ -326,7 +334,7 @@ def _(*arrays: Any, eps: float, momentum: float, act: str) -> Any:
             *([] if act == "none" else KERNELS[act].bind([y], [y], [], {}))]
 
 
-@batch_norm_act.cuda(_sums_work)
+@batch_norm_act.cuda(_statistics_work)
 def _(x: Any, *arrays: Any, eps: float, momentum: float, act: str) -> Any:
     return _forward(x, arrays[:5], arrays[5] if len(arrays) > 12 else None, act, arrays[-7:], eps, momentum)
 

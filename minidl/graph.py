@@ -512,6 +512,25 @@ class TaskGraph:
         return replace(self, reads=Rows(self.reads.ptr, reads.astype(np.int32)).sorted(),
                        writes=Rows(self.writes.ptr, writes.astype(np.int32)).sorted(), launches=launches)
 
+    def compact(self) -> TaskGraph:
+        """The graph without the buffers and storages that no task, input or output touches."""
+        used = np.zeros(len(self.buffer_bytes), bool)
+        used[self.reads.ids] = used[self.writes.ids] = True
+        held = np.zeros(len(self.storages), bool)
+        held[self.buffer_storage[used]] = True
+        held[[view.storage for view in (*self.inputs, *self.outputs)]] = True
+        held[[view.storage for own in self.launches for launch in own for view in launch.views]] = True
+        number, place = np.cumsum(used) - 1, np.cumsum(held) - 1
+        moves = {int(s): int(place[s]) for s in np.flatnonzero(held)}
+        kept = np.flatnonzero(used)
+        moved = self.remap(number[self.reads.ids], number[self.writes.ids], [moves], np.zeros(len(self), np.int64))
+        return replace(
+            moved, buffer_bytes=self.buffer_bytes[kept], buffer_role=self.buffer_role[kept],
+            buffer_storage=place[self.buffer_storage[kept]].astype(self.buffer_storage.dtype),
+            buffer_names=tuple(self.buffer_names[b] for b in kept.tolist()) if self.buffer_names else (),
+            storages=tuple(self.storages[s] for s in np.flatnonzero(held).tolist()),
+            inputs=moved_views(self.inputs, moves), outputs=moved_views(self.outputs, moves))
+
     def with_copies(self, copy: Ints, group: Ints) -> tuple[TaskGraph, list[dict[int, int]]]:
         """Buffer b is its copy `copy[b, g]` for the tasks of group g; copy 0 is the buffer itself. `group`: of each task.
 

@@ -8,16 +8,16 @@ lanes, the waits between them and its memory plan. A program knows no device and
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
 from .boundary import Loop, loop
-from .graph import COMMUNICATION, Ints, Kind, Role, TaskGraph
+from .graph import COMMUNICATION, ROLES, Ints, Kind, Launch, Role, Rows, TaskGraph, View
 from .memory import MemoryLimitError, MemoryPlan, plan_memory
 from .passes import unroll
-from .schedule import Schedule, ScheduleError
+from .schedule import Lane, Schedule, ScheduleError
 
 TALKS = [int(kind) for kind in COMMUNICATION]  #: the kinds of tasks that a transport runs
 
@@ -59,7 +59,7 @@ class Part:
 class Program:
     """One rank's part of a plan. `prologue`, `body` and `epilogue` have one part for each parity, as `loop` has.
 
-    `runs_on`: whether communication lanes are still under way when a step's call returns: then what they touch outlives
+    `takes`: which of a step's inputs this rank reads (None: all). `runs_on`: whether communication lanes are still under way when a step's call returns: then what they touch outlives
     the step, and late tasks wait for it. `boundary_waits`: pairs (late task, communication task) of keys, the second of
     the step before.
     """
@@ -70,6 +70,7 @@ class Program:
     prologue: tuple[Part, ...]
     body: tuple[Part, ...]
     epilogue: tuple[Part, ...]
+    takes: tuple[int, ...] | None = None
     runs_on: bool = False
     boundary_waits: tuple[tuple[int, int], ...] = ()
 
@@ -104,12 +105,16 @@ class Program:
 
 
 def lower(graph: TaskGraph, schedule: Schedule, *, ranks: int = 1, rank: int = 0, memory_limit: int | None = None) -> Program:
-    """The program of a schedule of one rank, or of one that is the same on every rank.
+    """The program of one rank among `ranks`: its own lanes of a schedule that has as many, or one that is the same on all.
 
     Proves all parts. Raises ScheduleError where one is wrong, MemoryLimitError above the limit (bytes).
     """
+    takes = None
     if schedule.ranks > 1:
-        raise ScheduleError(f"the schedule has {schedule.ranks} ranks; one device runs one")
+        if schedule.ranks != ranks:
+            raise ScheduleError(f"the schedule has {schedule.ranks} ranks; " + (f"this run has {ranks}" if ranks > 1 else "one device runs one"))
+        schedule.validate(graph)
+        graph, schedule, takes = of_rank(graph, schedule, rank)
     steps = loop(graph, schedule)
     body = tuple(Part(g, schedule.validate(g)) for g in steps.body)
     prologue: tuple[Part, ...] = body
@@ -119,12 +124,67 @@ def lower(graph: TaskGraph, schedule: Schedule, *, ranks: int = 1, rank: int = 0
     waits = _boundary_waits(body[0], steps)
     if waits:  # a lane that is still under way meets the next step
         schedule.repeated(2).validate(_two_steps(graph, steps))
-    program = Program(rank, ranks, steps, prologue, body, epilogue, waits is not None, waits or ())
+    program = Program(rank, ranks, steps, prologue, body, epilogue, takes, waits is not None, waits or ())
     if memory_limit is not None and program.peak_bytes > memory_limit:
         arena = max(part.memory.arena_bytes for part in program.parts)
         raise MemoryLimitError(f"the plan needs {program.peak_bytes:,} bytes ({arena:,} in the arena, {program.peak_bytes - arena:,} "
                                f"for parameters, states and what outlives a step), more than the limit of {memory_limit:,}")
     return program
+
+
+def of_rank(graph: TaskGraph, schedule: Schedule, rank: int) -> tuple[TaskGraph, Schedule, tuple[int, ...]]:
+    """One rank's tasks, buffers and lanes, and which of the step's inputs they read.
+
+    Sends and receives get launches of their own: the bytes that travel, and the peer. Raises ScheduleError where another
+    rank's result is read without a message.
+    """
+    rank_of = np.empty(len(graph), np.int64)
+    rank_of[schedule.ids(graph)] = np.array([lane.rank for lane in schedule.lanes], np.int64)[schedule.lane_of_each()]
+    sends, receives = (np.isin(graph.kind, [int(k) for k in kinds]) for kinds in ((Kind.SF, Kind.SO), (Kind.RF, Kind.RO)))
+    source, target = graph.preds.ids, graph.preds.row_of_each()
+    bare = (rank_of[source] != rank_of[target]) & ~(sends[source] & receives[target])
+    carries = bare & np.array([bool({*graph.writes[p].tolist()} & {*graph.reads[t].tolist()}) for p, t in
+                               zip(source.tolist(), target.tolist(), strict=True)], bool) if bare.any() else bare
+    if carries.any():
+        p, t = int(source[np.argmax(carries)]), int(target[np.argmax(carries)])
+        raise schedule.error(f"{graph.name(t)} on rank {rank_of[t]} reads what {graph.name(p)} makes on rank {rank_of[p]}, and no message "
+                             f"carries it", [int(graph.keys[p]), int(graph.keys[t])])
+    lasting = np.isin(graph.buffer_role, [i for i, role in enumerate(ROLES) if role.persistent])
+    writer = np.full(len(graph.buffer_bytes), -1, np.int64)
+    writer[graph.writes.ids] = rank_of[graph.writes.row_of_each()]
+    for rows in (graph.reads, graph.writes):
+        task = rows.row_of_each()
+        strange = lasting[rows.ids] & (writer[rows.ids] >= 0) & (writer[rows.ids] != rank_of[task])
+        if strange.any():
+            b, t = int(rows.ids[np.argmax(strange)]), int(task[np.argmax(strange)])
+            raise schedule.error(f"{graph.name(t)} on rank {rank_of[t]} needs {graph.buffer(b).name}, which outlives a step and is written on "
+                                 f"rank {writer[b]}; no message carries it", [int(graph.keys[t])])
+    peer = np.full(len(graph), -1, np.int64)
+    met = sends[source] & receives[target]
+    peer[source[met]], peer[target[met]] = rank_of[target[met]], rank_of[source[met]]
+    mine = np.flatnonzero(rank_of == rank)
+    own = graph.take(mine)
+    reads, writes, launches = [], [], list(own.launches)
+    for i, t in enumerate(mine.tolist()):
+        reads.append([] if receives[t] else graph.reads[t].tolist())
+        writes.append([] if sends[t] else graph.writes[t].tolist())
+        if launches and (sends[t] or receives[t]):
+            views = tuple(View(s, (graph.storages[s].bytes,), (1,), 0, "uint8")
+                          for s in dict.fromkeys(int(graph.buffer_storage[b]) for b in (*reads[-1], *writes[-1])))
+            out, into = (views, ()) if sends[t] else ((), views)
+            launches[i] = (Launch("send" if sends[t] else "receive", out, into, constants=(("peer", int(peer[t])),)),)
+    touched = {int(graph.buffer_storage[b]) for rows in (reads, writes) for row in rows for b in row}
+    made = {int(graph.buffer_storage[b]) for row in writes for b in row}
+    takes = tuple(i for i, v in enumerate(graph.inputs) if v.storage in touched)
+    part = replace(own, reads=Rows.of(reads), writes=Rows.of(writes), launches=tuple(launches),
+                   inputs=tuple(graph.inputs[i] for i in takes), outputs=tuple(v for v in graph.outputs if v.storage in made)).compact()
+    lanes = [i for i, lane in enumerate(schedule.lanes) if lane.rank == rank]
+    orders = [schedule.order(i) for i in lanes]
+    joined = None if schedule.joined is None else np.concatenate(
+        [np.asarray(schedule.joined, bool)[schedule.ptr[i] : schedule.ptr[i + 1]] for i in lanes] or [np.empty(0, bool)])
+    here = Schedule(tuple(Lane(0, schedule.lanes[i].name) for i in lanes), np.cumsum([0, *map(len, orders)]),
+                    np.concatenate([*orders, np.empty(0, np.int64)]), joined)
+    return part, here, takes
 
 
 def _two_steps(graph: TaskGraph, steps: Loop) -> TaskGraph:

@@ -58,12 +58,15 @@ def sources(texts: dict[str, str]) -> Iterator[None]:
 
 
 def instances(source: str, kernel: str) -> list[str]:
-    """What is compiled together: the kernel, and if it has one type alone, all others of its source for that type."""
+    """What is compiled together: the kernel, and if it has one type alone, all others of its source for that type, each
+    with all numbers of columns at once."""
     name, _, given = kernel.partition("<")
     found = cuda.kernels_of(source)
-    if found[name][0] in ((), ("typename T",)):
-        return [f"{n}<{given.rstrip('>') or 'float'}>" if t else n for n, (t, _) in found.items() if t in ((), ("typename T",))]
-    return [kernel]
+    ways = {(): [""], ("typename T",): ["<{}>"], ("typename T", "bool WHOLE"): ["<{}, false>", "<{}, true>"]}
+    if found[name][0] not in ways:
+        return [kernel]
+    kind = given.rstrip(">").partition(",")[0] or "float"
+    return [n + way.format(kind) for n, (t, _) in found.items() for way in ways.get(t, ())]
 
 
 _SHARED = re.compile(r"(?<!extern )\b__shared__\s+((?:__align__\([^)]*\)\s+)?)([\w\s:<>]+?)\s*(\w+\s*(?:\[[^;]*\])?(?:\s*,\s*\w+\s*(?:\[[^;]*\])?)*)\s*;")

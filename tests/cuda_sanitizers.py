@@ -184,8 +184,12 @@ def replay(launches: Sequence[Recorded], sanitizer: str, seconds: float = 300.0,
 
 
 # ------------------------------------------------------------------------------------------------------------- recording
-def _kind(grid: Grid) -> tuple[str, str, bool]:
-    return grid.source, grid.kernel.partition("<")[0], math.prod(grid.blocks) > 1
+Kind = tuple[str, str, bool, bool]
+
+
+def _kind(grid: Grid) -> Kind:
+    name, _, template = grid.kernel.partition("<")
+    return grid.source, name, math.prod(grid.blocks) > 1, "true" in template
 
 
 def _draw(grid: Grid) -> bytes:
@@ -196,10 +200,10 @@ def _draw(grid: Grid) -> bytes:
 
 class Recorder:
     """Keeps some of the launches that pass, small enough and different from one another: by source, kernel without its
-    types, and whether there are several blocks."""
+    types, whether there are several blocks, and whether neighbours are one access (WHOLE)."""
 
     def __init__(self) -> None:
-        self.kept: dict[tuple[str, str, bool], dict[bytes, Recorded]] = {}
+        self.kept: dict[Kind, dict[bytes, Recorded]] = {}
         self.bound: list[Any] = []  # arrays of the kernel that was bound last
 
     def cuda_calls(self, plain: Callable[..., Any], kernel: Any, reads: Any, writes: Any, work: Any, constants: Any) -> Any:

@@ -11,7 +11,7 @@ from cuda_on_cpu import run_kernel
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minidl.kernels import KERNELS, columns
+from minidl.kernels import KERNELS, columns, cuda
 
 
 def window(x: Any, room: int, before: int) -> Any:
@@ -33,17 +33,47 @@ OF_CHANNELS = (1, 2, 3, 4)  #: outputs of batch norm
 # ------------------------------------------------------------------------------------------------------------ geometry
 @given(st.integers(0, 10**7) | st.integers(0, 5000), st.integers(1, 70) | st.integers(1, 20_000))
 def test_blocks_cover_all_rows_and_columns_once(rows: int, width: int) -> None:
-    for grid in (columns.sums(rows, width), columns.spread(rows, width), columns.spread(rows, width, 264)):
-        tiles, shares = grid.blocks
-        assert (tiles - 1) * grid.threads[0] < width <= tiles * grid.threads[0]
-        assert (shares - 1) * grid.share < max(rows, 1) <= max(shares * grid.share, 1)
-        assert 1 <= grid.threads[0] * grid.threads[1] <= 512
-        assert shares <= 65535
-    assert columns.sums_work(rows, width)[0][0][0] <= 128
+    for blocks in (132, 264):
+        for grid in (columns.sums(rows, width, blocks), columns.spread(rows, width, blocks)):
+            (tiles, shares), (across, down) = grid.blocks, grid.threads
+            assert 4 * (tiles - 1) * across < width <= 4 * tiles * across
+            assert (shares - 1) * grid.share < max(rows, 1) <= max(shares * grid.share, 1)
+            assert 1 <= across * down <= 256
+            assert shares <= 65535
+            assert tiles * (shares - 1) <= blocks + tiles or shares == 1
+        assert columns.sums_work(rows, width, blocks)[0][0][0] <= 264
+
+
+def test_few_tiles_have_more_shares() -> None:
+    """So that there is work for all multiprocessors: 16 channels of 32 images of 112 x 112 pixels, as well as 960."""
+    for channels in (16, 24, 64, 960):
+        for grid in (columns.sums(401408, channels), columns.spread(401408, channels)):
+            assert grid.blocks[0] * grid.blocks[1] >= 264
+
+
+# ---------------------------------------------------------------------------------------------------- loads of four columns
+def calls_of(name: str, reads: list[Any], writes: list[Any], **constants: Any) -> list[cuda.Grid]:
+    kernel = KERNELS[name]
+    work = [np.empty(shape, t) for shape, t in kernel.cuda_work(reads, writes, **constants)] if kernel.cuda_work else []
+    return kernel.cuda_calls(reads, writes, work, constants)
+
+
+@pytest.mark.parametrize(("channels", "room", "before", "four"), [(12, 0, 0, True), (12, 4, 4, True), (12, 4, 1, False), (12, 3, 0, False), (10, 0, 0, False)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_four_columns_are_one_access_where_memory_allows(channels: int, room: int, before: int, four: bool, dtype: str) -> None:
+    """Every array of a launch counts: its address, how far apart its rows begin, how many columns it has."""
+    slab, y = np.zeros((2100, channels + room), dtype), np.empty((2100, channels), dtype)
+    assert slab.ctypes.data % 16 == y.ctypes.data % 16 == 0
+    x, c = slab[:, before : before + channels], np.ones(channels, sums_of(dtype))
+    statistics = [c, c, c, c, np.array(0)]
+    found = [*calls_of("batch_norm", [x, *statistics], [y, *(c.copy() for _ in range(4)), np.array(0)], eps=1.0, momentum=0.1),
+             *calls_of("batch_norm_weight_grad", [x, c, c, y], [c.copy(), c.copy()]), *calls_of("batch_norm_input_grad", [x, c, c, c, c, c, y], [y])]
+    said = [call.kernel.partition(", ")[2] for call in found if "end" not in call.kernel]
+    assert said == [f"{str(four).lower()}>"] * 4
 
 
 # ------------------------------------------------------------------------------------------------------------ batch norm
-SHAPES = [(5, 1), (8, 3), (31, 33), (257, 5), (3, 5, 7, 36), (2049, 2), (2500, 33), (9000, 3)]
+SHAPES = [(5, 1), (8, 3), (31, 33), (257, 5), (3, 5, 7, 36), (2049, 2), (2500, 33), (2500, 40), (9000, 3)]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -21,7 +21,8 @@ SOURCES = sorted(p.name for p in cuda.SOURCES.glob("*.cu"))
 ARCHITECTURES = ("sm_75", "sm_80", "sm_90", "sm_100")
 FLOATS = ("float", "double", "__half", "__nv_bfloat16")
 #: what a template parameter stands for, by its name
-TYPES = {"T": FLOATS, "U": FLOATS, "P": ("float", "double"), "G": ("float", "__half"), "L": ("__nv_bfloat16",), "Index": ("int", "long long"), "Mask": ("bool", "long long")}
+TYPES = {"T": FLOATS, "U": FLOATS, "P": ("float", "double"), "G": ("float", "__half"), "L": ("__nv_bfloat16",), "Index": ("int", "long long"), "Mask": ("bool", "long long"),
+         "bool WHOLE": ("false", "true")}
 
 
 def instances(source, first=FLOATS):
@@ -49,7 +50,7 @@ def compiler():
     except (importlib.metadata.PackageNotFoundError, StopIteration):
         pytest.skip(missing.format("nvidia-cuda-runtime"))
 
-    def compile(code, name, architecture, kernels=()):
+    def compile(code, name, architecture, kernels=(), ptx=False):
         program = nvrtc.createProgram(code, name, (), ())
         try:
             for kernel in kernels:
@@ -58,8 +59,11 @@ def compiler():
                 nvrtc.compileProgram(program, (f"-arch={architecture}", "-std=c++17", f"-I{header.locate().parent}"))
             except nvrtc.NVRTCError:
                 return nvrtc.getProgramLog(program), []
+            said, names = nvrtc.getProgramLog(program).strip("\0\n"), [nvrtc.getLoweredName(program, k) for k in kernels]
+            if ptx:
+                return said, names, nvrtc.getPTX(program).decode()
             assert nvrtc.getCUBIN(program)
-            return nvrtc.getProgramLog(program).strip("\0\n"), [nvrtc.getLoweredName(program, k) for k in kernels]
+            return said, names
         finally:
             nvrtc.destroyProgram(program)
 
@@ -76,6 +80,16 @@ def check_compiled(compiler, source, architecture, kernels):
 def test_every_kernel_compiles_without_a_warning(compiler, source):
     """With a type that sums are made in, and with one that they are not."""
     check_compiled(compiler, source, "sm_90", list(instances(source, ("float", "__half"))))
+
+
+@pytest.mark.parametrize("source", ["norm.cu", "layer_norm.cu"])
+def test_four_columns_are_loaded_at_once(compiler, source):
+    """Where they are WHOLE, 8 bytes of 16-bit types and 16 of float, and one by one where they are not."""
+    for kernel in instances(source, ("float", "__half", "__nv_bfloat16")):
+        if ", " in kernel:
+            _, _, code = compiler(cuda.text(source), source, "compute_90", [kernel], ptx=True)
+            four = re.findall(r"ld\.global\S*\.v4\.(?:f32|u16)", code)
+            assert bool(four) == kernel.endswith("true>"), kernel
 
 
 @pytest.mark.slow

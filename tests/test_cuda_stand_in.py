@@ -180,10 +180,10 @@ def test_structs_may_hold_addresses():
         recorder = Recorder()
         grid = launch("shift_pair", Struct("Pair", struct.pack("<qQQ", by, x.ctypes.data, y.ctypes.data)))
         recorder.run_grid(run_grid, grid)
-        assert recorder.kept == {("faults.cu", "shift_pair", False): {}}  # nobody knows what it points at
+        assert recorder.kept == {("faults.cu", "shift_pair", False, False): {}}  # nobody knows what it points at
         recorder.cuda_calls(lambda *bound: None, None, [x], [y], [], {})
         recorder.run_grid(run_grid, grid)
-        (kept,) = recorder.kept["faults.cu", "shift_pair", False].values()
+        (kept,) = recorder.kept["faults.cu", "shift_pair", False, False].values()
         assert np.array_equal(y, x + by)
         assert sorted(len(before) for before, _, _ in kept.memory) == [128, 128]
         if by == 0:
@@ -275,7 +275,7 @@ def test_a_few_small_launches_of_each_kernel_are_kept():
             x, y = np.ones(count, np.float32), np.zeros(blocks, np.float32)
             recorder.run_grid(run_grid, launch("sums<float>", x, y, count, blocks=blocks, threads=64, shared=256))
             assert y.sum() == count
-    assert {kind: len(kept) for kind, kept in recorder.kept.items()} == {("faults.cu", "sums", several): KEPT for several in (False, True)}
+    assert {kind: len(kept) for kind, kept in recorder.kept.items()} == {("faults.cu", "sums", several, False): KEPT for several in (False, True)}
     assert {r.geometry[0] for kept in recorder.kept.values() for r in kept.values()} == {1, 2}
     assert all(len(r.memory[0][0]) < 80 for kept in recorder.kept.values() for r in kept.values())
 

@@ -66,6 +66,15 @@ class Communicator:
         """Sums in place as the transport likes."""
         raise NotImplementedError
 
+    def _send(self, array: Any, peer: int) -> Transfer:
+        """Sends an array to another rank, each time it is started; what goes to one rank arrives in the order in which it was
+        started. It ends when the array may be written again."""
+        raise NotImplementedError
+
+    def _receive(self, array: Any, peer: int) -> Transfer:
+        """Fills an array with what another rank sends."""
+        raise NotImplementedError
+
     def check(self) -> None:
         """Raises RankError if another rank has said that it failed, or says nothing any more."""
         raise NotImplementedError
@@ -75,12 +84,16 @@ class Communicator:
         raise NotImplementedError
 
     # ----------------------------------------------------------------------------------------------------- what is used
-    def bind(self, kind: Kind, place: Host, slot: int) -> Transfer:
-        """The mean over ranks of the arrays of a place, in place.
+    def bind(self, kind: Kind, place: Host, slot: int | None, peer: int | None = None) -> Transfer:
+        """What moves the arrays of a place, as often as it is started.
 
-        A: all of it. AS: of this rank's share of the elements; AG: hands the shares to all, so that AS and then AG on
-        the same place are A; what lies between them is in the place alone.
+        A: their mean over ranks. AS: the mean of this rank's share of the elements; AG: hands the shares to all, so that
+        AS and then AG on the same place are A; what lies between them is in the place alone. SF, SO: sends them to
+        `peer`; RF, RO: receives them from there.
         """
+        if peer is not None:
+            return self._to_peer(kind, place, peer)
+        assert slot is not None
 
         def run() -> Iterator[None]:
             if self.size == 1:
@@ -97,6 +110,19 @@ class Communicator:
                 if kind != Kind.AS:
                     yield from self._collect(place.whole, place.bounds, slot)
             if kind != Kind.AS:
+                yield from place.give()
+
+        return run
+
+    def _to_peer(self, kind: Kind, place: Host, peer: int) -> Transfer:
+        sends = kind in (Kind.SF, Kind.SO)
+        moves = (self._send if sends else self._receive)(place.whole, peer)
+
+        def run() -> Iterator[None]:
+            if sends:
+                yield from place.take()
+            yield from moves()
+            if not sends:
                 yield from place.give()
 
         return run

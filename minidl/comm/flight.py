@@ -49,11 +49,11 @@ class Patience:
 class Entry:
     """One transfer of a lane: it starts when all of `awaits` say that what they stand for has arrived (each is asked until
     it does, then not again), after `begin`; `done` is called when it and those before it on its lane have ended. No two with
-    one `slot` are in flight."""
+    one `slot` are in flight; those without may all be, since what a peer sends is taken in order, and count for no credit."""
 
     task: int
     transfer: Transfer
-    slot: int
+    slot: int | None
     nbytes: int
     awaits: Sequence[Callable[[], bool]] = ()
     begin: Sequence[Callable[[], Any]] = ()
@@ -69,38 +69,59 @@ class Flight:
     def __init__(self, communicator: Communicator, credit: int = CREDIT) -> None:
         self.communicator, self.credit = communicator, credit
         self._abandoned = False
-        self._flight: dict[int, tuple[Iterator[None], Entry]] = {}
-        self._under_way: set[int] = set()
+        self._flight: dict[int, tuple[Iterator[None], Entry]] = {}  # by task
         self._submitted: list[Entry] = []
         self._patience = Patience(communicator)
+        self.begin(())
         self._woken = Event()
         self.wake = self._woken.open  #: what is called when something that an entry awaits has arrived
 
-    def run(self, lanes: Sequence[Sequence[Entry]]) -> None:
-        """All entries of all lanes, to their end. Raises TransferError, RankError or Abandoned."""
-        heads, taken, told = [0] * len(lanes), [0] * len(lanes), [0] * len(lanes)
+    def begin(self, lanes: Sequence[Sequence[Entry]]) -> None:
+        """These lanes are what `look` and `run` move from now on."""
+        self._lanes = lanes
+        self._heads, self._taken, self._told = ([0] * len(lanes) for _ in range(3))
         self._patience.reset()
-        while True:
-            for i, lane in enumerate(lanes):
-                while told[i] < heads[i] and lane[told[i]].task not in self._under_way:
-                    for call in lane[told[i]].done:
-                        call()
-                    told[i] += 1
-                while heads[i] < len(lane):
-                    entry = lane[heads[i]]
-                    while taken[i] < len(entry.awaits) and entry.awaits[taken[i]]():
-                        taken[i] += 1
-                    if taken[i] < len(entry.awaits) or not self._room(entry):
-                        break
-                    self._start(entry)
-                    heads[i], taken[i] = heads[i] + 1, 0
+
+    def look(self) -> bool:
+        """Starts what can start and looks at what is under way; whether anything has moved."""
+        self._go_on()
+        moved = False
+        for i, lane in enumerate(self._lanes):
+            while self._told[i] < self._heads[i] and lane[self._told[i]].task not in self._flight:
+                for call in lane[self._told[i]].done:
+                    call()
+                self._told[i] += 1
+                moved = True
+            while self._heads[i] < len(lane):
+                entry = lane[self._heads[i]]
+                while self._taken[i] < len(entry.awaits) and entry.awaits[self._taken[i]]():
+                    self._taken[i] += 1
+                if self._taken[i] < len(entry.awaits) or not self._room(entry):
+                    break
+                self._start(entry)
+                self._heads[i], self._taken[i] = self._heads[i] + 1, 0
+                moved = True
+        return (bool(self._flight) and self._advance()) or moved
+
+    @property
+    def over(self) -> bool:
+        """Whether all entries of all lanes have ended."""
+        return all(told == len(lane) for told, lane in zip(self._told, self._lanes, strict=True))
+
+    def run(self) -> None:
+        """All entries of all lanes, to their end. Raises TransferError, RankError or Abandoned."""
+        while not self.over:
             if self._flight:
-                self._progress()
-            elif all(n == len(lane) for n, lane in zip(told, lanes, strict=True)):
-                return
-            elif told == heads:
+                if not any(self.look() for _ in range(BURST)):
+                    self._patience.wait()
+            elif not self.look() and not self._flight:
                 self._woken.wait()
-                self._go_on()
+
+    def until(self, arrived: Callable[[], bool]) -> None:
+        """Moves the lanes until something has arrived."""
+        while not arrived():
+            if not any(self.look() for _ in range(BURST)):
+                self._patience.wait()
 
     def submit(self, entry: Entry) -> None:
         """Starts a transfer of no lane as soon as its slot and the credit allow; what it awaits has arrived."""
@@ -124,15 +145,16 @@ class Flight:
         self.wake()
 
     def _room(self, entry: Entry) -> bool:
-        flight = self._flight
-        return not flight or (entry.slot not in flight and len(flight) < SLOTS
-                              and sum(e.nbytes for _, e in flight.values()) + entry.nbytes <= self.credit)
+        if entry.slot is None:
+            return True
+        flight = [e for _, e in self._flight.values() if e.slot is not None]
+        return not flight or (entry.slot not in [e.slot for e in flight] and len(flight) < SLOTS
+                              and sum(e.nbytes for e in flight) + entry.nbytes <= self.credit)
 
     def _start(self, entry: Entry) -> None:
         for call in entry.begin:
             call()
-        self._flight[entry.slot] = (entry.transfer(), entry)
-        self._under_way.add(entry.task)
+        self._flight[entry.task] = (entry.transfer(), entry)
         self._patience.reset()
         self._advance()
 
@@ -148,12 +170,11 @@ class Flight:
     def _advance(self) -> bool:
         """Looks at every transfer once; whether one has ended."""
         ended = False
-        for slot, (transfer, entry) in list(self._flight.items()):
+        for transfer, entry in list(self._flight.values()):
             try:
                 next(transfer)
             except StopIteration:
-                del self._flight[slot]
-                self._under_way.discard(entry.task)
+                del self._flight[entry.task]
                 self._patience.reset()
                 ended = True
             except RankError:

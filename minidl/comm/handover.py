@@ -29,9 +29,9 @@ class Direct:
         """What a lane calls after a task (by its key) that communication waits for; `stream`: the lane's, on CUDA."""
         return []
 
-    def place(self, arrays: Sequence[Any], after: Iterable[int]) -> Host:
-        """Where these gradients are summed, when the tasks `after` are ready."""
-        return Host(self.communicator, arrays)
+    def place(self, arrays: Sequence[Any], after: Iterable[int], sums: bool = True) -> Host:
+        """Where these arrays are summed, or from and to where they travel, when the tasks `after` are ready."""
+        return Host(self.communicator, arrays, sums)
 
 
 class Streams(Direct):
@@ -49,11 +49,11 @@ class Streams(Direct):
     def ready(self, task: int, stream: Any) -> list[Thunk]:
         return [self.driver.record(self._ready[task], stream)]
 
-    def place(self, arrays: Sequence[Any], after: Iterable[int]) -> Host:
+    def place(self, arrays: Sequence[Any], after: Iterable[int], sums: bool = True) -> Host:
         events = [self._ready[task] for task in after]
         if self.communicator.on_device:
-            return OnDevice(self.communicator, arrays, self.device, self.communicator.stream or self._streams[0], events)
-        return Staged(self.communicator, arrays, self.device, self._streams, events)
+            return OnDevice(self.communicator, arrays, self.device, self.communicator.stream or self._streams[0], events, sums)
+        return Staged(self.communicator, arrays, self.device, self._streams, events, sums)
 
 
 def handover(device: Any, communicator: Communicator) -> Direct:

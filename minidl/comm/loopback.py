@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from . import Communicator, RankError
+from . import Communicator, RankError, Transfer
+
+
+class _Message:
+    """An array on its way; `taken` when the receiver has it."""
+
+    __slots__ = ("array", "taken")
+
+    def __init__(self, array: Any) -> None:
+        self.array, self.taken = array, False
 
 
 class _Board:
@@ -21,6 +30,7 @@ class _Board:
         self.rounds: dict[Any, dict[int, Any]] = {}
         self.seen: Counter[Any] = Counter()
         self.failed: tuple[int, str] | None = None
+        self.sent: defaultdict[tuple[int, int], list[_Message]] = defaultdict(list)  # by sender and receiver
 
     def post(self, key: Any, rank: int, value: Any) -> None:
         with self.lock:
@@ -47,6 +57,7 @@ class LoopBack(Communicator):
         self.rank = self.local_rank = rank
         self.size, self._board = board.size, board
         self._round: Counter[Any] = Counter()
+        self._received: Counter[int] = Counter()  # receives started, by rank
 
     @classmethod
     def ranks(cls, size: int) -> list[LoopBack]:
@@ -85,6 +96,28 @@ class LoopBack(Communicator):
     def _sum(self, array: Any, slot: int) -> Iterator[None]:
         sent = yield from self._everyone(slot, array.copy())
         array[...] = sum(sent[1:], sent[0])
+
+    def _send(self, array: Any, peer: int) -> Transfer:
+        def run() -> Iterator[None]:
+            message = _Message(array)
+            with self._board.lock:
+                self._board.sent[self.rank, peer].append(message)
+            while not message.taken:  # a rendezvous, as large messages are anywhere
+                yield
+
+        return run
+
+    def _receive(self, array: Any, peer: int) -> Transfer:
+        def run() -> Iterator[None]:
+            number = self._received[peer]  # receives take what comes in the order in which they were started
+            self._received[peer] += 1
+            sent = self._board.sent[peer, self.rank]
+            while len(sent) <= number:
+                yield
+            np.copyto(array, sent[number].array)
+            sent[number].taken, sent[number].array = True, None
+
+        return run
 
     def _share(self, value: Any) -> Iterator[list[Any] | None]:
         return self._all("share", value)

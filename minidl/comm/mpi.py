@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from .. import launcher
-from . import SLOTS, Communicator
+from . import SLOTS, Communicator, Transfer
 from .watch import Watch
 
 START_SECONDS = 120.0  #: how long ranks wait for each other at the start; MINIDL_MPI_START_SECONDS changes it
@@ -78,9 +78,10 @@ class MPI(Communicator):
             if mpi.Query_thread() < mpi.THREAD_MULTIPLE:
                 raise MPIError("this MPI was started without MPI_THREAD_MULTIPLE, which the communication lane needs")
             self._mpi, self.deterministic = mpi, deterministic
+            self._requests: list[Any] = []
             control = mpi.COMM_WORLD.Dup()
             self._slots = [mpi.COMM_WORLD.Dup() for _ in range(SLOTS)]
-            self._sharing = mpi.COMM_WORLD.Dup()
+            self._sharing, self._pairs = mpi.COMM_WORLD.Dup(), mpi.COMM_WORLD.Dup()
             machine = control.Split_type(mpi.COMM_TYPE_SHARED)
         self.rank, self.size, self.local_rank = control.Get_rank(), control.Get_size(), machine.Get_rank()
         machine.Free()
@@ -114,6 +115,22 @@ class MPI(Communicator):
 
     def _sum(self, array: Any, slot: int) -> Iterator[None]:
         return self._done(self._slots[slot].Iallreduce(self._mpi.IN_PLACE, array))
+
+    def _send(self, array: Any, peer: int) -> Transfer:
+        return self._repeated(self._pairs.Send_init(array, dest=peer))
+
+    def _receive(self, array: Any, peer: int) -> Transfer:
+        return self._repeated(self._pairs.Recv_init(array, source=peer))
+
+    def _repeated(self, request: Any) -> Transfer:
+        """A transfer that is set up once: that saves some microseconds of a short one each time."""
+        self._requests.append(request)
+
+        def run() -> Iterator[None]:
+            request.Start()
+            return self._done(request)
+
+        return run
 
     def _share(self, value: Any) -> Iterator[list[Any] | None]:
         import pickle

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..kernels import cuda
-from . import Communicator
+from . import Communicator, Transfer
 
 TYPES = {"float16": "NCCL_FLOAT16", "bfloat16": "NCCL_BFLOAT16", "float32": "NCCL_FLOAT32", "float64": "NCCL_FLOAT64"}
 
@@ -88,6 +88,11 @@ class NCCL(Communicator):
         at = cuda.pointer(array)
         self._ranks.allReduce(at, at, array.size, self._type(array), self._nccl.NCCL_SUM, self.stream.ptr)
         yield from ()
+
+    def _send(self, array: Any, peer: int) -> Transfer:
+        raise NCCLError("pipelines over NCCL need a communicator for each pair of ranks, which is not built; use --transport staged")
+
+    _receive = _send
 
     def _type(self, array: Any) -> int:
         return int(getattr(self._nccl, TYPES[str(array.dtype)]))

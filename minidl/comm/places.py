@@ -17,13 +17,14 @@ from ..kernels import Thunk
 
 class Host:
     """The gradients of one transfer in host memory: contiguous arrays of one type, laid end to end where they are
-    several. `communicator` tells this rank and how many there are; scratch is allocated now.
+    several. `communicator` tells this rank and how many there are; scratch is allocated now. Without `sums` they only
+    travel.
 
     `whole`: all elements, of which rank r adds up `bounds[r]:bounds[r + 1]`; row r of `received` is rank r's part of
     this rank's share.
     """
 
-    def __init__(self, communicator: Any, arrays: Sequence[Any]) -> None:
+    def __init__(self, communicator: Any, arrays: Sequence[Any], sums: bool = True) -> None:
         flat = [a.reshape(-1) for a in arrays]
         ends = np.cumsum([0, *(a.size for a in flat)]).tolist()
         count, ranks = ends[-1], communicator.size
@@ -32,7 +33,7 @@ class Host:
         dtype = flat[0].dtype
         self.whole = flat[0] if len(flat) == 1 else self._empty((count,), dtype)
         self.windows = [] if len(flat) == 1 else [(a, self.whole[i:j]) for a, (i, j) in zip(flat, pairwise(ends), strict=True)]
-        self.received = self._empty((ranks, self.mine.stop - self.mine.start), dtype)
+        self.received = self._empty((ranks if sums else 0, self.mine.stop - self.mine.start), dtype)
         self.factor = 1 / ranks
 
     def _empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
@@ -77,12 +78,13 @@ class Staged(Host):
     when a transfer is started.
     """
 
-    def __init__(self, communicator: Any, arrays: Sequence[Any], device: Any, streams: tuple[Any, Any], after: Sequence[Any]) -> None:
+    def __init__(self, communicator: Any, arrays: Sequence[Any], device: Any, streams: tuple[Any, Any], after: Sequence[Any],
+                 sums: bool = True) -> None:
         driver, (down, up) = device.driver, streams
         ends = np.cumsum([0, *(a.size for a in arrays)]).tolist()
         dtype = arrays[0].dtype
         pinned = driver.pinned(max(ends[-1] * dtype.itemsize, 1))[: ends[-1] * dtype.itemsize].view(dtype)
-        super().__init__(communicator, [pinned])
+        super().__init__(communicator, [pinned], sums)
         pairs = [(a, pinned[i:j]) for a, (i, j) in zip(arrays, pairwise(ends), strict=True) if a.size]
         self._driver, self._down_done, self._up_done = driver, driver.event(), driver.event()
         self._down = [*(driver.wait(down, event) for event in after), *(driver.copy(array, host, down) for array, host in pairs),
@@ -108,16 +110,17 @@ class OnDevice(Host):
     """Gradients of a CUDA device, for a transport that takes them there: one that goes through a stream itself, or one
     that must be given what has been computed to its end. `stream`: for sums and copies. `after` as of `Staged`."""
 
-    def __init__(self, communicator: Any, arrays: Sequence[Any], device: Any, stream: Any, after: Sequence[Any]) -> None:
+    def __init__(self, communicator: Any, arrays: Sequence[Any], device: Any, stream: Any, after: Sequence[Any],
+                 sums: bool = True) -> None:
         self._driver, self._stream = device.driver, stream
         self._in_order = communicator.stream is not None
         self._memory: list[Any] = []
-        super().__init__(communicator, arrays)
+        super().__init__(communicator, arrays, sums)
         driver, total = device.driver, self.whole[self.mine]
         self._done, self._given = driver.event(), driver.event()
         copies = [(a, w) for a, w in self.windows if a.size]
         self._take = [*(driver.wait(stream, event) for event in after), *(driver.copy(a, w, stream) for a, w in copies)]
-        rows = [(self.received[0] if r == 1 else total, self.received[r]) for r in range(1, communicator.size)]
+        rows = [(self.received[0] if r == 1 else total, self.received[r]) for r in range(1, communicator.size if sums else 0)]
         self._add = [call for pair in rows for call in device.calls("add", pair, [total], stream)]
         self._add += device.calls("scale", [total], [total], stream, factor=self.factor)
         self._scale = device.calls("scale", [self.whole], [self.whole], stream, factor=self.factor)

@@ -26,6 +26,7 @@ from ..streams import Event, Stop, Stream
 from .bound import Bound
 
 Calls = Callable[[int, Any], list[Thunk]]
+MESSAGES = [int(kind) for kind in (Kind.SF, Kind.RF, Kind.SO, Kind.RO)]
 
 
 class Arrival(Event):
@@ -53,19 +54,23 @@ class Communication:
         self.boundary = {pair: self.event() for pair in program.boundary_waits}  #: (late task, transfer of the step before)
         self._places: dict[Any, Host] = {}  # by where the arrays are
         self._lanes: Any = None
-        self._started = False
-        self._stream = Stream(f"{transport.rank}/comm") if any(any(part.communicates) for part in program.parts) else None
+        self._started = self._stopped = False
+        sends = any(np.isin(part.graph.kind, MESSAGES).any() for part in program.parts)
+        self.polled = sends  #: whether the other lanes move the transfers between their tasks, and no thread does
+        threaded = not sends and any(any(part.communicates) for part in program.parts)
+        self._stream = Stream(f"{transport.rank}/comm") if threaded else None
         self.close = weakref.finalize(self, _close, self._stream)
 
     def event(self) -> Arrival:
         self._events.append(Arrival())
         return self._events[-1]
 
-    def place(self, key: int, bound: Bound, views: tuple[View, ...], after: Sequence[int]) -> Host:
-        """Where a transfer sums; a reduce-scatter and its all-gather share one. `after`: keys of the tasks that it awaits."""
+    def place(self, key: int, bound: Bound, views: tuple[View, ...], after: Sequence[int], sums: bool) -> Host:
+        """Where a transfer sums, or what it moves; a reduce-scatter and its all-gather share one. `after`: keys of the tasks
+        that it awaits."""
         where = tuple((id(memory), base, view) for view in views for memory, base in [bound.place(view.storage)])
         if where not in self._places:
-            self._places[where] = self.hand.place([bound.array(v) for v in views], after)
+            self._places[where] = self.hand.place([bound.array(v) for v in views], after, sums)
         self.places[key] = self._places[where]
         return self.places[key]
 
@@ -76,10 +81,13 @@ class Communication:
     def start(self, meetings: Meetings | None, lanes: Any) -> None:
         """Hands over the lanes of a part, which `lanes` run beside. Those of the part before have been awaited."""
         self._lanes = lanes
-        if meetings is not None and meetings.entries and self._stream is not None:
-            self.join()
-            self._stream.start([self.hand.use, partial(self.flight.run, meetings.entries)], self._fail)
-            self._started = True
+        if meetings is None or not meetings.entries:
+            return
+        self.join()
+        self.flight.begin(meetings.entries)
+        if self._stream is not None:
+            self._stream.start([self.hand.use, self.flight.run], self._fail)
+        self._started = True
 
     def _fail(self, stop: Stop) -> None:
         """Ends the other lanes."""
@@ -94,13 +102,17 @@ class Communication:
             event.open()
 
     def join(self) -> None:
-        """Waits for the thread."""
-        if self._stream is not None and self._started:
-            self._stream.join()
+        """Waits for the transfers under way."""
+        if self._started:
             self._started = False
+            if self._stream is not None:
+                self._stream.join()
+            elif not self._stopped:
+                self.flight.run()
 
     def stop(self, error: BaseException) -> BaseException:
         """Ends all communication after an error here; returns the error that came first."""
+        self._stopped = True
         self.flight.abandon()
         self._let_through()
         self.join()
@@ -144,12 +156,12 @@ class Meetings:
                 if source not in own:
                     after[waiter].append(self._keys[source])
             else:
-                self._awaited[waiter].append((self._keys[source], event.wait))
+                self._awaited[waiter].append((self._keys[source], self._waiting(event)))
         for (late, transfer), event in common.boundary.items():
             if transfer in self._name:
                 self._records[self._name[transfer]].append(event.record)
             if late in self._name:
-                self._awaited[self._name[late]].append((transfer, event.wait))
+                self._awaited[self._name[late]].append((transfer, self._waiting(event)))
         order = [*self._inline, *(t for lane in apart for t in lane)]
         entries = {t: self._entry(t, i % SLOTS, part, bound, after[t] or [self._keys[t]], arrived[t]) for i, t in enumerate(order)}
         self.entries = [[entries[t] for t in lane] for lane in apart]
@@ -157,10 +169,16 @@ class Meetings:
 
     def _entry(self, task: int, slot: int, part: Part, bound: Bound, after: list[int], arrived: list[Callable[[], bool]]) -> Entry:
         graph = part.graph
-        place = self.common.place(self._keys[task], bound, graph.launches[task][0].reads, after)
-        transfer = self.common.transport.bind(Kind(graph.kind[task]), place, slot)
-        return Entry(task, transfer, slot, int(graph.bytes[task]), arrived, self._mark(task, 0, 1),
+        launch = graph.launches[task][0]
+        peer = dict(launch.constants).get("peer")
+        place = self.common.place(self._keys[task], bound, launch.reads or launch.writes, after, peer is None)
+        transfer = self.common.transport.bind(Kind(graph.kind[task]), place, slot, peer)
+        return Entry(task, transfer, slot if peer is None else None, int(graph.bytes[task]), arrived, self._mark(task, 0, 1),
                      [*self._mark(task, 2), *self._records[task]])
+
+    def _waiting(self, event: Arrival) -> Thunk:
+        """A call that waits for a transfer."""
+        return partial(self.common.flight.until, event.arrived) if self.common.polled else event.wait
 
     def _mark(self, task: int, *which: int) -> list[Thunk]:
         if not self.common.trace:
@@ -203,9 +221,10 @@ class Meetings:
         return found
 
     def after(self, task: int, stream: Any) -> list[Thunk]:
+        look = [self.common.flight.look] if self.common.polled and self.entries else []
         if task in self._talks or not self._records.get(task):
-            return []
-        return [*self.common.hand.ready(self._keys[task], stream), *self._records[task]]
+            return look
+        return [*self.common.hand.ready(self._keys[task], stream), *self._records[task], *look]
 
     def _arrivals(self, stream: Any) -> list[Thunk]:
         places = {id(p): p for p in (self.common.places[self._keys[t]] for t in self._inline)}

@@ -31,6 +31,7 @@ from ..lanes import LaneError, Work
 from ..program import TALKS, Part, Program
 from ..schedule import Schedule
 from ..tape import Storage
+from ..tensor import ShapeError
 from ..timeline import Timeline, What
 from .bound import Bound
 from .communication import Communication, Meetings
@@ -144,7 +145,7 @@ class Runtime:
         if tapes.unsettled and tapes.unsettled != {self} and (self.transport is None or self.transport.own_process):
             self._settle_others()
         part = (self._body if self._owed else self._prologue)[self._parity]
-        part.bound.load(inputs, settles=False)
+        part.bound.load(self._own(inputs), settles=False)
         self._owed = False  # a step that fails leaves nothing that could be finished
         tapes.unsettled.discard(self)
         self._run(part)
@@ -156,6 +157,15 @@ class Runtime:
             if self.transport is None or self.transport.own_process:
                 tapes.unsettled.add(self)
         return part.bound.results()
+
+    def _own(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Those of a step's inputs that this rank reads."""
+        takes = self.program.takes
+        if takes is None:
+            return inputs
+        if takes and takes[-1] >= len(inputs):
+            raise ShapeError(f"the step takes at least {takes[-1] + 1} inputs, not {len(inputs)}")
+        return tuple(inputs[i] for i in takes)
 
     def _settle_others(self) -> None:
         mine = self in tapes.unsettled

@@ -1,0 +1,184 @@
+"""Pipelines on ranks: every synchronous order leaves the bits of one process that accumulates in the graph's order."""
+
+from __future__ import annotations
+
+import functools
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers import deadline
+
+import minidl as ml
+from minidl import models, nn, ops, optim
+from minidl.comm import RankError
+from minidl.comm.loopback import run_ranks
+from minidl.executors import DistributedExecutor, SequentialExecutor, TaskError
+from minidl.graph import Kind
+from minidl.program import lower
+from minidl.schedule import ScheduleError
+from minidl.schedulers import pipeline
+from minidl.schedulers.pipeline import add_communication
+
+MPIEXEC = shutil.which("mpiexec") or shutil.which("mpiexec", path=str(Path(sys.executable).parent))
+MICRO_BATCHES, SHARE, STEPS = 4, 8, 4
+SYNCHRONOUS = ["gpipe", "one_f_one_b", "zb_h1", "zb_h2", "zb_auto", "fast_forward", "interleaved", "modulo", "looped_bfs", "zb_v", "hanayo"]
+
+
+def batches(seed=0):
+    random = np.random.default_rng(seed)
+    x = random.standard_normal((STEPS, MICRO_BATCHES, SHARE, 12)).astype("f")
+    y = random.integers(0, 5, (STEPS, MICRO_BATCHES, SHARE))
+    return [[part for i in range(MICRO_BATCHES) for part in (x[t, i], y[t, i])] for t in range(STEPS)]
+
+
+def recorded(width=16):
+    ml.seed(1)
+    model = models.mlp(12, *[width] * 7, 5)
+    opt = optim.SGD(model.parameters(), 0.05, momentum=0.9)
+
+    def step(*parts):
+        total = None
+        for i in range(MICRO_BATCHES):
+            with ml.micro_batch(i, i * SHARE):
+                loss = nn.cross_entropy(model(parts[2 * i]), parts[2 * i + 1]) * (1 / MICRO_BATCHES)
+                loss.backward()
+                total = loss.detach() if total is None else ops.add(total, loss.detach())
+        opt.step()
+        return total
+
+    return model, ml.record(step, *batches()[0])
+
+
+@functools.cache
+def alone():
+    """Losses and parameters of one process."""
+    model, graph = recorded()
+    run = SequentialExecutor(graph)
+    return [float(run(*parts)) for parts in batches()], [p.numpy().tobytes() for p in model.parameters()]
+
+
+def planned(name, ranks, **options):
+    """For each rank its model, and the graph and schedule of all with messages."""
+    found = []
+    for _ in range(ranks):
+        model, graph = recorded(**options)
+        plan = pipeline.plan_model(graph, name, ranks, ml.CostModel.analytic())
+        plan = plan[0] if isinstance(plan, tuple) else plan
+        found.append((model, *add_communication(plan.graph, plan.schedule)))
+    return found
+
+
+def trained(own):
+    """Losses, and each parameter as the rank that holds it left it."""
+
+    def work(communicator):
+        model, graph, schedule = own[communicator.rank]
+        run = DistributedExecutor(graph, schedule, communicator)
+        losses = [run(*parts) for parts in batches()]
+        run.close()
+        held = {id(s.live) for s in run.program.graph.storages if s.live is not None}
+        return losses, [p.numpy().tobytes() if id(p.storage) in held else None for p in model.parameters()]
+
+    with deadline():
+        found = run_ranks(len(own), work)
+    losses = [[float(value) for value in values if value is not None] for values in zip(*(l for l, _ in found), strict=True)]
+    parameters = [[bits for bits in copies if bits is not None] for copies in zip(*(p for _, p in found), strict=True)]
+    return losses, parameters
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("name", SYNCHRONOUS)
+def test_every_order_leaves_the_bits_of_one_process(name, ranks):
+    if (name == "zb_h2" and 2 * ranks > MICRO_BATCHES + 1) or (name == "interleaved" and MICRO_BATCHES % ranks):
+        pytest.skip(f"{name} cannot work with {MICRO_BATCHES} micro-batches on {ranks} ranks")
+    losses, parameters = trained(planned(name, ranks))
+    assert losses == [[value] for value in alone()[0]], "one rank has the loss"
+    assert parameters == [[bits] for bits in alone()[1]], "each parameter is on one rank"
+
+
+def test_each_rank_plans_memory_for_its_own_part_alone():
+    (_, graph, schedule), *_ = planned("one_f_one_b", 4, width=64)
+    programs = [lower(graph, schedule, ranks=4, rank=r) for r in range(4)]
+    whole = lower(recorded(64)[1], ml.schedulers.in_order(recorded(64)[1]))
+    assert max(p.peak_bytes for p in programs) < whole.peak_bytes / 2
+    assert sum(len(p.graph) for p in programs) == len(graph)
+    assert programs[0].takes == tuple(range(0, 2 * MICRO_BATCHES, 2)), "the first rank takes the inputs"
+    assert programs[3].takes == tuple(range(1, 2 * MICRO_BATCHES, 2)), "the last one the targets"
+
+
+def test_a_result_that_no_message_carries_is_refused():
+    _, graph = recorded()
+    plan = pipeline.plan_model(graph, "gpipe", 2, ml.CostModel.analytic())
+    plan = plan[0] if isinstance(plan, tuple) else plan
+    with pytest.raises(ScheduleError, match=r"on rank 1 reads what \S+ makes on rank 0, and no message carries it"):
+        lower(plan.graph, plan.schedule, ranks=2, rank=0)
+    talking = add_communication(plan.graph, plan.schedule)
+    with pytest.raises(ScheduleError, match="the schedule has 2 ranks; this run has 3"):
+        lower(*talking, ranks=3)
+
+
+def test_a_task_that_fails_is_named_and_ends_all_ranks():
+    own, seen = planned("one_f_one_b", 3), {}
+
+    def boom():
+        raise ArithmeticError("no luck")
+
+    def work(communicator):
+        _, graph, schedule = own[communicator.rank]
+        run = DistributedExecutor(graph, schedule, communicator)
+        if communicator.rank == 1:
+            task = next(t.index for t in run.program.graph if t.kind == Kind.F and t.micro_batch == 2)
+            lanes = run._body[0].lanes
+            lanes._programs[0][lanes._tasks[0].index(task)] = boom
+        try:
+            run(*batches()[0])
+        except Exception as error:
+            seen[communicator.rank] = error
+            raise
+        finally:
+            run.close()
+
+    with deadline(), pytest.raises(TaskError, match=r"task 1F2 .* on rank 1 failed: ArithmeticError: no luck"):
+        run_ranks(3, work)
+    assert isinstance(seen[0], RankError)
+    assert isinstance(seen[2], RankError)
+
+
+UNDER_MPI = """
+import sys
+sys.path.insert(0, "tests")
+import test_pipeline_ranks as t
+from minidl.comm.mpi import MPI
+from minidl.executors import DistributedExecutor
+
+comm = MPI()
+_, wanted = t.alone() if comm.rank == 0 else (None, None)
+for name in ("gpipe", "one_f_one_b", "zb_h1"):
+    model, graph, schedule = t.planned(name, comm.size)[comm.rank]
+    run = DistributedExecutor(graph, schedule, comm)
+    for parts in t.batches():
+        run(*parts)
+    run.close()
+    held = {id(s.live) for s in run.program.graph.storages if s.live is not None}
+    mine = [p.numpy().tobytes() if id(p.storage) in held else None for p in model.parameters()]
+    everywhere = comm.gather(mine)
+    if comm.rank == 0:
+        found = [next(bits for bits in copies if bits is not None) for copies in zip(*everywhere)]
+        assert found == wanted, name
+        print(name, "equal", flush=True)
+comm.gather(None)
+comm.close()
+"""
+
+
+@pytest.mark.mpi
+@pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec; install minidl[mpich]")
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_of_mpi_leave_the_same_bits(ranks):
+    done = subprocess.run([MPIEXEC, "-n", str(ranks), sys.executable, "-c", UNDER_MPI], capture_output=True, text=True, timeout=300,
+                          cwd=Path(__file__).parent.parent)
+    assert (done.returncode, done.stdout) == (0, "gpipe equal\none_f_one_b equal\nzb_h1 equal\n"), done.stderr
