@@ -43,6 +43,16 @@ def test_top_level_folders_are_links_inside_the_package():
         assert (ROOT / "minidl" / name).resolve() == (ROOT / name).resolve()
 
 
+def test_python_in_the_folder_that_the_clone_lies_in_finds_the_package(tmp_path):
+    """Not the clone itself, as a package without content."""
+    (tmp_path / "minidl").symlink_to(ROOT)
+    python = fresh_python(tmp_path / "venv")
+    code = "import minidl, minidl.kernels.linear; minidl.seed(0); print(minidl.__file__, minidl.kernels.linear.__file__)"
+    found = shell(python, "-c", code, cwd=tmp_path).split()
+    assert [Path(path).resolve() for path in found] == [ROOT / "minidl" / "__init__.py", ROOT / "kernels" / "linear.py"]
+    assert "resnet50" in shell(python, "-m", "minidl", "models", cwd=tmp_path)
+
+
 @pytest.mark.slow
 def test_wheel_and_sdist_work_outside_the_tree(tmp_path):
     source = tmp_path / "source"
