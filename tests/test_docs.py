@@ -57,3 +57,10 @@ def test_commands_run(arguments, tmp_path, monkeypatch, capsys):
 def test_there_are_commands():
     assert len(BLOCKS) > 12
     assert len(RUN) > 5
+
+
+def test_the_glossary_says_each_term_once():
+    rows = [line.strip("| ").split(" | ") for line in TEXT["docs/glossary.md"].splitlines() if line.startswith("| ")]
+    terms = [name for first, *_ in rows if first != "term" for name in re.sub(r" \(.*?\)", "", first).split(", ")]
+    assert len(terms) > 80
+    assert len(set(terms)) == len(terms)
