@@ -75,7 +75,7 @@ def create(name: str, *, preset: str | None = None, **given: Any) -> nn.Module:
         wanted = type(known[key])
         if type(value) is not wanted or (wanted is int and value < 1):
             expected = _KINDS.get(wanted, f"of type {wanted.__name__}")
-            raise ValueError(f"model {name}: {key} must be {expected}, not {value!r}")
+            raise ValueError(f"model {name}: {key} must be {expected}, not {repr(value)[:40]}")
     return _entry(name).build(**{**base, **given})
 
 

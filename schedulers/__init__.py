@@ -32,8 +32,12 @@ def arguments(name: str) -> list[str]:
 
 
 def single(name: str, graph: TaskGraph, **given: Any) -> Schedule:
-    """The named single-device scheduler's schedule. Raises ValueError for an unknown name or argument."""
+    """The named single-device scheduler's schedule. Raises ValueError for an unknown name or argument, and for one of a wrong type."""
     check(name, given)
+    for argument, wanted in inspect.signature(SINGLE[name], eval_str=True).parameters.items():
+        if argument in given and not isinstance(given[argument], wanted.annotation):
+            kind = getattr(wanted.annotation, "__name__", wanted.annotation)
+            raise ValueError(f"scheduler {name}: {argument} must be of type {kind}, not {repr(given[argument])[:40]}")
     return SINGLE[name](graph, **given)
 
 

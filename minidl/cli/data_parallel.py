@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
 
-from ..collectives import SHAPES, Collective
+from ..collectives import Collective
 from ..cost import CostModel, Link
-from ..data_parallel import TRANSPORTS
 from ..graph import TaskGraph
 from ..passes import unroll
 from ..program import lower
@@ -20,38 +18,9 @@ from ..schedulers import data_parallel
 from ..schedulers.layer_times import layers, with_communication
 from ..simulation import simulate as price
 from . import show
-from .flags import UsageError, job, nearest, numbers, size, whole
+from .flags import UsageError, job, nearest
 
 SHOWN = 4  #: iterations in a row that are drawn
-
-
-def k_or_auto(text: str) -> int | None:
-    return None if text == "auto" else whole(0)(text)
-
-
-def _shared_flags(parser: argparse.ArgumentParser) -> Any:
-    """What a run and a simulation share."""
-    group = parser.add_argument_group("data parallelism")
-    group.add_argument("--k", type=k_or_auto, metavar="K|auto", help="layers whose weight gradients reverse_first_k delays; auto searches it")
-    group.add_argument("--buckets", type=whole(1), metavar="N", help="as many buckets with equal numbers of layers; default 2 on given "
-                                                                    "times, 25 MB each for a network")
-    return group
-
-
-def train_flags(parser: argparse.ArgumentParser) -> None:
-    _shared_flags(parser).add_argument("--transport", choices=TRANSPORTS, default="staged",
-                                       help="for gradients on CUDA: MPI through pinned host memory (staged, the default), an MPI that was built for "
-                                            "CUDA, or NCCL")
-
-
-def flags(parser: argparse.ArgumentParser) -> None:
-    _shared_flags(parser)
-    group = parser.add_argument_group("data parallelism, priced")
-    group.add_argument("--parts", type=whole(1), default=8, metavar="N", help="into which a layer's gradient is cut on given times (default 8)")
-    group.add_argument("--comm", type=numbers, metavar="C0,C1,..", help="time of each layer's all-reduce; then give --forward, --output-grad, --weight-grad too")
-    group.add_argument("--bandwidth", type=size, metavar="BYTES", help="of a link, per second, such as 1.25GB (default: unlimited)")
-    group.add_argument("--collective", choices=SHAPES, default="ring", help="how ranks sum")
-    group.add_argument("--servers", type=whole(0), default=0, metavar="N", help="machines that sum, for parameter_server")
 
 
 def check_scheduler(name: str) -> None:
@@ -65,9 +34,11 @@ def simulate(arguments: Any) -> int:
     if arguments.k is not None and arguments.scheduler != "reverse_first_k":
         raise UsageError(f"--k is for reverse_first_k; scheduler {arguments.scheduler} takes none")
     graph, cost = _of_network(arguments) if arguments.model else _of_times(arguments)
-    limit = arguments.memory_limit if arguments.model else None
+    limit = arguments.memory_limit
     plan = data_parallel.plan(arguments.scheduler, graph, cost, arguments.k,
                               None if limit is None else lambda schedule: lower(graph, schedule).peak_bytes <= limit)
+    if limit is not None:
+        lower(plan.graph, plan.schedule, memory_limit=limit)
     if arguments.svg or arguments.trace:
         _draw(arguments, plan.graph, plan.schedule, cost)
     record = {"scheduler": arguments.scheduler, "period": plan.period, "lower_bound": plan.bound, "compute": plan.compute,
@@ -99,12 +70,10 @@ def _of_network(arguments: Any) -> tuple[TaskGraph, CostModel]:
     from ..training import Recorded
     from .training import costs
 
-    if arguments.comm is not None:
-        raise UsageError("--comm gives layer times; a network's communication follows from --ranks, --latency, --bandwidth and --collective")
     if not arguments.ranks:
         raise UsageError("over how many ranks? give --ranks P")
     recorded = Recorded(job(arguments, "in_order"))
-    link = Link(arguments.latency, arguments.bandwidth / 1e6 if arguments.bandwidth else None)  # microseconds
+    link = Link(arguments.latency, None if arguments.bandwidth is None else arguments.bandwidth / 1e6)  # microseconds
     collective = Collective(arguments.ranks, link, arguments.collective, arguments.servers)
     graph = data_parallel.prepare(arguments.scheduler, recorded.graph, buckets=arguments.buckets)
     cost = costs(arguments, recorded)
@@ -213,8 +182,6 @@ def _check_flags(arguments: Any, communicator: Any) -> None:
     check_scheduler(arguments.scheduler)
     if arguments.k is not None and arguments.scheduler != "reverse_first_k":
         raise UsageError(f"--k is for reverse_first_k; scheduler {arguments.scheduler} takes none")
-    if arguments.streams is not None or arguments.scheduler_arg:
-        raise UsageError("a data-parallel run has one compute stream and takes no --streams and no --scheduler-arg; k and buckets have their own flags")
     if arguments.transport != "staged" and not arguments.device.startswith("cuda"):
         raise UsageError(f"--transport {arguments.transport} is for gradients on a GPU; give --device cuda too")
     training.check_run(arguments)

@@ -1,14 +1,18 @@
-"""Flags that verbs share, and how their values are read."""
+"""All flags: how their values are read, and on what each has an effect. One that would have none is refused."""
 
 from __future__ import annotations
 
 import argparse
 import ast
 import difflib
+import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from ..collectives import SHAPES
+from ..data_parallel import TRANSPORTS
 from ..fusion import RULES
 from ..training import DTYPES, OPTIMIZERS, Job
 
@@ -27,9 +31,12 @@ def size(text: str) -> int:
     """`2GiB`, `300MB`, `4096` in bytes."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", text.strip())
     if not match:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size; write 4096, 300MB or 2GiB")
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is no size; write 4096, 300MB or 2GiB")
     base = 1024 if match[3] else 1000
-    return int(float(match[1]) * base ** " KMGT".index(match[2] or " "))
+    value = float(match[1]) * base ** " KMGT".index(match[2] or " ")
+    if not 1 <= value < 1 << 62:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} must be at least 1 byte, and fewer than 4 EiB")
+    return int(value)
 
 
 def pair(text: str) -> tuple[str, Any]:
@@ -39,19 +46,40 @@ def pair(text: str) -> tuple[str, Any]:
         raise argparse.ArgumentTypeError(f"{text!r} is not of the form name=value")
     try:
         return key.strip(), ast.literal_eval(value)
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
         return key.strip(), value
 
 
-def whole(least: int) -> Callable[[str], int]:
-    """An integer of at least `least`."""
+def whole(least: int, most: int = (1 << 31) - 1) -> Callable[[str], int]:
+    """An integer from `least` to `most`."""
 
     def read(text: str) -> int:
-        if not re.fullmatch(r"-?\d+", text) or int(text) < least:
-            raise argparse.ArgumentTypeError(f"{text!r} must be a whole number of at least {least}")
+        if not re.fullmatch(r"-?\d{1,20}", text, re.ASCII) or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text[:40]!r} must be a whole number of at least {least}")
+        if int(text) > most:
+            raise argparse.ArgumentTypeError(f"{text} is too large; it must be at most {most}")
         return int(text)
 
     return read
+
+
+def number(least: float) -> Callable[[str], float]:
+    """A finite number of at least `least`."""
+
+    def read(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not least <= value < math.inf:
+            raise argparse.ArgumentTypeError(f"{text[:40]!r} must be a finite number of at least {least:g}")
+        return value
+
+    return read
+
+
+def k_or_auto(text: str) -> int | None:
+    return None if text == "auto" else whole(0)(text)
 
 
 def numbers(text: str) -> float | list[float]:
@@ -59,7 +87,7 @@ def numbers(text: str) -> float | list[float]:
     try:
         values = [float(part) for part in text.split(",")]
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} must be a number or numbers with commas") from None
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} must be a number or numbers with commas") from None
     return values if len(values) > 1 else values[0]
 
 
@@ -72,51 +100,193 @@ def rules(text: str) -> tuple[str, ...]:
     return names
 
 
-# ------------------------------------------------------------------------------------------------------------- groups
-def common(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="one JSON object on standard output and nothing else")
+# ------------------------------------------------------------------------------------------------------------- flags
+#: what a command is about, by one letter each: the verb says it, --model, --parallel and the flags of pipelines
+SUBJECTS = {
+    "s": "a network's step on one device",
+    "r": "a network on data-parallel ranks (--parallel data)",
+    "l": "data-parallel ranks on given layer times (--parallel data without --model)",
+    "c": "a network cut into a pipeline (--model with --parallel pipeline or --ranks)",
+    "p": "a pipeline on given times (--ranks without --model)",
+}
+MOST = 1 << 24  #: forward tasks of a pipeline; so many take about 13 GiB
+PIPELINE = {"--ranks", "--chunks", "--latency", "--activation-cap", "--forward", "--output-grad", "--weight-grad", "--table"}
 
 
-def model(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", metavar="NAME", help="a network; see `minidl models`")
-    parser.add_argument("--model-arg", type=pair, action="append", default=[], metavar="K=V",
-                        help="an argument of the network, such as classes=10, width=64, preset=tiny")
+@dataclass(frozen=True)
+class Flag:
+    """A flag: `serves` has the verbs that take it, each with the subjects on which it has an effect there; `needs` what else
+    that takes, in words and as a test of the arguments; `options` are argparse's."""
+
+    serves: Mapping[str, str]
+    options: Mapping[str, Any]
+    needs: tuple[str, Callable[[Any], bool]] | None = None
 
 
-def job_flags(parser: argparse.ArgumentParser) -> None:
-    model(parser)
-    parser.add_argument("--data", default="digits", help="a data set's name or a path (default: the embedded digits)")
-    parser.add_argument("--root", help="folder in which named data sets are looked for")
-    parser.add_argument("--strict", action="store_true", help="an error instead of a substitute where data is missing")
-    parser.add_argument("--device", default="cpu", help="cpu or cuda[:N]")
-    parser.add_argument("--tf32", action="store_true", help="on cuda: products and convolutions may round float32 for the tensor cores")
-    parser.add_argument("--nondeterministic", action="store_true", help="on cuda: kernels of cuDNN's may give other last bits each time")
-    parser.add_argument("--dtype", default="float32", choices=list(DTYPES), help="bf16 and fp16, on cuda: products in 16 bits, parameters in float32")
-    parser.add_argument("--fusion", type=rules, metavar="all|none|RULE,..",
-                        help=f"launches that become one: {', '.join(RULES)} (default: all on cuda, none on cpu)")
-    parser.add_argument("--batch-size", type=whole(1), default=64, metavar="B", help="of a step, over all ranks (default 64)")
-    parser.add_argument("--micro-batches", type=whole(1), default=1, metavar="M", help="gradients accumulate over M parts of a batch")
-    parser.add_argument("--optimizer", default="sgd", choices=list(OPTIMIZERS))
-    parser.add_argument("--lr", type=float, default=0.1, metavar="X", help="learning rate (default 0.1)")
-    parser.add_argument("--seed", type=whole(0), default=0, metavar="S")
-    parser.add_argument("--streams", type=whole(1), metavar="N", help="streams of the scheduler")
-    parser.add_argument("--scheduler-arg", type=pair, action="append", default=[], metavar="K=V")
-    parser.add_argument("--memory-limit", type=size, metavar="SIZE", help="bound on the peak of the memory plan, such as 2GiB")
-    parser.add_argument("--costs", metavar="measured|analytic|FILE", default="measured", help="task costs for plans and predictions")
-    parser.add_argument("--pairs", choices=["measured", "estimated", "none"],
-                        help="how much tasks on two streams slow each other down (default: as --costs for multi_region, else none)")
-    parser.add_argument("--save-costs", metavar="FILE.json", help="write costs and pairs, for --costs")
-    parser.add_argument("--config", metavar="FILE.toml", help="flags from a file: batch-size = 32; the command line wins")
+def _flag(serves: str, needs: tuple[str, Callable[[Any], bool]] | None = None, **options: Any) -> Flag:
+    return Flag(dict(part.partition(":")[::2] for part in serves.split()), options, needs)
 
 
-def scheduler(parser: argparse.ArgumentParser, default: str = "in_order") -> None:
-    parser.add_argument("--scheduler", default=default, metavar="S")
+STORED = ("mnist", "cifar10", "cifar100")  #: data that are looked for in files by name
+EVERY = "info:* models:* train:sr compare:s plan:scp check:scp explain:scp simulate:srlcp"
+NETWORK = "train:sr compare:s plan:sc check:sc explain:sc simulate:src"
+RUN = "train:sr compare:s"
+PRICED = "train:sr compare:s plan:sc explain:sc simulate:src"
+
+FLAGS: dict[str, dict[str, Flag]] = {
+    "network and data": {
+        "--model": _flag("info:* " + NETWORK, metavar="NAME", help="a network; see `minidl models`"),
+        "--model-arg": _flag("info:* " + NETWORK, ("a network; name it with --model", lambda a: a.model), type=pair, action="append", default=[],
+                             metavar="K=V", help="an argument of the network, such as classes=10, width=64, preset=tiny"),
+        "--data": _flag(NETWORK, default="digits", help="a data set's name or a path (default: the embedded digits)"),
+        "--root": _flag(NETWORK, ("data sets that are looked for by name", lambda a: a.data in STORED), help="folder in which named data sets are looked for"),
+        "--strict": _flag(NETWORK, ("data sets that are looked for by name", lambda a: a.data in STORED), action="store_true",
+                          help="an error instead of a substitute where named data are missing"),
+        "--batch-size": _flag(NETWORK, type=whole(1), default=64, metavar="B", help="of a step, over all ranks (default 64)"),
+        "--micro-batches": _flag(NETWORK.replace("sc", "scp").replace("src", "srcp"), type=whole(1, 1 << 20), default=1, metavar="M",
+                                 help="gradients accumulate over M parts of a batch"),
+        "--optimizer": _flag(NETWORK, default="sgd", choices=list(OPTIMIZERS)),
+        "--lr": _flag(RUN, type=float, default=0.1, metavar="X", help="learning rate (default 0.1)"),
+        "--seed": _flag(RUN, type=whole(0, (1 << 64) - 1), default=0, metavar="S"),
+    },
+    "device": {
+        "--device": _flag(NETWORK, default="cpu", help="cpu or cuda[:N]"),
+        "--tf32": _flag(NETWORK, action="store_true", help="on cuda: products and convolutions may round float32 for the tensor cores"),
+        "--nondeterministic": _flag(NETWORK, action="store_true", help="on cuda: kernels of cuDNN's may give other last bits each time"),
+        "--dtype": _flag(NETWORK, default="float32", choices=list(DTYPES), help="bf16 and fp16, on cuda: products in 16 bits, parameters in float32"),
+        "--fusion": _flag(NETWORK, type=rules, metavar="all|none|RULE,..",
+                          help=f"launches that become one: {', '.join(RULES)} (default: all on cuda, none on cpu)"),
+        "--memory-limit": _flag("train:sr compare:s plan:s check:s explain:s simulate:sr", type=size, metavar="SIZE",
+                                help="bound on the peak of the memory plan, such as 2GiB"),
+    },
+    "schedule": {
+        "--parallel": _flag("train:sr plan:scp simulate:srlcp", default="none", choices=["none", "data", "pipeline"]),
+        "--scheduler": _flag("train:sr plan:scp explain:scp simulate:srlcp", ("one policy; --table shows them all", lambda a: not a.table),
+                             default="in_order", metavar="S"),
+        "--schedulers": _flag("compare:s", default="in_order,multi_stream", metavar="A,B,C"),
+        "--scheduler-arg": _flag("train:s compare:s plan:scp explain:scp simulate:scp", ("one policy; --table shows them all", lambda a: not a.table),
+                                 type=pair, action="append", default=[], metavar="K=V"),
+        "--streams": _flag("train:s compare:s plan:s explain:s simulate:s", ("schedulers of several streams", lambda a: _streamed(a) or a.streams != 1),
+                           type=whole(1, 1024), metavar="N", help="streams of the scheduler"),
+        "--costs": _flag(PRICED + " check:sc", metavar="measured|analytic|FILE", default="measured", help="task costs for plans and predictions"),
+        "--pairs": _flag("train:s compare:s plan:s explain:s simulate:s", ("schedulers of several streams, and --save-costs",
+                                                                          lambda a: _streamed(a) or a.save_costs),
+                         choices=["measured", "estimated", "none"],
+                         help="how much tasks on two streams slow each other down (default: as --costs for multi_region, else none)"),
+        "--save-costs": _flag(PRICED, metavar="FILE.json", help="write costs and pairs, for --costs"),
+        "--curve": _flag("plan:s", action="store_true", help="predicted step time against memory limit (multi_region)"),
+    },
+    "run": {
+        "--steps": _flag(RUN, type=whole(1), metavar="N"),
+        "--epochs": _flag(RUN, ("runs without --steps; leave one out", lambda a: not a.steps), type=whole(1), metavar="N"),
+        "--checkpoint": _flag("train:sr", metavar="DIR", help="save parameters and all that a run needs to go on"),
+        "--resume": _flag("train:sr", action="store_true", help="go on from the checkpoint; an --lr that is given wins over the one there"),
+        "--dry-run": _flag("train:sr", action="store_true", help="plan and predict, but do not train"),
+    },
+    "pipelines": {
+        "--ranks": _flag("plan:cp check:cp explain:cp simulate:rcp", type=whole(1, 1 << 20), metavar="P"),
+        "--chunks": _flag("plan:cp check:cp explain:cp simulate:cp", type=whole(1, 1 << 20), metavar="V", help="stages per rank"),
+        "--forward": _flag("plan:p explain:p simulate:lp", type=numbers, metavar="F", help="time of a stage's forward; one number, or one per stage"),
+        "--output-grad": _flag("plan:p explain:p simulate:lp", type=numbers, metavar="O"),
+        "--weight-grad": _flag("plan:p explain:p simulate:lp", type=numbers, metavar="W"),
+        "--latency": _flag("plan:cp explain:cp simulate:rcp", type=number(0), default=0.0, metavar="C", help="of one hop between ranks"),
+        "--activation-cap": _flag("plan:cp check:p explain:cp simulate:cp", type=number(0), metavar="K", help="most live activations on a rank"),
+        "--table": _flag("simulate:p", action="store_true", help="all pipeline policies side by side, the best marked"),
+        "--objective": _flag("plan:p explain:p simulate:p", ("--scheduler optimal", lambda a: a.scheduler == "optimal"), default="makespan",
+                             choices=["makespan", "span", "period"], help="what `optimal` minimises"),
+        "--time-limit": _flag("plan:p explain:p simulate:p", ("--scheduler optimal", lambda a: a.scheduler == "optimal"), type=number(0), default=60.0,
+                              metavar="S", help="seconds that `optimal` may take"),
+    },
+    "data parallelism": {
+        "--k": _flag("train:r simulate:rl", type=k_or_auto, metavar="K|auto",
+                     help="layers whose weight gradients reverse_first_k delays; auto searches it"),
+        "--buckets": _flag("train:r simulate:rl", ("--scheduler buckets", lambda a: a.scheduler == "buckets"), type=whole(1), metavar="N",
+                           help="as many buckets with equal numbers of layers; default 2 on given times, 25 MB each for a network"),
+        "--parts": _flag("simulate:l", ("schedulers that cut gradients, priority and reverse_first_k",
+                                        lambda a: a.scheduler in ("priority", "reverse_first_k")),
+                         type=whole(1, 1 << 16), default=8, metavar="N", help="into which a layer's gradient is cut on given times (default 8)"),
+        "--comm": _flag("simulate:l", type=numbers, metavar="C0,C1,..",
+                        help="time of each layer's all-reduce; then give --forward, --output-grad, --weight-grad too"),
+        "--bandwidth": _flag("simulate:r", type=size, metavar="BYTES", help="of a link, per second, such as 1.25GB (default: unlimited)"),
+        "--collective": _flag("simulate:r", choices=SHAPES, default="ring", help="how ranks sum"),
+        "--servers": _flag("simulate:r", ("--collective parameter_server", lambda a: a.collective == "parameter_server"), type=whole(0), default=0,
+                           metavar="N", help="machines that sum, for parameter_server"),
+        "--transport": _flag("train:r", choices=TRANSPORTS, default="staged",
+                             help="for gradients on CUDA: MPI through pinned host memory (staged, the default), an MPI that was built for CUDA, or NCCL"),
+    },
+    "files": {
+        "--save": _flag("plan:scp", ("one plan; --curve shows many", lambda a: not a.curve), metavar="FILE.csv", help="write the schedule"),
+        "--svg": _flag("plan:scp simulate:srlcp", ("one plan", lambda a: not (a.curve or a.table)), metavar="FILE.svg", help="draw the predicted timeline"),
+        "--trace": _flag("train:sr simulate:srlcp", ("one plan", lambda a: not a.table), metavar="FILE",
+                         help="timeline of the last step, or the predicted one, for ui.perfetto.dev"),
+        "--config": _flag(EVERY.removeprefix("info:* models:* "), metavar="FILE.toml", help="flags from a file: batch-size = 32; the command line wins"),
+        "--json": _flag(EVERY, action="store_true", help="one JSON object on standard output and nothing else"),
+    },
+    "ranks": {
+        "--each-rank": _flag("info:*", ("info without --model", lambda a: not a.model), action="store_true",
+                             help="under mpiexec: what every rank sees, and whether it fits together"),
+    },
+}
 
 
-def length(parser: argparse.ArgumentParser) -> None:
-    length = parser.add_mutually_exclusive_group()
-    length.add_argument("--steps", type=whole(1), metavar="N")
-    length.add_argument("--epochs", type=whole(1), metavar="N")
+def _streamed(arguments: Any) -> bool:
+    """Whether a scheduler is asked for that uses several streams."""
+    names = arguments.schedulers.split(",") if arguments.command == "compare" else [arguments.scheduler]
+    return any(name.strip() != "in_order" for name in names)
+
+
+def add_flags(parser: argparse.ArgumentParser, verb: str) -> None:
+    """Those that serve the verb; of all others the defaults."""
+    for title, flags in FLAGS.items():
+        group = parser.add_argument_group(title)
+        for name, flag in flags.items():
+            if verb in flag.serves:
+                group.add_argument(name, **flag.options)
+            else:
+                parser.set_defaults(**{name[2:].replace("-", "_"): flag.options.get("default", False if "action" in flag.options else None)})
+
+
+def subject_of(arguments: Any) -> str:
+    """The letter of what the flags are about. Raises UsageError where they contradict each other."""
+    times = arguments.given & {"--forward", "--output-grad", "--weight-grad", "--table"}
+    if arguments.command in ("train", "compare"):
+        return "r" if arguments.parallel == "data" else "s"
+    if arguments.parallel == "data":
+        return "r" if arguments.model else "l"
+    if times and arguments.model:
+        raise UsageError(f"{min(times)} goes with a pipeline on given times, --model with a network: leave one out")
+    if arguments.parallel == "pipeline" or arguments.given & PIPELINE:
+        return "c" if arguments.model else "p"
+    return "s"
+
+
+def check_flags(arguments: Any) -> None:
+    """Raises UsageError for a flag that would have no effect, and for more than can be planned."""
+    for flags in FLAGS.values():
+        for name, flag in flags.items():
+            if name not in arguments.given:
+                continue
+            subjects = flag.serves[arguments.command]
+            if "*" not in subjects and arguments.subject not in subjects:
+                raise UsageError(f"{name} has no effect on {SUBJECTS[arguments.subject]}; it is for {' and '.join(SUBJECTS[s] for s in subjects)}")
+            if flag.needs and not flag.needs[1](arguments):
+                raise UsageError(f"{name} has no effect here; it is for {flag.needs[0]}")
+    _check_arguments(arguments)
+    _check_size(arguments)
+
+
+def _check_size(arguments: Any) -> None:
+    ranks, chunks, parts = arguments.ranks or 1, arguments.chunks or 1, arguments.micro_batches
+    if arguments.subject in "cp" and ranks * chunks * parts > MOST:
+        raise UsageError(f"{ranks:,} ranks with {chunks:,} chunks each and {parts:,} micro-batches have {ranks * chunks * parts:,} forward tasks; "
+                         f"at most {MOST:,} can be planned")
+
+
+def _check_arguments(arguments: Any) -> None:
+    """A scheduler's arguments that have flags of their own."""
+    for name, flag in {"cost": "--costs", "streams": "--streams", "memory_limit": "--memory-limit"}.items():
+        if name in dict(arguments.scheduler_arg) and (name == "cost" or flag in arguments.given):
+            raise UsageError(f"--scheduler-arg {name} has no effect here; it is what {flag} says")
 
 
 def job(arguments: argparse.Namespace, under: str | None = None) -> Job:
@@ -127,6 +297,6 @@ def job(arguments: argparse.Namespace, under: str | None = None) -> Job:
                strict=arguments.strict, device=arguments.device, tf32=arguments.tf32, deterministic=not arguments.nondeterministic,
                dtype=arguments.dtype, batch_size=arguments.batch_size, micro_batches=arguments.micro_batches,
                optimizer=arguments.optimizer, lr=arguments.lr, seed=arguments.seed,
-               scheduler=under or str(getattr(arguments, "scheduler", "in_order")), scheduler_args=dict(arguments.scheduler_arg),
+               scheduler=under or arguments.scheduler, scheduler_args=dict(arguments.scheduler_arg),
                streams=arguments.streams, memory_limit=arguments.memory_limit,
                fusion=arguments.fusion)

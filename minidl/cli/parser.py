@@ -10,14 +10,17 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from ..files import read_text
-from . import data_parallel, info, planning, training
-from .flags import UsageError, common, job_flags, length, model, nearest, scheduler
+from . import info, planning, training
+from .flags import FLAGS, UsageError, add_flags, check_flags, nearest, subject_of
 
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         unknown = re.match(r"unrecognized arguments: (--[\w-]+)", message)
         if unknown:
+            verbs = [verb for flags in FLAGS.values() for name, flag in flags.items() if name == unknown[1] for verb in flag.serves]
+            if verbs:
+                raise UsageError(f"{unknown[1]} has no effect on `{self.prog}`; it is for {', '.join(verbs)}")
             known = [o for action in self._actions for o in action.option_strings]
             near = difflib.get_close_matches(unknown[1], known, 1)
             message += f"; did you mean {near[0]}?" if near else ""
@@ -28,65 +31,53 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(f"{message} (see {self.prog} --help)")
 
 
+VERBS: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "info": (info.info, "devices and versions, or what a network is made of"),
+    "models": (info.models, "all networks with their arguments"),
+    "train": (training.train, "train a network; without any flag, compare two schedules on the digits"),
+    "compare": (training.compare, "the same training under several schedules, interleaved"),
+    "plan": (planning.plan, "schedule without running"),
+    "check": (planning.check, "validate a saved or edited schedule"),
+    "explain": (planning.explain, "why a task stands where it does"),
+    "simulate": (planning.simulate, "price a plan of a network, or a data-parallel or pipeline policy on given times"),
+}
+
+
 def _parser() -> _Parser:
     parser = _Parser(prog="minidl", description="A mini deep-learning engine in which the order of the backward pass is a value.")
     verbs = parser.add_subparsers(required=True, metavar="VERB", parser_class=_Parser)
-
-    def verb(name: str, run: Callable[[Any], Any], text: str, *groups: Callable[[argparse.ArgumentParser], None]) -> argparse.ArgumentParser:
-        added = verbs.add_parser(name, help=text, description=text[:1].upper() + text[1:] + ".", allow_abbrev=False)
-        for group in (common, *groups):
-            group(added)
-        added.set_defaults(verb=run, parser=added)
-        return added
-
-    about = verb("info", info.info, "devices and versions, or what a network is made of", model)
-    about.add_argument("--each-rank", action="store_true", help="under mpiexec: what every rank sees, and whether it fits together")
-    verb("models", info.models, "all networks with their arguments")
-    train = verb("train", training.train, "train a network; without any flag, compare two schedules on the digits", job_flags, scheduler, length,
-                 data_parallel.train_flags)
-    train.add_argument("--parallel", default="none", choices=["none", "data", "pipeline"])
-    train.add_argument("--checkpoint", metavar="DIR", help="save parameters and all that a run needs to go on")
-    train.add_argument("--resume", action="store_true", help="go on from the checkpoint")
-    train.add_argument("--trace", metavar="FILE", help="timeline of the last step, for ui.perfetto.dev")
-    train.add_argument("--dry-run", action="store_true", help="plan and predict, but do not train")
-    compare = verb("compare", training.compare, "the same training under several schedules, interleaved", job_flags, length)
-    compare.add_argument("--schedulers", default="in_order,multi_stream", metavar="A,B,C")
-    plan = verb("plan", planning.plan, "schedule without running", job_flags, scheduler, planning.pipeline_flags)
-    plan.add_argument("--parallel", default="none", choices=["none", "pipeline"])
-    plan.add_argument("--save", metavar="FILE.csv", help="write the schedule")
-    plan.add_argument("--svg", metavar="FILE.svg", help="draw the predicted timeline")
-    plan.add_argument("--curve", action="store_true", help="predicted step time against memory limit (multi_region)")
-    check = verb("check", planning.check, "validate a saved or edited schedule", job_flags, planning.pipeline_flags)
-    check.add_argument("plan", metavar="PLAN.csv")
-    explain = verb("explain", planning.explain, "why a task stands where it does", job_flags, scheduler, planning.pipeline_flags)
-    explain.add_argument("task", metavar="TASK", help="such as 4W0")
-    simulate = verb("simulate", planning.simulate, "price a plan of a network, or a data-parallel or pipeline policy on given times", job_flags, scheduler,
-                    planning.pipeline_flags, data_parallel.flags)
-    simulate.add_argument("--parallel", default="none", choices=["none", "data", "pipeline"])
-    simulate.add_argument("--table", action="store_true", help="all pipeline policies side by side, the best marked")
-    simulate.add_argument("--objective", default="makespan", choices=["makespan", "span", "period"], help="what `optimal` minimises")
-    simulate.add_argument("--time-limit", type=float, default=60.0, metavar="S", help="seconds that `optimal` may take")
-    simulate.add_argument("--svg", metavar="FILE.svg", help="draw the predicted timeline")
-    simulate.add_argument("--trace", metavar="FILE", help="the predicted timeline, for ui.perfetto.dev")
+    for name, (run, text) in VERBS.items():
+        verb = verbs.add_parser(name, help=text, description=text[:1].upper() + text[1:] + ".", allow_abbrev=False)
+        verb.set_defaults(verb=run, command=name, parser=verb)
+        if name == "check":
+            verb.add_argument("plan", metavar="PLAN.csv")
+        elif name == "explain":
+            verb.add_argument("task", metavar="TASK", help="such as 4W0")
+        add_flags(verb, name)
     return parser
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Flags over a config file over defaults. Raises UsageError."""
+    """Flags over a config file over defaults; `given` are those of the first two, `subject` the letter of what they are about.
+    Raises UsageError, also for a flag that would have no effect."""
     parser = _parser()
     arguments, unknown = parser.parse_known_args(argv)
     if unknown:
         arguments.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
-    arguments.given = {a.split("=")[0] for a in argv if a.startswith("--")}
-    if getattr(arguments, "config", None):
+    given = {a.split("=")[0] for a in argv if a.startswith("--")}
+    if arguments.config:
         from_file = _config(arguments.config, arguments.parser)
+        if given & {"--steps", "--epochs"}:  # one of them is enough, and the command line wins
+            from_file = {key: value for key, value in from_file.items() if key not in ("steps", "epochs")}
         arguments.parser.set_defaults(**{k: v for k, v in from_file.items() if k not in ("model_arg", "scheduler_arg")})
-        given = arguments.given
         arguments = parser.parse_args(argv)
-        arguments.given = given | {"--" + k.replace("_", "-") for k in from_file}
+        given |= {"--" + k.replace("_", "-") for k, value in from_file.items() if value is not False}
         for key in ("model_arg", "scheduler_arg"):  # single names on the command line win
             if key in from_file:
                 setattr(arguments, key, [*from_file[key], *getattr(arguments, key)])
+    arguments.given = given
+    arguments.subject = subject_of(arguments)
+    check_flags(arguments)
     return arguments
 
 

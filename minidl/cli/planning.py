@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import replace
 from typing import Any
 
@@ -18,33 +17,14 @@ from ..simulation import simulate as price
 from ..timeline import Timeline
 from ..training import Recorded, predict
 from . import data_parallel, pipeline, show
-from .flags import UsageError, job, numbers, whole
+from .flags import UsageError, job
 from .training import check_outputs, check_scheduler, costs
-
-
-def pipeline_flags(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("pipelines, on given times")
-    group.add_argument("--ranks", type=whole(1), metavar="P")
-    group.add_argument("--chunks", type=whole(1), metavar="V", help="stages per rank")
-    group.add_argument("--forward", type=numbers, metavar="F", help="time of a stage's forward; one number, or one per stage")
-    group.add_argument("--output-grad", type=numbers, metavar="O")
-    group.add_argument("--weight-grad", type=numbers, metavar="W")
-    group.add_argument("--latency", type=float, default=0.0, metavar="C", help="of one hop between ranks")
-    group.add_argument("--activation-cap", type=float, metavar="K", help="most live activations on a rank")
-
-
-def _of_pipeline(arguments: Any) -> bool:
-    """Whether the flags are about a pipeline, on given times or of a network. Raises UsageError where they contradict each other."""
-    times = arguments.given & {"--forward", "--output-grad", "--weight-grad", "--table"}
-    if times and arguments.model:
-        raise UsageError(f"{min(times)} goes with a pipeline on given times, --model with a network: leave one out")
-    return bool(times or arguments.given & {"--ranks", "--chunks", "--latency", "--activation-cap"})
 
 
 def plan(arguments: Any) -> int:
     """Schedules a step and says what it costs."""
     check_outputs(arguments)
-    if arguments.parallel == "pipeline" or _of_pipeline(arguments):
+    if arguments.subject in "cp":
         return pipeline.plan(arguments)
     if arguments.curve:
         return _curve(arguments)
@@ -65,8 +45,8 @@ def _curve(arguments: Any) -> int:
     """Predicted step time against memory limit."""
     if arguments.scheduler != "multi_region":
         raise UsageError(f"--curve is for --scheduler multi_region; {arguments.scheduler} gives nothing back for memory")
-    if other := arguments.given & {"--save", "--svg", "--memory-limit"}:
-        raise UsageError(f"--curve is about many plans, {min(other)} about one: leave one out")
+    if arguments.memory_limit is not None:
+        raise UsageError("--curve shows a plan for every memory limit: leave --memory-limit out")
     recorded, cost = _recorded(arguments)
     found = recorded.region_plan(cost, curve=True)
     show.notes(found.notes)
@@ -78,9 +58,9 @@ def _curve(arguments: Any) -> int:
 
 
 def check(arguments: Any) -> int:
-    """Exit 0 for a valid plan; 1 for one that is not, with the culprit marked in its grid. Raises ScheduleError for what is no
-    plan."""
-    if _of_pipeline(arguments):
+    """Exit 0 for a valid plan, priced where costs are given; 1 for one that is not, with the culprit marked in its grid. Raises
+    ScheduleError for what is no plan."""
+    if arguments.subject in "cp":
         return pipeline.check(arguments)
     planned = Schedule.load(arguments.plan)
     recorded = Recorded(job(arguments))
@@ -93,14 +73,19 @@ def check(arguments: Any) -> int:
         show.emit(arguments, record, f"not valid: {why.message}\n{why.grid}".rstrip())
         return 1
     record = {"valid": True, "tasks": len(schedule), "waits": len(program.body[0].waits), "peak_bytes": program.peak_bytes}
-    show.emit(arguments, record, lambda: f"{schedule.grid()}\n\nvalid: {len(schedule)} tasks, {record['waits']} waits, {program.peak_bytes:,} bytes at the peak")
+    price_text = ""
+    if "--costs" in arguments.given:
+        record["predicted_step_ms"] = round(predict(recorded, costs(arguments, recorded), planned).predicted_step_ms, 4)
+        price_text = f", {record['predicted_step_ms']:.3f} ms a step predicted"
+    show.emit(arguments, record, lambda: f"{schedule.grid()}\n\nvalid: {len(schedule)} tasks, {record['waits']} waits, "
+                                         f"{program.peak_bytes:,} bytes at the peak{price_text}")
     return 0
 
 
 def explain(arguments: Any) -> int:
     """When a task may start and must end, what it waits for and who waits for it."""
     check_outputs(arguments)
-    if _of_pipeline(arguments):
+    if arguments.subject in "cp":
         return pipeline.explain(arguments)
     recorded, cost = _recorded(arguments)
     p = predict(recorded, cost)
@@ -121,9 +106,9 @@ def _as_planned(graph: TaskGraph, name: str) -> str:
 def simulate(arguments: Any) -> int:
     """A model's plan on measured or given costs, or a data-parallel or pipeline policy on given times."""
     check_outputs(arguments)
-    if arguments.parallel == "data":
+    if arguments.subject in "rl":
         return data_parallel.simulate(arguments)
-    if arguments.parallel == "pipeline" or _of_pipeline(arguments):
+    if arguments.subject in "cp":
         return pipeline.simulate(arguments)
     recorded, cost = _recorded(arguments)
     p = predict(recorded, cost)

@@ -33,7 +33,7 @@ def costs(arguments: Any, recorded: Recorded) -> CostModel:
         with show.progress("measuring costs", 1.0) as done:
             cost = recorded.measure(done)
     asked = arguments.pairs
-    if asked is None and cost.corun is None and "multi_region" in (recorded.job.scheduler, *getattr(arguments, "schedulers", "").split(",")):
+    if asked is None and cost.corun is None and "multi_region" in (recorded.job.scheduler, *arguments.schedulers.split(",")):
         asked = "measured" if arguments.costs == "measured" else "estimated"
     if asked in ("measured", "estimated"):
         with show.progress("measuring pairs", 1.0) as done:
@@ -116,6 +116,8 @@ def check_run(arguments: Any) -> None:
     """Raises UsageError for flags of a run that contradict each other."""
     if arguments.resume and not arguments.checkpoint:
         raise UsageError("--resume needs --checkpoint DIR, the place to resume from")
+    if arguments.resume and "--scheduler" not in arguments.given and (idle := arguments.given & {"--streams", "--scheduler-arg", "--pairs"}):
+        raise UsageError(f"{min(idle)} has no effect with --resume alone, which keeps the schedule of the checkpoint; give --scheduler too")
     if arguments.dry_run and (arguments.trace or arguments.checkpoint):
         raise UsageError("--dry-run runs nothing, so it goes with neither --trace nor --checkpoint")
 
@@ -148,7 +150,7 @@ def resumed(arguments: Any, recorded: Recorded) -> checkpoint.Checkpoint:
 def check_outputs(arguments: Any) -> None:
     """Looks at every file that is to be written, before the work that it is for. Raises FileError or ValueError."""
     for flag in ("save", "svg", "trace", "save_costs"):
-        if path := getattr(arguments, flag, None):
+        if path := getattr(arguments, flag):
             if flag == "trace":
                 check_trace(path)
             check_writable(path)
