@@ -36,7 +36,7 @@ def test_a_plan_whose_late_tasks_are_needed_is_not_valid(capsys, plan, edit):
     plan.write_text(edit(plan.read_text()))
     code, record = run_json(capsys, "check", str(plan), *NETWORK)
     assert code == 1
-    assert "cannot cross the border" in record["error"]
+    assert "cannot cross the iteration boundary" in record["error"]
     assert record["tasks"][0].endswith("@1")
     code, text, _ = run(capsys, "check", str(plan), *NETWORK)
     assert code == 1
