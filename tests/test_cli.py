@@ -241,6 +241,44 @@ def test_debug_names_the_layer_of_the_first_nan():
     assert re.search(r"task \d+\w+ \(.*\).*not finite", done.stderr.splitlines()[-1])
 
 
+@pytest.mark.parametrize("level", ["abc", "4", "-1", "1.5", " 1"])
+def test_a_debug_level_that_there_is_not_is_one_line(capsys, monkeypatch, level):
+    monkeypatch.setenv("MINIDL_DEBUG", level)
+    code, out, err = run(capsys, "plan", *SMALL)
+    assert (code, out) == (2, "")
+    assert f"MINIDL_DEBUG is {level!r}; it must be 0, 1, 2 or 3" in one_line(err)
+
+
+@pytest.mark.parametrize("argv", [
+    ["train", "--model", "mlp", "--model-arg", "hidden=1000000"], ["train", "--model", "resnet20", "--model-arg", "image_size=100000"],
+    ["train", "--model", "mlp", "--model-arg", "hidden=20000", "--model-arg", "layers=100"], ["train", "--model", "mlp", "--model-arg", "classes=1000000000"],
+    ["simulate", "--scheduler", "gpipe", "--ranks", "4096", "--micro-batches", "4096"]])
+def test_absurd_sizes_end_in_one_line_and_not_the_machine(argv):
+    """The program alone, on a machine that seems to have little memory left."""
+    code = ("import sys; from minidl.cli import machine; machine.available = lambda: 700 << 20; "
+            "sys.argv[0] = 'minidl'; from minidl.__main__ import run; run()")
+    more = ["--costs", "analytic", "--steps", "1"] if argv[0] == "train" else []
+    done = subprocess.run([sys.executable, "-c", code, *argv, *more], capture_output=True, text=True, timeout=300,
+                          env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert done.returncode == 2, done.stderr
+    assert "there is not enough memory for this" in one_line(done.stderr.splitlines(keepends=True)[-1])
+
+
+def test_what_is_available_is_the_least_of_machine_and_control_group(tmp_path, monkeypatch):
+    from minidl.cli import machine
+
+    monkeypatch.setattr(machine, "PROC", tmp_path)
+    monkeypatch.setattr(machine, "GROUPS", tmp_path)
+    assert machine.available() is None
+    (tmp_path / "meminfo").write_text("MemTotal: 100 kB\nMemAvailable:   50 kB\nSwapFree:   7 kB\n")
+    assert machine.available() == 57 << 10
+    (tmp_path / "memory.current").write_text("5000\n")
+    (tmp_path / "memory.max").write_text("max\n")
+    assert machine.available() == 57 << 10
+    (tmp_path / "memory.max").write_text("9000\n")
+    assert machine.available() == 4000
+
+
 def test_a_read_only_target_keeps_the_old_file(capsys, tmp_path, monkeypatch):
     target = tmp_path / "plan.csv"
     target.write_text("old")

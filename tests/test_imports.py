@@ -25,6 +25,7 @@ LAYERS: dict[str, set[str]] = {
     "minidl.kernels": {"kernels"},
     "minidl.loops": set(),
     "minidl.files": set(),
+    "minidl.debug": set(),
     "minidl.streams": set(),
     "minidl.graph": {"loops"},
     "minidl.schedule": {"graph", "loops", "files"},
@@ -41,7 +42,7 @@ LAYERS: dict[str, set[str]] = {
     "minidl.nn": {*ENGINE, "op", "ops", "random", "nn"},
     "minidl.models": {"nn", "ops", "tensor", "models", "random", ""},
     "minidl.fusion": {"graph", "device", "kernels", "fusion"},
-    "minidl.executors": {*PURE, "device", "comm", "streams", "lanes", "kernels", "tape", "tensor", "executors"},
+    "minidl.executors": {*PURE, "debug", "device", "comm", "streams", "lanes", "kernels", "tape", "tensor", "executors"},
 }
 # where a module outside the standard library may be imported from, and only when it is used
 LAZY: dict[str, tuple[str, ...]] = {

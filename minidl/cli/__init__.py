@@ -8,22 +8,25 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from .. import interrupts, launcher
+from .. import debug, interrupts, launcher
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit code. Raises KeyboardInterrupt, also where one got lost on its way."""
-    from . import show
+    from . import machine, show
     from .flags import UsageError
     from .parser import parse
 
-    argv = list(sys.argv[1:] if argv is None else argv)
-    debug = int(os.environ.get("MINIDL_DEBUG") or 0) if (os.environ.get("MINIDL_DEBUG") or "0").isdecimal() else 0
+    alone, argv = argv is None, list(sys.argv[1:] if argv is None else argv)
+    level = 0
     try:
+        level = debug.level()
         if argv[:1] == ["train"] and launcher.size() > 1:
             code = _train_on_ranks(argv)
         else:
             arguments = parse(argv)
+            if alone and arguments.device == "cpu":  # what CUDA's driver takes is its own business
+                machine.bound()
             code = int(arguments.verb(arguments) or 0)
         interrupts.check()
         return code
@@ -31,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (OSError, ValueError, RuntimeError, TypeError, ArithmeticError, ImportError, MemoryError) as error:
-        if debug and not isinstance(error, UsageError):
+        if level and not isinstance(error, UsageError):
             raise
         message = show.reason(error)
     interrupts.check()  # a library may have made an error of it

@@ -28,6 +28,8 @@ def reason(error: BaseException) -> str:
     """What an error says; its first line is for people who see no more."""
     if isinstance(error, OSError) and error.filename:
         return f"{error.filename}: {error.strerror}"
+    if isinstance(error, MemoryError):
+        return f"there is not enough memory for this: {error}".removesuffix(": ")
     return str(error) or type(error).__name__
 
 

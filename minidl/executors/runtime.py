@@ -11,7 +11,6 @@ communication run in a thread beside them (`minidl.comm.flight`), and may be und
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from .. import debug
 from .. import device as devices
 from .. import tape as tapes
 from ..comm import Communicator, RankError
@@ -46,11 +46,6 @@ class TaskError(RuntimeError):
         self.task = task
 
 
-def debug_level() -> int:
-    """What MINIDL_DEBUG says: 0 to 3."""
-    return int(os.environ.get("MINIDL_DEBUG") or 0)
-
-
 class Runtime:
     """Call it with a step's inputs (with ranks: this rank's share); it returns the step's outputs.
 
@@ -65,7 +60,7 @@ class Runtime:
                  captured: bool = False, credit: int = CREDIT) -> None:
         self.program, self.trace, self.transport = program, trace, transport
         self.device = device or tapes.current().device
-        self.debug = debug_level()
+        self.debug = debug.level()
         if captured and not self.device.captures:
             raise DeviceError(f"{self.device.name} has no graphs to capture; use StreamExecutor")
         if self.debug:
