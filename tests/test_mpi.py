@@ -432,16 +432,28 @@ def test_a_stopped_rank_is_noticed_by_one_that_looks_at_nothing():
 
 
 @pytest.mark.slow
-def test_a_rank_that_is_stopped_at_its_end_is_noticed():
+@pytest.mark.parametrize("end", ["MPI's", "the program's", "the interpreter's"])
+def test_a_rank_that_is_stopped_at_its_end_is_noticed(end):
+    """Before the last call of MPI, in which the others then wait, and after it, where nobody waits but the launcher."""
     stopped = f"""
-import os, signal, sys
-from minidl.comm.mpi import MPI
-close = MPI.close
-def stop(self):
-    if self.rank == 1:
-        {STOPS}
-    close(self)
-MPI.close = stop
+import ctypes, os, signal
+from minidl import interrupts
+from minidl.comm import mpi
+
+def stop():
+    {STOPS}
+
+if os.environ["PMI_RANK"] == "0":
+    pass
+elif {end!r} == "MPI's":
+    close = mpi.MPI.close
+    mpi.MPI.close = lambda self: (stop(), close(self))
+elif {end!r} == "the program's":
+    ignore = interrupts.ignore
+    interrupts.ignore = lambda: (stop(), ignore())
+else:  # when Python has gone: raise(SIGSTOP), called by the C library
+    c = ctypes.CDLL(None)
+    c.__cxa_atexit(ctypes.cast(c["raise"], ctypes.c_void_p), ctypes.c_void_p(signal.SIGSTOP), None)
 from minidl.__main__ import run
 run()
 """
@@ -449,15 +461,15 @@ run()
     assert done.returncode != 0
     lines = [line for line in done.stderr.splitlines() if line.startswith("minidl:")]
     assert len(lines) == 1, done.stderr
-    assert "MPI has not ended within 4 s" in lines[0]
+    assert "this job has not ended within 4 s after its last step" in lines[0]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("variable", ["MINIDL_MPI_WAIT_SECONDS", "MINIDL_MPI_START_SECONDS"])
-@pytest.mark.parametrize("value", ["soon", "0", "nan"])
+@pytest.mark.parametrize("value", ["soon", "0", "nan", "1e300"])
 def test_a_deadline_is_a_number_of_seconds(variable, value):
     done = subprocess.run([sys.executable, *parallel("priority")], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, env={**os.environ, variable: value})
-    assert one_line(done) == f"minidl: {variable}={value} must be a number of seconds above 0"
+    assert one_line(done) == f"minidl: {variable}={value} must be a number of seconds above 0, at most a million"
 
 
 def _running(mark):

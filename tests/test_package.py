@@ -75,3 +75,4 @@ def test_wheel_and_sdist_work_outside_the_tree(tmp_path):
         names = {p.name for p in site.iterdir()}
         assert not names & {"kernels", "schedulers", "models"}, "nothing generic in site-packages"
         trains(python, tmp_path)
+        assert "densenet121" in shell(python, site / "bin" / "minidl", "models", cwd=tmp_path)  # the command of that name

@@ -47,21 +47,18 @@ def _seconds(variable: str, default: float) -> float:
         seconds = float(text)
     except ValueError:
         seconds = 0.0
-    if not 0 < seconds < float("inf"):
-        raise MPIError(f"{variable}={text} must be a number of seconds above 0")
+    if not 0 < seconds <= 1e6:
+        raise MPIError(f"{variable}={text} must be a number of seconds above 0, at most a million")
     return seconds
 
 
-@contextlib.contextmanager
-def _in_time(seconds: float, line: str) -> Iterator[None]:
-    """Ends this process, with one line, where what is inside waits too long for other ranks."""
+def _timer(seconds: float, line: str) -> subprocess.Popen[bytes] | None:
+    """Ends this process after some seconds, with one line, unless this process ends or the timer's context is left in time."""
     rank = launcher.rank()
     if rank is None:  # no launcher, no other ranks
-        yield
-        return
+        return None
     patience = seconds + (rank != 0)  # so that one speaks for all
-    with subprocess.Popen([sys.executable, "-ISc", TIMER, str(patience), f"minidl: {line}"], stdin=subprocess.PIPE, process_group=0):
-        yield
+    return subprocess.Popen([sys.executable, "-ISc", TIMER, str(patience), f"minidl: {line}"], stdin=subprocess.PIPE, process_group=0)
 
 
 class MPI(Communicator):
@@ -69,8 +66,9 @@ class MPI(Communicator):
 
     def __init__(self, *, deterministic: bool = True) -> None:
         start, self._limit = _seconds("MINIDL_MPI_START_SECONDS", START_SECONDS), _seconds("MINIDL_MPI_WAIT_SECONDS", WAIT_SECONDS)
-        with _in_time(start, f"MPI has not started within {start:g} s: other ranks run another command or version, or have ended; start all "
-                             f"with one mpiexec and the same command (MINIDL_MPI_START_SECONDS gives them more time)"):
+        timer = _timer(start, f"MPI has not started within {start:g} s: other ranks run another command or version, or have ended; start all "
+                              f"with one mpiexec and the same command (MINIDL_MPI_START_SECONDS gives them more time)")
+        with timer or contextlib.nullcontext():
             try:
                 from mpi4py import MPI as mpi
             except (ImportError, RuntimeError) as error:
@@ -158,6 +156,8 @@ class MPI(Communicator):
         """Ends MPI, which waits for all ranks to do so."""
         if self._watch is not None and not self._mpi.Is_finalized():
             self._watch.close()
-            with _in_time(self._limit, f"MPI has not ended within {self._limit:g} s: another rank was stopped, or its machine is gone "
-                                       f"(MINIDL_MPI_WAIT_SECONDS gives it more time)"):
-                self._mpi.Finalize()
+            timer = _timer(self._limit, f"this job has not ended within {self._limit:g} s after its last step: a rank was stopped, or its machine is gone "
+                                        f"(MINIDL_MPI_WAIT_SECONDS gives it more time)")
+            if timer is not None and timer.stdin is not None:  # not closed before this process has ended, as the interpreter's end does
+                os.dup(timer.stdin.fileno())
+            self._mpi.Finalize()
