@@ -22,7 +22,8 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
 
 from common import machine, save
 
-SHAPES = [(8, 48), (16, 64), (32, 128), (64, 256), (128, 512), (256, 1024), (512, 2048), (1024, 4096)]  # ranks, micro-batches
+# ranks, micro-batches
+SHAPES = [(8, 48), (16, 64), (32, 128), (64, 256), (128, 512), (256, 1024), (512, 2048), (1024, 4096)]
 SCHEDULERS = ("one_f_one_b", "zb_h1", "fast_forward_greedy")
 
 
@@ -66,7 +67,8 @@ def main() -> None:
         print(json.dumps(measure(arguments.one[0], *map(int, arguments.one[1:]))))
         return
     cases = []
-    print(f"{'scheduler':20} {'tasks':>10} {'plan':>8} {'validate':>9} {'simulate':>9} {'price':>8} {'M tasks/s':>10} {'GiB':>6}")
+    steps = ("plan", "validate", "simulate", "price")
+    print(f"{'scheduler':20} {'tasks':>10} {''.join(f'{step:>10}' for step in steps)} {'M tasks/s':>10} {'GiB':>6}")
     for ranks, micro_batches in SHAPES:
         for name in SCHEDULERS:
             if 3 * ranks * micro_batches > arguments.largest:
@@ -75,9 +77,9 @@ def main() -> None:
                                   capture_output=True, text=True, check=True)
             case = json.loads(done.stdout)
             cases.append(case)
-            s = case["seconds"]
-            print(f"{name:20} {case['tasks']:10} {s['plan']:8.3f} {s['validate']:9.3f} {s['simulate']:9.3f} {s['price']:8.3f} "
-                  f"{case['simulated_tasks_per_s'] / 1e6:10.2f} {case['peak_gib']:6.2f}", flush=True)
+            seconds = "".join(f"{case['seconds'][step]:10.3f}" for step in steps)
+            print(f"{name:20} {case['tasks']:10} {seconds} {case['simulated_tasks_per_s'] / 1e6:10.2f} "
+                  f"{case['peak_gib']:6.2f}", flush=True)
     save("planning", {**machine(), "cases": cases}, arguments.out)
 
 

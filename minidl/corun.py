@@ -7,12 +7,12 @@ a schedule that is to be predicted.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from .graph import TaskGraph, task_name
+from .graph import Floats, Ints, TaskGraph, task_name
 
 _BARE = (1 << 48) - 1  # a task's key without its iteration
 
@@ -43,12 +43,14 @@ class CoRun:
         """How much work two streams do together in the time that one takes for it alone: 2 at best, 1 for none."""
         return 1 / self.factor(a, b) + 1 / self.factor(b, a)
 
-    def table(self, graph: TaskGraph) -> tuple[list[int], list[list[float]]]:
+    def table(self, graph: TaskGraph) -> tuple[Ints, Floats]:
         """The group number of each task of the graph, and the slowdown of each group beside each other."""
         names = sorted({*self.slowdown, *(b for row in self.slowdown.values() for b in row)})
         number = {name: i + 1 for i, name in enumerate(names)}  # 0: whatever has no group
         group = [number.get(self.groups.get(task_name(key & _BARE), ""), 0) for key in graph.keys.tolist()]
-        return group, [[1.0] * (len(names) + 1), *([1.0, *(self.factor(a, b) for b in names)] for a in names)]
+        factor = np.ones((len(names) + 1, len(names) + 1))
+        factor[1:, 1:] = [[self.factor(a, b) for b in names] for a in names]
+        return np.array(group, np.int64), factor
 
     @classmethod
     def estimated(cls, graph: TaskGraph, groups: Mapping[str, str], pairs: Iterable[tuple[str, str]],
@@ -63,55 +65,7 @@ class CoRun:
         share = {g: min(1.0, traffic[g] / max(arithmetic[g], traffic[g], 1e-12)) for g in traffic}
         slowdown: dict[str, dict[str, float]] = {}
         for a, b in pairs:
-            slowdown.setdefault(a, {})[b] = slowdown.setdefault(b, {})[a] = max(1.0, share.get(a, 0.0) + share.get(b, 0.0))
+            much = max(1.0, share.get(a, 0.0) + share.get(b, 0.0))
+            slowdown.setdefault(a, {})[b] = slowdown.setdefault(b, {})[a] = much
         return cls(dict(groups), slowdown, "estimated")
 
-
-def play(lanes: Sequence[Sequence[int]], preds: Sequence[Sequence[int]], duration: Sequence[float], sync: float, wake: float,
-         group: Sequence[int], factor: Sequence[Sequence[float]]) -> tuple[list[float], list[float]]:
-    """Begin and end of each task, -1 for what never ran. A lane runs its tasks in order, each as early as it can, and
-    while others run beside it at 1 / (1 + the sum of their slowdowns less 1) of its speed. `sync`, `wake`: see CostModel."""
-    count = len(lanes)
-    begin, end, lane_of = [-1.0] * len(duration), [-1.0] * len(duration), [-1] * len(duration)
-    for lane, order in enumerate(lanes):
-        for task in order:
-            lane_of[task] = lane
-    at, left, running, now = [0] * count, [0.0] * count, [-1] * count, 0.0
-    free = [0.0] * count
-    while True:
-        step = np.inf
-        for lane in range(count):
-            if running[lane] < 0 and at[lane] < len(lanes[lane]):
-                task, ready = lanes[lane][at[lane]], free[lane]
-                for p in preds[task]:
-                    there = end[p]
-                    if there < 0:
-                        ready = np.inf
-                        break
-                    if lane_of[p] != lane:
-                        there += sync
-                    ready = max(ready, there)
-                if ready <= now:
-                    running[lane], left[lane], begin[task] = task, duration[task], now
-                    at[lane] += 1
-                elif ready - now < step:
-                    step = ready - now
-        busy = [lane for lane in range(count) if running[lane] >= 0]
-        if not busy and step == np.inf:
-            return begin, end
-        slow = {}
-        for lane in busy:
-            mine = factor[group[running[lane]]]
-            slow[lane] = 1.0 + sum(mine[group[running[other]]] - 1.0 for other in busy if other != lane)
-            step = min(step, left[lane] * slow[lane])
-        now += step
-        for lane in busy:
-            left[lane] -= step / slow[lane]
-            if left[lane] <= 1e-9 * duration[running[lane]]:
-                ended, running[lane] = running[lane], -1
-                end[ended] = now
-                for other in range(count) if wake else ():
-                    if running[other] < 0 and other != lane and at[other] < len(lanes[other]):
-                        awaited = preds[lanes[other][at[other]]]
-                        if ended in awaited and all(end[p] >= 0 for p in awaited):
-                            free[lane] = now + wake

@@ -6,6 +6,7 @@ It is never fitted to the schedule that it is then said to predict.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -18,6 +19,8 @@ from .graph import COMMUNICATION, Floats, Kind, TaskGraph, parse_task
 
 _RATES = {"flops_per_us", "bytes_per_us"}
 _KINDS = {*Kind.__members__, *_RATES}
+_PAIR = re.compile(r"(0|[1-9][0-9]*)->(0|[1-9][0-9]*)")
+_BARE = (1 << 48) - 1  # a task's key without its iteration
 LEAST, MOST = 1e-9, 1e18  #: of rates, and of any number here: sums and quotients of them stay finite
 
 
@@ -55,11 +58,11 @@ class CostModel:
     """Durations of tasks.
 
     `tasks`: by task name. `kinds`: by kind's name, one number or one per unit, for tasks not named. Where neither is
-    given, a send costs its bytes over the link's bandwidth, a receive nothing, a collective the link's time. `launch`:
-    added to every task. `sync`: added where a task waits for another lane. `wake`: what it costs a
-    lane of the same device to let one go on that waits for it. `step`: once per step, inputs in and outputs
-    out. `corun`: how much tasks on two streams of one device slow each other down. `source` says where the numbers are
-    from: given, measured or analytic.
+    given, a send costs its bytes over the link's bandwidth, a receive nothing, a collective the link's time. `links`:
+    of single pairs of ranks, as "0->1", that are not joined by `link`. `launch`: added to every task. `sync`: added
+    where a task waits for another lane. `wake`: what it costs a lane to let one of the same device go on that waits for
+    it. `step`: once per step, inputs in and outputs out. `corun`: how much tasks on two streams of one device slow each
+    other down. `source` says where the numbers are from: given, measured or analytic.
     """
 
     tasks: Mapping[str, float] = field(default_factory=dict)
@@ -73,12 +76,13 @@ class CostModel:
     unit: str = "us"
     device: str = ""
     corun: CoRun | None = None
+    links: Mapping[str, Link] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name, texts in {"source": self.source, "unit": self.unit, "device": self.device}.items():
             if not isinstance(texts, str):
                 raise CostError(f"{name} is {shown(texts)}; it must be a text")
-        named: dict[str, Any] = {**self.tasks, "launch": self.launch, "sync": self.sync, "wake": self.wake, "step": self.step, "latency": self.link.latency}
+        named: dict[str, Any] = {**self.tasks, "launch": self.launch, "sync": self.sync, "wake": self.wake, "step": self.step}
         for name, value in named.items():
             _check(f"the cost of {name}", value, 0)
         kinds: Mapping[str, Any] = self.kinds
@@ -92,8 +96,13 @@ class CostModel:
                     _check(f"the cost of {name}", each, 0)
         if self.source == "analytic" and (missing := _RATES - self.kinds.keys()):
             raise CostError(f"analytic costs need {min(missing)} among their kinds")
-        if self.link.bandwidth is not None:
-            _check("the bandwidth", self.link.bandwidth, LEAST)
+        for pair, link in {"": self.link, **self.links}.items():
+            if pair and not _PAIR.fullmatch(pair):
+                raise CostError(f"{shown(pair)} does not name a link; expected two ranks, as in 0->1")
+            where = f" of {pair}" if pair else ""
+            _check(f"the cost of latency{where}", link.latency, 0)
+            if link.bandwidth is not None:
+                _check(f"the bandwidth{where}", link.bandwidth, LEAST)
 
     @classmethod
     def given(cls, forward: float | Sequence[float], output_grad: float | Sequence[float],
@@ -140,7 +149,7 @@ class CostModel:
             values = np.fromiter(self.tasks.values(), np.float64)[order]
             keys = keys[order]
             # every iteration of an unrolled graph costs the same
-            bare = graph.keys & ((1 << 48) - 1)
+            bare = graph.keys & _BARE
             at = np.minimum(np.searchsorted(keys, bare), len(keys) - 1)
             hit = keys[at] == bare
             time[hit] = values[at[hit]]
@@ -149,6 +158,16 @@ class CostModel:
             raise CostError(f"the {self.source} costs say nothing of task {graph.name(int(unknown[0]))} "
                             f"({unknown.size} of {len(graph)} tasks); measure them for this graph")
         return time
+
+    def link_between(self, source: int, target: int) -> Link:
+        """From one rank to another."""
+        return self.links.get(f"{source}->{target}", self.link)
+
+    def by_link(self, graph: TaskGraph) -> Any:
+        """Mask of the sends that nothing but the link says how long they take."""
+        sends = [int(k) for k in (Kind.SF, Kind.SO) if k.name not in self.kinds and self.source != "analytic"]
+        named = [parse_task(name) for name in self.tasks]
+        return np.isin(graph.kind, sends) & ~np.isin(graph.keys & _BARE, named)
 
     def save(self, path: str | Path) -> None:
         """Writes JSON, whole or not at all."""
@@ -168,7 +187,8 @@ class CostModel:
             for name in record.get("tasks", {}):
                 parse_task(name)
             corun = None if record.get("corun") is None else CoRun(**record["corun"])
-            return cls(**{**record, "link": Link(**record["link"]), "corun": corun})
+            links = {pair: Link(**link) for pair, link in record.get("links", {}).items()}
+            return cls(**{**record, "link": Link(**record["link"]), "links": links, "corun": corun})
         except OSError:
             raise
         except KeyError as error:

@@ -22,12 +22,27 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     return compiled
 
 
+def is_long(steps: int) -> bool:
+    return steps >= LONG
+
+
+def prepared(steps: int, *arrays: Any) -> tuple[Any, ...]:
+    """Arrays as `run_loop` hands them on: for what is used more than once, or not read afterwards."""
+    return arrays if is_long(steps) else tuple(a.tolist() for a in arrays)
+
+
+def filled(steps: int, count: int, value: float) -> Any:
+    """So many times one value, as `run_loop` hands it on."""
+    return np.full(count, value) if is_long(steps) else [value] * count
+
+
 def run_loop(function: Callable[..., Any], steps: int, *arguments: Any) -> tuple[Any, ...]:
     """Calls `function(*arguments)`, which works in place on its arrays, and returns (its result, *its arrays).
 
-    `function` may use nothing but loops, numbers and indexing. Below `LONG` steps it gets lists in place of arrays.
+    `function` may use nothing but loops, numbers and indexing. Below `LONG` steps it gets lists in place of arrays;
+    what is `prepared` stays as it is.
     """
-    if steps >= LONG:
+    if is_long(steps):
         return (_compiled(function)(*arguments), *arguments)
     lists = [a.tolist() if isinstance(a, np.ndarray) else a for a in arguments]
     result = function(*lists)

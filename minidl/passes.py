@@ -12,9 +12,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from .carried import own_buffers
 from .graph import ROLES, GraphError, Ints, Kind, Role, Rows, TaskGraph, moved_views
 
-_PER_ITERATION = (Role.INPUT,)
 _RENAMED = (Role.ACTIVATION, Role.GRADIENT, Role.WORKSPACE)
 
 
@@ -29,11 +29,7 @@ def unroll(graph: TaskGraph, iterations: int) -> TaskGraph:
         raise GraphError(f"cannot unroll over {iterations} iterations; at least 1 is needed")
     if graph.iteration.any():
         raise GraphError("the graph is unrolled already")
-    outputs = {view.storage for view in graph.outputs}
-    separate = np.array([ROLES[r] in _PER_ITERATION for r in graph.buffer_role], bool)
-    if outputs:
-        carried = np.array([ROLES[r].persistent for r in graph.buffer_role], bool)
-        separate |= np.isin(graph.buffer_storage, list(outputs)) & ~carried
+    separate = own_buffers(graph)
     iteration = np.repeat(np.arange(iterations), len(graph))
     tiled = graph.take(np.tile(np.arange(len(graph)), iterations), iteration=iteration)
     unrolled, moves = tiled.with_copies(np.where(separate[:, None], np.arange(iterations), 0), iteration)

@@ -18,8 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from .graph import Floats, GraphError, Ints, Rows, TaskGraph, pack, parse_task, task_name, unpack
-from .loops import run_loop
+from .graph import GraphError, Ints, Rows, TaskGraph, pack, parse_task, task_name, unpack
+from .loops import prepared
+from .walk import walk
 
 HEADER = ["rank", "lane", "task"]
 MOST_LANES = 1 << 16  #: of a schedule that is read
@@ -172,9 +173,10 @@ class Schedule:
 
     def _run(self, graph: TaskGraph, ids: Ints, preds: Rows) -> tuple[int, Ints, Ints]:
         """Runs lanes and edges in unit time: tasks done, slot of each task (-1: never ran), an order in which they ran."""
-        done, begin, _, _ = walk(self.ptr, by_entry(preds, ids), np.zeros(1), np.ones(len(ids)), np.zeros(len(self.lanes)))
-        slots = np.empty(len(graph), np.int64)
-        slots[ids] = begin
+        rank, nowhere, none = np.zeros(len(self.lanes), np.int64), np.zeros(0, np.int32), np.zeros(0)
+        done, begin, _, _ = walk(*prepared(len(ids), self.ptr, ids, rank, nowhere, preds.ptr, preds.ids, np.ones(len(ids)), none, none,
+                                           np.zeros(len(self.lanes))))
+        slots = begin.astype(np.int64)
         return done, slots, np.argsort(slots, kind="stable")
 
     def _deadlock(self, graph: TaskGraph, ids: Ints, slots: Ints, preds: Rows) -> ScheduleError:
@@ -476,73 +478,3 @@ def _shared(graph: TaskGraph, source: int, target: int) -> str:
         if b in set(graph.reads[source].tolist()):
             return f": it overwrites {graph.buffer(b).name}, which {graph.name(source)} reads"
     return ""
-
-
-def by_entry(preds: Rows, ids: Ints) -> Rows:
-    """Rows by task as rows by entry of a schedule, whose entry i is task `ids[i]`; what they name turns to entries too."""
-    place = np.empty(len(ids), np.int32)
-    place[ids] = np.arange(len(ids), dtype=np.int32)
-    ptr = np.zeros(len(ids) + 1, np.int64)
-    np.cumsum(np.diff(preds.ptr)[ids], out=ptr[1:])
-    *_, rows = run_loop(_gather, len(preds.ids), preds.ptr, preds.ids, ids, place, ptr, np.empty(len(preds.ids), np.int32))
-    return Rows(ptr, rows)
-
-
-def _gather(old_ptr, old, ids, place, ptr, rows):  # type: ignore[no-untyped-def]
-    for e in range(len(ids)):
-        shift = old_ptr[ids[e]] - ptr[e]
-        for i in range(ptr[e], ptr[e + 1]):
-            rows[i] = place[old[i + shift]]
-
-
-def walk(lane_ptr: Ints, preds: Rows, delay: Floats, duration: Floats,
-         free: Floats) -> tuple[int, Floats, Floats, Floats]:
-    """Earliest start in lane order: (how many actions ran, begin, end, when the last predecessor was there).
-
-    Actions are numbered lane after lane, lane i from `lane_ptr[i]` on and not before time `free[i]`. `delay`: one per
-    predecessor, on top of its end; or a single one for all. What never ran begins and ends at -1.
-    """
-    n, lanes = len(duration), len(lane_ptr) - 1
-    begin, end, ready = np.full(n, -1.0), np.full(n, -1.0), np.zeros(n)
-    done, *_ = out = run_loop(
-        _walk, n, lane_ptr, preds.ptr, preds.ids, delay, int(len(delay) > 1), duration, free.copy(), lane_ptr[:-1].copy(),
-        np.full(n, -1, np.int32), np.full(lanes, -1, np.int64), np.zeros(lanes, np.int64), begin, end, ready)
-    return done, out[-3], out[-2], out[-1]
-
-
-def _walk(lane_ptr, pred_ptr, preds, delay, each, duration, free, at, waiting, sleeper, stack,  # type: ignore[no-untyped-def]
-          begin, end, ready):
-    """Every lane runs until it must wait for an action of another lane, which wakes it: `waiting[a]` is the first lane
-    that sleeps for action a, `sleeper[lane]` the next one."""
-    done, top = 0, 0
-    for lane in range(len(lane_ptr) - 2, -1, -1):
-        stack[top] = lane
-        top += 1
-    while top > 0:
-        top -= 1
-        lane = stack[top]
-        a, time = at[lane], free[lane]
-        while a < lane_ptr[lane + 1]:
-            there, blocked = 0.0, -1
-            for i in range(pred_ptr[a], pred_ptr[a + 1]):
-                p = preds[i]
-                if end[p] < 0:
-                    blocked = p
-                    break
-                there = max(there, end[p] + delay[i * each])
-            if blocked >= 0:
-                sleeper[lane], waiting[blocked] = waiting[blocked], lane
-                break
-            ready[a] = there
-            begin[a] = max(there, time)
-            time = begin[a] + duration[a]
-            end[a] = time
-            done += 1
-            other = waiting[a]
-            while other >= 0:
-                stack[top] = other
-                top += 1
-                other = sleeper[other]
-            a += 1
-        at[lane], free[lane] = a, time
-    return done

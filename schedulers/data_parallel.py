@@ -28,7 +28,7 @@ from ..cost import CostModel
 from ..graph import COMMUNICATION, Kind, TaskGraph
 from ..schedule import Schedule
 from ..synchronise import gradients, reverse_buckets, synchronise
-from .iterations import Policy, Steady, delayable
+from .iterations import Iterations, Policy, delayable
 
 BUCKET_BYTES = 25 * 2**20  #: as DDP
 PART_BYTES = 2**20
@@ -98,20 +98,19 @@ class Plan:
 def plan(name: str, graph: TaskGraph, cost: CostModel, k: int | None = None, fits: Callable[[Schedule], bool] | None = None) -> Plan:
     """The named schedule of a synchronised graph.
 
-    `k` is for `reverse_first_k`: None searches the k of the shortest period among those whose schedule `fits` (for
-    instance in memory). Raises ValueError for a k that is no number of layers, or where none fits.
+    `k` is for `reverse_first_k`: None searches the k of the shortest period (without contention) among those whose
+    schedule `fits` (for instance in memory). Raises ValueError for a k that is no number of layers, or where none fits.
     """
     of, body = policy(name), late_updates(graph).body[0]
     layers = len(delayable(body))
     if k is not None and not (of.delays and 0 <= k <= layers):
         raise ValueError(f"k = {k}: it must be from 0 to {layers}, the layers whose weight gradient may wait" if of.delays else
                          f"k is for reverse_first_k; scheduler {name} takes none")
-    steady = Steady(body, cost, of)
+    iterations = Iterations(body, cost, of)
     if of.delays and k is None:
-        k = search(lambda n: steady.run(n)[0], layers, None if fits is None else lambda n: fits(steady.schedule(n)))
-    period, _ = steady.run(k or 0)
-    return Plan(graph, steady.schedule(k or 0), period, float(steady.duration[steady.compute].sum()),
-                float(steady.duration[steady.communication].sum()), lower_bound(body, cost), k or 0)
+        k = search(lambda n: iterations.run(n)[0], layers, None if fits is None else lambda n: fits(iterations.schedule(n)))
+    return Plan(graph, iterations.schedule(k or 0), iterations.period(k or 0), float(iterations.clock.duration[iterations.compute].sum()),
+                float(iterations.clock.duration[iterations.communication].sum()), lower_bound(body, cost), k or 0)
 
 
 def search(period: Callable[[int], float], largest: int, fits: Callable[[int], bool] | None = None) -> int:

@@ -1,6 +1,7 @@
-"""Iterations of a synchronised graph in a row: the order of its lanes under a policy, and the period they settle to.
+"""Iterations of a synchronised graph in a row: the order that its lanes settle to under a policy.
 
-Knows neither names of schedulers nor devices; every rank does the same at the same time.
+It decides; how long an order takes, the clock says (`minidl.simulation`). Knows neither names of schedulers nor
+devices; every rank does the same at the same time.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..carried import Carried
 from ..cost import CostModel
 from ..graph import COMMUNICATION, Floats, Kind, TaskGraph
 from ..schedule import Lane, Schedule
+from ..simulation import MOST, Clock, Lanes
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,7 @@ class Policy:
 
 
 def delayable(graph: TaskGraph) -> list[int]:
-    """Units, ascending, whose weight gradients may wait for the end of the backward pass: no output gradient needs them."""
+    """Units, ascending, whose weight gradients may wait for the end of the backward pass: no O needs them."""
     chain = np.isin(graph.kind, [int(k) for k in (Kind.F, Kind.O, Kind.B)])
     source, target = graph.preds.ids, graph.preds.row_of_each()
     needed = np.unique(graph.unit[source[(graph.kind[source] == Kind.W) & chain[target]]])
@@ -40,31 +43,36 @@ def delayable(graph: TaskGraph) -> list[int]:
     return [int(u) for u in np.setdiff1d(np.intersect1d(own, updated), needed)]
 
 
-class Steady:
-    """Iterations in a row, one after the other: the state that passes the border is when each transfer ends.
+class Iterations:
+    """What a policy makes of a graph: the order of its compute lane, and of its communication.
 
-    Correct because every transfer of an iteration ends before the next one's first gradient: each forward waits for
-    its own layer's, and no gradient comes before the last forward.
+    Communication is ordered as it would go if every transfer that is ready could go next. That is played, iteration
+    after iteration, until it repeats; what passes the carried is when each transfer ends. Enough because every transfer
+    of an iteration ends before the next one's first gradient: each forward waits for its own layer's, and no gradient
+    comes before the last forward.
     """
 
     def __init__(self, graph: TaskGraph, cost: CostModel, of: Policy) -> None:
         self.graph, self.of = graph, of
-        self.duration = cost.durations(graph) + cost.launch
-        self._time = self.duration.tolist()
+        carried = Carried.of(graph)
+        self.clock = Clock.of(graph, cost, Lanes.of_tasks([range(len(graph))]), carried)
+        self._quiet = self.clock.without_contention()
+        self._time, self._sync = self.clock.duration.tolist(), cost.sync
         talk = np.isin(graph.kind, [int(k) for k in COMMUNICATION])
         self.communication, self.compute = np.flatnonzero(talk), np.flatnonzero(~talk)
         self.updates = np.flatnonzero(graph.kind == Kind.U)
-        preds = graph.preds
-        self.preds = [preds[t][~talk[preds[t]]].tolist() for t in range(len(graph))]
-        writer = {b: t for t in self.communication.tolist() for b in graph.writes[t].tolist()}
-        by_buffer: dict[int, list[int]] = {}
-        for t in self.communication.tolist():
-            for b in graph.writes[t].tolist():
-                by_buffer.setdefault(b, []).append(t)
-        self.awaits = {u: sorted({writer[b] for b in graph.reads[u].tolist() if b in writer}) for u in self.updates.tolist()}
+        self._preds = [graph.preds[t].tolist() for t in range(len(graph))]
+        self._release = {t: [p for p in self._preds[t] if not talk[p]] for t in self.communication.tolist()}
+        self._gathers = set(np.flatnonzero(graph.kind == Kind.AG).tolist())
+        self._awaits: dict[int, list[int]] = {}  # transfers of the iteration before, by task
+        for source, target in zip(carried.source.tolist(), carried.target.tolist(), strict=True):
+            if talk[source] and not talk[target]:
+                self._awaits.setdefault(target, []).append(source)
+        self.delayable = delayable(graph)
         self.body = [t for t in self.compute.tolist() if graph.kind[t] != Kind.U]
         self.main_updates = self._placed_updates()
-        self.need = self._need(by_buffer)
+        self._needed = self._need()
+        self._found: dict[int, tuple[float, list[int]]] = {}
 
     def _placed_updates(self) -> dict[int, list[int]]:
         """Task of the body -> updates just before it; all of them before the first where a barrier is kept."""
@@ -82,8 +90,12 @@ class Steady:
             before.setdefault(self.body[position[u]], []).append(u)
         return before
 
-    def _need(self, by_buffer: dict[int, list[int]]) -> dict[int, tuple[int, int]]:
+    def _need(self) -> dict[int, tuple[int, int]]:
         """For each transfer when the next iteration wants it: (place of its update, place in the graph)."""
+        by_buffer: dict[int, list[int]] = {}
+        for t in self.communication.tolist():
+            for b in self.graph.writes[t].tolist():
+                by_buffer.setdefault(b, []).append(t)
         order = [u for t in self.body for u in self.main_updates.get(t, [])]
         need: dict[int, tuple[int, int]] = {}
         for place, u in enumerate(order):
@@ -94,55 +106,85 @@ class Steady:
 
     def main(self, k: int) -> list[int]:
         """The compute lane: updates, forward, backward, with the weight gradients of the first k layers at the end."""
-        body = self.body if not k else _delayed(self.graph, self.body, delayable(self.graph)[:k])
+        body = self._delayed(self.delayable[:k]) if k else self.body
         return [t for task in body for t in (*self.main_updates.get(task, []), task)]
 
-    def run(self, k: int = 0, order: list[int] | None = None) -> tuple[float, list[int]]:
-        """The period, and the order of communication in the steady state; of a given order, if one is given."""
+    def _delayed(self, units: Sequence[int]) -> list[int]:
+        """The body with the weight gradients of these units last, in ascending order; nothing before what it needs."""
+        rank, unit, kind = {u: i for i, u in enumerate(units)}, self.graph.unit.tolist(), self.graph.kind.tolist()
+        key = {t: (1, rank[unit[t]], t) if kind[t] == Kind.W and unit[t] in rank else (0, 0, t) for t in self.body}
+        missing = {t: sum(p in key for p in self._preds[t]) for t in self.body}
+        succs: dict[int, list[int]] = {t: [] for t in self.body}
+        for t in self.body:
+            for p in self._preds[t]:
+                if p in key:
+                    succs[p].append(t)
+        ready = [key[t] for t in self.body if not missing[t]]
+        heapq.heapify(ready)
+        order = []
+        while ready:
+            task = heapq.heappop(ready)[2]
+            order.append(task)
+            for s in succs[task]:
+                missing[s] -= 1
+                if not missing[s]:
+                    heapq.heappush(ready, key[s])
+        return order
+
+    def run(self, k: int = 0) -> tuple[float, list[int]]:
+        """With the weight gradients of the first k layers at the end: the period without contention, and the order of
+        communication."""
+        if k not in self._found:
+            main = self.main(k)
+            priced = [(self._quiet.period(self._lanes(main, order)), order) for order in self._orders(main)]
+            self._found[k] = min(priced, key=lambda found: found[0])
+        return self._found[k]
+
+    def period(self, k: int = 0) -> float:
+        """As the clock says, contention included."""
+        return self.clock.period(self._lanes(self.main(k), self.run(k)[1]))
+
+    def _lanes(self, main: list[int], order: list[int]) -> Lanes:
+        return Lanes.of_tasks([main, order] if self.of.overlaps else [[*main, *order]])
+
+    def _orders(self, main: list[int]) -> list[list[int]]:
+        """The orders of communication that follow each other when iterations repeat, mostly one."""
         if not self.of.overlaps:
-            return float(self.duration.sum()), self.communication.tolist()
-        main = self.main(k)
-        talk = self.communication
-        ended = [0.0] * len(self.graph)
+            return [self.communication.tolist()]
+        talk, scale = self.communication.tolist(), sum(self._time)
+        ended = [0.0] * len(self._time)
         begin = 0.0
-        seen: list[tuple[float, Floats, list[int]]] = []
-        scale = float(self.duration.sum())
+        seen: list[tuple[Floats, list[int]]] = []
         while True:
-            free = self._compute(main, ended, begin)
-            sequence = self._communicate(ended, order)
-            state = np.array(ended)[talk] - free
-            for i, (then, before, _) in enumerate(seen[::-1], 1):
+            begin = self._compute(main, ended, begin)
+            order = self._communicate(ended)
+            state = np.array([ended[t] for t in talk]) - begin
+            for i, (before, _) in enumerate(seen[::-1], 1):
                 if np.abs(state - before).max(initial=0.0) <= 1e-9 * scale:
-                    orders = {tuple(o): o for _, _, o in seen[len(seen) - i :]}
-                    if len(orders) == 1 or order is not None:
-                        return (free - then) / i, sequence
-                    return min((self.run(k, o) for o in orders.values()), key=lambda found: found[0])
-            if len(seen) == 64:  # it wanders: judged by the last half of the way
-                period = (free - seen[32][0]) / 32
-                return (period, sequence) if order is not None else self.run(k, sequence)
-            seen.append((free, state, sequence))
-            begin = free
+                    return [list(o) for o in dict.fromkeys(tuple(o) for _, o in seen[len(seen) - i :])]
+            if len(seen) == MOST:  # it wanders
+                return [order]
+            seen.append((state, order))
 
     def _compute(self, main: list[int], ended: list[float], begin: float) -> float:
-        """Runs the compute lane; returns when it is free. `ended` holds last iteration's transfers, and gets the tasks."""
-        free = begin
+        """Runs the compute lane; returns when it is free. `ended` holds the transfers of the iteration before."""
+        free, awaits, time, sync = begin, self._awaits, self._time, self._sync
         for task in main:
-            for transfer in self.awaits.get(task, ()):
-                free = max(free, ended[transfer])
-            free += self._time[task]
+            if task in awaits:
+                for transfer in awaits[task]:
+                    if ended[transfer] + sync > free:
+                        free = ended[transfer] + sync
+            free += time[task]
             ended[task] = free
         return free
 
-    def _communicate(self, ended: list[float], order: list[int] | None) -> list[int]:
-        """Runs the communication lane, in `order` or as the policy says; returns the order."""
+    def _communicate(self, ended: list[float]) -> list[int]:
+        """Runs the communication lane as the policy says; returns the order."""
         sequence: list[int] = []
         channel = 0.0
-        talk = self.communication.tolist()
-        release = {t: max((ended[p] for p in self.preds[t]), default=0.0) for t in talk}
-        gather = set(np.flatnonzero(self.graph.kind == Kind.AG).tolist())
-        phases = [[t] for t in order] if order is not None else [[t for t in talk if t not in gather], sorted(gather)]
-        for phase in phases:
-            by_need = order is None and (self.of.first == "need" or phase is phases[1])
+        release = {t: max((ended[p] for p in before), default=0.0) + self._sync for t, before in self._release.items()}
+        for phase in ([t for t in release if t not in self._gathers], sorted(self._gathers)):
+            by_need = self.of.first == "need" or (phase[:1] and phase[0] in self._gathers)
             coming = sorted(phase, key=lambda t: (release[t], t))
             waiting: list[tuple[tuple[float, int], int]] = []
             at = 0
@@ -151,7 +193,7 @@ class Steady:
                     channel = max(channel, release[coming[at]])
                 while at < len(coming) and release[coming[at]] <= channel:
                     t = coming[at]
-                    heapq.heappush(waiting, (self.need.get(t, (0, t)) if by_need else (release[t], t), t))
+                    heapq.heappush(waiting, (self._needed.get(t, (0, t)) if by_need else (release[t], t), t))
                     at += 1
                 t = heapq.heappop(waiting)[1]
                 channel += self._time[t]
@@ -165,22 +207,3 @@ class Steady:
         if not self.of.overlaps:
             return Schedule.of(self.graph, {Lane(0): [*self.main(k), *order]})
         return Schedule.of(self.graph, {Lane(0): self.main(k), Lane(0, "comm"): order})
-
-
-def _delayed(graph: TaskGraph, body: Sequence[int], units: Sequence[int]) -> list[int]:
-    """The body with the weight gradients of these units last, in ascending order; nothing before what it needs."""
-    rank = {u: i for i, u in enumerate(units)}
-    key = {t: (1, rank[int(graph.unit[t])], t) if graph.kind[t] == Kind.W and int(graph.unit[t]) in rank else (0, 0, t) for t in body}
-    missing = {t: sum(p in key for p in graph.preds[t].tolist()) for t in body}
-    ready = [key[t] for t in body if not missing[t]]
-    heapq.heapify(ready)
-    order = []
-    while ready:
-        task = heapq.heappop(ready)[2]
-        order.append(task)
-        for s in graph.succs[task].tolist():
-            if s in missing:
-                missing[s] -= 1
-                if not missing[s]:
-                    heapq.heappush(ready, key[s])
-    return order

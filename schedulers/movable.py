@@ -7,17 +7,19 @@ stream, before which task of the chain, and whether one step late, beside the fo
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
 from ..boundary import kept, must_stay, with_late
-from ..corun import CoRun, play
+from ..carried import Carried
+from ..corun import CoRun
 from ..cost import CostModel
-from ..graph import ROLES, Kind, Rows, TaskGraph, derive_edges
+from ..graph import ROLES, Kind, Rows, TaskGraph
 from ..memory import rounded
-from ..schedule import Lane, Schedule
+from ..schedule import Lane, Schedule, ScheduleError
+from ..simulation import Clock, Lanes, Times
 
 MAIN, SUB = "main", "sub"
 
@@ -121,10 +123,6 @@ class Step:
         return (self.cost.durations(self.graph) + self.cost.launch).tolist()
 
     @cached_property
-    def _groups(self) -> tuple[list[int], list[list[float]]]:
-        return self.corun.table(self.graph)
-
-    @cached_property
     def global_update(self) -> bool:
         """Whether some update waits for the weight gradients of several layers, as clipping by global norm does."""
         graph, units = self.graph, list[set[int]]()
@@ -139,15 +137,9 @@ class Step:
     def _edges(self) -> tuple[list[list[int]], list[list[int]]]:
         """Predecessors of each task within a step, and in the step before."""
         graph, n = self.graph, len(self.graph)
-        shared = np.array([ROLES[r].persistent for r in graph.buffer_role], bool)
-        buffers = len(shared)
-
-        def twice(rows: Rows) -> Rows:
-            second = np.where(shared[rows.ids], rows.ids, rows.ids + buffers)
-            return Rows(np.append(rows.ptr, rows.ptr[1:] + rows.ptr[-1]), np.append(rows.ids, second).astype(np.int32))
-
-        both = derive_edges(twice(graph.reads), twice(graph.writes), 2 * buffers)
-        return [graph.preds[t].tolist() for t in range(n)], [[p for p in both[t + n].tolist() if p < n] for t in range(n)]
+        carried = Carried.of(graph, own=np.array([not ROLES[r].persistent for r in graph.buffer_role], bool))
+        before = Rows.from_pairs(carried.target, carried.source, n)
+        return [graph.preds[t].tolist() for t in range(n)], [before[t].tolist() for t in range(n)]
 
     def order(self, places: Places) -> Order:
         """The tasks of both streams in order. What is late goes first."""
@@ -169,18 +161,35 @@ class Step:
         return self.makespan_of(self.order(places))
 
     def makespan_of(self, order: Order) -> float:
-        """As `makespan`."""
-        end = self._played(order)[1]
-        return max(end, default=0.0) if min(end, default=0.0) >= 0 else float("inf")
+        """As `makespan`. A search asks for the same order again and again."""
+        key = (frozenset(order.delayed), *map(tuple, order.lanes.values()))
+        if key not in self._known:
+            try:
+                self._known[key] = float(self.times(order).end.max(initial=0.0))
+            except ScheduleError:
+                self._known[key] = float("inf")
+        return self._known[key]
 
-    def _played(self, order: Order) -> tuple[list[float], list[float]]:
-        lanes = [lane for lane in order.lanes.values() if lane]
-        return play(lanes, self.preds(order.delayed), self.duration, self.cost.sync, self.cost.wake, *self._groups)
+    @cached_property
+    def _known(self) -> dict[object, float]:
+        return {}
+
+    def times(self, order: Order) -> Times:
+        """Of each task in a step as it repeats. Raises ScheduleError for streams that wait for each other for ever."""
+        delayed, lanes = frozenset(order.delayed), Lanes.of_tasks(list(order.lanes.values()))
+        if delayed not in self._clocks:
+            clock = Clock.of(self.graph, self.cost, lanes)
+            self._clocks[delayed] = replace(clock, preds=Rows.of(self.preds(delayed))) if delayed else clock
+        return self._clocks[delayed].run(lanes)
+
+    @cached_property
+    def _clocks(self) -> dict[frozenset[int], Clock]:
+        return {}
 
     def live_bytes(self, order: Order) -> int:
         """What is alive at one moment of a step as it repeats, and what outlives it: no plan of its memory takes less."""
         graph, users = self.graph, self.graph.storage_users
-        begin, end = map(np.array, self._played(order))
+        begin, end, _ = self.times(order)
         size = rounded(np.array([s.bytes for s in graph.storages], np.int64))
         persistent = np.array([s.role.persistent for s in graph.storages], bool)
         late = np.zeros(len(graph), bool)

@@ -85,7 +85,8 @@ NUMBER = st.floats(0, 1e9)
        st.one_of(NUMBER, st.lists(NUMBER, min_size=1))), NUMBER, NUMBER, NUMBER, st.one_of(st.none(), st.floats(1e-3, 1e9)))
 def test_json_round_trip(tmp_path_factory, tasks, kinds, latency, launch, sync, bandwidth):
     path = tmp_path_factory.mktemp("cost") / "cost.json"
-    cost = CostModel(tasks, kinds, Link(latency, bandwidth), launch, sync, source="measured", unit="ms", device="a CPU")
+    cost = CostModel(tasks, kinds, Link(latency, bandwidth), launch, sync, source="measured", unit="ms", device="a CPU",
+                     links={"0->1": Link(sync, bandwidth), "12->0": Link()})
     cost.save(path)
     assert CostModel.load(path) == cost
 
@@ -107,6 +108,9 @@ def test_arrays_may_be_given_and_saved(tmp_path):
                                   '{"link": {}, "corun": {"slowdown": [1]}}', '{"link": {}, "corun": {"slowdown": {"a": 1}}}',
                                   '{"link": {}, "corun": {"slowdown": {"a": {"b": "2"}}}}', '{"link": {}, "corun": {"slowdown": {"a": {"b": 0}}}}',
                                   '{"link": {}, "corun": {"slowdown": {"a": {"b": 1e-300}}}}', '{"link": {}, "corun": 3}',
+                                  '{"link": {}, "links": 3}', '{"link": {}, "links": {"0->1": 3}}', '{"link": {}, "links": {"0-1": {}}}',
+                                  '{"link": {}, "links": {"0->1": {"bandwidth": 0}}}', '{"link": {}, "links": {"->1": {}}}',
+                                  '{"link": {}, "links": {"0->1": {"latency": -1}}}', '{"link": {}, "links": {"00->1": {}}}',
                                   "[" * 100_000, '{"link": ' * 10_000, "1" * 10_000])
 def test_files_that_are_no_cost_model_are_refused_by_name(tmp_path, text):
     path = tmp_path / "cost.json"

@@ -22,7 +22,7 @@ from minidl.passes import unroll
 from minidl.program import lower
 from minidl.schedulers import data_parallel
 from minidl.schedulers.data_parallel import POLICIES, delayable, late_updates, plan, prepare, search
-from minidl.schedulers.iterations import Steady
+from minidl.schedulers.iterations import Iterations
 from minidl.schedulers.layer_times import layers, with_communication
 from minidl.simulation import times
 from minidl.synchronise import gradients, reverse_buckets, synchronise
@@ -179,7 +179,7 @@ def test_reverse_first_k_is_within_five_percent_of_every_order_with_few_layers(s
     best = np.inf
     for order in orders_of_backward(count):
         body = late_updates(graph).body[0]
-        steady = Steady(body, cost, POLICIES["priority"])
+        steady = Iterations(body, cost, POLICIES["priority"])
         forward = [t for t in steady.body if body.kind[t] == Kind.F]
         steady.body = [*forward, *(body.index(f"{i}{what.upper()}0") for what, i in order)]
         best = min(best, steady.run()[0])
@@ -318,7 +318,7 @@ def test_every_schedule_of_a_real_network_is_valid_over_several_iterations(name)
 def test_a_memory_limit_bounds_k():
     graph = prepare("reverse_first_k", recorded(Case(("linear",) * 6, width=32, batch=64)), part_bytes=1000)
     cost = with_communication(graph, CostModel.analytic(), lambda sizes: 5.0)
-    steady = Steady(late_updates(graph).body[0], cost, POLICIES["reverse_first_k"])
+    steady = Iterations(late_updates(graph).body[0], cost, POLICIES["reverse_first_k"])
     peaks = [lower(graph, steady.schedule(k)).peak_bytes for k in range(len(delayable(graph)) + 1)]
     assert peaks[-1] > peaks[0]
     limit = peaks[0]

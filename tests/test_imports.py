@@ -18,7 +18,7 @@ LINKS = ("kernels", "schedulers", "models")
 
 # data, and functions from data to data: they run nothing and know no device
 PURE = {"graph", "schedule", "loops", "files", "passes", "boundary", "program", "synchronise", "cost", "corun", "collectives", "simulation",
-        "memory", "timeline"}
+        "walk", "contention", "carried", "circuits", "memory", "timeline"}
 ENGINE = {"graph", "kernels", "device", "tape", "tensor", "precision"}
 # what may be imported from our own package, by the longest name that fits; "" is the package itself
 LAYERS: dict[str, set[str]] = {
@@ -28,8 +28,9 @@ LAYERS: dict[str, set[str]] = {
     "minidl.debug": set(),
     "minidl.streams": set(),
     "minidl.graph": {"loops"},
-    "minidl.schedule": {"graph", "loops", "files"},
-    **{f"minidl.{name}": PURE for name in PURE - {"loops", "files", "graph", "schedule", "cost", "timeline"}},
+    "minidl.walk": {"graph", "loops"},
+    "minidl.schedule": {"graph", "loops", "walk", "files"},
+    **{f"minidl.{name}": PURE for name in PURE - {"loops", "files", "graph", "walk", "schedule", "cost", "timeline"}},
     "minidl.cost": {*PURE, "measure"},  # when it is asked to
     "minidl.timeline": {*PURE, "report", "trace"},
     "minidl.schedulers": {*PURE, "schedulers"},

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import minidl as ml
 from minidl import models, nn, optim, schedulers
 from minidl.boundary import cross_boundary, late_tasks, must_stay
-from minidl.corun import CoRun, play
+from minidl.corun import CoRun
 from minidl.executors.checking import random_schedule
 from minidl.graph import GraphBuilder, Kind, Role, TaskGraph
 from minidl.memory import MemoryLimitError
@@ -24,6 +24,7 @@ from minidl.schedulers.give_back import given_back
 from minidl.schedulers.movable import Place, Step
 from minidl.schedulers.multi_region import plan
 from minidl.schedulers.regions import regions
+from minidl.simulation import Clock, Lanes
 
 
 def network(layers: int, nbytes: int = 1000) -> TaskGraph:
@@ -171,8 +172,8 @@ def test_branch_and_bound(seed: int, layers: int, sync: float) -> None:
     best, order, left = shortest(preds, duration, sync, float("inf"), 10**6)
     assert order is not None
     assert left > 0
-    _, end = play([lane for lane in order if lane], preds, duration, sync, 0.0, [0] * len(graph), [[1.0]])
-    assert max(end) == pytest.approx(best)
+    lanes = Lanes.of_tasks(order)
+    assert Clock.of(graph, cost, lanes).run(lanes).end.max() == pytest.approx(best)
     assert shortest(preds, duration, sync, best, 10**6)[1] is None
     for key in range(5):
         schedule = random_schedule(graph, 2, np.random.Generator(np.random.Philox(key)))

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from minidl.circuits import cycle_time
 from minidl.cost import CostModel
 from minidl.passes import unroll
 from minidl.schedule import Schedule
 from minidl.schedulers import pipeline
 from minidl.schedulers.pipeline.stale import pipedream_steady
-from minidl.schedulers.pipeline.steady import cycle_time
-from minidl.simulation import Clock, times
+from minidl.simulation import Clock, Lanes, times
 
 EXPECTED = json.loads((Path(__file__).parent / "data" / "pipeline.json").read_text())
 HEURISTIC = {"zb_v", "v_half", "v_min", "zb_auto"}  # as fast or faster counts, at no higher peak
@@ -186,7 +186,8 @@ def test_chained_iterations_are_those_of_the_unrolled_graph():
         unrolled = unroll(plan.graph, 4)
         _, end, _ = times(unrolled, chained(plan.schedule, 4), cost)
         ends = [end[unrolled.iteration == t].max() for t in range(4)]
-        assert Clock.of(plan.graph, plan.schedule, cost).chained(4) == pytest.approx(ends)
+        lanes = Lanes.of(plan.graph, plan.schedule)
+        assert Clock.of(plan.graph, cost, lanes).ends(lanes, 4) == pytest.approx(ends)
 
 
 def chained(schedule: Schedule, iterations: int) -> Schedule:

@@ -17,11 +17,11 @@ import numpy as np
 from ...cost import CostModel, Link
 from ...graph import GraphBuilder, Ints, Kind, Role, TaskGraph, unpack
 from ...schedule import Schedule
+from ...simulation import Clock, Lanes
 from ..layerpipe import LayerCosts, Part, assign
 from .placement import PipelineError
 from .plan import Plan, Versions
 from .problem import Order, Problem, schedule_of
-from .steady import cycle_time
 
 
 def layerpipe(problem: Problem, method: str = "inter") -> Plan:
@@ -167,20 +167,19 @@ class Ticks:
         return CostModel(kinds=kinds, link=Link(self.latency), unit="")
 
     def steady(self) -> float:
-        """Time per batch: the slowest circuit of data, lanes and weight versions."""
-        edges = []  # (source, target, batches from the source's to the target's)
+        """Time per batch: that of a tick, with data and weight versions from ticks before."""
+        edges = []  # (source, target, ticks from the source's to the target's)
         for i, part in enumerate(self.parts):
-            edges += [(j, i, 0) for j in self.needs(i)]
+            edges += [(j, i, self.at[i] - self.at[j]) for j in self.needs(i)]
             if part.kind != Kind.W:
                 w, delay = self.of[part.layer, Kind.W][0], self.delays[part.layer]
-                edges += [(w, i, delay + 1), (i, w, self.ring(part.layer) - 1 - delay)]
-        for rank in {p.processor for p in self.parts}:
-            own = [i for i in self.sequence if self.parts[i].processor == rank]
-            edges += [(i, j, self.at[i] - self.at[j] + (k == len(own) - 1))
-                      for k, (i, j) in enumerate(zip(own, [*own[1:], own[0]], strict=True))]
-        source, target, shift = np.array(edges).T
-        weight = np.array([self.parts[i].time + self.latency * self.apart(i, j) for i, j, _ in edges])
-        return cycle_time(source, target, weight, shift)
+                since = self.at[i] - self.at[w]
+                edges += [(w, i, delay + 1 + since), (i, w, self.ring(part.layer) - 1 - delay - since)]
+        ranks = sorted({p.processor for p in self.parts})
+        lanes = [[i for i in self.sequence if self.parts[i].processor == rank] for rank in ranks]
+        source, target, distance = np.array(edges).T
+        clock = Clock.of_loop([p.time for p in self.parts], source, target, distance, self.latency)
+        return clock.exact_period(Lanes.of_tasks(lanes, ranks))
 
     def activations(self, ranks: int, batches: int) -> Ints:
         """Per rank how many layers' activations are live at once: from F, or a tick later on other ranks, to the last

@@ -9,7 +9,7 @@ import numpy as np
 
 from ...cost import CostModel
 from ...graph import Floats, Kind, unpack
-from ...simulation import Clock
+from ...simulation import Clock, Lanes
 from .plan import Plan
 
 ITERATIONS = 6
@@ -35,19 +35,17 @@ class Price:
 def price(plan: Plan, cost: CostModel) -> Price:
     """Raises ScheduleError where the plan would deadlock, CostError where a cost is unknown."""
     graph, schedule, cost = plan.graph, plan.schedule, plan.cost or cost
-    clock = Clock.of(graph, schedule, cost)
-    begin, finish, _ = clock.run()
-    ids = schedule.ids(graph)
-    start, end = begin[clock.action[ids]], finish[clock.action[ids]]
+    lanes = Lanes.of(graph, schedule)
+    clock = Clock.of(graph, cost, lanes)
+    start, end, _ = (t[lanes.tasks] for t in clock.run(lanes))
     rank = np.array([lane.rank for lane in schedule.lanes])[schedule.lane_of_each()]
     ranks = plan.placement.ranks
     first, last = np.full(ranks, np.inf), np.zeros(ranks)
     np.minimum.at(first, rank, start)
     np.maximum.at(last, rank, end)
-    busy = np.bincount(rank, cost.durations(graph)[ids] + cost.launch, ranks)
+    busy = np.bincount(rank, clock.duration[lanes.tasks], ranks)
     spans = np.where(np.isfinite(first), last - first, 0.0)
-    ends = clock.chained(ITERATIONS)
-    period = float(ends[-1] - ends[-2]) if plan.steady is None else plan.steady
+    period = float(np.diff(clock.ends(lanes, ITERATIONS))[-1]) if plan.steady is None else plan.steady
     # a stale plan never drains: its bubble is what its steady state leaves idle
     whole = spans.max() if plan.versions is None else period * (plan.micro_batches // plan.versions.every)
     rate = 1 - busy.max() / whole

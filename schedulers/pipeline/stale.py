@@ -9,10 +9,10 @@ import numpy as np
 
 from ...graph import unpack
 from ...schedule import Schedule
+from ...simulation import Clock, Lanes
 from .flush import one_f_one_b
 from .plan import Versions
 from .problem import Problem
-from .steady import cycle_time
 
 
 def pipedream_versions(problem: Problem, schedule: Schedule) -> Versions:
@@ -37,21 +37,17 @@ def pipedream_2bw(problem: Problem, mini_batches: int = 1) -> Schedule:
 
 
 def pipedream_steady(problem: Problem) -> float:
-    """Time per micro-batch of 1F1B that never drains: the slowest circuit of its tasks.
+    """Time per micro-batch of 1F1B that never drains, rank s having p - s micro-batches in flight.
 
-    Nodes are F and B of every stage; F of micro-batch i on rank s waits for B of micro-batch i - (p - s).
+    In one round of the loop rank s runs B of some micro-batch i, then F of i + p - s.
     """
     p = problem.stages
-    stage = np.arange(p)
-    forward, backward = problem.forward, problem.output_grad + problem.weight_grad
-    c = problem.latency
-    f, b = stage, stage + p
-    source = np.concatenate([f[:-1], b[1:], f[-1:], b, f])
-    target = np.concatenate([f[1:], b[:-1], b[-1:], f, b])
-    weight = np.concatenate([forward[:-1] + c, backward[1:] + c, forward[-1:], backward, forward])
-    # lane order: B(i) then F(i + p - s), and F(i + p - s - 1) then B(i)
-    shift = np.concatenate([np.zeros(2 * p - 1), p - stage, stage - p + 1])
-    return cycle_time(source, target, weight, shift)
+    f = np.arange(p)
+    b = f + p
+    duration = np.concatenate([problem.forward, problem.output_grad + problem.weight_grad])
+    source, target = np.concatenate([b[1:], f]), np.concatenate([b[:-1], f[1:], b[-1:]])
+    clock = Clock.of_loop(duration, source, target, np.repeat([0, 1], [p - 1, p]), problem.latency)
+    return clock.exact_period(Lanes.of_tasks(np.stack([b, f], axis=1).tolist(), f.tolist()))
 
 
 def two_buffered_steady(problem: Problem) -> float:

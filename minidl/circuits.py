@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...graph import Floats, Ints
+from .graph import Floats, Ints
 
 
 def cycle_time(source: Ints, target: Ints, weight: Floats, shift: Ints | Floats) -> float:
-    """The time between repetitions when `target` of repetition i + shift waits `weight` after the start of `source` of i.
+    """The time between repetitions: `target` of repetition i + `shift` waits `weight` from the start of `source` of i.
 
     Howard-like ascent: start below, find a circuit that takes longer than its shifts allow, raise the time to its
     ratio, until there is none. Exact up to rounding. Every circuit must have a positive total shift.

@@ -1,0 +1,75 @@
+"""Earliest starts in lane order: where nothing slows down its neighbours, lanes can be walked one by one.
+
+A proof walks in unit time, the simulator in the time that tasks take. Lanes and tasks are plain numbers here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .graph import Floats
+from .loops import filled, run_loop
+
+
+def walk(ptr: Any, tasks: Any, rank: Any, lane_of: Any, pred_ptr: Any, preds: Any, duration: Any, far: Any,
+         release: Any, free: Any, *, sync: float = 0.0) -> tuple[int, Floats, Floats, Floats]:
+    """(how many tasks ran, begin, end, when the last predecessor was there), by task; -1 for what never ran.
+
+    Lane i runs `tasks[ptr[i]:ptr[i + 1]]` in order, not before time `free[i]`, which becomes its end. Task t waits for
+    `preds[pred_ptr[t]:pred_ptr[t + 1]]` and until `release[t]`. From the end of a predecessor on another lane of its
+    rank it takes `sync`, on another rank `far`: one number per edge, or one for all. `lane_of`: of each task; `rank`:
+    of each lane. `release` and `far` may be empty: then they, and `sync`, do not count. All columns are `prepared`.
+    """
+    n, lanes = len(duration), len(rank)
+    of_lanes = [filled(n, lanes, x) for x in (0, -1, 0)]
+    of_tasks = [filled(n, n, x) for x in (-1, -1.0, -1.0, 0.0)]
+    done, *_, begin, end, ready = run_loop(
+        _walk, n, float(sync), int(len(far) > 0), int(len(far) > 1), int(len(release) > 0), ptr, tasks, rank, lane_of,
+        pred_ptr, preds, duration, far, release, free, *of_lanes, *of_tasks)
+    return done, np.asarray(begin), np.asarray(end), np.asarray(ready)
+
+
+def _walk(sync, delays, each, waits, ptr, tasks, rank, lane_of, pred_ptr, preds,  # type: ignore[no-untyped-def]
+          duration, far, release, free, at, sleeper, stack, waiting, begin, end, ready):
+    """Every lane runs until it must wait for a task of another lane, which wakes it: `waiting[t]` is the first lane
+    that sleeps for task t, `sleeper[lane]` the next one. `stack`: the lanes that can go on, at first all."""
+    done, top = 0, len(stack)
+    for lane in range(top):
+        stack[lane] = top - 1 - lane
+    while top > 0:
+        top -= 1
+        lane = stack[top]
+        i, last, time = ptr[lane] + at[lane], ptr[lane + 1], free[lane]
+        while i < last:
+            task = tasks[i]
+            there, blocked = release[task] if waits else 0.0, -1
+            for e in range(pred_ptr[task], pred_ptr[task + 1]):
+                p = preds[e]
+                reach = end[p]
+                if reach < 0:
+                    blocked = p
+                    break
+                if delays and lane_of[p] != lane:
+                    reach += sync if rank[lane_of[p]] == rank[lane] else far[e * each]
+                if reach > there:
+                    there = reach
+            if blocked >= 0:
+                sleeper[lane], waiting[blocked] = waiting[blocked], lane
+                break
+            ready[task] = there
+            if there > time:
+                time = there
+            begin[task] = time
+            time += duration[task]
+            end[task] = time
+            done += 1
+            other = waiting[task]
+            while other >= 0:
+                stack[top] = other
+                top += 1
+                other = sleeper[other]
+            i += 1
+        at[lane], free[lane] = i - ptr[lane], time
+    return done
