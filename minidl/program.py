@@ -14,12 +14,13 @@ from functools import cached_property
 import numpy as np
 
 from .boundary import Loop, loop
-from .graph import COMMUNICATION, ROLES, Ints, Kind, Launch, Role, Rows, TaskGraph, View
+from .graph import COMMUNICATION, ROLES, Ints, Kind, Launch, Role, Rows, TaskGraph, View, task_name, unpack
 from .memory import MemoryLimitError, MemoryPlan, plan_memory
 from .passes import unroll
 from .schedule import Lane, Schedule, ScheduleError
 
 TALKS = [int(kind) for kind in COMMUNICATION]  #: the kinds of tasks that a transport runs
+COLLECTIVE = (Kind.A, Kind.AS, Kind.AG)
 
 
 @dataclass(frozen=True)
@@ -115,6 +116,7 @@ def lower(graph: TaskGraph, schedule: Schedule, *, ranks: int = 1, rank: int = 0
             raise ScheduleError(f"the schedule has {schedule.ranks} ranks; " + (f"this run has {ranks}" if ranks > 1 else "one device runs one"))
         schedule.validate(graph)
         graph, schedule, takes = of_rank(graph, schedule, rank)
+    _check_collectives(schedule)
     steps = loop(graph, schedule)
     body = tuple(Part(g, schedule.validate(g)) for g in steps.body)
     prologue: tuple[Part, ...] = body
@@ -130,6 +132,18 @@ def lower(graph: TaskGraph, schedule: Schedule, *, ranks: int = 1, rank: int = 0
         raise MemoryLimitError(f"the plan needs {program.peak_bytes:,} bytes ({arena:,} in the arena, {program.peak_bytes - arena:,} "
                                f"for parameters, states and what outlives a step), more than the limit of {memory_limit:,}")
     return program
+
+
+def _check_collectives(schedule: Schedule) -> None:
+    """Every rank starts the same collectives in the same order if they are on one lane. Raises ScheduleError."""
+    at = np.flatnonzero(np.isin(unpack(schedule.keys)[1], [int(k) for k in COLLECTIVE]))
+    lane = schedule.lane_of_each()[at]
+    other = np.flatnonzero(lane != lane[:1])
+    if other.size:
+        first, second = int(schedule.keys[at[0]]), int(schedule.keys[at[other[0]]])
+        raise schedule.error(f"{task_name(first)} is on lane {schedule.lanes[lane[0]]} and {task_name(second)} on lane "
+                             f"{schedule.lanes[lane[other[0]]]}: ranks could start them in different orders; collectives go on one lane",
+                             [first, second])
 
 
 def of_rank(graph: TaskGraph, schedule: Schedule, rank: int) -> tuple[TaskGraph, Schedule, tuple[int, ...]]:

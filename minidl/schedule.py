@@ -123,8 +123,16 @@ class Schedule:
         keep = graph.find(self.keys) >= 0
         count = np.add.reduceat(np.append(keep, False), self.ptr[:-1]) * (np.diff(self.ptr) > 0)
         used = np.flatnonzero(count)
-        return Schedule(tuple(self.lanes[i] for i in used), np.append(0, np.cumsum(count[used])), self.keys[keep],
-                        None if self.joined is None else self.joined[keep])
+        joined = None if self.joined is None else (np.asarray(self.joined, bool) & np.append(False, keep[:-1]))[keep]
+        return Schedule(tuple(self.lanes[i] for i in used), np.append(0, np.cumsum(count[used])), self.keys[keep], joined)
+
+    def actions(self) -> tuple[Ints, Ints]:
+        """(the action of every entry, where each lane begins among the actions): a pair is one action, any other entry too."""
+        if self.joined is None:
+            return np.arange(len(self)), self.ptr
+        first = ~np.asarray(self.joined, bool)
+        action = np.cumsum(first) - 1
+        return action, np.append(action, first.sum())[self.ptr]
 
     def error(self, message: str, keys: Iterable[int] = ()) -> ScheduleError:
         keys = list(keys)
@@ -135,9 +143,10 @@ class Schedule:
         """Proves that this schedule runs `graph` correctly; returns it with its slots.
 
         Checked, in this order: every task of the graph exactly once, no unknown task; no dependency against the order
-        of its lane; no deadlock; no race, that is: lane order and `waits` together order every edge of the graph.
-        `waits` are pairs (waiting task, awaited task) of task ids; by default those of `self.waits`, which always
-        suffice, so races can only come with waits from elsewhere. Raises ScheduleError that names the task.
+        of its lane or within a pair, whose results show at its end; no deadlock; no race, that is: lane order and `waits`
+        together order every edge within a rank. Edges between ranks are messages, which hold their readers back. `waits`
+        are pairs (waiting task, awaited task) of task ids; by default those of `self.waits`, which always suffice, so
+        races can only come with waits from elsewhere. Raises ScheduleError that names the task.
         """
         ids = self.ids(graph)
         count = np.bincount(ids, minlength=len(graph))
@@ -159,38 +168,67 @@ class Schedule:
             raise self.error(f"{task_name(after)} stands before {task_name(before)} on lane "
                              f"{self.lanes[lane[place[target[edge]]]]} but needs it{_shared(graph, int(source[edge]), int(target[edge]))}",
                              [before, after])
-        if waits is None:
-            done, slots, _ = self._run(graph, ids, graph.preds)
-        else:
-            waits = np.asarray(waits, np.int64).reshape(-1, 2)
-            given = Rows.from_pairs(waits[:, 0], waits[:, 1], len(graph))
-            done, slots, _ = self._run(graph, ids, given)
-        if done < len(ids):
-            raise self._deadlock(graph, ids, slots, given if waits is not None else graph.preds)
+        if self.joined is not None:
+            action, _ = self.actions()
+            within = action[place[source]] == action[place[target]]
+            if within.any():
+                edge = int(np.argmax(within))
+                before, after = int(graph.keys[source[edge]]), int(graph.keys[target[edge]])
+                raise self.error(f"{task_name(after)} needs {task_name(before)}, but the two run as one action, whose results show at "
+                                 f"its end{_shared(graph, int(source[edge]), int(target[edge]))}", [before, after])
+        held = self._held(graph, ids, waits)
+        done, slots, _ = self._run(graph, ids, held)
+        if not done:
+            raise self._deadlock(graph, ids, slots, held)
         if waits is not None:
             self._find_race(graph, waits)
         return replace(self, slots=slots[ids])
 
-    def _run(self, graph: TaskGraph, ids: Ints, preds: Rows) -> tuple[int, Ints, Ints]:
-        """Runs lanes and edges in unit time: tasks done, slot of each task (-1: never ran), an order in which they ran."""
+    def _held(self, graph: TaskGraph, ids: Ints, waits: Ints | None) -> Rows:
+        """Behind which tasks each is held back: its waits, and the messages from other ranks; without waits, every edge."""
+        if waits is None:
+            return graph.preds
+        waits = np.asarray(waits, np.int64).reshape(-1, 2)
+        rank = np.empty(len(graph), np.int64)
+        rank[ids] = np.array([lane.rank for lane in self.lanes], np.int64)[self.lane_of_each()]
+        source, target = graph.preds.ids, graph.preds.row_of_each()
+        across = rank[source] != rank[target]
+        return Rows.from_pairs(np.append(waits[:, 0], target[across]), np.append(waits[:, 1], source[across]), len(graph))
+
+    def _run(self, graph: TaskGraph, ids: Ints, preds: Rows) -> tuple[bool, Ints, Ints]:
+        """Runs the actions of lanes in unit time: whether all could run, slot of each task (-1: never ran), an order of all."""
+        n, first, duration = len(ids), np.arange(len(graph)), np.ones(len(ids))
+        if self.joined is not None:  # what an action needs is there at its beginning, what it makes at its end
+            action, ptr = self.actions()
+            begins = np.append(np.flatnonzero(~np.asarray(self.joined, bool)), n)
+            last = np.empty(n, np.int64)
+            first[ids], last[ids] = ids[begins[action]], ids[begins[action + 1] - 1]
+            source, target = last[preds.ids], first[preds.row_of_each()]
+            outside = first[preds.ids] != target
+            preds = Rows.from_pairs(target[outside], source[outside], n)
+            duration = (first == np.arange(n)).astype(np.float64)
         rank, nowhere, none = np.zeros(len(self.lanes), np.int64), np.zeros(0, np.int32), np.zeros(0)
-        done, begin, _, _ = walk(*prepared(len(ids), self.ptr, ids, rank, nowhere, preds.ptr, preds.ids, np.ones(len(ids)), none, none,
+        done, begin, _, _ = walk(*prepared(n, self.ptr, ids, rank, nowhere, preds.ptr, preds.ids, duration, none, none,
                                            np.zeros(len(self.lanes))))
-        slots = begin.astype(np.int64)
-        return done, slots, np.argsort(slots, kind="stable")
+        slots = begin.astype(np.int64)[first]
+        return done == n, slots, ids[np.argsort(slots[ids], kind="stable")]
 
     def _deadlock(self, graph: TaskGraph, ids: Ints, slots: Ints, preds: Rows) -> ScheduleError:
-        """Follows from a task that never ran to one that it waits for, until the way closes."""
-        before = np.full(len(graph), -1, np.int64)
-        for lane in range(len(self.lanes)):
-            order = ids[self.ptr[lane] : self.ptr[lane + 1]]
-            before[order[1:]] = order[:-1]
-        at, way = int(np.argmax(slots < 0)), dict[int, int]()
+        """Follows from an action that never ran to one that it waits for, until the way closes."""
+        action, ptr = self.actions()
+        of_task = np.empty(len(graph), np.int64)
+        of_task[ids] = action
+        members = Rows.from_pairs(action, ids, int(ptr[-1]))
+        lane_starts = set(ptr.tolist())
+        at, way = int(of_task[int(np.argmax(slots < 0))]), dict[int, int]()
         while at not in way:
-            way[at] = len(way)
-            waiting = [int(p) for p in (*preds[at], *([before[at]] if before[at] >= 0 else [])) if slots[p] < 0]
-            at = waiting[0]
-        cycle = list(way)[way[at] :]
+            needs = [(int(t), int(p)) for t in members[at] for p in preds[int(t)] if slots[p] < 0 and of_task[p] != at]
+            if not needs:  # it waits for its lane alone
+                assert at not in lane_starts
+                needs = [(int(members[at][0]), int(members[at - 1][-1]))]
+            way[at] = needs[0][0]
+            at = int(of_task[needs[0][1]])
+        cycle = list(way.values())[list(way).index(at) :]
         names = [graph.name(t) for t in cycle]
         return self.error(f"deadlock: {' waits for '.join([*names, names[0]])}", [int(graph.keys[t]) for t in cycle])
 
@@ -206,18 +244,14 @@ class Schedule:
     def clocks(self, graph: TaskGraph, waits: Ints | None = None) -> Clocks:
         """What has surely ended when each task starts, given lane order and waits (default: every edge of the graph)."""
         ids = self.ids(graph)
-        if waits is None:
-            preds = graph.preds
-        else:
-            waits = np.asarray(waits, np.int64).reshape(-1, 2)
-            preds = Rows.from_pairs(waits[:, 0], waits[:, 1], len(graph))
+        preds = self._held(graph, ids, waits)
         rank = np.array([lane.rank for lane in self.lanes], np.int32)
         local = np.array([sum(o.rank == lane.rank for o in self.lanes[:i]) for i, lane in enumerate(self.lanes)], np.int32)
         lane_of, place = np.empty(len(graph), np.int32), np.empty(len(graph), np.int64)
         lane = self.lane_of_each()
         lane_of[ids], place[ids] = lane, np.arange(len(ids)) - self.ptr[lane]
         done, _, order = self._run(graph, ids, preds)
-        if done < len(ids):
+        if not done:
             raise self.error("deadlock: the lanes and waits cannot all run")
         clock = np.zeros((len(graph), int(local.max(initial=0)) + 1), np.int64)
         last: list[int] = [-1] * len(self.lanes)

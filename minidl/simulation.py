@@ -88,7 +88,7 @@ class Lanes:
 
         def stuck() -> ScheduleError:
             schedule.validate(graph)
-            return schedule.error("deadlock: a pair waits for itself")
+            return schedule.error("deadlock: the lanes cannot all run")
 
         return cls(schedule.ptr, ids, np.array([lane.rank for lane in schedule.lanes], np.int64),
                    None if schedule.joined is None else np.asarray(schedule.joined, bool), stuck)

@@ -211,7 +211,7 @@ def test_table_marks_the_best(capsys):
     (["plan", *SMALL, "--save", "/proc/x.csv"], "/proc/x.csv"),
     (["plan"], "--model"),
     (["simulate", "--model", "mlp", "--forward", "2"], "leave one out"),
-    (["simulate", "--model", "mlp", "--ranks", "2"], "in_order"),
+    (["simulate", "--model", "mlp", "--ranks", "2"], "which policy? give --scheduler"),
     (["simulate", "--scheduler", "zb_h3", "--ranks", "2"], "zb_h"),
     (["simulate", "--scheduler", "zb_h2", "--ranks", "4", "--micro-batches", "3"], "micro-batches"),
     (["simulate", "--scheduler", "gpipe", "--ranks", "4", "--forward", "-1"], "-1"),

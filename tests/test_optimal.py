@@ -9,13 +9,12 @@ from helpers import PATIENCE, need
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from minidl.schedulers.pipeline import POLICIES, PipelineError, Plan, Problem, costs, plan, policy, price, stage_graph
+from minidl.schedulers.pipeline import POLICIES, PipelineError, Plan, Problem, costs, plan, price, prove, stage_graph
 from minidl.schedulers.pipeline.optimal import OBJECTIVES, in_ticks
 from minidl.schedulers.pipeline.optimal import solve as solve_within
 from minidl.schedulers.pipeline.placement import contiguous
 from minidl.schedulers.pipeline.zb_auto import zb_auto
 
-policy("optimal")  # fills POLICIES
 COMPARABLE = sorted(name for name, p in POLICIES.items()
                     if p.placement == "contiguous" and not p.stale and name != "optimal")
 MEASURE = {"makespan": "makespan", "span": "max_span", "period": "period"}
@@ -34,8 +33,7 @@ def problem_of(p, m, forward=1, output_grad=1, weight_grad=1, latency=0.0, cap=N
 
 def priced(problem, cost, schedule):
     graph = stage_graph(problem.stages, problem.micro_batches)
-    schedule.validate(graph)
-    return price(Plan("optimal", problem.placement, problem.micro_batches, graph, schedule), cost)
+    return price(prove(Plan("optimal", problem.placement, problem.micro_batches, graph, schedule, cost, cap=problem.cap)))
 
 
 @pytest.mark.parametrize(("cap", "makespan", "span"), [
@@ -108,7 +106,7 @@ def test_a_time_limit_gives_the_best_found_and_its_bound():
 
 def test_the_plan_carries_its_proof():
     made = plan("optimal", 2, 3, objective="span")
-    assert made.options["status"] == {"objective": "span", "value": 9.0, "bound": 9.0, "proved": True, "status": "OPTIMAL"}
+    assert made.notes["status"] == {"objective": "span", "value": 9.0, "bound": 9.0, "proved": True, "status": "OPTIMAL"}
 
 
 def test_ticks_are_exact():

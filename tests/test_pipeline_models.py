@@ -13,7 +13,9 @@ from minidl import models, nn, optim
 from minidl.cost import CostModel
 from minidl.executors import CheckingExecutor
 from minidl.graph import GraphError, Kind
+from minidl.memory import plan_memory
 from minidl.passes import coarsen, fuse
+from minidl.program import lower
 from minidl.schedule import Lane
 from minidl.schedulers import pipeline
 from minidl.schedulers.pipeline.models import linear_partition
@@ -61,8 +63,8 @@ def execute(graph, schedule):
     ("gpipe", 2, None), ("one_f_one_b", 3, None), ("zb_h1", 2, None), ("interleaved", 2, 2), ("modulo_greedy", 2, 2)])
 def test_a_pipeline_of_stages_computes_the_same_bits(name, ranks, chunks):
     def run(graph):
-        plan, cost = pipeline.plan_model(graph, name, ranks, COST, chunks)
-        assert pipeline.price(plan, cost).makespan > 0
+        plan = pipeline.plan_model(graph, name, ranks, COST, chunks)
+        assert pipeline.price(plan).makespan > 0
         talking, schedule = pipeline.add_communication(plan.graph, plan.schedule)
         schedule.validate(talking)
         execute(plan.graph, plan.schedule)
@@ -97,6 +99,85 @@ def test_fuse_publishes_at_the_end():
     assert "1B2" in {fused.name(int(q)) for q in fused.preds[fused["0O2"].index]}
     everywhere = fuse(graph)
     assert not np.isin(everywhere.kind, (Kind.O, Kind.W)).any()
+
+
+def steps(model, opt, x, y, micro_batches=2):
+    """A recorded step of some micro-batches."""
+    def step(x, y):
+        for i in range(micro_batches):
+            with micro_batch(i, i * len(x)):
+                loss = nn.cross_entropy(model(x), y)
+                loss.backward()
+        opt.step()
+        return loss
+
+    return ml.record(step, x, y)
+
+
+def test_every_rank_counts_adams_steps_and_dropouts_for_itself():
+    ml.seed(0)
+    layers = [nn.Linear(8, 8) for _ in range(3)]
+    opt = optim.Adam([p for layer in layers for p in layer.parameters()], 0.1)
+
+    def model(x):
+        for layer in layers:
+            x = nn.dropout(nn.relu(layer(x)), 0.5)
+        return x
+
+    graph = steps(model, opt, X, Y)
+    plan = pipeline.plan_model(graph, "gpipe", 3, COST)
+    of_rank = {t.name: plan.placement.table[0, t.unit] for t in plan.graph}
+    crossing = {(plan.graph.name(int(q)), t.name) for t in plan.graph for q in plan.graph.preds[t.index] if of_rank[t.name] != of_rank[plan.graph.name(int(q))]}
+    assert crossing
+    assert {kind for pair in crossing for kind in (pair[0][1], pair[1][1])} <= {"F", "O", "W", "B"}
+    ticks = [launch.kernel for t in plan.graph for launch in t.launches if launch.kernel == "adam_tick"]
+    assert len(ticks) == 3
+    assert len(pipeline.cut(graph, COST, 1).graph["0U0"].launches) == len([x for t in graph if t.kind == Kind.U for x in t.launches])
+
+
+def test_a_parameter_of_two_ranks_is_refused():
+    ml.seed(0)
+    first, second = nn.Linear(8, 8), nn.Linear(8, 8)
+    opt = optim.SGD([*first.parameters(), *second.parameters()], 0.1)
+    graph = steps(lambda x: first(nn.relu(second(nn.relu(first(x))))), opt, X, Y)
+    cuts = np.minimum(np.arange(int(graph.unit.max()) + 1) // 2, 1)
+    with pytest.raises(pipeline.PipelineError, match=r"zb_h1: .*(each rank has a memory of its own|stays as it was|no message can carry it)"):
+        pipeline.plan_model(graph, "zb_h1", 2, COST, stage_of_unit=cuts)
+
+
+def test_a_clipped_norm_of_all_ranks_is_refused():
+    ml.seed(0)
+    model = models.mlp(8, 16, 16, 4)
+    graph = steps(model, optim.SGD(model.parameters(), 0.1, max_norm=1.0), X, Y)
+    with pytest.raises((pipeline.PipelineError, GraphError)):
+        pipeline.plan_model(graph, "gpipe", 2, COST)
+
+
+def test_activations_of_a_stage_without_parameters_end_with_its_output_gradients():
+    ml.seed(0)
+    layer = nn.Linear(8, 4)
+    graph = steps(lambda x: nn.relu(nn.relu(layer(x))), optim.SGD(layer.parameters(), 0.1), X, Y, 6)
+    names = list(graph.unit_names)
+    cuts = np.array([0 if "linear" in name else 1 for name in names])
+    plan = pipeline.plan_model(graph, "one_f_one_b", 2, COST, stage_of_unit=cuts)
+    assert not any(t.unit == 1 and t.kind == Kind.W for t in pipeline.cut(graph, COST, 2, cuts).graph)
+    assert plan.peaks == (2, 1)
+
+
+@pytest.mark.parametrize("name", ["gpipe", "zb_h1"])
+def test_one_rank_needs_the_memory_of_one_device(name):
+    graph = recorded()
+    plan = pipeline.plan_model(graph, name, 1, COST)
+    assert plan.peak_bytes == (plan_memory(plan.graph, plan.schedule).peak_bytes,)
+    first, second = pipeline.plan_model(graph, name, 2, COST).peak_bytes
+    assert max(first, second) < plan.peak_bytes[0] < first + second
+
+
+@pytest.mark.parametrize(("name", "ranks", "chunks"), [("gpipe", 2, None), ("zb_h1", 3, None), ("interleaved", 2, 2)])
+def test_a_ranks_peak_is_that_of_its_program(name, ranks, chunks):
+    plan = pipeline.plan_model(recorded(), name, ranks, COST, chunks)
+    talking = pipeline.add_communication(plan.graph, plan.schedule)
+    assert plan.peak_bytes == tuple(lower(*talking, ranks=ranks, rank=r).peak_bytes for r in range(ranks))
 
 
 def test_cuts_that_make_no_sense():

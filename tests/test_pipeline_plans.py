@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from minidl.graph import Kind, pack, task_name, unpack
-from minidl.schedule import ScheduleError
+from minidl.schedule import Schedule, ScheduleError
 from minidl.schedulers import pipeline
 from minidl.schedulers.pipeline import PipelineError, refine, v_shape
 from minidl.schedulers.pipeline.communication import check_rendezvous
@@ -50,7 +50,8 @@ def plans(draw):
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 def test_every_policy_is_valid_whatever_the_costs(found):
     plan, cost = found
-    proved = pipeline.validate(plan)
+    proved = pipeline.prove(plan)
+    assert (proved.schedule.slots == plan.schedule.slots).all()
     price = pipeline.price(proved, cost)
     work = np.bincount(proved.schedule.lane_of_each(), cost.durations(plan.graph)[plan.schedule.ids(plan.graph)])
     assert price.makespan >= price.max_span >= work.max() - 1e-9
@@ -78,15 +79,17 @@ def test_communication_neither_deadlocks_nor_costs_time(found):
     of[schedule.ids(graph)] = rank
     source, target = graph.preds.ids, graph.preds.row_of_each()
     assert talks[source[of[source] != of[target]]].all()  # all that crosses is a message
-    again = pipeline.validate(pipeline.read_plan(schedule, plan.placement.ranks, plan.micro_batches, plan.placement.chunks))
+    again = pipeline.read_plan(schedule, plan.placement.ranks, plan.micro_batches, plan.placement.chunks)
     assert len(again.graph) == len(graph)
+    assert plan.waits == again.waits == len(schedule.waits(graph))
+    assert plan.peaks == again.peaks
 
 
 @given(plans())
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 def test_both_notations_come_back_as_they_were(found):
     plan, _ = found
-    for schedule in (plan.schedule, pipeline.validate(plan).schedule):
+    for schedule in (plan.schedule, pipeline.prove(plan).schedule):
         for text in (schedule.to_csv(), pipeline.to_torch(schedule)):
             read = pipeline.read_schedule(text)
             assert read.to_csv() == schedule.to_csv()
@@ -143,7 +146,7 @@ def test_a_cap_that_is_too_small_says_the_smallest():
     with pytest.raises(PipelineError, match="smallest feasible one is 1"):
         pipeline.plan("zb_v", 4, 8, activation_cap=0.5)
     with pytest.raises(ScheduleError, match=r"the cap is 3 \(this plan needs 4\)"):
-        pipeline.validate(replace(pipeline.plan("one_f_one_b", 4, 8), cap=3))
+        pipeline.prove(replace(pipeline.plan("one_f_one_b", 4, 8), cap=3))
 
 
 def broken(edit, name="zb_h1", p=3, m=4, **numbers):
@@ -152,7 +155,7 @@ def broken(edit, name="zb_h1", p=3, m=4, **numbers):
     edit(rows)
     schedule = pipeline.read_schedule("\n".join(rows))
     numbers = {"ranks": p, "micro_batches": m} | numbers
-    return pipeline.validate(pipeline.read_plan(schedule, **numbers))
+    return pipeline.read_plan(schedule, **numbers)
 
 
 def swap(rows, a, b):
@@ -168,7 +171,7 @@ def swap(rows, a, b):
     (lambda rows: rows.append("1,main,1F4"), "1F4 is out of range: micro-batches are 0..3", "[1F4]"),
     (lambda rows: rows.append("1,main,3F0"), "3F0 is out of range: stages are 0..2", "[3F0]"),
     (lambda rows: rows.append("7,main,1F0"), "rank that does not exist", "[1F0]"),
-    (lambda rows: rows.append("1,main,1U0"), "1U0 is no F, O, W or B", "[1U0]"),
+    (lambda rows: rows.append("1,main,1U0"), "1U0 does not belong here: the tasks of one iteration are F, O, W, B", "[1U0]"),
     (lambda rows: rows.__setitem__(rows.index("1,main,1W2"), "0,main,1W2"), "on rank 0, but stage 1 lives on rank 1",
      "[1W2]"),
     (lambda rows: swap(rows, "1F0", "1O0"), "1O0 stands before 1F0", "[1O0]"),
@@ -180,22 +183,48 @@ def test_a_wrong_plan_shows_its_culprit(edit, says, marked):
     assert marked in error.value.grid
 
 
+@pytest.mark.parametrize(("text", "says"), [
+    ("0F0,0B0,(0F1;0B1)\n1F0,1B0,1F1,1B1", "0B1 needs 0F1, but the two run as one action"),
+    ("0F0,(0F1;0B0),0B1\n1F0,1F1,1B0,1B1", "deadlock: 1B0 waits for 1F1 waits for 0B0 waits for 1B0"),
+    ("0F0,0SEND_F0,(0F1;0SEND_F1),0RECV_B0,0B0,0RECV_B1,0B1\n1RECV_F0,1F0,1B0,1SEND_B0,1RECV_F1,1F1,1B1,1SEND_B1", "part of a pair"),
+    ("0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1,1SEND_B1\n1RECV_F0,1F0,1B0,1SEND_B0,1RECV_F1,1F1,1B1",
+     "1SO1 stands on rank 0, but stage 1 lives on rank 1")])
+def test_a_pair_is_one_action_and_a_message_has_its_rank(text, says):
+    with pytest.raises(ScheduleError, match=says):
+        pipeline.read_plan(pipeline.read_schedule(text), 2, 2)
+
+
+def test_a_second_lane_that_computes_is_refused():
+    text = "rank,lane,task\n0,main,0F0\n0,main,0O0\n0,side,0W0\n"
+    with pytest.raises(ScheduleError, match="rank 0 computes on the lanes main and side") as error:
+        pipeline.read_plan(Schedule.from_csv(text), 1, 1)
+    assert "[0W0]" in error.value.grid
+
+
+def test_a_pair_of_a_stale_plan_reads_what_was_there_when_it_began():
+    """A forward that is paired with the backward that makes its weights."""
+    made = pipeline.plan("pipedream", 1, 2)
+    text = "rank,lane,task\n0,main,0F0\n0,main,{}\n0,main,0B1\n"
+    pipeline.read_plan(Schedule.from_csv(text.format("0B0\n0,main,0F1")), 1, 2, like=made)
+    with pytest.raises(ScheduleError, match="0F1 reads weight version 1, but then the newest one of stage 0 is 0"):
+        pipeline.read_plan(Schedule.from_csv(text.format("(0B0;0F1)")), 1, 2, like=made)
+
+
 def test_a_circle_between_ranks_is_a_deadlock():
     text = "0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1"
     with pytest.raises(ScheduleError, match="deadlock: .* waits for ") as error:
-        pipeline.validate(pipeline.read_plan(pipeline.read_schedule(text), 2, 2))
+        pipeline.read_plan(pipeline.read_schedule(text), 2, 2)
     assert "[0B0]" in error.value.grid
 
 
 def test_two_ranks_that_both_send_first_deadlock_only_under_rendezvous():
     text = ("0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1\n"
             "1RECV_F0,1F0,1B0,1SEND_B0,1RECV_F1,1F1,1B1,1SEND_B1")
-    plan = pipeline.read_plan(pipeline.read_schedule(text), 2, 2)
-    plan.schedule.validate(plan.graph)  # buffered sends get through
+    schedule = pipeline.read_schedule(text)
     with pytest.raises(ScheduleError, match="rendezvous.*posted: 1SO0 waits for 0SF1 waits for 1SO0"):
-        pipeline.validate(plan)
-    cured = pipeline.swap(plan.schedule, "1SO0", "1RF1")
-    pipeline.validate(replace(plan, schedule=cured))
+        pipeline.read_plan(schedule, 2, 2)
+    cured = pipeline.read_plan(pipeline.swap(schedule, "1SO0", "1RF1"), 2, 2)
+    schedule.validate(cured.graph)  # buffered sends get through
 
 
 def test_receives_that_disagree_with_sends_deadlock():
@@ -221,7 +250,7 @@ def test_text_that_is_no_plan(text, says):
 @pytest.mark.parametrize("p", [1, 2, 4])
 def test_stale_plans_read_versions_that_exist(name, p):
     options = {"mini_batches": 3} if name == "pipedream_2bw" else {}
-    plan = pipeline.validate(pipeline.plan(name, p, 8, **options))
+    plan = pipeline.plan(name, p, 8, **options)
     stage, kind, micro_batch, _ = unpack(plan.schedule.keys)
     late = micro_batch // plan.versions.every - plan.versions.of  # updates between reading weights and changing them
     steady = micro_batch >= plan.versions.every + p
@@ -234,12 +263,12 @@ def test_stale_plans_read_versions_that_exist(name, p):
         of = plan.versions.of.copy()
         of[forward[-1]] = wrong
         with pytest.raises(ScheduleError, match=says):
-            pipeline.validate(replace(plan, versions=replace(plan.versions, of=of)))
+            pipeline.prove(replace(plan, versions=replace(plan.versions, of=of)))
     of = plan.versions.of.copy()
     of[np.flatnonzero(kind == Kind.B)[-1]] -= 1
     if of.min() >= 0:
         with pytest.raises(ScheduleError, match="read version"):
-            pipeline.validate(replace(plan, versions=replace(plan.versions, of=of)))
+            pipeline.prove(replace(plan, versions=replace(plan.versions, of=of)))
 
 
 def test_versions_stand_in_the_grid():

@@ -77,6 +77,31 @@ def test_a_missing_wait_is_a_race_that_names_the_buffer():
         GOOD.validate(graph, [*waits, (graph.index("1F0"), graph.index("1U0"))])
 
 
+def test_waits_do_not_take_the_place_of_messages():
+    """Two ranks that wait for each other: with or without waits nobody can start."""
+    graph = planned(("0F0", "", "a"), ("1F0", "a", "b"), ("2F0", "", "c"), ("3F0", "c", "d"))
+    schedule = Schedule.from_names({Lane(0): ["3F0", "0F0"], Lane(1): ["1F0", "2F0"]})
+    for waits in (None, np.empty((0, 2), int)):
+        with pytest.raises(ScheduleError, match=r"deadlock: .*3F0 waits for 2F0"):
+            schedule.validate(graph, waits)
+
+
+def test_a_pair_starts_when_all_it_needs_is_there_and_shows_its_results_at_its_end():
+    graph = planned(("0F0", "", "a"), ("1F0", "a", "b"), ("2F0", "", "c"))
+    paired = Schedule.from_names({MAIN: ["(0F0;2F0)", "1F0"]}).validate(graph)
+    assert paired.slots.tolist() == [0, 0, 1]
+    with pytest.raises(ScheduleError, match=r"1F0 needs 0F0, but the two run as one action, .*: it reads a"):
+        Schedule.from_names({MAIN: ["(0F0;1F0)", "2F0"]}).validate(graph)
+    with pytest.raises(ScheduleError, match=r"deadlock: 2F0 waits for 1F0 waits for 2F0"):
+        Schedule.from_names({MAIN: ["(0F0;2F0)"], SUB: ["1F0"]}).validate(planned(("0F0", "", "a"), ("1F0", "a", "b"), ("2F0", "b", "c")))
+
+
+def test_half_of_a_pair_is_no_pair():
+    schedule = Schedule.from_names({MAIN: ["0F0", "(1F0;2F0)", "(3F0;4F0)"]})
+    kept = schedule.only(planned(("0F0", "", "a"), ("2F0", "", "b"), ("3F0", "", "c"), ("4F0", "", "d")))
+    assert kept.names(0) == ["0F0", "2F0", "(3F0;4F0)"]
+
+
 def test_an_error_in_a_long_schedule_shows_the_part_around_its_culprit():
     graph = planned(*((f"{i}F0", "", f"b{i}") for i in range(200)))
     with pytest.raises(ScheduleError) as caught:

@@ -169,7 +169,7 @@ def test_times_are_those_of_a_simulation_event_by_event(scenario, iterations, ca
     clock = Clock.of(graph, cost, lanes, carried)
     started, ended = event_by_event(graph, schedule, cost, carried, iterations)
     if len(ended) < iterations * len(graph):  # pairs that wait for each other
-        with pytest.raises(ScheduleError, match="deadlock"):
+        with pytest.raises(ScheduleError, match="deadlock|run as one action"):
             clock.run(lanes)
         return
     found = list(clock.iterations(lanes, iterations))
@@ -302,7 +302,7 @@ def test_a_pair_that_waits_for_itself_is_a_deadlock_not_a_hang():
     """1F0 is paired with 0F0 but needs 2F0, which needs 0F0."""
     graph = planned(("0F0", "", "a"), ("2F0", "a", "b"), ("1F0", "b", "c"))
     schedule = Schedule.from_names({Lane(0): ["(0F0;1F0)"], Lane(0, "b"): ["2F0"]})
-    with pytest.raises(ScheduleError, match=r"deadlock: a pair waits for itself"):
+    with pytest.raises(ScheduleError, match=r"deadlock: 1F0 waits for 2F0 waits for 1F0"):
         simulate(graph, schedule, CostModel(kinds={"F": 1.0}))
 
 

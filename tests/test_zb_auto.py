@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minidl.schedulers.pipeline import PipelineError, Plan, Price, Problem, costs, plan, price, stage_graph
+from minidl.schedulers.pipeline import PipelineError, Plan, Price, Problem, costs, plan, price, prove, stage_graph
 from minidl.schedulers.pipeline.placement import contiguous
 from minidl.schedulers.pipeline.zb_auto import candidates, cap_of, list_schedule, lower_bounds, neighbours, zb_auto
 
@@ -21,9 +21,7 @@ def priced(p, m, forward, output_grad, weight_grad, latency=0.0, cap=None, kept=
     cost = costs(placement, forward, output_grad, weight_grad, latency)
     problem = Problem.of(placement, m, cost, cap)
     schedule = zb_auto(problem, kept)
-    plan = Plan("zb_auto", placement, m, stage_graph(p, m), schedule)
-    schedule.validate(plan.graph)
-    return price(plan, cost), problem
+    return price(prove(Plan("zb_auto", placement, m, stage_graph(p, m), schedule, cost, cap=cap, kept=kept))), problem
 
 
 @pytest.mark.parametrize(("p", "m", "output_grad", "cap", "makespan", "span"), [
@@ -109,9 +107,9 @@ def test_what_list_scheduling_says_is_what_the_simulator_says():
         kinds = list_schedule(problem, 3.0, 1.0, [one], keep=True)[2][0]
         from minidl.schedulers.pipeline.zb_auto import order_of
 
-        plan = Plan("zb_auto", problem.placement, 5, stage_graph(3, 5), order_of(kinds))
         cost = costs(problem.placement, [2, 1, 3], [1, 4, 1], [2, 2, 5], 0.25)
-        assert (price(plan, cost).max_span, price(plan, cost).makespan) == pytest.approx((span, makespan))
+        plan = prove(Plan("zb_auto", problem.placement, 5, stage_graph(3, 5), order_of(kinds), cost))
+        assert (price(plan).max_span, price(plan).makespan) == pytest.approx((span, makespan))
 
 
 def test_polish_only_helps():

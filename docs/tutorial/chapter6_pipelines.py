@@ -25,7 +25,7 @@ cost = ml.CostModel.given(forward=1, output_grad=1, weight_grad=1)
 
 def show(title, policy):
     schedule = ml.Schedule.from_names({ml.Lane(rank): policy(rank) for rank in range(RANKS)})
-    plan = pipeline.validate(pipeline.read_plan(schedule, RANKS, MICRO_BATCHES))
+    plan = pipeline.read_plan(schedule, RANKS, MICRO_BATCHES)
     price = pipeline.price(plan, cost)
     print(f"\n{title}\n{pipeline.grid(plan, ml.simulate(plan.graph, plan.schedule, cost))}")
     print(f"makespan {price.makespan:g}, largest span {price.max_span:g}, chained {price.period:g}, "

@@ -23,7 +23,7 @@ from minidl.schedulers.layerpipe import LayerCosts, assign, bytes_moved, compare
 # other without end, and in the steady state no rank ever waits. Each number behind a v is the version of the weights
 # that a task reads; version 0 is what training starts from.
 
-plan = pipeline.validate(pipeline.plan("pipedream", ranks=3, micro_batches=6))
+plan = pipeline.plan("pipedream", ranks=3, micro_batches=6)
 cost = ml.CostModel.given(forward=1, output_grad=1, weight_grad=1)
 print("PipeDream: 6 batches, each with an update of its own")
 print(pipeline.grid(plan, ml.simulate(plan.graph, plan.schedule, cost)))

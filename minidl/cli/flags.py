@@ -133,6 +133,9 @@ NETWORK = "train:sr compare:s plan:sc check:sc explain:sc simulate:src"
 RUN = "train:sr compare:s"
 PRICED = "train:sr compare:s plan:sc explain:sc simulate:src"
 
+LAYERPIPE = ("--scheduler layerpipe, which cuts by them", lambda a: a.command != "check" or a.scheduler == "layerpipe")
+OPTIMAL = ("--scheduler optimal", lambda a: a.scheduler == "optimal")
+
 FLAGS: dict[str, dict[str, Flag]] = {
     "network and data": {
         "--model": _flag("info:* " + NETWORK, metavar="NAME", help="a network; see `minidl models`"),
@@ -156,19 +159,21 @@ FLAGS: dict[str, dict[str, Flag]] = {
         "--dtype": _flag(NETWORK, default="float32", choices=list(DTYPES), help="bf16 and fp16, on cuda: products in 16 bits, parameters in float32"),
         "--fusion": _flag(NETWORK, type=rules, metavar="all|none|RULE,..",
                           help=f"launches that become one: {', '.join(RULES)} (default: all on cuda, none on cpu)"),
-        "--memory-limit": _flag("train:sr compare:s plan:s check:s explain:s simulate:sr", type=size, metavar="SIZE",
-                                help="bound on the peak of the memory plan, such as 2GiB"),
+        "--memory-limit": _flag("train:sr compare:s plan:sc check:sc explain:sc simulate:src", type=size, metavar="SIZE",
+                                help="bound on the peak of the memory plan, of each rank where there are several, such as 2GiB"),
     },
     "schedule": {
         "--parallel": _flag("train:sr plan:scp simulate:srlcp", default="none", choices=["none", "data", "pipeline"]),
-        "--scheduler": _flag("train:sr plan:scp explain:scp simulate:srlcp", ("one policy; --table shows them all", lambda a: not a.table),
-                             default="in_order", metavar="S"),
+        "--scheduler": _flag("train:sr plan:scp check:cp explain:scp simulate:srlcp", ("one policy; --table shows them all", lambda a: not a.table),
+                             default="in_order", metavar="S",
+                             help="the policy; check takes a pipeline's plan for one of it: its places of stages, its weight versions"),
         "--schedulers": _flag("compare:s", default="in_order,multi_stream", metavar="A,B,C"),
-        "--scheduler-arg": _flag("train:s compare:s plan:scp explain:scp simulate:scp", ("one policy; --table shows them all", lambda a: not a.table),
-                                 type=pair, action="append", default=[], metavar="K=V"),
+        "--scheduler-arg": _flag("train:s compare:s plan:scp check:cp explain:scp simulate:scp",
+                                 ("one policy, by --scheduler; --table shows them all", lambda a: not a.table and _of_policy(a)), type=pair, action="append", default=[], metavar="K=V"),
         "--streams": _flag("train:s compare:s plan:s explain:s simulate:s", ("schedulers of several streams", lambda a: _streamed(a) or a.streams != 1),
                            type=whole(1, 1024), metavar="N", help="streams of the scheduler"),
-        "--costs": _flag(PRICED + " check:sc", metavar="measured|analytic|FILE", default="measured", help="task costs for plans and predictions"),
+        "--costs": _flag(PRICED + " check:sc", metavar="measured|analytic|FILE", default="measured",
+                         help="task costs for plans and predictions; a pipeline's stages are cut by FILE's, else by analytic ones, that a check cuts alike"),
         "--pairs": _flag("train:s compare:s plan:s explain:s simulate:s", ("schedulers of several streams, and --save-costs",
                                                                           lambda a: _streamed(a) or a.save_costs),
                          choices=["measured", "estimated", "none"],
@@ -186,16 +191,15 @@ FLAGS: dict[str, dict[str, Flag]] = {
     "pipelines": {
         "--ranks": _flag("plan:cp check:cp explain:cp simulate:rcp", type=whole(1, 1 << 20), metavar="P"),
         "--chunks": _flag("plan:cp check:cp explain:cp simulate:cp", type=whole(1, 1 << 20), metavar="V", help="stages per rank"),
-        "--forward": _flag("plan:p explain:p simulate:lp", type=numbers, metavar="F", help="time of a stage's forward; one number, or one per stage"),
-        "--output-grad": _flag("plan:p explain:p simulate:lp", type=numbers, metavar="O"),
-        "--weight-grad": _flag("plan:p explain:p simulate:lp", type=numbers, metavar="W"),
+        "--forward": _flag("plan:p check:p explain:p simulate:lp", LAYERPIPE, type=numbers, metavar="F", help="time of a stage's forward; one number, or one per stage"),
+        "--output-grad": _flag("plan:p check:p explain:p simulate:lp", LAYERPIPE, type=numbers, metavar="O"),
+        "--weight-grad": _flag("plan:p check:p explain:p simulate:lp", LAYERPIPE, type=numbers, metavar="W"),
         "--latency": _flag("plan:cp explain:cp simulate:rcp", type=number(0), default=0.0, metavar="C", help="of one hop between ranks"),
-        "--activation-cap": _flag("plan:cp check:p explain:cp simulate:cp", type=number(0), metavar="K", help="most live activations on a rank"),
+        "--bandwidth": _flag("plan:c explain:c simulate:rc", type=size, metavar="BYTES", help="of a link, per second, such as 1.25GB (default: unlimited)"),
+        "--activation-cap": _flag("plan:cp check:cp explain:cp simulate:cp", type=number(0), metavar="K", help="most live activations on a rank"),
         "--table": _flag("simulate:p", action="store_true", help="all pipeline policies side by side, the best marked"),
-        "--objective": _flag("plan:p explain:p simulate:p", ("--scheduler optimal", lambda a: a.scheduler == "optimal"), default="makespan",
-                             choices=["makespan", "span", "period"], help="what `optimal` minimises"),
-        "--time-limit": _flag("plan:p explain:p simulate:p", ("--scheduler optimal", lambda a: a.scheduler == "optimal"), type=number(0), default=60.0,
-                              metavar="S", help="seconds that `optimal` may take"),
+        "--objective": _flag("plan:cp explain:cp simulate:cp", OPTIMAL, default="makespan", choices=["makespan", "span", "period"], help="what `optimal` minimises"),
+        "--time-limit": _flag("plan:cp explain:cp simulate:cp", OPTIMAL, type=number(0), default=60.0, metavar="S", help="seconds that `optimal` may take"),
     },
     "data parallelism": {
         "--k": _flag("train:r simulate:rl", type=k_or_auto, metavar="K|auto",
@@ -207,7 +211,6 @@ FLAGS: dict[str, dict[str, Flag]] = {
                          type=whole(1, 1 << 16), default=8, metavar="N", help="into which a layer's gradient is cut on given times (default 8)"),
         "--comm": _flag("simulate:l", type=numbers, metavar="C0,C1,..",
                         help="time of each layer's all-reduce; then give --forward, --output-grad, --weight-grad too"),
-        "--bandwidth": _flag("simulate:r", type=size, metavar="BYTES", help="of a link, per second, such as 1.25GB (default: unlimited)"),
         "--collective": _flag("simulate:r", choices=SHAPES, default="ring", help="how ranks sum"),
         "--servers": _flag("simulate:r", ("--collective parameter_server", lambda a: a.collective == "parameter_server"), type=whole(0), default=0,
                            metavar="N", help="machines that sum, for parameter_server"),
@@ -233,6 +236,11 @@ def _streamed(arguments: Any) -> bool:
     """Whether a scheduler is asked for that uses several streams."""
     names = arguments.schedulers.split(",") if arguments.command == "compare" else [arguments.scheduler]
     return any(name.strip() != "in_order" for name in names)
+
+
+def _of_policy(arguments: Any) -> bool:
+    """Whether a policy is named where one need not be."""
+    return arguments.command != "check" or "--scheduler" in arguments.given
 
 
 def add_flags(parser: argparse.ArgumentParser, verb: str) -> None:

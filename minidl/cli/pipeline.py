@@ -1,4 +1,4 @@
-"""Pipeline policies on given times: simulate one or all of them, check a plan, explain a task."""
+"""Pipeline policies on given times or of a network: plan, simulate one or all of them, check a plan, explain a task."""
 
 from __future__ import annotations
 
@@ -7,83 +7,124 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from ..cost import CostModel, Link
 from ..explain import explain as explain_task
 from ..files import read_text
-from ..passes import coarsen, fuse
-from ..schedule import Schedule, ScheduleError
+from ..memory import MemoryLimitError
+from ..schedule import ScheduleError
 from ..schedulers import pipeline as pipelines
 from ..schedulers.pipeline import names as policies
-from ..simulation import simulate as price_timeline
 from ..training import Recorded
 from . import show
 from .flags import UsageError, job, nearest
 from .training import costs
+
+SHOWN = 4000  #: tasks that a grid still tells anything of
+
+
+def planned(arguments: Any, name: str | None = None, cost: CostModel | None = None, capped: bool = True) -> pipelines.Plan:
+    """The plan that the flags ask for, proved. `name`: of another policy. `cost`: in place of the network's. Not `capped`: without
+    cap and limit. Raises UsageError, PipelineError, MemoryLimitError or CostError."""
+    if not arguments.ranks:
+        raise UsageError("how many ranks? give --ranks P")
+    if name is None and "--scheduler" not in arguments.given:
+        raise UsageError(f"which policy? give --scheduler NAME; known: {', '.join(policies())}")
+    name = name or arguments.scheduler
+    if name not in policies():
+        raise UsageError(f"unknown pipeline scheduler {name!r}; {nearest(name, policies())}")
+    options = dict(arguments.scheduler_arg)
+    if name == "optimal":
+        options |= {"objective": arguments.objective, "time_limit": arguments.time_limit}
+    placement = pipelines.place(name, arguments.ranks, arguments.chunks)
+    cap = arguments.activation_cap if capped else None
+    if arguments.model:
+        recorded = Recorded(job(arguments, name))
+        cost = cost or replace(costs(arguments, recorded), link=_link(arguments))
+        return pipelines.plan_model(recorded.graph, name, arguments.ranks, cost, arguments.chunks,
+                                    pipelines.balanced(recorded.graph, _cut_by(arguments), placement.stages), cap,
+                                    arguments.memory_limit if capped else None, **options)
+    forward, output_grad, weight_grad = (1.0 if value is None else value for value in (arguments.forward, arguments.output_grad,
+                                                                                      arguments.weight_grad))
+    return pipelines.plan(name, arguments.ranks, arguments.micro_batches,
+                          pipelines.costs(placement, forward, output_grad, weight_grad, arguments.latency), arguments.chunks, cap, **options)
+
+
+def _link(arguments: Any) -> Link:
+    return Link(arguments.latency, None if arguments.bandwidth is None else arguments.bandwidth / 1e6)  # microseconds
+
+
+def _cut_by(arguments: Any) -> CostModel:
+    """By what a network is cut in stages. It must be the same for a plan and its check, as no measurement is."""
+    return CostModel.analytic() if arguments.costs in ("measured", "analytic") else CostModel.load(arguments.costs)
+
+
+def plan(arguments: Any) -> int:
+    """A policy's plan: grid, CSV, SVG."""
+    made = planned(arguments)
+    price = pipelines.price(made)
+    if arguments.save:
+        made.schedule.save(arguments.save)
+        if made.versions is not None:
+            show.note(f"check it with --scheduler {made.scheduler}, which says what weights are read")
+    if arguments.svg:
+        draw(arguments.svg, made)
+    step = round((price.makespan + made.cost.step) / 1000, 4) if arguments.model else None  # given times have no unit
+    record = {"tasks": len(made.graph), "edges": made.graph.edges, "waits": made.waits, "predicted_step_ms": step,
+              "peak_bytes": max(made.peak_bytes) if made.peak_bytes else None, **price.as_json()}
+    show.emit(arguments, record | made.notes.get("status", {}), lambda: _text(made, price))
+    return 0
 
 
 def simulate(arguments: Any) -> int:
     """One policy's price, or with --table all of them side by side."""
     if arguments.table:
         return table(arguments)
-    plan, cost = planned(arguments, arguments.scheduler)
-    price = pipelines.price(plan, cost)
-    timeline = price_timeline(plan.graph, plan.schedule, cost)
+    made = planned(arguments)
+    price = pipelines.price(made)
     if arguments.svg:
-        draw(arguments.svg, plan, timeline)
+        draw(arguments.svg, made)
     if arguments.trace:
-        timeline.save(arguments.trace)
-    record = price.as_json()
-    if "status" in plan.options:
-        record |= plan.options["status"]
-    show.emit(arguments, record, lambda: _text(plan, price, timeline))
+        made.timeline.save(arguments.trace)
+    show.emit(arguments, price.as_json() | made.notes.get("status", {}), lambda: _text(made, price))
     return 0
 
 
-def planned(arguments: Any, name: str) -> tuple[pipelines.Plan, Any]:
-    """The plan and the costs that the flags ask for. Raises UsageError, PipelineError or CostError."""
-    if not arguments.ranks:
-        raise UsageError("how many ranks? give --ranks P")
-    if name not in policies():
-        raise UsageError(f"unknown pipeline scheduler {name!r}; {nearest(name, policies())}")
-    if arguments.model:
-        recorded = Recorded(job(arguments))
-        cost = replace(costs(arguments, recorded), link=Link(arguments.latency))
-        return pipelines.plan_model(recorded.graph, name, arguments.ranks, cost, arguments.chunks,
-                                    activation_cap=arguments.activation_cap, **dict(arguments.scheduler_arg))
-    times = [1.0 if value is None else value for value in (arguments.forward, arguments.output_grad, arguments.weight_grad)]
-    placement = pipelines.place(name, arguments.ranks, arguments.chunks)
-    cost = pipelines.costs(placement, times[0], times[1], times[2], arguments.latency)
-    options = dict(arguments.scheduler_arg)
-    if name == "optimal":
-        options |= {"objective": arguments.objective, "time_limit": arguments.time_limit}
-    plan = pipelines.plan(name, arguments.ranks, arguments.micro_batches, cost=cost, chunks=arguments.chunks,
-                          activation_cap=arguments.activation_cap, **options)
-    return plan, plan.cost or cost
+def explain(arguments: Any) -> int:
+    made = planned(arguments)
+    found = explain_task(*made.priced, made.cost, arguments.task)
+    show.emit(arguments, found.as_json(), str(found))
+    return 0
 
 
-def _text(plan: pipelines.Plan, price: pipelines.Price, timeline: Any) -> str:
+def _text(plan: pipelines.Plan, price: pipelines.Price) -> str:
     rows = [("makespan", price.makespan, "barrier to barrier"), ("largest span", price.max_span, "first start to last end on one rank"),
             ("period", price.period, "per step when steps are chained" if plan.steady is None else "per mini-batch in steady state"),
             ("bubble rate", price.bubble_rate, "idle share of the largest span"),
-            ("peak activations", max(price.peak_activations), f"live full stages; per rank {_short(price.peak_activations)}")]
-    grid = pipelines.grid(plan, timeline) if len(plan.schedule) <= 4000 else ""
-    return (f"{grid}\n\n" if grid else "") + show.table((plan.scheduler, "", "meaning"), rows)
+            ("peak activations", max(price.peak_activations), f"live full stages; per rank {_short(price.peak_activations)}"),
+            ("waits", plan.waits, "of lanes of one rank for each other, where messages have lanes of their own")]
+    if plan.peak_bytes:
+        rows.append(("peak bytes", max(plan.peak_bytes), f"per rank {_short(plan.peak_bytes)}"))
+    grid = pipelines.grid(plan, plan.timeline) if len(plan.schedule) <= SHOWN else ""
+    unit = f" ({plan.cost.unit})" if plan.cost.unit else ""
+    text = (f"{grid}\n\n" if grid else "") + show.table((f"{plan.scheduler}{unit}", "", "meaning"), rows)
+    if status := plan.notes.get("status"):
+        verdict = "proved" if status["proved"] else "not proved, the time limit came first (--time-limit)"
+        text += f"\n\n{status['objective']} {status['value']:g}, bound {status['bound']:g}: {verdict}"
+    return text
 
 
 def _short(values: Any) -> str:
-    text = [f"{v:g}" for v in values]
+    text = [f"{v:,}" if isinstance(v, int) else f"{v:g}" for v in values]
     return " ".join(text if len(text) <= 12 else [*text[:6], "...", *text[-3:]])
 
 
-def draw(path: str, plan: pipelines.Plan, timeline: Any) -> None:
+def draw(path: str, plan: pipelines.Plan) -> None:
     """The timeline as SVG, with the weight version that each task reads where the plan is stale."""
     from ..draw import timeline_svg
     from ..files import write_atomic
 
     versions = None if plan.versions is None else {int(k): int(v) for k, v in zip(plan.schedule.keys, plan.versions.of, strict=True)}
-    write_atomic(path, timeline_svg(timeline, versions=versions))
+    write_atomic(path, timeline_svg(plan.timeline, versions=versions))
 
 
 def table(arguments: Any) -> int:
@@ -94,11 +135,11 @@ def table(arguments: Any) -> int:
     with show.progress("pricing policies", len(names)) as done:
         for i, name in enumerate(names):
             try:
-                plan, cost = planned(arguments, name)
-                price = pipelines.price(plan, cost)
+                plan = planned(arguments, name)
+                price = pipelines.price(plan)
                 found.append({"scheduler": name, "chunks": plan.placement.chunks, "stale": plan.versions is not None, **price.as_json()})
             except ValueError as error:
-                left_out[name] = str(error).splitlines()[0]
+                left_out[name] = str(error).splitlines()[0].removeprefix(f"{name}: ")
             done(i + 1)
     if not found:
         raise UsageError("no policy can work with these numbers: " + next(iter(left_out.values()), ""))
@@ -123,50 +164,35 @@ def _table_text(found: list[dict[str, Any]], left_out: dict[str, str]) -> str:
 
 
 def check(arguments: Any) -> int:
-    """Exit 0 for a valid pipeline plan; 1 for one that is not, with the culprit marked in its grid."""
+    """Exit 0 for a valid pipeline plan, priced where a network's costs are given; 1 for one that is not valid, with the culprit
+    marked in its grid. Raises ScheduleError for what is no plan."""
     if not arguments.ranks:
         raise UsageError("how many ranks? give --ranks P, --micro-batches M and, if a rank has several stages, --chunks V")
     schedule = pipelines.read_schedule(read_text(arguments.plan, "plan"), arguments.plan)
+    like = planned(arguments, cost=CostModel.analytic(), capped=False) if "--scheduler" in arguments.given else None
+    chunks = arguments.chunks if like is None else like.placement.chunks
+    recorded = Recorded(job(arguments, "in_order")) if arguments.model else None
+    stages = None
+    if recorded:
+        count = arguments.ranks * (chunks or pipelines.chunks_in(schedule, arguments.ranks))
+        cost = costs(arguments, recorded) if "--costs" in arguments.given else CostModel.analytic()
+        stages = pipelines.cut(recorded.graph, cost, count, pipelines.balanced(recorded.graph, _cut_by(arguments), count))
     try:
-        if arguments.model:
-            proved = _of_model(arguments, schedule)
-        else:
-            proved = pipelines.validate(pipelines.read_plan(schedule, arguments.ranks, arguments.micro_batches, arguments.chunks or 1,
-                                                            arguments.activation_cap)).schedule
-    except ScheduleError as error:
-        show.emit(arguments, {"valid": False, "error": error.message, "tasks": list(error.tasks)},
-                  f"not valid: {error.message}\n{error.grid}".rstrip())
+        proved = pipelines.read_plan(schedule, arguments.ranks, arguments.micro_batches, chunks, arguments.activation_cap,
+                                     graph=stages.graph if stages else None, limit=arguments.memory_limit, like=like)
+    except (ScheduleError, MemoryLimitError) as error:
+        why = error if isinstance(error, ScheduleError) else ScheduleError(str(error))
+        show.emit(arguments, {"valid": False, "error": why.message, "tasks": list(why.tasks)}, f"not valid: {why.message}\n{why.grid}".rstrip())
         return 1
-    record = {"valid": True, "tasks": len(proved)}
-    show.emit(arguments, record, lambda: f"{proved.grid()}\n\nvalid: {len(proved)} tasks on {proved.ranks} ranks")
+    record: dict[str, Any] = {"valid": True, "tasks": len(proved.schedule), "waits": proved.waits,
+                              "peak_bytes": max(proved.peak_bytes) if proved.peak_bytes else None, "peak_activations": list(proved.peaks)}
+    if stages and "--costs" in arguments.given:
+        record["predicted_step_ms"] = round((pipelines.price(proved, stages.cost(proved.graph, cost)).makespan + cost.step) / 1000, 4)
+    show.emit(arguments, record, lambda: f"{proved.schedule.grid()}\n\nvalid on {arguments.ranks} ranks: {_said(record)}")
     return 0
 
 
-def _of_model(arguments: Any, schedule: Schedule) -> Schedule:
-    """Proves a plan of a network's stages, updates included. Where the cuts lie changes costs, not what is valid."""
-    graph = Recorded(job(arguments)).graph
-    stages = arguments.ranks * (arguments.chunks or 1)
-    coarse, _ = coarsen(graph, pipelines.balanced(graph, CostModel.analytic(), stages).tolist())
-    return schedule.validate(fuse(coarse, np.broadcast_to(pipelines.fused_in(schedule, stages, arguments.micro_batches),
-                                                          (stages, arguments.micro_batches))))
-
-
-def explain(arguments: Any) -> int:
-    plan, cost = planned(arguments, arguments.scheduler)
-    found = explain_task(plan.graph, plan.schedule, cost, arguments.task)
-    show.emit(arguments, found.as_json(), str(found))
-    return 0
-
-
-def plan(arguments: Any) -> int:
-    """A policy's plan on given times: grid, CSV, SVG."""
-    made, cost = planned(arguments, arguments.scheduler)
-    timeline = price_timeline(made.graph, made.schedule, cost)
-    if arguments.save:
-        made.schedule.save(arguments.save)
-    if arguments.svg:
-        draw(arguments.svg, made, timeline)
-    price = pipelines.price(made, cost)
-    record = {"tasks": len(made.graph), "edges": made.graph.edges, "waits": 0, **price.as_json()}
-    show.emit(arguments, record, lambda: _text(made, price, timeline))
-    return 0
+def _said(record: dict[str, Any]) -> str:
+    words = [f"{record['tasks']} tasks", f"{record['waits']} waits", f"{max(record['peak_activations']):g} activations at the peak"]
+    words += [f"{record['peak_bytes']:,} bytes at the peak"] if record["peak_bytes"] else []
+    return ", ".join(words + ([f"{record['predicted_step_ms']:.3f} ms a step predicted"] if "predicted_step_ms" in record else []))

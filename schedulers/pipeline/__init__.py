@@ -1,21 +1,24 @@
-"""Pipeline schedules: policies from a problem to an order, each a few lines; plans of them are priced and checked.
+"""Pipeline schedules: policies from a problem to an order, each a few lines; plans of them are proved and priced.
 
 `plan(name, ranks, micro_batches, ...)` makes a `Plan` of a synthetic pipeline, `plan_model(graph, name, ranks, cost)` one
-of a recorded model; `validate(plan)` proves it and `price(plan, cost)` tells its `Price`. Nothing here knows a device.
+of a recorded model, `read_plan(schedule, ...)` one of a schedule that someone wrote. All of them go through `prove`, and
+`price(plan)` tells the plan's `Price`. Nothing here knows a device.
 """
 
-from .checking import read_plan, validate
+from .checking import chunks_in, prove, read_plan
 from .communication import add_communication, swap
 from .grid import grid
-from .models import balanced, plan_model
+from .models import balanced, cut
 from .notation import from_torch, read_schedule, to_torch
 from .placement import PipelineError, Placement
-from .plan import POLICIES, Plan, Policy, Versions, costs, fused_in, names, place, plan, policy
+from .plan import Plan, Versions
+from .planning import plan, plan_model
 from .pricing import Price, price
-from .problem import Problem
-from .stages import stage_graph
+from .problem import Problem, costs
+from .registry import POLICIES, Policy, names, place, policy
+from .stages import fused_in, stage_graph
 
 __all__ = [
     "POLICIES", "PipelineError", "Placement", "Plan", "Policy", "Price", "Problem", "Versions", "add_communication",
-    "balanced", "costs", "from_torch", "fused_in", "grid", "names", "place", "plan", "plan_model", "policy", "price", "read_plan",
-    "read_schedule", "stage_graph", "swap", "to_torch", "validate"]
+    "balanced", "chunks_in", "costs", "cut", "from_torch", "fused_in", "grid", "names", "place", "plan", "plan_model", "policy", "price", "prove",
+    "read_plan", "read_schedule", "stage_graph", "swap", "to_torch"]

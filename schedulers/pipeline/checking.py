@@ -1,7 +1,8 @@
-"""Proves a plan, ours or a user's: everything once, everything where it belongs, no deadlock, caps and versions kept.
+"""The one door of pipeline plans: everything once and where it belongs, messages for all that crosses ranks, no deadlock,
+caps, limits and weight versions kept; peaks counted.
 
-`read_plan` makes a plan of a schedule that someone wrote, finding out where its stages live; `validate` proves a plan.
-Both raise ScheduleError with the grid and the culprit marked.
+`prove` is what every plan goes through, a policy's or a user's. `read_plan` makes one of a schedule that someone wrote,
+finding out where its stages live. Both raise ScheduleError with the grid and the culprit marked.
 """
 
 from __future__ import annotations
@@ -10,75 +11,120 @@ from dataclasses import replace
 
 import numpy as np
 
-from ...graph import COMMUNICATION, Ints, Kind, pack, task_name, unpack
-from ...schedule import Schedule
-from .communication import add_communication, check_rendezvous
+from ...graph import COMMUNICATION, ROLES, GraphError, Ints, Kind, Role, TaskGraph, pack, task_name, unpack
+from ...memory import MemoryLimitError
+from ...passes import fuse
+from ...schedule import Schedule, ScheduleError
+from .communication import add_communication, check_messages, check_rendezvous, talks
+from .peaks import COMPUTE, activations, peak_bytes
 from .placement import PipelineError, Placement, bidirectional
-from .plan import Plan, fused_in
-from .pricing import activations
-from .stages import stage_graph
-
-COMPUTE = (Kind.F, Kind.O, Kind.W, Kind.B)
+from .plan import Plan, Versions
+from .problem import check_numbers, costs
+from .stages import fused_in, stage_graph
 
 
-def read_plan(schedule: Schedule, ranks: int, micro_batches: int, chunks: int = 1, cap: float | None = None,
-              name: str = "plan") -> Plan:
-    """The plan that a schedule of unknown origin means, for `ranks * chunks` stages (or bidirectional: `ranks`).
+class CapError(ScheduleError):
+    """A plan that needs more activations than its cap."""
 
-    Where it has tasks of communication, they are checked against those that the compute order needs. Raises
-    PipelineError for numbers that make no sense, ScheduleError for a task out of range, twice, missing or homeless.
+
+def prove(plan: Plan) -> Plan:
+    """The plan with its slots and peaks, if it holds; deadlock freedom is proved for buffered and for rendezvous sends.
+
+    Raises ScheduleError that names the culprit, MemoryLimitError above the limit of bytes.
     """
-    for what, value in (("ranks", ranks), ("micro-batches", micro_batches), ("chunks", chunks)):
-        if value < 1:
-            raise PipelineError(f"{value} {what}; at least 1 is needed")
-    compute, talk = split(schedule)
-    _once(compute, ranks, ranks * chunks, micro_batches)
-    placement = _placement(compute, ranks, micro_batches, chunks)
-    _complete(compute, placement.stages, micro_batches)
-    graph = stage_graph(placement.stages, micro_batches, fused_in(compute, placement.stages, micro_batches),
-                        placement.directions)
-    if talk:
-        compute.validate(graph)
-        graph, _ = add_communication(graph, compute)
-    return Plan(name, placement, micro_batches, graph, schedule, cap=cap)
-
-
-def validate(plan: Plan) -> Plan:
-    """Proves the plan and returns it with its slots. The proof of deadlock freedom holds for both kinds of sends."""
-    schedule = plan.schedule
-    if plan.peaks is not None:  # no whole stages: the graph says all, weight versions and their places included
-        return replace(plan, schedule=schedule.validate(plan.graph))
-    compute, talk = split(schedule)
-    _once(compute, plan.placement.ranks, plan.placement.stages, plan.micro_batches)
-    _complete(compute, plan.placement.stages, plan.micro_batches)
-    _at_home(compute, plan)
-    proved = schedule.validate(plan.graph)
-    if talk:
-        check_rendezvous(plan.graph, schedule)
-    if plan.cap is not None:
-        _capped(plan)
-    if plan.versions is not None:
+    schedule, graph, placement = plan.schedule, plan.graph, plan.placement
+    schedule.ids(graph)  # what the graph does not know has no home
+    _at_home(schedule, placement, plan.micro_batches)
+    _one_lane(schedule)
+    plan = replace(plan, schedule=schedule.validate(graph))
+    check_messages(graph, schedule, None if placement.parts is None else graph.buffer_role == ROLES.index(Role.PARAMETER))
+    if talks(schedule):
+        check_rendezvous(graph, schedule)
+    if plan.versions is not None and placement.parts is None:  # with parts the graph says what is read
         _versions(plan)
-    return replace(plan, schedule=proved)
+    plan = _counted(plan)
+    if graph.launches:  # a recorded network, whose buffers have sizes
+        plan = replace(plan, peak_bytes=peak_bytes(graph, schedule))
+        _within(plan)
+    return plan
+
+
+def chunks_in(schedule: Schedule, ranks: int) -> int:
+    """How many stages a rank seems to have: forwards tell."""
+    unit, kind, _, _ = unpack(schedule.keys)
+    return max(1, round((int(unit[kind == Kind.F].max(initial=0)) + 1) / ranks))
+
+
+def read_plan(schedule: Schedule, ranks: int, micro_batches: int, chunks: int | None = None, cap: float | None = None, *,
+              graph: TaskGraph | None = None, limit: int | None = None, like: Plan | None = None) -> Plan:
+    """The plan that a schedule of unknown origin means, for `ranks * chunks` stages (or bidirectional: `ranks`), proved.
+
+    Where its stages live is read off its forwards, and how many of them a rank has unless `chunks` says it. `graph`: a recorded network's stages, O and W apart. Where the schedule
+    has tasks of communication, they are checked against those that the compute order needs. `like`: a plan whose stages
+    live in the same places, of as many micro-batches, which says how activations count and which weight versions are read.
+    Raises PipelineError for numbers that make no sense.
+    """
+    for what, value in (("ranks", ranks), ("chunks", chunks)):
+        if value is not None and value < 1:
+            raise PipelineError(f"{value} {what}; at least 1 is needed")
+    asked, chunks = chunks, chunks or chunks_in(schedule, ranks)
+    check_numbers(ranks * chunks, micro_batches, cap)
+    if like is not None and like.placement.parts is not None:
+        return prove(replace(like, schedule=schedule, cap=cap, limit=limit))
+    micro_batches = micro_batches if like is None else like.micro_batches
+    compute, talk = split(schedule)
+    _once(compute, ranks, ranks * chunks, micro_batches, COMPUTE if graph is None else (*COMPUTE, Kind.U))
+    placement = _placement(compute, ranks, micro_batches, chunks, asked, graph is None) if like is None else like.placement
+    joint = fused_in(compute, placement.stages, micro_batches)
+    if graph is None:
+        _complete(compute, placement.stages, micro_batches)
+        graph = stage_graph(placement.stages, micro_batches, joint, placement.directions)
+    else:
+        try:
+            graph = fuse(graph, np.broadcast_to(joint, (placement.stages, micro_batches)))
+        except GraphError as error:  # there O and W cannot be one task
+            raise compute.error(str(error)) from None
+    if talk:
+        _at_home(compute, placement, micro_batches)
+        check_messages(graph, compute.validate(graph))
+        graph, _ = add_communication(graph, compute)
+    plan = Plan("plan", placement, micro_batches, graph, schedule, costs(placement, 1.0, 1.0, 1.0), cap=cap, limit=limit)
+    if like is not None:
+        plan = replace(plan, scheduler=like.scheduler, kept=like.kept, steady=like.steady, versions=_versions_of(schedule, like))
+    return prove(plan)
+
+
+def _versions_of(schedule: Schedule, like: Plan) -> Versions | None:
+    """The weight versions that the schedule reads, if every stage and micro-batch reads what it reads in the other plan."""
+    if like.versions is None:
+        return None
+    unit, kind, micro_batch, _ = unpack(like.schedule.keys)
+    forward = kind == Kind.F
+    read = np.zeros((like.micro_batches, like.placement.stages), np.int64)
+    read[micro_batch[forward], unit[forward]] = like.versions.of[forward]
+    unit, _, micro_batch, _ = unpack(schedule.keys)
+    return replace(like.versions, of=read[micro_batch, unit])
 
 
 def split(schedule: Schedule) -> tuple[Schedule, bool]:
     """The schedule without its communication, and whether it had any."""
-    talks = np.isin(unpack(schedule.keys)[1], [int(k) for k in COMMUNICATION])
-    if not talks.any():
+    message = np.isin(unpack(schedule.keys)[1], [int(k) for k in COMMUNICATION])
+    if not message.any():
         return schedule, False
-    count = np.bincount(schedule.lane_of_each()[~talks], minlength=len(schedule.lanes))
+    count = np.bincount(schedule.lane_of_each()[~message], minlength=len(schedule.lanes))
     kept = np.flatnonzero(count)
+    joined = None if schedule.joined is None else np.asarray(schedule.joined, bool) & np.append(False, ~message[:-1])
     return Schedule(tuple(schedule.lanes[i] for i in kept), np.concatenate([[0], np.cumsum(count[kept])]),
-                    schedule.keys[~talks], None if schedule.joined is None else schedule.joined[~talks]), True
+                    schedule.keys[~message], None if joined is None else joined[~message]), True
 
 
-def _once(schedule: Schedule, ranks: int, stages: int, micro_batches: int) -> None:
+def _once(schedule: Schedule, ranks: int, stages: int, micro_batches: int, kinds: tuple[Kind, ...]) -> None:
     """Kinds, ranks and ids in range, and no task twice."""
     unit, kind, micro_batch, iteration = unpack(schedule.keys)
     rank = np.array([lane.rank for lane in schedule.lanes], np.int64)[schedule.lane_of_each()]
     for bad, what in (
-            (~np.isin(kind, [int(k) for k in COMPUTE]) | (iteration > 0), "is no F, O, W or B of one iteration"),
+            (~np.isin(kind, [int(k) for k in kinds]) | (iteration > 0),
+             f"does not belong here: the tasks of one iteration are {', '.join(k.name for k in kinds)}"),
             (rank >= ranks, f"stands on a rank that does not exist: ranks are 0..{ranks - 1}"),
             (unit >= stages, f"is out of range: stages are 0..{stages - 1}"),
             (micro_batch >= micro_batches, f"is out of range: micro-batches are 0..{micro_batches - 1}")):
@@ -114,17 +160,21 @@ def _complete(schedule: Schedule, stages: int, micro_batches: int) -> None:
                                  f"B or one O and one W", near)
 
 
-def _placement(schedule: Schedule, ranks: int, micro_batches: int, chunks: int) -> Placement:
-    """Where the stages live, read off the forwards. Raises ScheduleError where a stage lives on two ranks."""
+def _placement(schedule: Schedule, ranks: int, micro_batches: int, chunks: int, asked: int | None, complete: bool) -> Placement:
+    """Where the stages live, read off the forwards (of what has none, off any task): on one rank each, or with `asked` 2 or
+    None as in a bidirectional pipeline. Raises ScheduleError where neither is so, or where `complete` and a stage has none."""
     unit, kind, micro_batch, _ = unpack(schedule.keys)
     rank = np.array([lane.rank for lane in schedule.lanes], np.int64)[schedule.lane_of_each()]
-    if chunks == 2 and unit.max(initial=0) < ranks:
+    table = np.full(ranks * chunks, -1, np.int64)
+    if not complete:
+        table[:] = 0
+        table[unit[::-1]] = rank[::-1]
+    forward = kind == Kind.F
+    table[unit[forward][::-1]] = rank[forward][::-1]
+    if ranks > 1 and unit.max(initial=0) < ranks and (asked == 2 or (asked is None and (table[unit] != rank).any())):
         both = bidirectional(ranks)
         if (both.rank(unit, micro_batch, micro_batches) == rank).all():
             return both
-    table = np.full(ranks * chunks, -1, np.int64)
-    forward = kind == Kind.F
-    table[unit[forward][::-1]] = rank[forward][::-1]
     missing = np.flatnonzero(table < 0)
     if missing.size:
         raise schedule.error(f"stage {missing[0]} has no forward at all; {ranks} ranks with {chunks} "
@@ -133,10 +183,30 @@ def _placement(schedule: Schedule, ranks: int, micro_batches: int, chunks: int) 
     return Placement("given", ranks, table[None])
 
 
-def _at_home(schedule: Schedule, plan: Plan) -> None:
-    unit, _, micro_batch, _ = unpack(schedule.keys)
+def _at_home(schedule: Schedule, placement: Placement, micro_batches: int) -> None:
+    """Every task, messages included, on the rank of its stage."""
+    unit, kind, micro_batch, _ = unpack(schedule.keys)
     rank = np.array([lane.rank for lane in schedule.lanes], np.int64)[schedule.lane_of_each()]
-    _same_rank(schedule, rank, plan.placement.rank(unit, micro_batch, plan.micro_batches))
+    _same_rank(schedule, rank, placement.home(unit, kind, micro_batch, micro_batches))
+
+
+def _one_lane(schedule: Schedule) -> None:
+    """A rank computes on one lane; messages may have lanes of their own, and are not part of pairs."""
+    message = np.isin(unpack(schedule.keys)[1], [int(k) for k in COMMUNICATION])
+    if schedule.joined is not None:
+        second = np.asarray(schedule.joined, bool)
+        mixed = np.flatnonzero(message & (second | np.append(second[1:], False)))
+        if mixed.size:
+            key = int(schedule.keys[mixed[0]])
+            raise schedule.error(f"{task_name(key)} is part of a pair; only tasks that compute can run as one action", [key])
+    entry = np.flatnonzero(~message)
+    seen: dict[int, int] = {}
+    used, first = np.unique(schedule.lane_of_each()[entry], return_index=True)
+    for lane, at in zip(used.tolist(), first.tolist(), strict=True):
+        rank = schedule.lanes[lane].rank
+        if seen.setdefault(rank, lane) != lane:
+            raise schedule.error(f"rank {rank} computes on the lanes {schedule.lanes[seen[rank]].name} and {schedule.lanes[lane].name}; "
+                                 f"a rank of a pipeline computes on one", [int(schedule.keys[entry[at]])])
 
 
 def _same_rank(schedule: Schedule, rank: Ints, home: Ints) -> None:
@@ -147,30 +217,46 @@ def _same_rank(schedule: Schedule, rank: Ints, home: Ints) -> None:
                              f"rank {home[stray[0]]}; its weights are there", [key])
 
 
-def _capped(plan: Plan) -> None:
-    live = activations(plan)
-    over = np.flatnonzero(live > plan.cap + 1e-9)  # type: ignore[operator]
-    if over.size:
-        key = int(plan.schedule.keys[over[0]])
-        lane = plan.schedule.lanes[int(plan.schedule.lane_of_each()[over[0]])]
-        raise plan.schedule.error(f"with {task_name(key)} rank {lane.rank} holds {live[over[0]]:g} activations; the cap is "
-                                  f"{plan.cap:g} (this plan needs {live.max():g})", [key])
+def _counted(plan: Plan) -> Plan:
+    """The plan with its peaks of live activations. Raises ScheduleError above the cap."""
+    schedule, live = plan.schedule, activations(plan)
+    rank = np.array([lane.rank for lane in schedule.lanes], np.int64)[schedule.lane_of_each()]
+    peaks = np.zeros(plan.placement.ranks)
+    np.maximum.at(peaks, rank, live)
+    if plan.cap is not None and (over := np.flatnonzero(live > plan.cap + 1e-9)).size:
+        key = int(schedule.keys[over[0]])
+        raise CapError(f"with {task_name(key)} rank {rank[over[0]]} holds {live[over[0]]:g} activations; the cap is {plan.cap:g} "
+                       f"(this plan needs {live.max():g})", [task_name(key)], schedule.grid(mark=[key], near=True))
+    return replace(plan, peaks=tuple(peaks.tolist()))
+
+
+def _within(plan: Plan) -> None:
+    """The memory of every rank within the limit."""
+    for rank, peak in enumerate(plan.peak_bytes or ()):
+        if plan.limit is not None and peak > plan.limit:
+            raise MemoryLimitError(f"rank {rank} needs {peak:,} bytes, more than the limit of {plan.limit:,} (the largest rank needs "
+                                   f"{max(plan.peak_bytes or ()):,})")
 
 
 def _versions(plan: Plan) -> None:
     """A version must exist when it is read, and a backward must read what its forward read."""
     versions, schedule = plan.versions, plan.schedule
     assert versions is not None
-    unit, kind, micro_batch, _ = unpack(schedule.keys)
     if len(versions.of) != len(schedule):
         raise schedule.error(f"{len(versions.of)} weight versions are given for {len(schedule)} tasks")
+    message = np.isin(unpack(schedule.keys)[1], [int(k) for k in COMMUNICATION])
+    versions = replace(versions, of=versions.of[~message])
+    schedule, _ = split(schedule)
+    unit, kind, micro_batch, _ = unpack(schedule.keys)
     ends = (kind == Kind.W) | (kind == Kind.B)
     order = np.lexsort((np.arange(len(schedule)), unit))  # stage by stage, in lane order: a stage has one lane
-    done = np.cumsum(ends[order])
+    done = np.concatenate([[0], np.cumsum(ends[order])])[:-1]
     first = np.searchsorted(unit[order], np.arange(plan.placement.stages))
-    before = np.concatenate([[0], done])[first][unit[order]]
+    action, _ = schedule.actions()  # what a pair makes shows at its end
+    fresh = np.append(True, (np.diff(unit[order]) != 0) | (np.diff(action[order]) != 0))
+    begin = np.maximum.accumulate(np.where(fresh, np.arange(len(schedule)), 0))
     newest = np.empty(len(schedule), np.int64)
-    newest[order] = (done - ends[order] - before) // versions.every
+    newest[order] = (done[begin] - done[first][unit[order]]) // versions.every
     early = np.flatnonzero((versions.of > newest) | (versions.of < 0))
     if early.size:
         e = int(early[0])

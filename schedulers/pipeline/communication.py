@@ -1,21 +1,78 @@
-"""Sends and receives as tasks, once it is known which rank runs what, and the proof that they cannot deadlock.
+"""Sends and receives as tasks, once it is known which rank runs what, and the proofs that they carry all that crosses ranks
+and cannot deadlock.
 
 Every rank has one lane for each peer and direction. On both ends of a link the order is that in which the producer's
 rank makes the messages, so the two always agree; receives wait on lanes of their own for nothing but their message, so
-they are posted as early as can be.
+they are posted as early as can be. So where each rank computes on one lane, a schedule that runs without messages as
+tasks cannot deadlock with them, rendezvous or not: put each message right after the task that makes it.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from ...graph import GraphError, Ints, Kind, Rows, TaskGraph, pack, task_name
+from ...graph import COMMUNICATION, GraphError, Ints, Kind, Rows, TaskGraph, pack, task_name, unpack
 from ...loops import run_loop
 from ...schedule import Lane, Schedule, ScheduleError
 
-RECEIVES = (Kind.RF, Kind.RO)
+SENDABLE = (Kind.F, Kind.O, Kind.B)  #: whose results can be sent
+SENDS, RECEIVES = (Kind.SF, Kind.SO), (Kind.RF, Kind.RO)
+
+
+def talks(schedule: Schedule) -> bool:
+    """Whether messages stand in the schedule as tasks."""
+    return bool(np.isin(unpack(schedule.keys)[1], [int(k) for k in COMMUNICATION]).any())
+
+
+@dataclass(frozen=True)
+class Messages:
+    """One for all that a task hands to a rank: `sender[i]` to rank `to[i]`, whose first task that reads it is `reader[i]`.
+    Buffer `copied[j]` travels in message `of[j]` and is buffer `copy[j]` there."""
+
+    sender: Ints
+    to: Ints
+    reader: Ints
+    of: Ints
+    copied: Ints
+    copy: Ints
+
+    def __len__(self) -> int:
+        return len(self.sender)
+
+
+def received(graph: TaskGraph, rank: Ints) -> tuple[TaskGraph, Messages]:
+    """The graph whose tasks read copies of their own rank of what other ranks' tasks wrote, and the messages for it. Nothing
+    writes the copies yet. `rank`: of each task."""
+    reader, buffer, writer = crossing(graph, rank)
+    ranks, buffers = int(rank.max(initial=0)) + 1, len(graph.buffer_bytes)
+    message, of_read = np.unique(writer * ranks + rank[reader], return_inverse=True)
+    first = np.full(len(message), len(graph), np.int64)
+    np.minimum.at(first, of_read, reader)
+    copies, of_copy = np.unique(of_read * buffers + buffer, return_inverse=True)
+    copied, of = copies % buffers, copies // buffers
+    copy = buffers + np.arange(len(copies))
+    at = np.searchsorted(graph.reads.row_of_each().astype(np.int64) * buffers + graph.reads.ids, reader * buffers + buffer)
+    moved = graph.reads.ids.astype(np.int64)
+    moved[at] = copy[of_copy]
+    names = [f"{graph.buffer_names[b]}, received" for b in copied] if graph.buffer_names else []
+    if graph.storages:
+        source = graph.buffer_storage[copied]
+        storage = len(graph.storages) + np.arange(len(copied))
+        specs = [replace(graph.storages[s], name=f"{graph.storages[s].name}, received") for s in source.tolist()]
+        moves: list[dict[int, int]] = [{}]
+        move = np.zeros(len(graph), np.int64)
+        for t, c in zip(reader.tolist(), of_copy.tolist(), strict=True):
+            if not move[t]:
+                move[t] = len(moves)
+                moves.append({})
+            moves[move[t]][int(source[c])] = int(storage[c])
+    else:
+        storage, specs, moves, move = copy, [], [{}], np.zeros(len(graph), np.int64)
+    grown = graph.with_buffers(copied, storage, names, storages=specs)
+    return grown.remap(moved, graph.writes.ids, moves, move), Messages(message // ranks, message % ranks, first, of, copied, copy)
 
 
 def add_communication(graph: TaskGraph, schedule: Schedule) -> tuple[TaskGraph, Schedule]:
@@ -26,61 +83,41 @@ def add_communication(graph: TaskGraph, schedule: Schedule) -> tuple[TaskGraph, 
     that no F, O or B made, and where one task's result goes to two ranks or two results come to one task's stage at
     once: cut the stages elsewhere.
     """
-    n = len(graph)
-    rank = _rank_of_each(graph, schedule)
-    reader, buffer, writer = _sources(graph)
-    across = (writer >= 0) & (rank[np.maximum(writer, 0)] != rank[reader])
-    if not across.any():
+    n, rank = len(graph), ranks_of(graph, schedule)
+    own, messages = received(graph, rank)
+    k, sender = len(messages), messages.sender
+    if not k:
         return graph, schedule
-    reader, buffer, writer = reader[across], buffer[across], writer[across]
-    ranks = int(rank.max()) + 1
-    message, of_read = np.unique(writer * ranks + rank[reader], return_inverse=True)
-    sender, to = message // ranks, message % ranks
-    stray = ~np.isin(graph.kind[sender], [Kind.F, Kind.O, Kind.B])
+    stray = ~np.isin(graph.kind[sender], SENDABLE)
     if stray.any():
         raise GraphError(f"the result of {graph.name(int(sender[np.argmax(stray)]))} is read on another rank; only those "
                          f"of F, O and B can be sent")
-    first_reader = np.full(len(message), n, np.int64)
-    np.minimum.at(first_reader, of_read, reader)
-    # copies: one buffer per message and buffer in it
-    copies, of_copy = np.unique(of_read * len(graph.buffer_bytes) + buffer, return_inverse=True)
-    copied, in_message = copies % len(graph.buffer_bytes), copies // len(graph.buffer_bytes)
-    copy = len(graph.buffer_bytes) + np.arange(len(copies))
-    size = np.bincount(in_message, graph.buffer_bytes[copied], len(message)).astype(np.int64)
+    size = np.bincount(messages.of, graph.buffer_bytes[messages.copied], k).astype(np.int64)
     forward = graph.kind[sender] == Kind.F
-    # rows: the graph's, its reads moved to the copies, then sends, then receives; put in order of emission
-    rows = graph.reads.row_of_each().astype(np.int64)
-    at = np.searchsorted(rows * len(graph.buffer_bytes) + graph.reads.ids, reader * len(graph.buffer_bytes) + buffer)
-    moved = graph.reads.ids.copy()
-    moved[at] = copy[of_copy]
-    k = len(message)
-    read_rows = np.concatenate([rows, n + in_message, n + k + in_message])
-    reads = Rows.from_pairs(read_rows, np.concatenate([moved, copied, copy]), n + 2 * k)
-    writes = Rows.from_pairs(np.concatenate([graph.writes.row_of_each(), n + in_message, n + k + in_message]),
-                             np.concatenate([graph.writes.ids, copy, copy]), n + 2 * k)
+    # rows: the graph's, then sends, then receives; put in order of emission
+    sent, got = n + messages.of, n + k + messages.of
+    reads = Rows.from_pairs(np.concatenate([own.reads.row_of_each(), sent, got]),
+                            np.concatenate([own.reads.ids, messages.copied, messages.copy]), n + 2 * k)
+    writes = Rows.from_pairs(np.concatenate([own.writes.row_of_each(), sent, got]),
+                             np.concatenate([own.writes.ids, messages.copy, messages.copy]), n + 2 * k)
     order = np.argsort(np.concatenate([np.arange(n) * 3, sender * 3 + 1, sender * 3 + 2]), kind="stable")
 
-    def column(own: Ints, sends: Ints, receives: Ints) -> Ints:
-        return np.concatenate([own, sends, receives])[order].astype(own.dtype)
+    def column(tasks: Ints, sends: Ints, receives: Ints) -> Ints:
+        return np.concatenate([tasks, sends, receives])[order].astype(tasks.dtype)
 
-    storages, storage, launches = _copied_storages(graph, copied, reader, of_copy)
     talking = replace(
-        graph, unit=column(graph.unit, graph.unit[sender], graph.unit[first_reader]),
-        kind=column(graph.kind, np.where(forward, Kind.SF, Kind.SO), np.where(forward, Kind.RF, Kind.RO)),
-        micro_batch=column(graph.micro_batch, graph.micro_batch[sender], graph.micro_batch[sender]),
-        iteration=column(graph.iteration, graph.iteration[sender], graph.iteration[sender]),
-        flops=np.concatenate([graph.flops, np.zeros(2 * k)])[order], bytes=column(graph.bytes, size, size),
-        reads=_permuted(reads, order), writes=_permuted(writes, order),
-        buffer_bytes=np.concatenate([graph.buffer_bytes, graph.buffer_bytes[copied]]),
-        buffer_role=np.concatenate([graph.buffer_role, graph.buffer_role[copied]]), buffer_storage=storage,
-        buffer_names=graph.buffer_names + tuple(f"{graph.buffer_names[b]}, received" for b in copied)
-        if graph.buffer_names else (),
-        storages=storages, launches=tuple(launches[i] if i < n else () for i in order) if launches else ())
+        own, unit=column(own.unit, own.unit[sender], own.unit[messages.reader]),
+        kind=column(own.kind, np.where(forward, Kind.SF, Kind.SO), np.where(forward, Kind.RF, Kind.RO)),
+        micro_batch=column(own.micro_batch, own.micro_batch[sender], own.micro_batch[sender]),
+        iteration=column(own.iteration, own.iteration[sender], own.iteration[sender]),
+        flops=np.concatenate([own.flops, np.zeros(2 * k)])[order], bytes=column(own.bytes, size, size),
+        reads=reads.take(order), writes=writes.take(order),
+        launches=tuple(own.launches[i] if i < n else () for i in order) if own.launches else ())
     try:
         talking.find(talking.keys[:1])
     except GraphError as error:
         raise GraphError(f"{error}: a stage's result goes to two ranks, or comes from two; cut the stages elsewhere") from None
-    return talking, _with_lanes(graph, schedule, talking, rank, sender, to, first_reader, forward)
+    return talking, _with_lanes(graph, schedule, talking, rank, sender, messages.to, messages.reader, forward)
 
 
 def _with_lanes(graph: TaskGraph, schedule: Schedule, talking: TaskGraph, rank: Ints, sender: Ints, to: Ints,
@@ -132,7 +169,7 @@ def check_rendezvous(graph: TaskGraph, schedule: Schedule) -> None:
     ids, n = schedule.ids(graph), len(graph)
     source, target = graph.preds.ids.astype(np.int64), graph.preds.row_of_each().astype(np.int64)
     event = np.arange(n)
-    meets = np.isin(graph.kind[target], RECEIVES) & np.isin(graph.kind[source], (Kind.SF, Kind.SO))
+    meets = np.isin(graph.kind[target], RECEIVES) & np.isin(graph.kind[source], SENDS)
     event[target[meets]] = source[meets]
     inner = np.ones(n, bool)
     inner[schedule.ptr[:-1][np.diff(schedule.ptr) > 0]] = False
@@ -174,39 +211,99 @@ def _drain(succ_ptr, succ_ids, missing, queue):  # type: ignore[no-untyped-def]
     return tail
 
 
-def _rank_of_each(graph: TaskGraph, schedule: Schedule) -> Ints:
+def count_waits(graph: TaskGraph, schedule: Schedule) -> int:
+    """How many event waits the plan has with its messages (`Schedule.waits` of what `add_communication` makes), without
+    making them: one for each send, and one for each receive that no later one of its lane was awaited before."""
+    rank = ranks_of(graph, schedule)
+    reader, _, writer = crossing(graph, rank)
+    if not len(reader):
+        return 0
+    place = np.empty(len(graph), np.int64)
+    place[schedule.ids(graph)] = np.arange(len(graph))
+    ranks = int(rank.max()) + 1
+    sends = len(np.unique(writer * ranks + rank[reader]))
+    link = rank[writer] * ranks + rank[reader]
+    order = np.lexsort((-place[writer], place[reader], link))  # of one reader's messages the last is awaited
+    made, first = place[writer][order], np.append(True, np.diff(link[order]) > 0)
+    so_far = np.maximum.accumulate(made + link[order] * len(graph))  # links apart
+    awaited = first | np.append(True, so_far[1:] > so_far[:-1])
+    return sends + int(awaited.sum())
+
+
+def check_messages(graph: TaskGraph, schedule: Schedule, exempt: Any = None) -> None:
+    """Proves that messages can carry all that crosses ranks, each of which has a memory of its own.
+
+    A rank reads results of another only if they can be sent: those of F, O and B, or where messages are tasks those of
+    sends. No two ranks write one buffer, and none writes what another holds from before the step. `exempt`: buffers that
+    this is not asked of. Raises ScheduleError.
+    """
+    rank = ranks_of(graph, schedule)
+    if not len(rank) or rank.min() == rank.max():
+        return
+    sends = np.isin(graph.kind, SENDS)
+    sendable = sends if sends.any() else np.isin(graph.kind, SENDABLE)
+    size = len(graph.buffer_bytes)
+    none = np.full(size, -1, np.int64)
+    found, *_ = run_loop(_unsendable, len(graph.reads.ids) + len(graph.writes.ids), graph.reads.ptr, graph.reads.ids, graph.writes.ptr,
+                         graph.writes.ids, rank, sendable, np.isin(graph.kind, RECEIVES), np.zeros(size, bool) if exempt is None else exempt,
+                         none, none.copy(), none.copy())
+    fault, first, second, buffer = found
+    if fault:
+        a, b = graph.name(first), graph.name(second)
+        what = graph.buffer(buffer).name
+        said = {1: f"{b} on rank {rank[second]} reads {what} of {a} on rank {rank[first]}, and no message can carry it: only what "
+                   f"{'sends' if sends.any() else 'F, O and B'} make travels between ranks",
+                2: f"{a} on rank {rank[first]} and {b} on rank {rank[second]} write {what}, but each rank has a memory of its own",
+                3: f"{b} changes {what} on rank {rank[second]}, and {a} on rank {rank[first]} reads a copy that stays as it was"}
+        raise schedule.error(said[fault], [int(graph.keys[first]), int(graph.keys[second])])
+
+
+def _unsendable(read_ptr, reads, write_ptr, writes, rank, sendable, receives, exempt,  # type: ignore[no-untyped-def]
+                writer, early, other):
+    """(fault or 0, the task before, the task after, the buffer). `writer[b]`: who wrote b last. `early[b]` and `other[b]`: who
+    read it, on two ranks, before anybody wrote it."""
+    for t in range(len(rank)):
+        for i in range(read_ptr[t], read_ptr[t + 1]):
+            b = reads[i]
+            if exempt[b]:
+                continue
+            w = writer[b]
+            if w >= 0:
+                if rank[w] != rank[t] and not sendable[w]:
+                    return 1, w, t, b
+            elif early[b] < 0:
+                early[b] = t
+            elif rank[early[b]] != rank[t]:
+                other[b] = t
+        for i in range(write_ptr[t], write_ptr[t + 1]):
+            b = writes[i]
+            if exempt[b]:
+                continue
+            w, e = writer[b], early[b]
+            if w >= 0 and rank[w] != rank[t] and not receives[t]:
+                return 2, w, t, b
+            if e >= 0 and rank[e] == rank[t]:
+                e = other[b]
+            if w < 0 and e >= 0:
+                return 3, e, t, b
+            writer[b] = t
+    return 0, 0, 0, 0
+
+
+def ranks_of(graph: TaskGraph, schedule: Schedule) -> Ints:
+    """The rank of each task."""
     rank = np.empty(len(graph), np.int64)
     rank[schedule.ids(graph)] = np.array([lane.rank for lane in schedule.lanes])[schedule.lane_of_each()]
     return rank
 
 
-def _sources(graph: TaskGraph) -> tuple[Ints, Ints, Ints]:
-    """Every read as (task, buffer, task that wrote what is read, or -1)."""
+def crossing(graph: TaskGraph, rank: Ints) -> tuple[Ints, Ints, Ints]:
+    """Every read of what another rank's task wrote, as (reader, buffer, writer)."""
     n = len(graph)
     reader, buffer = graph.reads.row_of_each().astype(np.int64), graph.reads.ids.astype(np.int64)
     written = np.sort(graph.writes.ids.astype(np.int64) * n + graph.writes.row_of_each())
-    at = np.searchsorted(written, buffer * n + reader) - 1
-    last = written[np.maximum(at, 0)]
-    return reader, buffer, np.where((at >= 0) & (last // n == buffer), last % n, -1)
-
-
-def _permuted(rows: Rows, order: Ints) -> Rows:
-    """Row i of the result is row `order[i]`."""
-    place = np.empty(len(order), np.int64)
-    place[order] = np.arange(len(order))
-    return Rows.from_pairs(place[rows.row_of_each()], rows.ids, len(order))
-
-
-def _copied_storages(graph: TaskGraph, copied: Ints, reader: Ints, of_copy: Ints):  # type: ignore[no-untyped-def]
-    """Storages, storage of each buffer and launches, with one storage per copy that its readers' launches use."""
-    if not graph.storages:
-        return (), np.arange(len(graph.buffer_bytes) + len(copied), dtype=np.int32), ()
-    source = graph.buffer_storage[copied]
-    storage = len(graph.storages) + np.arange(len(copied))
-    moves: dict[int, dict[int, int]] = {}
-    for t, c in zip(reader.tolist(), of_copy.tolist(), strict=True):
-        moves.setdefault(t, {})[int(source[c])] = int(storage[c])
-    launches = tuple(tuple(launch.moved(moves[t]) for launch in own) if t in moves else own
-                     for t, own in enumerate(graph.launches))
-    return (graph.storages + tuple(replace(graph.storages[s], name=f"{graph.storages[s].name}, received") for s in source),
-            np.concatenate([graph.buffer_storage, storage]).astype(np.int32), launches)
+    at = np.maximum(np.searchsorted(written, buffer * n + reader) - 1, 0)
+    last = written[at] if len(written) else np.full(len(reader), -1)
+    writer = np.where((last // n == buffer) & (last % n < reader), last % n, -1)
+    across = (writer >= 0) & (rank[writer] != rank[reader])
+    return reader[across], buffer[across], writer[across]

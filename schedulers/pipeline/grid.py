@@ -9,13 +9,14 @@ from ...timeline import Timeline
 from .plan import Plan
 
 BLOCKS = 12  #: the most pieces that a grid is wrapped into; beyond, time is compressed
+SMALL = 0.05  #: the share of all work that may lie in tasks too short for their names
 
 
 def grid(plan: Plan, timeline: Timeline, width: int = 110) -> str:
     """Rank x time, wrapped at `width` columns under a ruler of times; `·` is idle time.
 
     A task shows its name (and where the plan is stale the weight version that it reads, `2F3v1`), shortened where time
-    is compressed. Lanes other than the ranks' own are shown where they have tasks.
+    is compressed, and the few that are much shorter than the rest, such as a network's updates, may not show. Lanes other than the ranks' own are shown where they have tasks.
     """
     records = timeline.tasks
     if not len(records):
@@ -28,9 +29,10 @@ def grid(plan: Plan, timeline: Timeline, width: int = 110) -> str:
     first, length = float(begin.min()), end - begin
     title = max(len(str(lane)) for lane in timeline.lanes) + 2
     columns = max(20, width - title)
-    shortest = float(length[length > 0].min(initial=np.inf))
+    ascending = np.sort(length[length > 0])
+    told = np.flatnonzero(np.cumsum(ascending) > SMALL * ascending.sum())
     makespan = timeline.makespan
-    scale = (max(map(len, names.values())) + 1) / shortest if np.isfinite(shortest) else 1.0
+    scale = (max(map(len, names.values())) + 1) / float(ascending[told[0]]) if told.size else 1.0
     scale = min(scale, columns * BLOCKS / makespan) if makespan else scale
     total = round(makespan * scale)
     rows = [["·"] * total for _ in timeline.lanes]

@@ -9,7 +9,7 @@ after it. A micro-batch here is a batch: weights change after each.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -19,7 +19,6 @@ from ...graph import GraphBuilder, Ints, Kind, Role, TaskGraph, unpack
 from ...schedule import Schedule
 from ...simulation import Clock, Lanes
 from ..layerpipe import LayerCosts, Part, assign
-from .placement import PipelineError
 from .plan import Plan, Versions
 from .problem import Order, Problem, schedule_of
 
@@ -29,22 +28,17 @@ def layerpipe(problem: Problem, method: str = "inter") -> Plan:
 
     A layer is a stage of the problem. The second part of a cut O is a task of unit `stages + layer`. The graph holds a
     ring of weight versions per layer, so that its edges prove that versions are there when they are read and last as
-    long as they are needed. Reconstructed. Raises PipelineError where the plan needs more activations than the cap.
+    long as they are needed. Reconstructed.
     """
     found = assign(LayerCosts.given(*(t.tolist() for t in (problem.forward, problem.output_grad, problem.weight_grad))),
                    problem.ranks, method)
     ticks = Ticks(problem.stages, found.parts, problem.latency)
-    peaks = ticks.activations(problem.ranks, problem.micro_batches) * problem.placement.share
-    if problem.cap is not None and peaks.max() > problem.cap + 1e-9:
-        raise PipelineError(f"layerpipe needs an activation cap of {peaks.max():g} here, not {problem.cap:g}")
     graph = ticks.graph(problem.micro_batches)
     schedule = schedule_of(ticks.orders(problem.ranks, problem.micro_batches))
     unit, _, batch, _ = unpack(schedule.keys)
     delay = np.array(ticks.delays * 2)
-    return Plan("layerpipe", problem.placement, problem.micro_batches, graph, schedule,
-                Versions(np.maximum(0, batch - delay[unit])), ticks.steady(), problem.cap,
-                {"method": found.method}, ticks.cost() if any(p.share < 1 for p in found.parts) else None,
-                tuple(peaks.tolist()))
+    return Plan("layerpipe", replace(problem.placement, parts=ticks.homes()), problem.micro_batches, graph, schedule, ticks.cost(),
+                Versions(np.maximum(0, batch - delay[unit])), ticks.steady(), notes={"method": found.method})
 
 
 def layerpipe2(problem: Problem) -> Schedule:
@@ -159,6 +153,13 @@ class Ticks:
             builder.task(self.unit(i), part.kind, batch, reads=reads, writes=writes)
         return builder.build(name=f"{self.layers} layers, {batches} batches")
 
+    def homes(self) -> Ints:
+        """[kind, unit]: the rank of these parts."""
+        homes = np.zeros((max(Kind.F, Kind.O, Kind.W) + 1, 2 * self.layers), np.int64)
+        for i, part in enumerate(self.parts):
+            homes[part.kind, self.unit(i)] = part.processor
+        return homes
+
     def cost(self) -> CostModel:
         """The times of the parts by unit."""
         kinds = {kind.name: [0.0] * (2 * self.layers) for kind in (Kind.F, Kind.O, Kind.W)}
@@ -180,17 +181,3 @@ class Ticks:
         source, target, distance = np.array(edges).T
         clock = Clock.of_loop([p.time for p in self.parts], source, target, distance, self.latency)
         return clock.exact_period(Lanes.of_tasks(lanes, ranks))
-
-    def activations(self, ranks: int, batches: int) -> Ints:
-        """Per rank how many layers' activations are live at once: from F, or a tick later on other ranks, to the last
-        O or W there."""
-        live = np.zeros(ranks, np.int64)
-        for layer in range(self.layers):
-            f = self.of[layer, Kind.F][0]
-            uses: dict[int, int] = {self.parts[f].processor: self.at[f]}
-            for i in (*self.of[layer, Kind.O], *self.of[layer, Kind.W]):
-                rank = self.parts[i].processor
-                uses[rank] = max(uses.get(rank, 0), self.at[i])
-            for rank, last in uses.items():
-                live[rank] += min(batches, last - self.at[f] - (rank != self.parts[f].processor) + 1)
-        return live

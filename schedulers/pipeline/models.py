@@ -1,4 +1,4 @@
-"""A recorded model as a pipeline: where to cut it into stages, and a policy's plan for the stages.
+"""A recorded model as stages: where to cut it, and the graph of what is cut.
 
 Cuts lie between blocks, so that what crosses them is one activation; a block is what shares the first parts of its
 units' names.
@@ -6,55 +6,83 @@ units' names.
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ...cost import CostModel
-from ...graph import Floats, Ints, Kind, TaskGraph
-from ...passes import coarsen, fuse
-from ...schedule import Schedule
-from .placement import PipelineError, Placement
-from .plan import Plan, fused_in, place, policy
-from .problem import Problem
+from ...graph import ROLES, Floats, Ints, Kind, Role, Rows, TaskGraph
+from ...passes import coarsen
+from .placement import PipelineError
 
 
-def plan_model(graph: TaskGraph, name: str, ranks: int, cost: CostModel, chunks: int | None = None,
-               stage_of_unit: Ints | None = None, activation_cap: float | None = None,
-               **options: Any) -> tuple[Plan, CostModel]:
-    """(the named policy's plan for a recorded step, the costs of its tasks).
+@dataclass(frozen=True)
+class Stages:
+    """A recorded step whose units are stages; `time` of each task."""
 
-    The step's micro-batches are those it was recorded with. Stages are balanced by `cost`, or given. Updates and what
-    else the graph has come last on the rank of their stage. Raises PipelineError where the model cannot be cut so.
+    graph: TaskGraph
+    time: Floats
+
+    def cost(self, merged: TaskGraph, cost: CostModel) -> CostModel:
+        """The times of the tasks of `merged`, which is `graph` with some O and W as one B; links as in `cost`."""
+        times = {self.graph.name(t): float(time) for t, time in enumerate(self.time)}
+        for t in merged:
+            if t.kind == Kind.B:
+                times[t.name] = sum(times.get(f"{t.unit}{k}{t.micro_batch}", 0.0) for k in "OW")
+        return replace(cost, tasks=times, kinds={}, launch=0.0, source="given")
+
+
+def cut(graph: TaskGraph, cost: CostModel, stages: int, stage_of_unit: Ints | None = None) -> Stages:
+    """The step in stages, balanced by `cost` or as given. Raises PipelineError or GraphError where it cannot be cut so."""
+    of = balanced(graph, cost, stages) if stage_of_unit is None else np.asarray(stage_of_unit)
+    time = cost.durations(graph) + cost.launch
+    if len(of) > graph.unit.max(initial=-1):  # else `coarsen` says what is wrong
+        graph, of, origin = counted_by_each(graph, of)
+        time = time[origin]
+    coarse, group = coarsen(graph, of.tolist())
+    return Stages(coarse, np.bincount(group, time, len(coarse)).astype(np.float64))
+
+
+def counted_by_each(graph: TaskGraph, stage_of_unit: Ints) -> tuple[TaskGraph, Ints, Ints]:
+    """(the graph, the stage of each unit, the task that each is made of) where every stage that needs them makes a step's
+    scalars for itself: the number of dropouts, Adam's powers. So that no rank waits for another's count.
+
+    Copies have units and buffers of their own. Their storage is the same: each rank has its own memory for it.
     """
-    chosen = policy(name)
-    placement = place(name, ranks, chunks)
-    if chosen.stale:
-        raise PipelineError(f"{name} reads older weights; a recorded step has one version")
-    if placement.directions > 1:
-        raise PipelineError(f"{name} holds every stage twice; a recorded model has each parameter once")
-    cuts = balanced(graph, cost, placement.stages) if stage_of_unit is None else np.asarray(stage_of_unit)
-    coarse, group = coarsen(graph, cuts.tolist())
-    micro_batches = int(graph.micro_batch.max(initial=0)) + 1
-    time = np.bincount(group, cost.durations(graph) + cost.launch, len(coarse)).astype(np.float64)
-    wrong = chosen.needs(ranks, micro_batches, placement.chunks)
-    if wrong:
-        raise PipelineError(f"{name}: {wrong}")
-    made = chosen.order(_problem(coarse, time, placement, micro_batches, cost, activation_cap), **options)
-    if isinstance(made, Plan):
-        raise PipelineError(f"{name} makes its own graph and cannot order a recorded one")
-    schedule, notes = made if isinstance(made, tuple) else (made, {})
-    joint = fused_in(schedule, placement.stages, micro_batches)
-    merged = fuse(coarse, np.broadcast_to(joint, (placement.stages, micro_batches)))
-    key_time = {coarse.name(t): float(time[t]) for t in range(len(coarse))}
-    for t in merged:
-        if t.kind == Kind.B:
-            key_time[t.name] = sum(key_time.get(f"{t.unit}{k}{t.micro_batch}", 0.0) for k in "OW")
-    own = replace(cost, tasks=key_time, kinds={}, launch=0.0, source="given")
-    plan = Plan(name, placement, micro_batches, merged, _completed(merged, schedule, placement),
-                None, None, activation_cap, options | notes)
-    return plan, own
+    scalar = graph.buffer_role == ROLES.index(Role.SCALAR)
+    counts = [t for t in np.flatnonzero(graph.kind == Kind.U).tolist()
+              if scalar[graph.writes[t]].all() and scalar[graph.reads[t]].all()]
+    counted = {b for t in counts for b in graph.writes[t].tolist()}
+    stage = stage_of_unit[graph.unit].tolist()
+    users: dict[int, set[int]] = {b: set() for b in counted}
+    for t in range(len(graph)):
+        for b in counted.intersection(graph.reads[t].tolist()):
+            users[b].add(stage[t])
+    copies = [(t, s) for t in counts for s in sorted(set[int]().union(*(users[b] for b in graph.writes[t].tolist())) - {stage[t]})]
+    if not copies:
+        return graph, stage_of_unit, np.arange(len(graph))
+    own: dict[tuple[int, int], int] = {}  # (buffer, stage) -> the stage's copy of it
+    for t, s in copies:
+        for b in graph.writes[t].tolist():
+            own.setdefault((b, s), len(graph.buffer_bytes) + len(own))
+    units = len(stage_of_unit)
+    rows = sorted([(t, stage[t], int(graph.unit[t])) for t in range(len(graph))] + [(t, s, units + i) for i, (t, s) in enumerate(copies)])
+    task, _, unit = (np.array(column) for column in zip(*rows, strict=True))
+
+    def moved(old: Rows) -> Rows:
+        return Rows.of([sorted(own.get((b, s), b) for b in old[t].tolist()) for t, s, _ in rows])
+
+    old = np.array([b for b, _ in own], np.int64)
+    names = graph.unit_names + ("",) * (units - len(graph.unit_names)) + tuple(graph.unit_names[graph.unit[t]] for t, _ in copies)
+    grown = replace(
+        graph, unit=unit.astype(graph.unit.dtype), kind=graph.kind[task], micro_batch=graph.micro_batch[task],
+        iteration=graph.iteration[task], flops=graph.flops[task], bytes=graph.bytes[task], reads=moved(graph.reads),
+        writes=moved(graph.writes), buffer_bytes=np.append(graph.buffer_bytes, graph.buffer_bytes[old]),
+        buffer_role=np.append(graph.buffer_role, graph.buffer_role[old]),
+        buffer_storage=np.append(graph.buffer_storage, graph.buffer_storage[old]), unit_names=names,
+        buffer_names=graph.buffer_names + tuple(f"{graph.buffer_names[b]} of stage {s}" for b, s in own) if graph.buffer_names else (),
+        launches=tuple(graph.launches[t] for t in task.tolist()) if graph.launches else ())
+    return grown, np.append(stage_of_unit, [s for _, s in copies]), task
 
 
 def balanced(graph: TaskGraph, cost: CostModel, stages: int) -> Ints:
@@ -63,8 +91,9 @@ def balanced(graph: TaskGraph, cost: CostModel, stages: int) -> Ints:
     work = np.isin(graph.kind, (Kind.F, Kind.O, Kind.W, Kind.B))
     time = np.bincount(graph.unit[work], cost.durations(graph)[work], units)
     names = [graph.unit_names[u] if u < len(graph.unit_names) else "" for u in range(units)]
-    block = np.concatenate([[0], np.cumsum([_block(a) != _block(b) or not a
-                                            for a, b in zip(names[:-1], names[1:], strict=True)])]).astype(np.int64)
+    works = np.bincount(graph.unit[work], minlength=units) > 0  # what has updates alone, or no task, goes with what comes before
+    begins = works & np.array([u == 0 or not names[u - 1] or _block(names[u - 1]) != _block(names[u]) for u in range(units)], bool)
+    block = np.maximum(np.cumsum(begins) - 1, 0)
     of_block = np.bincount(block, time).astype(np.float64)
     if len(of_block) < stages:
         raise PipelineError(f"{stages} stages are asked for, but the model has only {len(of_block)} blocks to cut between")
@@ -95,28 +124,3 @@ def linear_partition(time: Floats, parts: int) -> Ints:
         of[begin:end] = part
         end = begin
     return of
-
-
-def _problem(coarse: TaskGraph, time: Floats, placement: Placement, micro_batches: int, cost: CostModel,
-             cap: float | None) -> Problem:
-    """Average times per stage; a stage without O or W gets next to nothing for it, so that policies can plan."""
-    def of(kind: Kind) -> Floats:
-        mine = coarse.kind == kind
-        return np.maximum(np.bincount(coarse.unit[mine], time[mine], placement.stages) / micro_batches, 1e-9)
-
-    return Problem(placement, micro_batches, of(Kind.F), of(Kind.O), of(Kind.W), float(cost.link.latency), cap)
-
-
-def _completed(graph: TaskGraph, schedule: Schedule, placement: Placement) -> Schedule:
-    """The policy's order without what the graph lacks, and with the graph's other tasks last on their stage's rank."""
-    known = graph.find(schedule.keys) >= 0
-    lane = schedule.lane_of_each()
-    rest = np.setdiff1d(np.arange(len(graph)), graph.find(schedule.keys[known]))
-    home = placement.table[0][graph.unit[rest]]
-    keys = [np.concatenate([schedule.keys[known & (lane == r)], graph.keys[rest[home == r]]])
-            for r in range(placement.ranks)]
-    joined = None if schedule.joined is None else np.concatenate(
-        [np.concatenate([schedule.joined[known & (lane == r)], np.zeros(int((home == r).sum()), bool)])
-         for r in range(placement.ranks)])
-    ptr = np.concatenate([[0], np.cumsum([len(k) for k in keys])])
-    return Schedule(schedule.lanes, ptr, np.concatenate(keys), joined)

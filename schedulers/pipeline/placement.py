@@ -20,12 +20,14 @@ class Placement:
     """`table[d, s]` is the rank that holds stage s for micro-batches of direction d.
 
     With one direction every micro-batch has direction 0. With two, the first half of the micro-batches goes down
-    (direction 0) and the second half up; each rank then holds two copies of weights.
+    (direction 0) and the second half up; each rank then holds two copies of weights. Where the tasks of a stage live apart,
+    `parts[kind, unit]` is the rank of each instead.
     """
 
     name: str
     ranks: int
     table: Ints
+    parts: Ints | None = None
 
     @property
     def stages(self) -> int:
@@ -53,6 +55,10 @@ class Placement:
     def rank(self, stage: Any, micro_batch: Any, micro_batches: int) -> Any:
         """The rank(s) on which tasks of the stage(s) for the micro-batch(es) run."""
         return self.table[self.direction(micro_batch, micro_batches), stage]
+
+    def home(self, unit: Any, kind: Any, micro_batch: Any, micro_batches: int) -> Any:
+        """The rank(s) of task(s), which must be in range."""
+        return self.rank(unit, micro_batch, micro_batches) if self.parts is None else self.parts[kind, unit]
 
     def held(self, rank: int, direction: int = 0) -> Ints:
         """The stages on a rank, ascending."""

@@ -16,6 +16,19 @@ from ...schedule import Lane, Schedule
 from .placement import PipelineError, Placement
 from .stages import stage_graph
 
+LARGEST = 10**8  #: tasks of a plan
+
+
+def check_numbers(stages: int, micro_batches: int, cap: float | None) -> None:
+    """Raises PipelineError for numbers that no plan can have."""
+    if micro_batches < 1:
+        raise PipelineError(f"{micro_batches} micro-batches; at least 1 is needed")
+    if 3 * stages * micro_batches > LARGEST or micro_batches >= 1 << 20:
+        raise PipelineError(f"{stages:,} stages and {micro_batches:,} micro-batches are too many: a plan can have {LARGEST:,} tasks "
+                            f"and {(1 << 20) - 1:,} micro-batches")
+    if cap is not None and not cap > 0:
+        raise PipelineError(f"the activation cap is {cap}; it must be positive")
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -31,11 +44,9 @@ class Problem:
 
     @classmethod
     def of(cls, placement: Placement, micro_batches: int, cost: CostModel, cap: float | None = None) -> Problem:
-        """Raises PipelineError for fewer than one micro-batch or a time that is not positive."""
-        if micro_batches < 1:
-            raise PipelineError(f"{micro_batches} micro-batches; at least 1 is needed")
-        if cap is not None and not cap > 0:
-            raise PipelineError(f"the activation cap is {cap}; it must be positive")
+        """Raises PipelineError for fewer than one micro-batch, more tasks than can be planned, a cap or a time that is not
+        positive."""
+        check_numbers(placement.stages, micro_batches, cap)
         one = stage_graph(placement.stages, 1)
         time = cost.durations(one) + cost.launch
         forward, output_grad, weight_grad = (time[one.find(pack(np.arange(placement.stages), kind))]
@@ -58,6 +69,23 @@ class Problem:
     @property
     def stages(self) -> int:
         return self.placement.stages
+
+
+def costs(placement: Placement, forward: float | Sequence[float], output_grad: float | Sequence[float],
+          weight_grad: float | Sequence[float], latency: float = 0.0, bandwidth: float | None = None) -> CostModel:
+    """Costs per stage. A number is a rank's time, of which each of its chunks takes its share; a sequence is per stage.
+
+    Raises PipelineError for a sequence of another length than there are stages, CostError for bad numbers.
+    """
+    def per_stage(what: str, value: float | Sequence[float]) -> float | list[float]:
+        if np.ndim(value) == 0:
+            return float(value) * placement.share  # type: ignore[arg-type]
+        if len(value) != placement.stages:  # type: ignore[arg-type]
+            raise PipelineError(f"{len(value)} {what} times are given for {placement.stages} stages")  # type: ignore[arg-type]
+        return [float(v) for v in value]  # type: ignore[union-attr]
+
+    return CostModel.given(per_stage("forward", forward), per_stage("output_grad", output_grad),
+                           per_stage("weight_grad", weight_grad), latency, bandwidth)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
+from ...schedule import Schedule
 from .bidirectional import chimera
 from .dualpipe import dualpipe, dualpipe_v
 from .fast_forward import fast_forward, fast_forward_greedy, fast_forward_push, fast_forward_strict
@@ -12,7 +15,9 @@ from .hanayo import hanayo
 from .layerpipe import layerpipe, layerpipe2, layerpipe2_steady, layerpipe2_versions
 from .looped import looped_bfs, modulo, modulo_greedy
 from .optimal import optimal
-from .plan import POLICIES, Policy
+from .placement import PLACEMENTS, PipelineError, Placement
+from .plan import Plan, Versions
+from .problem import Problem
 from .stale import (
     pipedream_2bw,
     pipedream_steady,
@@ -23,6 +28,33 @@ from .stale import (
 from .v_shape import v_half, v_min, zb_v
 from .zb_auto import zb_auto
 from .zero_bubble import interleaved_zb, zb_h1, zb_h2
+
+
+@dataclass(frozen=True)
+class Policy:
+    """One scheduler: `order` maps a problem to a schedule, or to a schedule and notes that join the plan's. One that
+    `builds` makes the whole plan, a stale one, as its tasks are not those of whole stages; it is proved with the others.
+
+    `splits`: whether it separates O and W ("partly": some micro-batches). `chunks`: the default number of stages per
+    rank, and `chunks_fixed` whether it is the only one possible. `needs(ranks, micro_batches, chunks)` returns what is
+    wrong, or None. Stale policies say with `versions(problem, schedule)` which weight version each entry reads, how
+    many micro-batches make one update, and with `steady(problem)` their time per mini-batch in steady state.
+    `source` is published or reconstructed.
+    """
+
+    order: Callable[..., Schedule | tuple[Schedule, dict[str, Any]] | Plan]
+    placement: str
+    splits: bool | str = False
+    chunks: int = 1
+    chunks_fixed: bool = True
+    needs: Callable[[int, int, int], str | None] = lambda ranks, micro_batches, chunks: None
+    versions: Callable[[Problem, Schedule], Versions] | None = None
+    steady: Callable[[Problem], float] | None = None
+    builds: bool = False
+
+    @property
+    def stale(self) -> bool:
+        return self.versions is not None or self.builds
 
 
 def _at_least(what: str, bound: Callable[[int], int]) -> Callable[[int, int, int], str | None]:
@@ -47,7 +79,7 @@ def _dualpipe(ranks: int, micro_batches: int, chunks: int) -> str | None:
     return _even(ranks, micro_batches, chunks) or _at_least("at least 2p", lambda p: 2 * p)(ranks, micro_batches, chunks)
 
 
-POLICIES.update({
+POLICIES: dict[str, Policy] = {
     "gpipe": Policy(gpipe, "contiguous"),
     "one_f_one_b": Policy(one_f_one_b, "contiguous"),
     "looped_bfs": Policy(looped_bfs, "looped", chunks=2, chunks_fixed=False),
@@ -77,4 +109,30 @@ POLICIES.update({
     "dualpipe": Policy(dualpipe, "bidirectional", splits="partly", chunks=2, needs=_dualpipe),
     "dualpipe_v": Policy(dualpipe_v, "wave", splits="partly", chunks=2, needs=_at_least("at least 2p", lambda p: 2 * p)),
     "interleaved": Policy(interleaved, "looped", chunks=2, chunks_fixed=False),
-})
+}
+
+
+def names() -> list[str]:
+    """All policies' names, in alphabetical order."""
+    return sorted(POLICIES)
+
+
+def policy(name: str) -> Policy:
+    """The policy of that name. Raises PipelineError with the known names."""
+    if name not in POLICIES:
+        raise PipelineError(f"unknown pipeline scheduler {name!r}; known: {', '.join(POLICIES)}")
+    return POLICIES[name]
+
+
+def place(name: str, ranks: int, chunks: int | None = None, **options: Any) -> Placement:
+    """Where the policy's stages live. Raises PipelineError for numbers that it cannot work with."""
+    chosen = policy(name)
+    if ranks < 1:
+        raise PipelineError(f"{ranks} ranks; at least 1 is needed")
+    chunks = chosen.chunks if chunks is None else chunks
+    if chunks < 1:
+        raise PipelineError(f"{chunks} chunks per rank; at least 1 is needed")
+    if chosen.chunks_fixed and chunks != chosen.chunks:
+        raise PipelineError(f"{name} holds exactly {chosen.chunks} chunk{'s' * (chosen.chunks > 1)} per rank, "
+                            f"not {chunks}")
+    return PLACEMENTS[chosen.placement](ranks, chunks, **options)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...graph import ROLES, Ints, Kind, Role, Rows, TaskGraph
+from ...graph import ROLES, Ints, Kind, Role, Rows, TaskGraph, unpack
+from ...schedule import Schedule
 
 NAMED = 100_000  #: up to so many buffers have names for messages
 
@@ -63,6 +64,17 @@ def stage_graph(stages: int, micro_batches: int, fused: bool | np.ndarray = Fals
         bytes=np.zeros(n, np.int64), reads=reads, writes=writes, buffer_bytes=size, buffer_role=role,
         buffer_storage=np.arange(buffers, dtype=np.int32), buffer_names=names, unit_names=stage_names,
         name_of_graph=f"{s} stages, {m} micro-batches")
+
+
+def fused_in(schedule: Schedule, stages: int, micro_batches: int) -> bool | np.ndarray:
+    """For `stage_graph`: where the schedule has one B in place of O and W. Tasks out of range are left to the proof."""
+    unit, kind, micro_batch, _ = unpack(schedule.keys)
+    joint = (kind == Kind.B) & (unit < stages) & (micro_batch < micro_batches)
+    if not joint.any():
+        return False
+    fused = np.zeros((stages, micro_batches), bool)
+    fused[unit[joint], micro_batch[joint]] = True
+    return fused
 
 
 def _rows(columns: list[tuple[np.ndarray, Ints]]) -> Rows:

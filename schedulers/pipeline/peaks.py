@@ -1,0 +1,99 @@
+"""What a plan keeps at most on each rank: live activations, and the bytes of a recorded network. Counted, on any timing.
+
+An activation lives on its rank from the start of F to the end of the last O, W or B of its stage and micro-batch there. On
+another rank that computes one of these it lives from when it may arrive. What is joined to one action starts and ends
+together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from ...graph import Floats, Ints, Kind, TaskGraph, View, unpack
+from ...memory import plan_memory
+from ...schedule import Schedule
+from .communication import ranks_of, received
+from .plan import Plan
+
+COMPUTE = (Kind.F, Kind.O, Kind.W, Kind.B)
+
+
+def activations(plan: Plan) -> Floats:
+    """For every entry of a valid schedule with slots: live full-stage activations on its rank while it runs."""
+    schedule, stages = plan.schedule, plan.placement.stages
+    unit, kind, micro_batch, _ = unpack(schedule.keys)
+    action, _ = schedule.actions()
+    which = micro_batch * stages + unit % stages  # the activation
+    home = which
+    if plan.placement.parts is not None:  # several ranks may hold one
+        rank = np.array([lane.rank for lane in schedule.lanes], np.int64)[schedule.lane_of_each()]
+        home = which + rank * (plan.micro_batches * stages)
+    size = int(home.max(initial=0)) + 1
+    uses = np.isin(kind, [int(k) for k in COMPUTE])
+    forward, split = kind == Kind.F, kind == Kind.O
+    begin, end = np.full(size, -1, np.int64), np.full(size, -1, np.int64)
+    np.maximum.at(end, home[uses], action[uses])
+    begin[home[forward]] = action[forward]
+    copies = np.flatnonzero((end >= 0) & (begin < 0))
+    if len(copies):
+        begin[copies] = _arrivals(plan, action)[copies // (plan.micro_batches * stages), copies % (plan.micro_batches * stages)]
+    held = end >= 0
+    count = int(action.max(initial=-1)) + 2
+    change: Floats = np.bincount(begin[held], minlength=count).astype(np.float64)
+    change -= np.bincount(end[held] + 1, minlength=count)
+    if plan.kept != 1:  # part of it goes between O and the last use
+        last = split & (end[home] > action)
+        freed = 1 - plan.kept
+        change += freed * (np.bincount(end[home[last]] + 1, minlength=count) - np.bincount(action[last] + 1, minlength=count))
+    live: Floats = np.cumsum(change)[action] * plan.placement.share
+    return live
+
+
+def _arrivals(plan: Plan, action: Ints) -> Ints:
+    """[rank, micro-batch * stages + stage]: the first action of the rank beside which this forward may end."""
+    graph, schedule, stages = plan.graph, plan.schedule, plan.placement.stages
+    ids, ranks = schedule.ids(graph), plan.placement.ranks
+    rank = np.empty(len(graph), np.int64)
+    rank[ids] = np.array([lane.rank for lane in schedule.lanes])[schedule.lane_of_each()]
+    place, before = np.empty(len(graph), np.int64), np.full(len(graph), -1)
+    place[ids] = action
+    before[ids[1:]] = np.where(schedule.lane_of_each()[1:] == schedule.lane_of_each()[:-1], ids[:-1], -1)
+    first = np.zeros(ranks, np.int64)
+    for i, lane in enumerate(schedule.lanes):
+        first[lane.rank] = action[schedule.ptr[i]] if schedule.ptr[i] < schedule.ptr[i + 1] else 0
+    next_one = np.zeros((len(graph), ranks), np.int64)  # of each rank the first action that may still run when a task starts
+    for task in ids[np.argsort(schedule.slots, kind="stable")].tolist():
+        here = next_one[task]
+        here[:] = first
+        for p in (*graph.preds[task].tolist(), int(before[task])):
+            if p >= 0:
+                np.maximum(here, next_one[p], out=here)
+                here[rank[p]] = max(here[rank[p]], place[p] + 1)
+    found = np.zeros((ranks, plan.micro_batches * stages), np.int64)
+    forward = np.flatnonzero(graph.kind == Kind.F)
+    found[:, graph.micro_batch[forward].astype(np.int64) * stages + graph.unit[forward] % stages] = next_one[forward].T
+    return found
+
+
+def peak_bytes(graph: TaskGraph, schedule: Schedule) -> tuple[int, ...]:
+    """The peak of each rank's memory plan, parameters and states included. What a rank receives has its place from the
+    start of the step, as receives are posted early, and what it sends keeps its own to the end."""
+    rank = ranks_of(graph, schedule)
+    own, messages = received(graph, rank)
+    to, sender = messages.to[messages.of], rank[messages.sender][messages.of]
+    found = []
+    for r in range(schedule.ranks):
+        part = own.take(np.flatnonzero(rank == r))
+        touched = set(part.buffer_storage[np.concatenate([part.reads.ids, part.writes.ids])].tolist())
+        made = set(part.buffer_storage[part.writes.ids].tolist())
+        part = replace(part, inputs=(*(v for v in graph.inputs if v.storage in touched), *_views(part, messages.copy[to == r])),
+                       outputs=(*(v for v in graph.outputs if v.storage in made), *_views(part, messages.copied[sender == r]))).compact()
+        found.append(plan_memory(part, schedule.only(part)).peak_bytes)
+    return tuple(found)
+
+
+def _views(graph: TaskGraph, buffers: Ints) -> list[View]:
+    """One on the storage of each buffer; a memory plan asks for no more."""
+    return [View(s, (), (), 0, "") for s in graph.buffer_storage[buffers].tolist()]

@@ -1,0 +1,118 @@
+"""Plans by a policy's name: of a synthetic pipeline on given times, and of a recorded network. All are proved."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from inspect import signature
+from typing import Any
+
+import numpy as np
+
+from ...cost import CostModel
+from ...graph import Floats, Ints, Kind, TaskGraph, unpack
+from ...passes import fuse
+from ...schedule import Schedule, ScheduleError
+from .checking import CapError, prove
+from .models import cut
+from .placement import PipelineError, Placement
+from .plan import Plan
+from .problem import Problem, check_numbers, costs
+from .registry import Policy, place, policy
+from .stages import fused_in, stage_graph
+
+
+def plan(name: str, ranks: int, micro_batches: int, cost: CostModel | None = None, chunks: int | None = None,
+         activation_cap: float | None = None, placement: Placement | None = None, message_bytes: int = 0,
+         **options: Any) -> Plan:
+    """The named policy's plan for a synthetic pipeline; `cost` is per stage (`costs` makes it), default all times 1.
+
+    `options` go to the policy. Raises PipelineError for an unknown name, a violated precondition, or where the plan needs
+    more activations than the cap.
+    """
+    chosen = policy(name)
+    placement = place(name, ranks, chunks) if placement is None else placement
+    cost = costs(placement, 1.0, 1.0, 1.0) if cost is None else cost
+    problem = Problem.of(placement, micro_batches, cost, activation_cap)
+    made = _ordered(name, chosen, problem, options)
+    if isinstance(made, Plan):
+        return _proved(replace(made, cap=activation_cap, notes=options | made.notes))
+    schedule, notes = made
+    total = int(unpack(schedule.keys)[2].max()) + 1  # a stale plan may span several mini-batches
+    graph = stage_graph(placement.stages, total, fused_in(schedule, placement.stages, total), placement.directions,
+                        message_bytes)
+    return _proved(Plan(name, placement, total, graph, schedule, cost,
+                        chosen.versions(problem, schedule) if chosen.versions else None,
+                        chosen.steady(problem) if chosen.steady else None, activation_cap, kept=options.get("kept", 1.0),
+                        notes=options | notes))
+
+
+def plan_model(graph: TaskGraph, name: str, ranks: int, cost: CostModel, chunks: int | None = None,
+               stage_of_unit: Ints | None = None, activation_cap: float | None = None, memory_limit: int | None = None,
+               **options: Any) -> Plan:
+    """The named policy's plan for a recorded step. The plan's `cost` has the times of its tasks.
+
+    The step's micro-batches are those it was recorded with. Stages are balanced by `cost`, or given. Updates and what
+    else the graph has come last on the rank of their stage. `memory_limit`: bytes on a rank. Raises PipelineError where
+    the model cannot be cut so, or the plan needs more than it may.
+    """
+    chosen = policy(name)
+    placement = place(name, ranks, chunks)
+    if chosen.stale:
+        raise PipelineError(f"{name} reads older weights; a recorded step has one version")
+    if placement.directions > 1:
+        raise PipelineError(f"{name} holds every stage twice; a recorded model has each parameter once")
+    micro_batches = int(graph.micro_batch.max(initial=0)) + 1
+    check_numbers(placement.stages, micro_batches, activation_cap)
+    stages = cut(graph, cost, placement.stages, stage_of_unit)
+    made = _ordered(name, chosen, _problem(stages.graph, stages.time, placement, micro_batches, cost, activation_cap), options)
+    if isinstance(made, Plan):
+        raise PipelineError(f"{name} makes its own graph and cannot order a recorded one")
+    schedule, notes = made
+    joint = fused_in(schedule, placement.stages, micro_batches)
+    merged = fuse(stages.graph, np.broadcast_to(joint, (placement.stages, micro_batches)))
+    return _proved(Plan(name, placement, micro_batches, merged, _completed(merged, schedule, placement), stages.cost(merged, cost),
+                        cap=activation_cap, limit=memory_limit, kept=options.get("kept", 1.0), notes=options | notes), ScheduleError)
+
+
+def _ordered(name: str, chosen: Policy, problem: Problem, options: dict[str, Any]) -> Plan | tuple[Schedule, dict[str, Any]]:
+    """What the policy makes of the problem: (order, notes), or a whole plan that is not proved yet."""
+    wrong = chosen.needs(problem.ranks, problem.micro_batches, problem.chunks)
+    if wrong:
+        raise PipelineError(f"{name}: {wrong}")
+    unknown = sorted(options.keys() - signature(chosen.order).parameters)
+    if unknown:
+        raise PipelineError(f"{name} takes no argument {unknown[0]!r}; it takes {', '.join(list(signature(chosen.order).parameters)[1:]) or 'none'}")
+    made = chosen.order(problem, **options)
+    return (made, {}) if isinstance(made, Schedule) else made
+
+
+def _proved(plan: Plan, excused: type[ScheduleError] = CapError) -> Plan:
+    """What the numbers or the network rule out is said in one line; any other fault would be the policy's own."""
+    try:
+        return prove(plan)
+    except excused as error:
+        raise PipelineError(f"{plan.scheduler}: {error.message}") from None
+
+
+def _problem(coarse: TaskGraph, time: Floats, placement: Placement, micro_batches: int, cost: CostModel,
+             cap: float | None) -> Problem:
+    """Average times per stage; a stage without O or W gets next to nothing for it, so that policies can plan."""
+    def of(kind: Kind) -> Floats:
+        mine = coarse.kind == kind
+        return np.maximum(np.bincount(coarse.unit[mine], time[mine], placement.stages) / micro_batches, 1e-9)
+
+    return Problem(placement, micro_batches, of(Kind.F), of(Kind.O), of(Kind.W), float(cost.link.latency), cap)
+
+
+def _completed(graph: TaskGraph, schedule: Schedule, placement: Placement) -> Schedule:
+    """The policy's order without what the graph lacks, and with the graph's other tasks last on their stage's rank."""
+    known = graph.find(schedule.keys) >= 0
+    joined = None if schedule.joined is None else np.asarray(schedule.joined, bool) & np.append(False, known[:-1])
+    lane = schedule.lane_of_each()
+    rest = np.setdiff1d(np.arange(len(graph)), graph.find(schedule.keys[known]))
+    home = placement.table[0][graph.unit[rest]]
+    mine = [known & (lane == r) for r in range(placement.ranks)]
+    keys = [np.concatenate([schedule.keys[m], graph.keys[rest[home == r]]]) for r, m in enumerate(mine)]
+    pairs = None if joined is None else np.concatenate(
+        [np.concatenate([joined[m], np.zeros(int((home == r).sum()), bool)]) for r, m in enumerate(mine)])
+    return Schedule(schedule.lanes, np.concatenate([[0], np.cumsum([len(k) for k in keys])]), np.concatenate(keys), pairs)
