@@ -12,9 +12,8 @@ from helpers import late_schedule
 
 import minidl as ml
 from minidl import nn, optim, schedulers
-from minidl.boundary import must_stay
+from minidl.boundary import must_stay, with_late
 from minidl.comm.loopback import run_ranks
-from minidl.crossing import late
 from minidl.cuda import device as devices
 from minidl.data_parallel import RankTrainer
 from minidl.executors import GraphExecutor, SequentialExecutor, StreamExecutor, TaskError
@@ -174,7 +173,7 @@ def test_a_late_gradient_of_the_very_last_step_is_told_too(there, ends):
     Overflow(recorded, 4)
     stay = must_stay(recorded.graph)
     crossing = np.flatnonzero(~stay)
-    schedule = late(Schedule.of(recorded.graph, {Lane(0): [*crossing, *np.flatnonzero(stay)]}), recorded.graph, crossing)
+    schedule = with_late(Schedule.of(recorded.graph, {Lane(0): [*crossing, *np.flatnonzero(stay)]}), recorded.graph, crossing)
     trainer = Trainer(recorded, ml.CostModel.analytic(), schedule=schedule)
     for _ in range(4):
         trainer.step()
