@@ -220,8 +220,8 @@ class Clock:
         return self.exact_period(lanes)
 
     def exact_period(self, lanes: Lanes) -> float:
-        """As `period`, exact and without contention: the slowest circuit of edges and lanes, each of which leads back to
-        its beginning. For loops of few tasks."""
+        """As `period`, exact and without contention: the slowest circuit of edges and lanes, which lead back to their
+        beginning. For loops of few tasks."""
         if lanes.joined is not None:
             return self._of_actions(*lanes.actions).exact_period(replace(lanes, joined=None))
         carried, first = self.carried, lanes.ptr[:-1][lanes.busy]

@@ -92,7 +92,9 @@ class Plan:
     @property
     def hidden(self) -> float:
         """The share of the communication that computation covers; 1.0 where there is none."""
-        return 1 - max(0.0, self.period - self.compute) / self.communication if self.communication else 1.0
+        if not self.communication:
+            return 1.0
+        return max(0.0, 1 - max(0.0, self.period - self.compute) / self.communication)  # waits cost time too
 
 
 def plan(name: str, graph: TaskGraph, cost: CostModel, k: int | None = None, fits: Callable[[Schedule], bool] | None = None) -> Plan:
