@@ -190,6 +190,9 @@ class RankTrainer(Trainer):
             self.run.close()
             self._use(chosen)
 
+    def share(self) -> None:
+        """Nothing: every rank has the whole model."""
+
     def finish(self) -> None:
         """Makes the last updates; losses become the means over ranks. Raises TrainingError as `collect` does, and where
         parameters differ."""

@@ -239,7 +239,9 @@ class Trainer:
         parts = self.recorded._split(*next(self.recorded.train_data))
         begin = perf_counter()
         device = self.recorded.device
-        self._awaited.append((self.run(*parts).fetch(), device.fetch_not_finite()))
+        loss = self.run(*parts)
+        if loss is not None:  # of a pipeline the last rank has it
+            self._awaited.append((loss.fetch(), device.fetch_not_finite()))
         self.collect(self.in_flight if device.captures else 0)
         self.seconds.append(perf_counter() - begin)
 

@@ -21,6 +21,7 @@ COMMANDS = {
     **{(verb, "p"): [verb, *more, "--ranks", "2"] for verb, more in (("plan", []), ("check", ["p.csv"]), ("explain", ["4W0"]), ("simulate", []))},
     **{(verb, "c"): [verb, *more, "--ranks", "2", "--model", "mlp"]
        for verb, more in (("plan", []), ("check", ["p.csv"]), ("explain", ["4W0"]), ("simulate", []))},
+    ("train", "c"): ["train", "--model", "mlp", "--parallel", "pipeline"],
     ("simulate", "r"): ["simulate", "--parallel", "data", "--model", "mlp"], ("simulate", "l"): ["simulate", "--parallel", "data"],
 }
 VALUES = {"--model-arg": "classes=10", "--scheduler-arg": "kept=0.5", "--dtype": "float64", "--fusion": "all", "--parallel": "none", "--pairs": "none",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import shutil
 import subprocess
 import sys
@@ -67,7 +68,6 @@ def planned(name, ranks, **options):
     for _ in range(ranks):
         model, graph = recorded(**options)
         plan = pipeline.plan_model(graph, name, ranks, ml.CostModel.analytic())
-        plan = plan[0] if isinstance(plan, tuple) else plan
         found.append((model, *add_communication(plan.graph, plan.schedule)))
     return found
 
@@ -113,7 +113,6 @@ def test_each_rank_plans_memory_for_its_own_part_alone():
 def test_a_result_that_no_message_carries_is_refused():
     _, graph = recorded()
     plan = pipeline.plan_model(graph, "gpipe", 2, ml.CostModel.analytic())
-    plan = plan[0] if isinstance(plan, tuple) else plan
     with pytest.raises(ScheduleError, match=r"on rank 1 reads what \S+ makes on rank 0, and no message carries it"):
         lower(plan.graph, plan.schedule, ranks=2, rank=0)
     talking = add_communication(plan.graph, plan.schedule)
@@ -182,3 +181,54 @@ def test_ranks_of_mpi_leave_the_same_bits(ranks):
     done = subprocess.run([MPIEXEC, "-n", str(ranks), sys.executable, "-c", UNDER_MPI], capture_output=True, text=True, timeout=300,
                           cwd=Path(__file__).parent.parent)
     assert (done.returncode, done.stdout) == (0, "gpipe equal\none_f_one_b equal\nzb_h1 equal\n"), done.stderr
+
+
+# ---------------------------------------------------------------------------------------------------------- the command
+def command(ranks, *flags):
+    """Runs `train --json` on so many ranks; its exit code, its record (None without one) and its errors."""
+    launch = [MPIEXEC, "-n", str(ranks)] if ranks > 1 else []
+    done = subprocess.run([*launch, sys.executable, "-m", "minidl", "train", *flags, "--json", "--costs", "analytic"], capture_output=True,
+                          text=True, timeout=300, cwd=Path(__file__).parent.parent)
+    return done.returncode, json.loads(done.stdout) if done.stdout else None, done.stderr
+
+
+NETWORKS = {"mlp, adam": ["--model", "mlp", "--optimizer", "adam", "--lr", "0.001"], "lenet": ["--model", "lenet", "--lr", "0.01"],
+            "concatenated": ["--model", "densenet121", "--model-arg", "preset=tiny"],
+            "normalised, skips": ["--model", "resnet20", "--model-arg", "preset=tiny"]}
+
+
+@pytest.mark.mpi
+@pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec; install minidl[mpich]")
+@pytest.mark.parametrize("name", NETWORKS)
+def test_training_on_ranks_is_training_in_one_process(name):
+    flags = [*NETWORKS[name], "--batch-size", "16", "--micro-batches", "4", "--steps", "3"]
+    _, wanted, _ = command(1, *flags)
+    code, found, errors = command(2, *flags, "--parallel", "pipeline", "--scheduler", "zb_h1")
+    assert code == 0, errors
+    assert {key: found[key] for key in ("params_sha256", "loss_first", "loss_last", "accuracy")} \
+        == {key: wanted[key] for key in ("params_sha256", "loss_first", "loss_last", "accuracy")}
+    assert found["ranks"] == 2
+
+
+@pytest.mark.mpi
+@pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec; install minidl[mpich]")
+def test_a_run_goes_on_on_another_number_of_ranks(tmp_path):
+    flags = ["--model", "mlp", "--micro-batches", "4", "--checkpoint", str(tmp_path / "run")]
+    wanted = command(1, *flags[:-2], "--steps", "6")[1]["params_sha256"]
+    assert command(2, *flags, "--parallel", "pipeline", "--scheduler", "gpipe", "--steps", "4")[0] == 0
+    assert command(3, *flags, "--parallel", "pipeline", "--scheduler", "zb_h1", "--steps", "6", "--resume")[1]["params_sha256"] == wanted
+
+
+@pytest.mark.mpi
+@pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec; install minidl[mpich]")
+@pytest.mark.parametrize(("flags", "line"), [
+    (["--scheduler", "pipedream"], "pipedream trains on older weights, which no run does yet"),
+    (["--scheduler", "zb_h7"], "unknown pipeline scheduler 'zb_h7'"),
+    (["--scheduler", "gpipe", "--streams", "2"], "--streams has no effect on a network cut into a pipeline"),
+    (["--scheduler", "gpipe", "--batch-size", "10", "--micro-batches", "4"], "a batch of 10 does not divide into 4 micro-batches"),
+    (["--scheduler", "gpipe", "--model-arg", "layers=1"], "stages are asked for, but the model has only")])
+def test_what_cannot_run_is_one_line(flags, line):
+    code, record, errors = command(4, "--model", "mlp", "--parallel", "pipeline", "--steps", "2", *flags)
+    assert (code, record) == (2, None)
+    assert line in errors
+    assert len(errors.splitlines()) == 1

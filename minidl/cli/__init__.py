@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _train_on_ranks(argv: Sequence[str]) -> int:
     """Ranks first meet, then look at their flags: one that cannot read its own tells the others, who would wait for it."""
     from . import show
-    from .data_parallel import train
+    from .distributed import train
     from .flags import UsageError
     from .parser import parse
 

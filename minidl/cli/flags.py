@@ -128,10 +128,10 @@ def _flag(serves: str, needs: tuple[str, Callable[[Any], bool]] | None = None, *
 
 
 STORED = ("mnist", "cifar10", "cifar100")  #: data that are looked for in files by name
-EVERY = "info:* models:* train:sr compare:s plan:scp check:scp explain:scp simulate:srlcp"
-NETWORK = "train:sr compare:s plan:sc check:sc explain:sc simulate:src"
-RUN = "train:sr compare:s"
-PRICED = "train:sr compare:s plan:sc explain:sc simulate:src"
+EVERY = "info:* models:* train:src compare:s plan:scp check:scp explain:scp simulate:srlcp"
+NETWORK = "train:src compare:s plan:sc check:sc explain:sc simulate:src"
+RUN = "train:src compare:s"
+PRICED = "train:src compare:s plan:sc explain:sc simulate:src"
 
 LAYERPIPE = ("--scheduler layerpipe, which cuts by them", lambda a: a.command != "check" or a.scheduler == "layerpipe")
 OPTIMAL = ("--scheduler optimal", lambda a: a.scheduler == "optimal")
@@ -146,7 +146,7 @@ FLAGS: dict[str, dict[str, Flag]] = {
         "--strict": _flag(NETWORK, ("data sets that are looked for by name", lambda a: a.data in STORED), action="store_true",
                           help="an error instead of a substitute where named data are missing"),
         "--batch-size": _flag(NETWORK, type=whole(1), default=64, metavar="B", help="of a step, over all ranks (default 64)"),
-        "--micro-batches": _flag(NETWORK.replace("sc", "scp").replace("src", "srcp"), type=whole(1, 1 << 20), default=1, metavar="M",
+        "--micro-batches": _flag("train:src compare:s plan:scp check:scp explain:scp simulate:srcp", type=whole(1, 1 << 20), default=1, metavar="M",
                                  help="gradients accumulate over M parts of a batch"),
         "--optimizer": _flag(NETWORK, default="sgd", choices=list(OPTIMIZERS)),
         "--lr": _flag(RUN, type=float, default=0.1, metavar="X", help="learning rate (default 0.1)"),
@@ -159,16 +159,16 @@ FLAGS: dict[str, dict[str, Flag]] = {
         "--dtype": _flag(NETWORK, default="float32", choices=list(DTYPES), help="bf16 and fp16, on cuda: products in 16 bits, parameters in float32"),
         "--fusion": _flag(NETWORK, type=rules, metavar="all|none|RULE,..",
                           help=f"launches that become one: {', '.join(RULES)} (default: all on cuda, none on cpu)"),
-        "--memory-limit": _flag("train:sr compare:s plan:sc check:sc explain:sc simulate:src", type=size, metavar="SIZE",
+        "--memory-limit": _flag("train:src compare:s plan:sc check:sc explain:sc simulate:src", type=size, metavar="SIZE",
                                 help="bound on the peak of the memory plan, of each rank where there are several, such as 2GiB"),
     },
     "schedule": {
-        "--parallel": _flag("train:sr plan:scp simulate:srlcp", default="none", choices=["none", "data", "pipeline"]),
-        "--scheduler": _flag("train:sr plan:scp check:cp explain:scp simulate:srlcp", ("one policy; --table shows them all", lambda a: not a.table),
+        "--parallel": _flag("train:src plan:scp simulate:srlcp", default="none", choices=["none", "data", "pipeline"]),
+        "--scheduler": _flag("train:src plan:scp check:cp explain:scp simulate:srlcp", ("one policy; --table shows them all", lambda a: not a.table),
                              default="in_order", metavar="S",
                              help="the policy; check takes a pipeline's plan for one of it: its places of stages, its weight versions"),
         "--schedulers": _flag("compare:s", default="in_order,multi_stream", metavar="A,B,C"),
-        "--scheduler-arg": _flag("train:s compare:s plan:scp check:cp explain:scp simulate:scp",
+        "--scheduler-arg": _flag("train:sc compare:s plan:scp check:cp explain:scp simulate:scp",
                                  ("one policy, by --scheduler; --table shows them all", lambda a: not a.table and _of_policy(a)), type=pair, action="append", default=[], metavar="K=V"),
         "--streams": _flag("train:s compare:s plan:s explain:s simulate:s", ("schedulers of several streams", lambda a: _streamed(a) or a.streams != 1),
                            type=whole(1, 1024), metavar="N", help="streams of the scheduler"),
@@ -184,19 +184,19 @@ FLAGS: dict[str, dict[str, Flag]] = {
     "run": {
         "--steps": _flag(RUN, type=whole(1), metavar="N"),
         "--epochs": _flag(RUN, ("runs without --steps; leave one out", lambda a: not a.steps), type=whole(1), metavar="N"),
-        "--checkpoint": _flag("train:sr", metavar="DIR", help="save parameters and all that a run needs to go on"),
-        "--resume": _flag("train:sr", action="store_true", help="go on from the checkpoint; an --lr that is given wins over the one there"),
-        "--dry-run": _flag("train:sr", action="store_true", help="plan and predict, but do not train"),
+        "--checkpoint": _flag("train:src", metavar="DIR", help="save parameters and all that a run needs to go on"),
+        "--resume": _flag("train:src", action="store_true", help="go on from the checkpoint; an --lr that is given wins over the one there"),
+        "--dry-run": _flag("train:src", action="store_true", help="plan and predict, but do not train"),
     },
     "pipelines": {
         "--ranks": _flag("plan:cp check:cp explain:cp simulate:rcp", type=whole(1, 1 << 20), metavar="P"),
-        "--chunks": _flag("plan:cp check:cp explain:cp simulate:cp", type=whole(1, 1 << 20), metavar="V", help="stages per rank"),
+        "--chunks": _flag("train:c plan:cp check:cp explain:cp simulate:cp", type=whole(1, 1 << 20), metavar="V", help="stages per rank"),
         "--forward": _flag("plan:p check:p explain:p simulate:lp", LAYERPIPE, type=numbers, metavar="F", help="time of a stage's forward; one number, or one per stage"),
         "--output-grad": _flag("plan:p check:p explain:p simulate:lp", LAYERPIPE, type=numbers, metavar="O"),
         "--weight-grad": _flag("plan:p check:p explain:p simulate:lp", LAYERPIPE, type=numbers, metavar="W"),
         "--latency": _flag("plan:cp explain:cp simulate:rcp", type=number(0), default=0.0, metavar="C", help="of one hop between ranks"),
         "--bandwidth": _flag("plan:c explain:c simulate:rc", type=size, metavar="BYTES", help="of a link, per second, such as 1.25GB (default: unlimited)"),
-        "--activation-cap": _flag("plan:cp check:cp explain:cp simulate:cp", type=number(0), metavar="K", help="most live activations on a rank"),
+        "--activation-cap": _flag("train:c plan:cp check:cp explain:cp simulate:cp", type=number(0), metavar="K", help="most live activations on a rank"),
         "--table": _flag("simulate:p", action="store_true", help="all pipeline policies side by side, the best marked"),
         "--objective": _flag("plan:cp explain:cp simulate:cp", OPTIMAL, default="makespan", choices=["makespan", "span", "period"], help="what `optimal` minimises"),
         "--time-limit": _flag("plan:cp explain:cp simulate:cp", OPTIMAL, type=number(0), default=60.0, metavar="S", help="seconds that `optimal` may take"),
@@ -214,13 +214,13 @@ FLAGS: dict[str, dict[str, Flag]] = {
         "--collective": _flag("simulate:r", choices=SHAPES, default="ring", help="how ranks sum"),
         "--servers": _flag("simulate:r", ("--collective parameter_server", lambda a: a.collective == "parameter_server"), type=whole(0), default=0,
                            metavar="N", help="machines that sum, for parameter_server"),
-        "--transport": _flag("train:r", choices=TRANSPORTS, default="staged",
+        "--transport": _flag("train:rc", choices=TRANSPORTS, default="staged",
                              help="for gradients on CUDA: MPI through pinned host memory (staged, the default), an MPI that was built for CUDA, or NCCL"),
     },
     "files": {
         "--save": _flag("plan:scp", ("one plan; --curve shows many", lambda a: not a.curve), metavar="FILE.csv", help="write the schedule"),
         "--svg": _flag("plan:scp simulate:srlcp", ("one plan", lambda a: not (a.curve or a.table)), metavar="FILE.svg", help="draw the predicted timeline"),
-        "--trace": _flag("train:sr simulate:srlcp", ("one plan", lambda a: not a.table), metavar="FILE",
+        "--trace": _flag("train:src simulate:srlcp", ("one plan", lambda a: not a.table), metavar="FILE",
                          help="timeline of the last step, or the predicted one, for ui.perfetto.dev"),
         "--config": _flag(EVERY.removeprefix("info:* models:* "), metavar="FILE.toml", help="flags from a file: batch-size = 32; the command line wins"),
         "--json": _flag(EVERY, action="store_true", help="one JSON object on standard output and nothing else"),
@@ -258,7 +258,7 @@ def subject_of(arguments: Any) -> str:
     """The letter of what the flags are about. Raises UsageError where they contradict each other."""
     times = arguments.given & {"--forward", "--output-grad", "--weight-grad", "--table"}
     if arguments.command in ("train", "compare"):
-        return "r" if arguments.parallel == "data" else "s"
+        return {"data": "r", "pipeline": "c"}.get(arguments.parallel, "s")
     if arguments.parallel == "data":
         return "r" if arguments.model else "l"
     if times and arguments.model:

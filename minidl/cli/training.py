@@ -14,13 +14,12 @@ from ..schedule import Schedule, ScheduleError
 from ..schedulers import SINGLE
 from ..trace import check_path as check_trace
 from ..training import Job, Recorded, Trainer, interleaved, predict
-from . import data_parallel, show
+from . import distributed, show
 from .flags import UsageError, job, nearest
 from .info import versions
 
 #: what `train` does when it is told nothing: tasks long enough that two streams can pay
 SMALL: dict[str, Any] = {"model": "mlp", "model_arg": [("hidden", 1024), ("layers", 4)], "epochs": 8, "lr": 0.05}
-NO_PIPELINE = "--parallel pipeline cannot be trained yet; `minidl plan --parallel pipeline` and `minidl simulate` plan and price it"
 
 
 def costs(arguments: Any, recorded: Recorded) -> CostModel:
@@ -62,11 +61,9 @@ def train(arguments: Any) -> int:
             setattr(arguments, key, value)
         arguments.schedulers = "in_order,multi_stream"
         return compare(arguments)
-    if arguments.parallel == "data":
-        return data_parallel.train(lambda: arguments)
-    check_scheduler(arguments.scheduler)
     if arguments.parallel != "none":
-        raise UsageError(NO_PIPELINE)
+        return distributed.train(lambda: arguments)
+    check_scheduler(arguments.scheduler)
     check_run(arguments)
     check_outputs(arguments)
     found = checkpoint.peek(arguments.checkpoint) if arguments.resume else None

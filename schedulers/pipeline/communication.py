@@ -45,7 +45,8 @@ class Messages:
 
 def received(graph: TaskGraph, rank: Ints) -> tuple[TaskGraph, Messages]:
     """The graph whose tasks read copies of their own rank of what other ranks' tasks wrote, and the messages for it. Nothing
-    writes the copies yet. `rank`: of each task."""
+    writes the copies yet. `rank`: of each task. Raises GraphError where a task needs parts of one storage from several
+    places."""
     reader, buffer, writer = crossing(graph, rank)
     ranks, buffers = int(rank.max(initial=0)) + 1, len(graph.buffer_bytes)
     message, of_read = np.unique(writer * ranks + rank[reader], return_inverse=True)
@@ -59,20 +60,34 @@ def received(graph: TaskGraph, rank: Ints) -> tuple[TaskGraph, Messages]:
     moved[at] = copy[of_copy]
     names = [f"{graph.buffer_names[b]}, received" for b in copied] if graph.buffer_names else []
     if graph.storages:
-        source = graph.buffer_storage[copied]
-        storage = len(graph.storages) + np.arange(len(copied))
-        specs = [replace(graph.storages[s], name=f"{graph.storages[s].name}, received") for s in source.tolist()]
+        # copies of one message share a storage where the originals do, since launches look at it as one array
+        source = graph.buffer_storage[copied].astype(np.int64)
+        pairs, of_pair = np.unique(of * len(graph.storages) + source, return_inverse=True)
+        storage = len(graph.storages) + of_pair
+        specs = [replace(graph.storages[s], name=f"{graph.storages[s].name}, received") for s in (pairs % len(graph.storages)).tolist()]
         moves: list[dict[int, int]] = [{}]
         move = np.zeros(len(graph), np.int64)
+        taken: dict[int, set[int]] = {}
         for t, c in zip(reader.tolist(), of_copy.tolist(), strict=True):
             if not move[t]:
                 move[t] = len(moves)
                 moves.append({})
-            moves[move[t]][int(source[c])] = int(storage[c])
+            taken.setdefault(t, set()).add(int(copied[c]))
+            if moves[move[t]].setdefault(int(source[c]), int(storage[c])) != storage[c]:
+                raise _in_parts(graph, t, int(copied[c]))
+        for t, buffers_there in taken.items():
+            for b in {*graph.reads[t].tolist(), *graph.writes[t].tolist()} - buffers_there:
+                if int(graph.buffer_storage[b]) in moves[move[t]]:
+                    raise _in_parts(graph, t, b)
     else:
         storage, specs, moves, move = copy, [], [{}], np.zeros(len(graph), np.int64)
     grown = graph.with_buffers(copied, storage, names, storages=specs)
     return grown.remap(moved, graph.writes.ids, moves, move), Messages(message // ranks, message % ranks, first, of, copied, copy)
+
+
+def _in_parts(graph: TaskGraph, task: int, buffer: int) -> GraphError:
+    name = graph.storages[int(graph.buffer_storage[buffer])].name
+    return GraphError(f"task {graph.name(task)} needs parts of {name} that are made on several ranks; cut the stages elsewhere")
 
 
 def add_communication(graph: TaskGraph, schedule: Schedule) -> tuple[TaskGraph, Schedule]:

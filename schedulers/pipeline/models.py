@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ...boundary import Mask
 from ...cost import CostModel
 from ...graph import ROLES, Floats, Ints, Kind, Role, Rows, TaskGraph
 from ...passes import coarsen
@@ -93,11 +94,27 @@ def balanced(graph: TaskGraph, cost: CostModel, stages: int) -> Ints:
     names = [graph.unit_names[u] if u < len(graph.unit_names) else "" for u in range(units)]
     works = np.bincount(graph.unit[work], minlength=units) > 0  # what has updates alone, or no task, goes with what comes before
     begins = works & np.array([u == 0 or not names[u - 1] or _block(names[u - 1]) != _block(names[u]) for u in range(units)], bool)
+    begins &= ~_inside_storages(graph, units)
     block = np.maximum(np.cumsum(begins) - 1, 0)
     of_block = np.bincount(block, time).astype(np.float64)
     if len(of_block) < stages:
         raise PipelineError(f"{stages} stages are asked for, but the model has only {len(of_block)} blocks to cut between")
     return linear_partition(of_block, stages)[block]
+
+
+def _inside_storages(graph: TaskGraph, units: int) -> Mask:
+    """Of each unit whether a cut before it would have the parts of one storage made on two ranks, as layers that
+    concatenate their results make them."""
+    inside = np.zeros(units + 1, np.int64)
+    writer, storage = graph.writes.row_of_each(), graph.buffer_storage[graph.writes.ids]
+    several = np.bincount(graph.buffer_storage, minlength=len(graph.storages)) > 1
+    lasting = np.isin(graph.buffer_role[graph.writes.ids], [i for i, role in enumerate(ROLES) if role.persistent])
+    for s in np.unique(storage[several[storage] & ~lasting]).tolist():
+        made = graph.unit[writer[storage == s]]
+        inside[made.min() + 1] += 1
+        inside[made.max() + 1] -= 1
+    found: Mask = np.cumsum(inside)[:units] > 0
+    return found
 
 
 def _block(name: str) -> str:

@@ -1,0 +1,147 @@
+"""Training on ranks under a launcher: data-parallel, or a pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+from ..cost import Link
+from ..schedulers import pipeline as pipelines
+from . import data_parallel, show
+from .flags import UsageError, job, nearest
+
+
+def train(read: Callable[[], Any]) -> int:
+    """This process's part of a run under a launcher; `read` gives its flags, or raises what is wrong with them, which all ranks
+    then say together. Rank 0 speaks."""
+    from ..data_parallel import Disagreement
+    from .ranks import job as on_ranks
+
+    with on_ranks() as communicator:
+        try:
+            with ExitStack() as held:
+                return _train(read, communicator, held)
+        except Disagreement as error:
+            if communicator.rank == 0:
+                show.note(f"minidl: {error}")
+            return 2
+
+
+def _train(read: Callable[[], Any], communicator: Any, held: ExitStack) -> int:
+    from .. import checkpoint
+    from ..data_parallel import agree, device_of, identity, transport
+    from ..training import Recorded
+    from . import training
+
+    first = communicator.rank == 0
+
+    def prepare() -> tuple[Any, dict[str, Any]]:
+        arguments = read()
+        if not first:
+            arguments.json, arguments.save_costs = True, None  # no table, no bar, no file
+        _check_flags(arguments, communicator)
+        if first:
+            training.check_outputs(arguments)
+        arguments.device = device_of(arguments.device, communicator)
+        recorded = Recorded(job(arguments), *((communicator.rank, communicator.size) if arguments.parallel == "data" else (0, 1)))
+        if first:
+            held.enter_context(training.claimed(arguments))
+        saved = training.resumed(arguments, recorded) if arguments.resume else None
+        alike = {**identity(recorded), "the number of steps": training.steps_of(arguments, recorded), "k": arguments.k,
+                 "the number of buckets": arguments.buckets, "the source of costs": arguments.costs, "the transport": arguments.transport,
+                 "the checkpoint's step": saved and saved.step, "--dry-run": arguments.dry_run}
+        return (arguments, recorded, saved), alike
+
+    arguments, recorded, saved = agree(communicator, prepare)
+    summing = transport(arguments.transport, communicator, recorded.device)
+    trainer = (_pipeline if arguments.parallel == "pipeline" else _data)(arguments, recorded, summing)
+    if arguments.dry_run:
+        return _dry_run(arguments, trainer, first)
+    if first and saved is not None:
+        show.note(f"resumed from {arguments.checkpoint} after step {saved.step}")
+    done_before, steps = saved.step if saved else 0, training.steps_of(arguments, recorded)
+    with show.progress(f"training {arguments.model} on {communicator.size} ranks", steps) as done:
+        for step in range(done_before + 1, steps + 1):
+            trainer.step()
+            if arguments.checkpoint and (step == steps or step % recorded.train_data.steps_per_epoch == 0):
+                trainer.share()
+                if first:
+                    checkpoint.save(arguments.checkpoint, recorded.model, recorded.optimizer, step=step, loader=recorded.train_data)
+            done(step)
+    trainer.finish()
+    if first:
+        record = training.run_record(trainer.job, trainer) | {"ranks": communicator.size}
+        if arguments.scheduler == "reverse_first_k":
+            record["k"] = trainer.plan.k
+        if arguments.trace and trainer.run.timeline is not None:
+            trainer.run.timeline.save(arguments.trace)
+        show.emit(arguments, record, lambda: training._summary(record))
+    communicator.gather(None)  # nobody leaves before rank 0 has said everything
+    if summing is not communicator:
+        summing.close()
+    return 0
+
+
+def _check_flags(arguments: Any, communicator: Any) -> None:
+    from . import training
+
+    if arguments.parallel == "none":
+        raise UsageError(f"{communicator.size} ranks were started, of which each would train the whole by itself; give --parallel data or "
+                         f"--parallel pipeline, or start one process")
+    if arguments.parallel == "pipeline":
+        _check_pipeline(arguments, communicator)
+    else:
+        _check_data(arguments)
+    if arguments.transport != "staged" and not arguments.device.startswith("cuda"):
+        raise UsageError(f"--transport {arguments.transport} is for arrays on a GPU; give --device cuda too")
+    training.check_run(arguments)
+
+
+def _check_pipeline(arguments: Any, communicator: Any) -> None:
+    name = arguments.scheduler
+    if name not in pipelines.names():
+        raise UsageError(f"unknown pipeline scheduler {name!r}; {nearest(name, pipelines.names())}")
+    if pipelines.policy(name).stale:
+        raise UsageError(f"{name} trains on older weights, which no run does yet; `minidl simulate` prices it")
+    if arguments.transport == "nccl":
+        raise UsageError("--transport nccl is for --parallel data; a pipeline sends through MPI")
+    if communicator.size < 2:
+        raise UsageError("a pipeline needs at least 2 ranks; start it with mpiexec -n P")
+
+
+def _check_data(arguments: Any) -> None:
+    data_parallel.check_scheduler(arguments.scheduler)
+    if arguments.k is not None and arguments.scheduler != "reverse_first_k":
+        raise UsageError(f"--k is for reverse_first_k; scheduler {arguments.scheduler} takes none")
+
+
+def _data(arguments: Any, recorded: Any, communicator: Any) -> Any:
+    from ..data_parallel import RankTrainer, measure_link
+    from . import training
+
+    cost = communicator.gather(training.costs(arguments, recorded))[0]
+    link = (50.0, 1e-3) if arguments.costs == "analytic" else measure_link(communicator, recorded.device)
+    return RankTrainer(recorded, cost, communicator, link, k=arguments.k, buckets=arguments.buckets, trace=bool(arguments.trace))
+
+
+def _pipeline(arguments: Any, recorded: Any, communicator: Any) -> Any:
+    from ..pipeline import PipelineTrainer, measure_messages
+    from . import training
+
+    cost = communicator.gather(training.costs(arguments, recorded))[0]
+    link = Link(50.0, 1e3) if arguments.costs == "analytic" else measure_messages(communicator)
+    return PipelineTrainer(recorded, cost, communicator, link, chunks=arguments.chunks, cap=arguments.activation_cap,
+                           trace=bool(arguments.trace))
+
+
+def _dry_run(arguments: Any, trainer: Any, first: bool) -> int:
+    plan, found = trainer.plan, trainer.prediction
+    if first:
+        record = {"model": arguments.model, "ranks": trainer.communicator.size, "scheduler": arguments.scheduler, "tasks": len(plan.graph),
+                  "edges": plan.graph.edges, "waits": found.waits, "predicted_step_ms": found.predicted_step_ms, "peak_bytes": found.peak_bytes}
+        if arguments.parallel == "data":
+            record |= {"lower_bound_ms": plan.bound / 1000, "hidden": plan.hidden, "k": plan.k}
+        show.emit(arguments, record, lambda: found.schedule.grid() + "\n" + show.table(("what", "value"), list(record.items())))
+    trainer.run.close()
+    return 0
