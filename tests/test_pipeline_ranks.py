@@ -90,11 +90,13 @@ def trained(own):
     return losses, parameters
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
-@pytest.mark.parametrize("name", SYNCHRONOUS)
+def works(name, ranks):
+    """Whether the policy can work with these numbers."""
+    return not (name == "zb_h2" and 2 * ranks > MICRO_BATCHES + 1) and not (name == "interleaved" and MICRO_BATCHES % ranks)
+
+
+@pytest.mark.parametrize(("name", "ranks"), [(n, p) for n in SYNCHRONOUS for p in (2, 3, 4) if works(n, p)])
 def test_every_order_leaves_the_bits_of_one_process(name, ranks):
-    if (name == "zb_h2" and 2 * ranks > MICRO_BATCHES + 1) or (name == "interleaved" and MICRO_BATCHES % ranks):
-        pytest.skip(f"{name} cannot work with {MICRO_BATCHES} micro-batches on {ranks} ranks")
     losses, parameters = trained(planned(name, ranks))
     assert losses == [[value] for value in alone()[0]], "one rank has the loss"
     assert parameters == [[bits] for bits in alone()[1]], "each parameter is on one rank"
