@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from minidl.schedulers.pipeline import PipelineError, Plan, Price, Problem, costs, plan, price, prove, stage_graph
 from minidl.schedulers.pipeline.placement import contiguous
 from minidl.schedulers.pipeline.zb_auto import candidates, cap_of, list_schedule, lower_bounds, neighbours, zb_auto
+from minidl.simulation import times
 
 PUBLISHED = [  # p, m, F, O, W, c in microseconds, then the published bubble rates of ZB-1p and ZB-2p
     (8, 24, 18522, 18086, 9337, 601, 0.1585, 0.0433),
@@ -122,6 +123,34 @@ def test_polish_only_helps():
         assert span <= spans[0] * (1 + 1e-9)
         assert span < spans[0] * (1 - 1e-9) or makespan <= makespans[0] * (1 + 1e-9)
         assert (np.sort(better, axis=1) == np.sort(kinds[0], axis=1)).all()
+
+
+def test_searches_time_their_orders_as_the_simulator_does():
+    """`polish` and `refine` time every move within their own loop."""
+    from minidl.schedulers.pipeline import place
+    from minidl.schedulers.pipeline.listing import durations
+    from minidl.schedulers.pipeline.polish import polish
+    from minidl.schedulers.pipeline.refine import refine
+    from minidl.schedulers.pipeline.v_shape import handcrafted
+    from minidl.schedulers.pipeline.zb_auto import order_of
+
+    def spans(graph, schedule, cost):
+        start, end, _ = times(graph, schedule, cost)
+        ids, rank = schedule.ids(graph), schedule.lane_of_each()
+        return max(end[ids[rank == r]].max() - start[ids[rank == r]].min() for r in range(4)), end.max()
+
+    each = [2, 1, 3, 2], [1, 4, 1, 3], [2, 2, 5, 1]
+    cost = costs(contiguous(4), *each, 0.25)
+    problem = Problem.of(contiguous(4), 6, cost, 4)
+    for one in candidates(problem, 4.0, 1.0)[::29]:
+        kinds = list_schedule(problem, 4.0, 1.0, [one], keep=True)[2][0]
+        (span, makespan), better = polish(problem, 4.0, 1.0, kinds, (0.0, 0.0))
+        assert spans(stage_graph(4, 6), order_of(better), cost) == pytest.approx((span, makespan))
+    v = place("zb_v", 4)
+    cost = costs(v, *(t * 2 for t in each), 0.25)
+    problem, graph = Problem.of(v, 6, cost), stage_graph(8, 6)
+    makespan, span, found = refine(graph, handcrafted(problem), durations(problem, graph), 0.25, 8)
+    assert spans(graph, found, cost) == pytest.approx((span, makespan))
 
 
 def test_neighbours_stay_within_the_cap():
