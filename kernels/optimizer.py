@@ -277,7 +277,7 @@ def _(*arrays: Any) -> Any:
     gradients, scale, after, (flag, inverse), finite = arrays[:n], arrays[n], arrays[n + 1 : 2 * n + 1], arrays[2 * n + 1 : 2 * n + 3], arrays[2 * n + 3 :]
     thunks: list[Thunk] = [partial(flag.fill, 0), ufunc(np.divide, np.float32(1), scale, inverse)]
     for g, a, f in zip(gradients, after, finite, strict=True):
-        thunks += [partial(np.multiply, g, inverse, out=a, casting="same_kind"), ufunc(np.isfinite, a, f), partial(_note, f, flag)]
+        thunks += [partial(np.multiply, g, inverse.reshape(()), out=a, casting="same_kind"), ufunc(np.isfinite, a, f), partial(_note, f, flag)]
     return thunks
 
 

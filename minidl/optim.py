@@ -88,11 +88,12 @@ class Optimizer:
         self.before_updates()
         if self.max_norm is not None:
             self._find_factor(every)
+        factor = Tensor(self._factor.storage, ())
         for unit, members in groups:
             with tape.task(unit, Kind.U):
                 for i in members:
                     if self.max_norm is not None:
-                        tape.call("mul", [self.gradient(i), self._factor], [self.gradient(i)])
+                        tape.call("mul", [self.gradient(i), factor], [self.gradient(i)])
                     self.update(i)
         for _, members in groups:
             for i in members:

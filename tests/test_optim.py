@@ -145,6 +145,20 @@ def test_clipping_is_one_task_for_each_sum_and_one_for_the_factor() -> None:
     assert opt.norm == 0  # nothing has run
 
 
+@pytest.mark.parametrize("name", PAIRS)
+def test_a_parameter_without_axes_is_clipped_and_scaled_too(name: str) -> None:
+    def trained(shape: tuple[int, ...]) -> Any:
+        p = ml.Parameter(np.full(shape, 0.5, np.float32))
+        opt = PAIRS[name][0]([p])
+        opt.max_norm, opt.scaler = 0.05, optim.GradScaler(8.0)
+        for _ in range(3):
+            (p * 3.0 + p * p).sum().backward(opt.scaler.scale)
+            opt.step()
+        return p.numpy().reshape(1)
+
+    assert trained(()) == trained((1,)) != 0.5
+
+
 def test_a_norm_that_is_not_finite_is_not_hidden() -> None:
     p = ml.Parameter(np.ones(2, np.float32))
     opt = optim.SGD([p], 0.1, max_norm=1.0)
