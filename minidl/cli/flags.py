@@ -150,7 +150,7 @@ FLAGS: dict[str, dict[str, Flag]] = {
                                  help="gradients accumulate over M parts of a batch"),
         "--optimizer": _flag(NETWORK, default="sgd", choices=list(OPTIMIZERS)),
         "--lr": _flag(RUN, type=float, default=0.1, metavar="X", help="learning rate (default 0.1)"),
-        "--seed": _flag(RUN, type=whole(0, (1 << 64) - 1), default=0, metavar="S"),
+        "--seed": _flag(RUN + " fuzz:*", type=whole(0, (1 << 64) - 1), default=0, metavar="S"),
     },
     "device": {
         "--device": _flag(NETWORK, default="cpu", help="cpu or cuda[:N]"),
@@ -186,6 +186,7 @@ FLAGS: dict[str, dict[str, Flag]] = {
         "--epochs": _flag(RUN, ("runs without --steps; leave one out", lambda a: not a.steps), type=whole(1), metavar="N"),
         "--checkpoint": _flag("train:src", metavar="DIR", help="save parameters and all that a run needs to go on"),
         "--resume": _flag("train:src", action="store_true", help="go on from the checkpoint; an --lr that is given wins over the one there"),
+        "--cases": _flag("fuzz:*", type=whole(1), metavar="N", help="how many, each with the seed after the last (default: 100 random steps, 3 of your own)"),
         "--dry-run": _flag("train:src", action="store_true", help="plan and predict, but do not train"),
     },
     "pipelines": {
@@ -223,7 +224,7 @@ FLAGS: dict[str, dict[str, Flag]] = {
         "--trace": _flag("train:src simulate:srlcp", ("one plan", lambda a: not a.table), metavar="FILE",
                          help="timeline of the last step, or the predicted one, for ui.perfetto.dev"),
         "--config": _flag(EVERY.removeprefix("info:* models:* "), metavar="FILE.toml", help="flags from a file: batch-size = 32; the command line wins"),
-        "--json": _flag(EVERY, action="store_true", help="one JSON object on standard output and nothing else"),
+        "--json": _flag(EVERY + " fuzz:*", action="store_true", help="one JSON object on standard output and nothing else"),
     },
     "ranks": {
         "--each-rank": _flag("info:*", ("info without --model", lambda a: not a.model), action="store_true",

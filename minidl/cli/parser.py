@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from ..files import read_text
-from . import info, planning, training
+from . import fuzz, info, planning, training
 from .flags import FLAGS, UsageError, add_flags, check_flags, nearest, subject_of
 
 
@@ -40,6 +40,7 @@ VERBS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "check": (planning.check, "validate a saved or edited schedule"),
     "explain": (planning.explain, "why a task stands where it does"),
     "simulate": (planning.simulate, "price a plan of a network, or a data-parallel or pipeline policy on given times"),
+    "fuzz": (fuzz.run, "hold recorded steps against eager ones, bit for bit"),
 }
 
 
@@ -53,6 +54,8 @@ def _parser() -> _Parser:
             verb.add_argument("plan", metavar="PLAN.csv")
         elif name == "explain":
             verb.add_argument("task", metavar="TASK", help="such as 4W0")
+        elif name == "fuzz":
+            fuzz.add_step(verb)
         add_flags(verb, name)
     return parser
 
