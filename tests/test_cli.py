@@ -258,7 +258,7 @@ def test_absurd_sizes_end_in_one_line_and_not_the_machine(argv):
     code = ("import sys; from minidl.cli import machine; machine.available = lambda: 700 << 20; "
             "sys.argv[0] = 'minidl'; from minidl.__main__ import run; run()")
     more = ["--costs", "analytic", "--steps", "1"] if argv[0] == "train" else []
-    done = subprocess.run([sys.executable, "-c", code, *argv, *more], capture_output=True, text=True, timeout=300,
+    done = subprocess.run([sys.executable, "-c", code, *argv, *more], capture_output=True, text=True, timeout=PATIENCE,
                           env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert done.returncode == 2, done.stderr
     assert "there is not enough memory for this" in one_line(done.stderr.splitlines(keepends=True)[-1])

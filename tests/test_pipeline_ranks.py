@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import deadline
+from helpers import PATIENCE, deadline
 
 import minidl as ml
 from minidl import models, nn, ops, optim
@@ -180,7 +180,7 @@ comm.close()
 @pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec; install minidl[mpich]")
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_ranks_of_mpi_leave_the_same_bits(ranks):
-    done = subprocess.run([MPIEXEC, "-n", str(ranks), sys.executable, "-c", UNDER_MPI], capture_output=True, text=True, timeout=300,
+    done = subprocess.run([MPIEXEC, "-n", str(ranks), sys.executable, "-c", UNDER_MPI], capture_output=True, text=True, timeout=PATIENCE,
                           cwd=Path(__file__).parent.parent)
     assert (done.returncode, done.stdout) == (0, "gpipe equal\none_f_one_b equal\nzb_h1 equal\n"), done.stderr
 
@@ -190,7 +190,7 @@ def command(ranks, *flags):
     """Runs `train --json` on so many ranks; its exit code, its record (None without one) and its errors."""
     launch = [MPIEXEC, "-n", str(ranks)] if ranks > 1 else []
     done = subprocess.run([*launch, sys.executable, "-m", "minidl", "train", *flags, "--json", "--costs", "analytic"], capture_output=True,
-                          text=True, timeout=300, cwd=Path(__file__).parent.parent)
+                          text=True, timeout=PATIENCE, cwd=Path(__file__).parent.parent)
     return done.returncode, json.loads(done.stdout) if done.stdout else None, done.stderr
 
 

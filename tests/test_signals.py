@@ -1,8 +1,8 @@
 """Signals at random times: whatever is hit ends with one line and an exit code, leaves no process, and its checkpoint goes on.
 
-A few here, all of them under the marker `slow`. Each is drawn from a seed, which a failure names:
-`MINIDL_SIGNALS=1 MINIDL_SIGNALS_SEED=17 python -m pytest -m "slow or not slow" tests/test_signals.py` repeats one, as far as
-time repeats; `MINIDL_SIGNALS=1000` draws more.
+A few here, all of them under the marker `campaign`. Each is drawn from a seed, which a failure names:
+`MINIDL_SIGNALS=1 MINIDL_SIGNALS_SEED=17 python -m pytest -m campaign tests/test_signals.py` repeats one, as far as time
+repeats; `MINIDL_SIGNALS=1000` draws more.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from helpers import PATIENCE
 
 ROOT = Path(__file__).parent.parent
 MPIEXEC = shutil.which("mpiexec") or shutil.which("mpiexec", path=str(Path(sys.executable).parent))
 SEED = int(os.environ.get("MINIDL_SIGNALS_SEED", 1))
 MARK = "MINIDL_TEST_MARK"  #: a variable that every process of a run inherits
-SILENCE, START = 6, 20  #: seconds: how long ranks may be silent, and may take to start
-HANG = 60  #: seconds after which what should have ended hangs; generous, since machines are busy
+SILENCE, START = 15, 60  #: seconds: how long ranks may be silent, and may take to start; a busy machine takes less
 
 MLP = ["--model", "mlp", "--model-arg", "hidden=32", "--json"]
 SINGLE = {
@@ -46,7 +46,7 @@ RANKS = ["train", *MLP, "--costs", "analytic", "--parallel", "data", "--schedule
 
 def count(short: int, whole: int) -> list:
     """Both sizes of a campaign; MINIDL_SIGNALS changes the second."""
-    return [short, pytest.param(int(os.environ.get("MINIDL_SIGNALS", whole)), marks=pytest.mark.slow)]
+    return [short, pytest.param(int(os.environ.get("MINIDL_SIGNALS", whole)), marks=pytest.mark.campaign)]
 
 
 @dataclass
@@ -113,9 +113,9 @@ def hit(command: list[str], delay: float, number: signal.Signals, rank: int | No
                 os.kill(victim, number)
     begin = time.monotonic()
     try:
-        out, err = run.communicate(timeout=HANG + SILENCE + START)
+        out, err = run.communicate(timeout=PATIENCE)
         while processes(mark):
-            assert time.monotonic() < begin + HANG + SILENCE + START, f"left: {processes(mark)}"
+            assert time.monotonic() < begin + PATIENCE, f"left: {processes(mark)}"
             time.sleep(0.01)
     except (subprocess.TimeoutExpired, AssertionError) as error:
         left = processes(mark)
@@ -133,7 +133,7 @@ def program(*argv: object) -> list[str]:
 def whole(command: list[str]) -> tuple[dict, float]:
     """What an undisturbed run says, and its seconds."""
     begin = time.monotonic()
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout), time.monotonic() - begin
 
@@ -144,7 +144,7 @@ def goes_on(folder: Path, wanted: str, *flags: object) -> str:
     if "checkpoint.safetensors" not in kept:
         return ""
     done = subprocess.run(program("train", *MLP, "--costs", "analytic", "--checkpoint", folder, "--epochs", EPOCHS, "--resume", *flags), cwd=ROOT,
-                          capture_output=True, text=True, timeout=300)
+                          capture_output=True, text=True, timeout=PATIENCE)
     if "steps already" in done.stderr:
         return ""
     if done.returncode:
