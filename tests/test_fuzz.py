@@ -60,14 +60,14 @@ def test_random_steps_have_the_gradients_of_torch() -> None:
     hold_against_torch(range(25))
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.parametrize("first", range(FIRST, FIRST + LONG, BLOCK))
 def test_the_long_campaign(first: int) -> None:
     """MINIDL_FUZZ_CASES random steps from seed MINIDL_FUZZ_SEED on."""
     hold(range(first, min(first + BLOCK, FIRST + LONG)))
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.parametrize("first", range(FIRST, FIRST + LONG, BLOCK))
 def test_the_long_campaign_against_torch(first: int) -> None:
     hold_against_torch(range(first, min(first + BLOCK, FIRST + LONG)))

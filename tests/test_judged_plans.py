@@ -1,7 +1,7 @@
 """Plans of every kind, changed at random, are judged as a brute-force checker judges them (`brute_force`).
 
     python -m pytest tests/test_judged_plans.py -q            some hundred plans
-    SEED=7 PLANS=20000 python -m pytest tests/test_judged_plans.py -q -m slow -s
+    SEED=7 PLANS=20000 python -m pytest tests/test_judged_plans.py -q -m campaign -s
 
 Both sides must be met: plans that hold after a change, and plans that do not. Seeds are printed.
 """
@@ -394,7 +394,7 @@ def test_changed_plans_are_judged_as_by_brute_force(kind):
     assert count[False] > 15
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.parametrize("kind", KINDS)
 def test_many_changed_plans_are_judged_as_by_brute_force(kind):
     count = judged(kind, int(os.environ.get("PLANS", "12000")) // len(KINDS), int(os.environ.get("SEED", np.random.SeedSequence().entropy % 2**32)))
@@ -439,6 +439,6 @@ def test_waits_are_judged_as_by_brute_force():
     assert min(count[True], count[False]) > 20
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_many_waits_are_judged_as_by_brute_force():
     races(int(os.environ.get("PLANS", "12000")) // 6, int(os.environ.get("SEED", np.random.SeedSequence().entropy % 2**32)))
