@@ -17,10 +17,10 @@ from pathlib import Path
 from time import monotonic, sleep
 
 #: the largest file of each kind that is read, in bytes; of a packed trace, what it holds. Files of data: data/formats.py
-LARGEST = {"plan": 256 << 20, "costs": 16 << 20, "config": 1 << 20, "trace": 256 << 20, "checkpoint header": 16 << 20}
+LARGEST = {"plan": 256 << 20, "costs": 16 << 20, "config": 8 << 10, "trace": 256 << 20, "checkpoint header": 16 << 20}
 #: reading a file takes at most this many times its bytes of memory, and SPARE; a checkpoint takes the model's on top
 MEMORY = {"plan": 10, "costs": 40, "config": 400, "trace": 40, "checkpoint header": 10}
-SPARE = 64 << 20
+SPARE = 128 << 20
 READER_SECONDS = 10.0  #: how long a pipe that is written to may be without a reader
 _PART = ".part"  #: how the name of a file ends that is still being written
 
@@ -43,12 +43,15 @@ def read(path: str | Path, kind: str) -> bytes:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise FileError(errno.EINVAL, "not a regular file", str(path))
-            content = file.read(LARGEST[kind] + 1) if status.st_size <= LARGEST[kind] else None
+            parts, size = list[bytes](), status.st_size
+            while size <= LARGEST[kind] and (part := file.read(1 << 20)):
+                parts.append(part)
+                size = max(size, sum(map(len, parts)))
     except OSError as error:
         raise FileError(error.errno, error.strerror, str(path)) from None
-    if content is None or len(content) > LARGEST[kind]:
-        raise FileError(errno.EFBIG, f"larger than {LARGEST[kind] >> 20} MiB, the most that is read of a {kind} file", str(path))
-    return content
+    if size > LARGEST[kind]:
+        raise FileError(errno.EFBIG, f"larger than {LARGEST[kind] >> 10:,} KiB, the most that is read of a {kind} file", str(path))
+    return b"".join(parts)
 
 
 def read_text(path: str | Path, kind: str) -> str:

@@ -104,7 +104,8 @@ def parse_task(name: str) -> int:
     for (what, bits), value in zip(_RANGES, (unit, micro_batch, iteration), strict=True):
         if len(value) > 20 or int(value) >= 1 << bits:
             raise GraphError(f"task {name[:40]!r}: {what} {value[:20]} is too large (at most {(1 << bits) - 1})")
-    return int(pack(int(unit), Kind[kind], int(micro_batch), int(iteration)))
+    key = int(iteration) << _MICRO_BITS | int(micro_batch)  # as `pack`, which is for arrays
+    return (key << _UNIT_BITS | int(unit)) << _KIND_BITS | Kind[kind]
 
 
 # --------------------------------------------------------------------------------------------------------------- views

@@ -484,6 +484,8 @@ def _cells(text: str, begin: int, end: int) -> Iterator[str]:
 
 def parse_action(name: str) -> list[int]:
     """The keys of one action: `4W0` alone, or `(2F3;5B1)` together. Raises GraphError."""
+    if len(name) > 1000:  # a pair has two
+        raise GraphError(f"{name[:40]!r} is not a task name, nor a few that run as one action")
     name = name.strip()
     parts = name[1:-1].split(";") if name.startswith("(") and name.endswith(")") else [name]
     return [parse_task(part) for part in parts]

@@ -186,7 +186,7 @@ def test_a_file_larger_than_its_kind_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "huge.toml"
     with open(path, "wb") as file:
         file.truncate(1 << 40)  # a hole: it takes no room on the disk
-    refused(lambda: read(path, "config"), "larger than 1 MiB")
+    refused(lambda: read(path, "config"), "larger than 8 KiB")
     with open(path, "wb") as file:
         file.truncate(files.LARGEST["config"])
     assert len(read(path, "config")) == files.LARGEST["config"]

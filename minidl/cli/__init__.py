@@ -38,8 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         message = show.reason(error)
     interrupts.check()  # a library may have made an error of it
-    first, *rest = message.splitlines()
-    print(f"minidl: {first}", file=sys.stderr)
+    first, *rest = message.split("\n")
+    print(f"minidl: {show.line(first)}", file=sys.stderr)
     if rest:
         print("\n".join(rest), file=sys.stderr)
     return 2

@@ -33,6 +33,12 @@ def reason(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
+def line(text: str) -> str:
+    """A line of what may come from a file: nothing in it moves the cursor, and it ends."""
+    text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[:1000])
+    return text if len(text) < 1000 else f"{text} ..."
+
+
 def notes(lines: Iterable[str]) -> None:
     for line in lines:
         note(line)

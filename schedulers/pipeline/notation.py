@@ -76,7 +76,7 @@ def _ours(cell: str) -> str:
     if not cell.startswith("("):
         return _single(cell)
     inner = cell.removesuffix(PAIR).strip()
-    if not inner.endswith(")"):
+    if not inner.endswith(")") or len(inner) > 1000:
         raise GraphError(f"{cell[:40]!r} is no pair; expected (2F3;5B1)")
     return f"({';'.join(_single(part.strip()) for part in inner[1:-1].split(';'))})"
 
