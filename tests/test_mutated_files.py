@@ -49,6 +49,7 @@ class Broken(Campaign):
         self.formats = {"x": Format("x", b"0", [], lambda rng, content: content, {}, 16 << 20, act)}
 
 
+@pytest.mark.campaign
 def test_the_campaign_notices_what_must_not_be(tmp_path: Path) -> None:
     def hog(path: Path) -> None:
         np.ones(40 << 20, np.uint8)
