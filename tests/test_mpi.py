@@ -254,7 +254,7 @@ def test_ranks_do_not_wait_for_ever_for_one_that_runs_something_else(other):
 
 
 def test_a_transport_for_gpus_needs_one():
-    assert "--transport nccl is for gradients on a GPU" in one_line(run(2, *parallel("priority", "--transport", "nccl")))
+    assert "--transport nccl is for arrays on a GPU" in one_line(run(2, *parallel("priority", "--transport", "nccl")))
 
 
 @pytest.mark.parametrize(("flags", "says"), [
@@ -268,7 +268,8 @@ def test_what_one_rank_alone_was_told_is_found_before_others_wait_for_it(flags, 
 
 def test_ranks_that_would_each_train_the_whole_are_refused(tmp_path):
     line = one_line(run(2, *train("--checkpoint", tmp_path / "folder")))
-    assert line == "minidl: 2 ranks were started, of which each would train the whole by itself; give --parallel data, or start one process"
+    assert line == ("minidl: 2 ranks were started, of which each would train the whole by itself; "
+                    "give --parallel data or --parallel pipeline, or start one process")
     assert not list(tmp_path.iterdir())
 
 
