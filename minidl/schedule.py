@@ -250,6 +250,10 @@ class Schedule:
         lane_of, place = np.empty(len(graph), np.int32), np.empty(len(graph), np.int64)
         lane = self.lane_of_each()
         lane_of[ids], place[ids] = lane, np.arange(len(ids)) - self.ptr[lane]
+        begin = place  # of its action: what runs in it beside a task has not surely ended
+        if self.joined is not None:
+            begin = place.copy()
+            begin[ids] = place[ids[np.maximum.accumulate(np.where(self.joined, 0, np.arange(len(ids))))]]
         done, _, order = self._run(graph, ids, preds)
         if not done:
             raise self.error("deadlock: the lanes and waits cannot all run")
@@ -261,7 +265,7 @@ class Schedule:
             before = last[lane_of[task]]
             if before >= 0:
                 np.maximum(here, clock[before], out=here)
-                here[column[task]] = place[task]
+                here[column[task]] = begin[task]
             for p in preds[task].tolist():
                 if rank[lane_of[p]] == rank[lane_of[task]]:
                     np.maximum(here, clock[p], out=here)

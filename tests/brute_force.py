@@ -433,24 +433,57 @@ class Device:
         return "" if Run(lanes, before).all() else "deadlock"
 
 
+# ----------------------------------------------------------------------------------------------------------------- memory
+def overlap(lanes: Lanes, tasks: Sequence[tuple[Name, set[int], set[int]]], storage: Callable[[int], int], place: dict[int, tuple[int, int]],
+            given: set[int], kept: set[int]) -> str:
+    """Whether two storages that can be alive at once share bytes. `place`: begin and end of each; `given` are there from the
+    start, `kept` to the end."""
+    needs = conflicts(tasks)
+    users: dict[int, set[Name]] = {s: set() for s in place}
+    for name, reads, writes in tasks:
+        for b in reads | writes:
+            users.get(storage(b), set()).add(name)
+    early = {}  # what can start while a task has not ended
+    for task, _, _ in tasks:
+        run = Run(lanes, lambda t, task=task: needs[t] | ({("never", "", 0, 0)} if t == task else set()))  # type: ignore[misc]
+        run.all()
+        early[task] = run.ended | {t for lane in lanes if run.ready(lane) or task in run.head(lane) for t in run.head(lane)}
+
+    def before(s: int, t: int) -> bool:
+        return s not in kept and t not in given and not any(early[a] & users[t] for a in users[s])
+
+    for s, (begin, end) in place.items():
+        for t, (other, last) in place.items():
+            if s < t and begin < last and other < end and not before(s, t) and not before(t, s):
+                return f"storages {s} and {t} share bytes while both are alive"
+    return ""
+
+
 # ------------------------------------------------------------------------------------------------------------------ races
 def race(lanes: Lanes, tasks: Sequence[tuple[Name, set[int], set[int]]], waits: Iterable[tuple[Name, Name]]) -> str:
-    """Whether lanes and waits alone keep every order within a rank; messages between ranks are always awaited.
+    """Whether lanes and waits alone keep every order within a rank, whatever messages between ranks do; and whether all can run,
+    where these are awaited. Of two that write a buffer the readers between them keep the order.
 
     For each pair that must keep its order the first task is held up for ever: if the second can start, it is a race.
     """
     rank = {t: lane[0] for lane, actions in lanes.items() for action in actions for t in action}
-    order = conflicts(tasks)
+    order, direct = conflicts(tasks), set[tuple[Name, Name]]()
+    for i, (t, reads, writes) in enumerate(tasks):
+        for b in reads | writes:
+            writer = max((j for j in range(i) if b in tasks[j][2]), default=-1)
+            readers = [tasks[j][0] for j in range(writer + 1, i) if b in tasks[j][1]]
+            if b in writes:
+                direct |= {(o, t) for o in readers}
+            if writer >= 0 and (b in reads or not readers):
+                direct.add((tasks[writer][0], t))
     after: dict[Name, set[Name]] = {t: set() for t in rank}
     for waiter, awaited in waits:
         after[waiter].add(awaited)
-    for t, others in order.items():
-        after[t] |= {o for o in others if rank[o] != rank[t]}
-    if not Run(lanes, after.__getitem__).all():
+    if not Run(lanes, lambda t: after[t] | {o for o in order[t] if rank[o] != rank[t]}).all():
         return "deadlock"
     for t, others in order.items():
         for o in others:
-            if rank[o] == rank[t]:
+            if rank[o] == rank[t] and (o, t) in direct:
                 run = Run(lanes, lambda task, o=o: after[task] | ({("never", "", 0, 0)} if task == o else set()))  # type: ignore[misc]
                 run.all()
                 if t in run.ended or any(t in run.head(lane) and all(n in run.ended for n in after[t]) for lane in lanes):

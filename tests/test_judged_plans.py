@@ -26,7 +26,8 @@ from minidl.boundary import cross_boundary, must_stay
 from minidl.cost import CostModel
 from minidl.executors.checking import random_schedule
 from minidl.graph import GraphBuilder, GraphError, Kind, TaskGraph, unpack
-from minidl.program import lower
+from minidl.memory import MemoryLimitError
+from minidl.program import Program, lower
 from minidl.schedule import Lane, Schedule, ScheduleError
 from minidl.schedulers import pipeline
 from minidl.schedulers.pipeline import PipelineError, refine, v_shape, zb_auto
@@ -159,8 +160,8 @@ def split_or_joined(rows: Rows, rng: np.random.Generator) -> Rows:
     if "B" in name:
         rows[i : i + 1] = [[*rows[i][:2], name.replace("B", "O")], [*rows[i][:2], name.replace("B", "W")]]
     elif "O" in name and (other := [*rows[i][:2], name.replace("O", "W")]) in rows:
+        rows[i] = [*rows[i][:2], name.replace("O", "B")]
         rows.remove(other)
-        rows[rows.index([*rows[i][:2], name]) if [*rows[i][:2], name] in rows else i - 1][2] = name.replace("O", "B")
     return rows
 
 
@@ -337,9 +338,25 @@ def device_of(rng: np.random.Generator) -> Judged | None:
                 crossing[more[-1]] = True
                 more += [s for s in graph.succs[more.pop()].tolist() if not crossing[s]]
     schedule = random_schedule(cross_boundary(graph, np.flatnonzero(crossing)).body[0] if crossing.any() else graph, int(rng.integers(1, 4)), rng)
-    checker = device_checker(graph)
-    return Judged(f"one device, {plan}, {int(crossing.sum())} late", schedule.to_csv(),
-                  lambda text: lower(graph, Schedule.from_csv(text)), checker.judge)
+    return Judged(f"one device, {plan}, {int(crossing.sum())} late", schedule.to_csv(), lambda text: lower(graph, Schedule.from_csv(text)),
+                  device_checker(graph).judge, lambda found: memory_holds(graph, found) if rng.random() < 0.2 else None)
+
+
+def memory_holds(graph: TaskGraph, program: Program) -> None:
+    """The peak is where the last storage ends, nothing alive is overwritten, and a limit below the peak is refused."""
+    for part in program.parts:
+        memory, own = part.memory, part.graph
+        place = {s: (at, at + max(1, spec.bytes)) for s, (spec, at) in enumerate(zip(own.storages, memory.offset.tolist(), strict=True)) if at >= 0}
+        assert max((end for _, end in place.values()), default=0) <= memory.arena_bytes
+        given, kept = ({v.storage for v in views} for views in (own.inputs, own.outputs))
+        lanes = brute_force.lanes_of(part.schedule.to_csv())
+        assert not brute_force.overlap(lanes, tasks_of(own), lambda b, own=own: int(own.buffer_storage[b]), place, given, kept)
+        assert memory.arena_bytes + sum(-(-max(1, s.bytes) // 256) * 256 for s in own.storages if s.role.persistent) <= program.peak_bytes
+    names = [program.schedule.names(i) for i in range(len(program.schedule.lanes))]
+    again = Schedule.from_names(dict(zip(program.schedule.lanes, names, strict=True)))
+    lower(graph, again, memory_limit=program.peak_bytes)
+    with pytest.raises(MemoryLimitError):
+        lower(graph, again, memory_limit=program.peak_bytes - 1)
 
 
 def device_checker(graph: TaskGraph) -> brute_force.Device:

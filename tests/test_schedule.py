@@ -96,6 +96,17 @@ def test_a_pair_starts_when_all_it_needs_is_there_and_shows_its_results_at_its_e
         Schedule.from_names({MAIN: ["(0F0;2F0)"], SUB: ["1F0"]}).validate(planned(("0F0", "", "a"), ("1F0", "a", "b"), ("2F0", "b", "c")))
 
 
+def test_what_runs_in_one_action_has_not_surely_ended():
+    """So a memory plan gives the two of a pair places of their own."""
+    graph = planned(("0F0", "", "a"), ("1F0", "", "b"), ("2F0", "", "c"))
+    order = {MAIN: ["0F0", "1F0", "2F0"]}
+    assert Schedule.from_names(order).clocks(graph).ordered(0, 1)
+    clocks = Schedule.from_names({MAIN: ["(0F0;1F0)", "2F0"]}).clocks(graph)
+    assert not clocks.ordered(0, 1)
+    assert clocks.ordered(0, 2)
+    assert clocks.ordered(1, 2)
+
+
 def test_half_of_a_pair_is_no_pair():
     schedule = Schedule.from_names({MAIN: ["0F0", "(1F0;2F0)", "(3F0;4F0)"]})
     kept = schedule.only(planned(("0F0", "", "a"), ("2F0", "", "b"), ("3F0", "", "c"), ("4F0", "", "d")))
