@@ -7,25 +7,35 @@ what is read too early differs too. Knows no way to make trainings: see `random_
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from . import random, schedulers
 from .boundary import cross_boundary, must_stay
+from .comm.loopback import run_ranks
+from .cost import CostModel
 from .device import CPU
-from .executors import CheckingExecutor, SequentialExecutor, StreamExecutor
+from .executors import CheckingExecutor, DistributedExecutor, SequentialExecutor, StreamExecutor
 from .executors.checking import random_schedule
-from .graph import TaskGraph
+from .graph import GraphError, TaskGraph
 from .lanes import LaneError, Work
+from .passes import rename, unroll
 from .recording import record
+from .schedulers.data_parallel import POLICIES, plan, prepare
+from .schedulers.layer_times import with_communication
 from .streams import run_program
 from .tensor import Parameter, Tensor, array
 
 Run = Callable[..., Any]
+Trace = dict[str, bytes]  #: all that can be seen of a run, by name
+
+
+def nothing(call: int) -> None:
+    """Before a call."""
 
 
 class Training(NamedTuple):
@@ -37,7 +47,7 @@ class Training(NamedTuple):
     step: Callable[..., Any]
     inputs: Sequence[tuple[Any, ...]]
     owners: Sequence[Any]
-    before: Callable[[int], None] = lambda call: None
+    before: Callable[[int], None] = nothing
 
     def tensors(self) -> dict[str, Tensor]:
         """What a training leaves, by name."""
@@ -60,13 +70,13 @@ class Verdict:
     tasks: int = 0
 
 
-def check(make: Callable[[int], Any], seed: int, searched: float = 1.0) -> Verdict:
-    """Runs one case in every way. `make(seed)` gives a `Training`, or a tuple that makes one, the same each time. `searched`:
-    in which share of cases multi_region makes a schedule too, for which it may search for seconds."""
+def check(make: Callable[[int], Any], seed: int, every: bool = True) -> Verdict:
+    """Runs one case in every way. `make(seed)` gives a `Training`, or a tuple that makes one, the same each time. Without
+    `every`, what takes long (multi_region, which may search for seconds, and two ranks) is done for one case in twenty."""
     choices = np.random.default_rng([seed, 1])
     try:
         eager = _made(make, seed)
-        begin, looks = _values(eager), choices.integers(2, size=len(eager.inputs)).astype(bool)
+        begin, looks = _values(eager), [bool(n) for n in choices.integers(2, size=len(eager.inputs))]
         expected = _trace(eager, lambda *inputs: _fresh(eager)(*map(array, inputs)), looks)
         training = _made(make, seed)
         if different := [name for name, a in _values(training).items() if a.tobytes() != begin[name].tobytes()]:
@@ -80,22 +90,24 @@ def check(make: Callable[[int], Any], seed: int, searched: float = 1.0) -> Verdi
     failures: dict[str, str] = {}
     if changed := [name for name, a in _values(training).items() if a.tobytes() != begin[name].tobytes()]:
         failures["record"] = f"recording changed {changed[0]}"
-    runs = 0
-    for name, start in _arrangements(graph, choices, searched):
-        runs += 1
-        for key, t in training.tensors().items():
+    runs, tensors = 0, training.tensors()
+    for name, arranged in _arrangements(graph, training, make, seed, looks, choices, every):
+        for key, t in tensors.items():
             t.assign(begin[key])
         try:
-            run = start()
-            found = _trace(training, run, looks)
-            if hasattr(run, "close"):
-                run.close()
+            found = arranged()
+        except GraphError as error:
+            if name not in MAY_REFUSE:
+                failures[name] = _line(error)
+            continue
         except Exception as error:
             failures[name] = _line(error)
             continue
-        different = [what for (what, a), (_, b) in zip(expected, found, strict=True) if a != b]
+        finally:
+            runs += 1
+        different = [what for what in found if found[what] != expected[what]]
         if different:
-            failures[name] = f"{different[0]} differs from the eager run ({len(different)} of {len(expected)} values)"
+            failures[name] = f"{different[0]} differs from the eager run ({len(different)} of {len(found)} values)"
     return Verdict(seed, failures=failures, runs=runs, tasks=len(graph))
 
 
@@ -129,19 +141,28 @@ def _fresh(training: Training) -> Run:
     return training.step
 
 
-def _trace(training: Training, run: Run, looks: Any) -> list[tuple[str, bytes]]:
-    """All that can be seen of a run, by name: what each call returns, and what there is after those calls at which somebody
-    looks, and at the end."""
-    seen: list[tuple[str, bytes]] = []
+def _trace(training: Training, run: Run, looks: Sequence[bool]) -> Trace:
+    """All that can be seen of a run: what each call returns, and what there is after those calls at which somebody looks, and
+    at the end, when the run is closed."""
+    seen: Trace = {}
     tensors = training.tensors()
     for call, inputs in enumerate(training.inputs):
         training.before(call)
-        result = run(*inputs)
-        outputs = () if result is None else result if isinstance(result, tuple | list) else (result,)
-        seen += [(f"output {i} of call {call}", _bits(t)) for i, t in enumerate(outputs)]
-        if looks[call] or call == len(training.inputs) - 1:
-            seen += [(f"{name} after call {call}", _bits(t)) for name, t in tensors.items()]
-    return seen
+        seen |= _outputs(run(*inputs), call)
+        if looks[call]:
+            seen |= _left(tensors, call)
+    if isinstance(run, StreamExecutor):
+        run.close()
+    return seen | _left(tensors, len(training.inputs) - 1)
+
+
+def _outputs(result: Any, call: int) -> Trace:
+    outputs = () if result is None else result if isinstance(result, tuple | list) else (result,)
+    return {f"output {i} of call {call}": _bits(t) for i, t in enumerate(outputs)}
+
+
+def _left(tensors: Mapping[str, Tensor], call: int) -> Trace:
+    return {f"{name} after call {call}": _bits(t) for name, t in tensors.items()}
 
 
 def _bits(t: Tensor) -> bytes:
@@ -150,27 +171,32 @@ def _bits(t: Tensor) -> bytes:
 
 
 # ---------------------------------------------------------------------------------------------------------- arrangements
-def _arrangements(graph: TaskGraph, choices: np.random.Generator, searched: float) -> Iterator[tuple[str, Callable[[], Run]]]:
-    """Name and maker of everything that can run the graph."""
+RANKS = "two ranks with the same inputs"
+MAY_REFUSE = (RANKS,)  #: a step that does something after its updates is none for ranks
 
-    def device() -> Any:
-        return Shuffled(choices)
 
-    def scheduled(name: str) -> Run:
-        return StreamExecutor(graph, schedulers.single(name, graph), device=device())
+def _arrangements(graph: TaskGraph, training: Training, make: Callable[[int], Any], seed: int, looks: Sequence[bool],
+                  choices: np.random.Generator, every: bool) -> Iterator[tuple[str, Callable[[], Trace]]]:
+    """Everything that can run the graph: its name, and a call that runs it."""
 
-    def checked(lanes: int) -> Run:
-        return CheckingExecutor(graph, random_schedule(graph, lanes, choices), seed=int(choices.integers(2**31)), device=device())
+    def traced(run: Run) -> Trace:
+        return _trace(training, run, looks)
 
-    def late(tasks: Sequence[int]) -> Run:
+    def scheduled(name: str) -> Trace:
+        return traced(StreamExecutor(graph, schedulers.single(name, graph), device=Shuffled(choices)))
+
+    def checked(lanes: int) -> Trace:
+        return traced(CheckingExecutor(graph, random_schedule(graph, lanes, choices), seed=int(choices.integers(2**31)), device=Shuffled(choices)))
+
+    def late(tasks: Sequence[int]) -> Trace:
         body = cross_boundary(graph, tasks).body[0]
-        return StreamExecutor(graph, random_schedule(body, int(choices.integers(1, 4)), choices), device=device())
+        return traced(StreamExecutor(graph, random_schedule(body, int(choices.integers(1, 4)), choices), device=Shuffled(choices)))
 
-    yield "sequential", lambda: SequentialExecutor(graph, device())
+    yield "sequential", lambda: traced(SequentialExecutor(graph, Shuffled(choices)))
     for name in schedulers.SINGLE:
-        if name != "multi_region" or choices.random() < searched:
+        if name != "multi_region" or every or choices.random() < 0.05:
             yield f"scheduler {name}", partial(scheduled, name)
-    yield "threads", lambda: StreamExecutor(graph, random_schedule(graph, 3, choices))
+    yield "threads", lambda: traced(StreamExecutor(graph, random_schedule(graph, 3, choices)))
     for lanes in (1, 3):
         yield f"random order on {lanes} lanes", partial(checked, lanes)
     free = np.flatnonzero(~must_stay(graph))
@@ -178,6 +204,10 @@ def _arrangements(graph: TaskGraph, choices: np.random.Generator, searched: floa
         some = choices.choice(free, int(choices.integers(1, len(free) + 1)), replace=False)
         for tasks in sorted({tuple(free.tolist()), _with_all_that_need_them(graph, some.tolist())}):
             yield f"late: {', '.join(map(graph.name, tasks))}", partial(late, tasks)
+    if training.before is nothing:
+        yield "all calls as one graph", partial(_unrolled, graph, training, choices)
+    if every or choices.random() < 0.05:
+        yield RANKS, partial(_on_two_ranks, make, seed, choices)
 
 
 def _with_all_that_need_them(graph: TaskGraph, tasks: Sequence[int]) -> tuple[int, ...]:
@@ -187,6 +217,48 @@ def _with_all_that_need_them(graph: TaskGraph, tasks: Sequence[int]) -> tuple[in
         found.update(new)
         stack += new
     return tuple(sorted(found))
+
+
+def _unrolled(graph: TaskGraph, training: Training, choices: np.random.Generator) -> Trace:
+    """All calls in a random legal order, with one, two or as many copies of what they make as there are calls. Of parameters
+    and states that a call returns only the last can be seen."""
+    calls = len(training.inputs)
+    lasting = [i for i, view in enumerate(graph.outputs) if graph.storages[view.storage].role.persistent]
+    graph = rename(unroll(graph, calls), int(choices.integers(1, calls + 1)))
+    run = CheckingExecutor(graph, random_schedule(graph, 3, choices), seed=int(choices.integers(2**31)), device=Shuffled(choices))
+    result = run(*(a for inputs in training.inputs for a in inputs))
+    outputs = () if result is None else result if isinstance(result, tuple) else (result,)
+    each = len(outputs) // calls
+    seen = _left(training.tensors(), calls - 1)
+    for call in range(calls):
+        seen |= _outputs(outputs[call * each : (call + 1) * each], call)
+    return {what: value for what, value in seen.items() if what not in {f"output {i} of call {c}" for i in lasting for c in range(calls - 1)}}
+
+
+def _on_two_ranks(make: Callable[[int], Any], seed: int, choices: np.random.Generator) -> Trace:
+    """The mean of two equal gradients is each of them, so both ranks leave what one alone does."""
+    name = list(POLICIES)[int(choices.integers(len(POLICIES)))]
+    own = []
+    for _ in range(2):
+        training = _made(make, seed)
+        graph = prepare(name, record(training.step, *training.inputs[0]), part_bytes=40, bucket_bytes=100)
+        cost = with_communication(graph, CostModel.analytic(), lambda sizes: 1.0)
+        own.append((training, training.tensors(), plan(name, graph, cost)))
+
+    def work(communicator: Any) -> Trace:
+        training, tensors, found = own[communicator.rank]
+        run = DistributedExecutor(found.graph, found.schedule, communicator)
+        seen: Trace = {}
+        for call, inputs in enumerate(training.inputs):
+            training.before(call)
+            seen |= _outputs(run(*inputs), call)
+        run.close()
+        return seen | _left(tensors, len(training.inputs) - 1)
+
+    first, second = run_ranks(2, work)
+    if first != second:
+        raise RuntimeError(f"two ranks differ under {name}")
+    return cast(Trace, first)
 
 
 class Shuffled(CPU):

@@ -22,8 +22,9 @@ def unroll(graph: TaskGraph, iterations: int) -> TaskGraph:
     """`iterations` steps in a row as one graph; task `4W0` of step t is `4W0@t`.
 
     Parameters and states carry over, which yields `U -> F`; activations are the same memory in every step, which
-    yields the write-after-read edge `W(t) -> F(t+1)`. Inputs and outputs are separate in each step. Raises GraphError
-    for fewer than one iteration or a graph that is unrolled already.
+    yields the write-after-read edge `W(t) -> F(t+1)`. Inputs and outputs are separate in each step, but for a parameter
+    or state that a step returns: there is one of each, which all steps change. Raises GraphError for fewer than one
+    iteration or a graph that is unrolled already.
     """
     if iterations < 1:
         raise GraphError(f"cannot unroll over {iterations} iterations; at least 1 is needed")

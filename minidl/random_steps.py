@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from . import ops, optim
-from .fuzz import Training
+from .fuzz import Training, nothing
 from .tape import micro_batch, no_grad
 from .tensor import Parameter, array
 
@@ -81,11 +81,12 @@ class Program:
                  "grad": lambda p: p if p.grad is None else p.grad}
 
         def before(call: int) -> None:
-            for optimizer in optimizers.values() if self.rates else ():
+            for optimizer in optimizers.values():
                 optimizer.lr = 0.1 / (call + 1)
 
         running = [t for three in norms.values() for t in three]
-        return Training(self.step(names), self.inputs(seed), [*parameters.values(), *running, *optimizers.values()], before)
+        return Training(self.step(names), self.inputs(seed), [*parameters.values(), *running, *optimizers.values()],
+                        before if self.rates else nothing)
 
 
 def training(seed: int) -> Training:

@@ -26,7 +26,7 @@ BLOCK = 50  #: cases of one test of the long campaign
 
 def hold(seeds: range) -> None:
     """Fails with the seed, which arrangement differs, and the text of the step."""
-    verdicts = [fuzz.check(random_steps.training, seed, 0.05) for seed in seeds]
+    verdicts = [fuzz.check(random_steps.training, seed, every=False) for seed in seeds]
     for v in verdicts:
         assert not v.failures, f"minidl fuzz --seed {v.seed} --cases 1: {v.failures}\n{random_steps.draw(v.seed).source}"
         assert not v.invalid, f"seed {v.seed} does not run eagerly: {v.invalid}\n{random_steps.draw(v.seed).source}"

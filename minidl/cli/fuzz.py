@@ -37,7 +37,7 @@ def run(arguments: Any) -> int:
     verdicts: list[fuzz.Verdict] = []
     with show.progress("comparing", cases) as done:
         for seed in range(arguments.seed, arguments.seed + cases):
-            verdicts.append(fuzz.check(make, seed, 1.0 if arguments.step else 0.05))
+            verdicts.append(fuzz.check(make, seed, every=bool(arguments.step)))
             done(len(verdicts))
     bad = [v for v in verdicts if v.failures]
     runs = sum(v.runs for v in verdicts)
