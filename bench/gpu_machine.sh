@@ -11,9 +11,9 @@
 # | ladder   | minidl against torch, rung by rung: bench/ladder.py, which gets the arguments                   |
 # | PART     | that part of bench/gpu_proof.py: tests, kernels, launch, mpi, sanitizer, references             |
 #
-# Records are written under $OUT (bench/results) as they are found, and a stage goes on with those that lie there. A stage
-# ends within $WITHIN seconds (570). Nothing is written outside of $OUT but $SITE (a folder under $TMPDIR), where the wheels
-# are installed once.
+# Records are written under $OUT (bench/results) as they are found, and a stage goes on with those that lie there; what was
+# chosen of the libraries' kernels lies in $OUT/choices.sqlite, for the next stage. A stage ends within $WITHIN seconds (570).
+# Nothing is written outside of $OUT but $SITE (a folder under $TMPDIR), where the wheels are installed once.
 set -u
 cd "$(dirname "$0")/.." || exit 2
 out=${OUT:-bench/results} within=${WITHIN:-570} site=${SITE:-${TMPDIR:-/tmp}/minidl-gpu-$(id -u)}
@@ -77,10 +77,10 @@ case $stage in
   *) usage ;;
 esac
 install
+mkdir -p "$out" && out=$(cd "$out" && pwd) || exit 2
 mpi=$(echo "$site"/mpi/*.data/data)
 export PYTHONPATH="$site/packages${PYTHONPATH:+:$PYTHONPATH}" PATH="$mpi/bin:$PATH:/usr/local/cuda/bin" PYTHONUNBUFFERED=1
-export LD_LIBRARY_PATH="$mpi/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" CUPY_CACHE_DIR="${CUPY_CACHE_DIR:-$site/cupy}"
-mkdir -p "$out" || exit 2
+export LD_LIBRARY_PATH="$mpi/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" CUPY_CACHE_DIR="${CUPY_CACHE_DIR:-$site/cupy}" MINIDL_CACHE="${MINIDL_CACHE:-$out}"
 case $stage in
   smoke) smoke ;;
   ladder) timeout -k 10 "$within" python3 bench/ladder.py --resume --budget "$((within - 30))" --out "$out/ladder.json" "$@" ;;

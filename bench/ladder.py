@@ -60,7 +60,7 @@ import minidl as ml
 from minidl.device import DeviceError
 
 #: seconds of a run, where none of the same network has been seen: an H200's, guessed on the safe side
-NEED = {FIRST_RUN: 90.0, "B3 reduce-overhead": 90.0, "B4 max-autotune": 300.0, "B5 torchsched": 150.0}
+NEED = {FIRST_RUN: 150.0, "B3 reduce-overhead": 90.0, "B4 max-autotune": 300.0, "B5 torchsched": 150.0}
 BEGUN = "begun, and not finished"
 MISSING, STARTED, OTHER, FAILED, DONE = range(5)  #: what is known of a run: see Climb.jobs
 

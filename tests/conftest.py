@@ -8,7 +8,9 @@ skipped test is a failure, unless it is marked `gpu` or `may_skip`.
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +23,17 @@ settings.register_profile("minidl", deadline=None, suppress_health_check=[Health
 settings.load_profile("minidl")
 
 ALL_EXTRAS = os.environ.get("MINIDL_ALL_EXTRAS") == "1"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _choices_of_kernels_are_those_of_a_run() -> Iterator[None]:
+    """Not the user's; in a run of the tests all devices make the same."""
+    if "MINIDL_CACHE" in os.environ:
+        yield
+        return
+    os.environ["MINIDL_CACHE"] = tempfile.mkdtemp(prefix="minidl-tests-")
+    yield
+    shutil.rmtree(os.environ.pop("MINIDL_CACHE"), ignore_errors=True)
 
 
 @pytest.fixture(autouse=True)

@@ -1,8 +1,9 @@
-"""cuBLASLt's calls, as `minidl.cuda.products` makes them, answered by NumPy: descriptors, layouts, the choice of an algorithm
-and the product itself, from addresses alone.
+"""cuBLASLt's calls, as `minidl.cuda.products` makes them, answered by NumPy: descriptors, layouts, algorithms to choose from
+and the product itself, from addresses alone. Every algorithm adds up in an order of its own, so that the last bits tell
+which was taken.
 
 What cuBLASLt refuses is refused: layouts that do not fit each other, addresses that are less aligned than the algorithm
-was promised, descriptors that are gone, a workspace that is too small.
+was promised, descriptors that are gone, a workspace that is too small, an algorithm's bytes of another product.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import enum
 import itertools
+import zlib
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,6 +33,7 @@ DTYPES = {"matmul_desc": {3: np.int32, 4: np.int32, 7: np.uint32, 8: np.int64}, 
           "matmul_preference": {1: np.uint64, 5: np.uint32, 6: np.uint32, 7: np.uint32, 8: np.uint32}}
 HEURISTIC = np.dtype([("algo", [("data_", "<u8", (8,))]), ("workspace_size", "<u8"), ("state", "<i4"), ("waves_count", "<f4"), ("reserved", "<i4", (4,))])
 TYPES = {0: "float32", 1: "float64", 2: "float16", 14: "bfloat16"}
+NAMED = 5  #: algorithms that there are for a product
 #: what arithmetic and scale go with a type
 ALLOWED = {(0, 68, 0), (0, 77, 0), (1, 70, 1), (2, 68, 0), (14, 68, 0)}
 
@@ -50,7 +53,7 @@ class Blas:
     def __init__(self, machine: Machine) -> None:
         self.machine, self._numbers = machine, itertools.count(1)
         self.objects: dict[int, dict[Any, Any]] = {}  #: descriptors, layouts and preferences that are not destroyed
-        self.algorithms: dict[int, Any] = {}  #: what each was chosen for
+        self.asked = 0  #: times that algorithms were asked for
 
     def make(self, **values: Any) -> int:
         self.objects[number := next(self._numbers)] = values
@@ -81,24 +84,38 @@ class Blas:
         epilogue = Epilogue(d.get(7, Epilogue.DEFAULT))
         return SimpleNamespace(operation=dict(d), layouts=tuple(dict(x) for x in (a, b, out)), epilogue=epilogue.name, bias=d.get(8), m=m)
 
+    def words(self, algorithm: int, problem: Any, aligned: tuple[int, ...]) -> Any:
+        """An algorithm's bytes: they mean the same in every process."""
+        found = np.zeros(1, HEURISTIC["algo"])
+        found["data_"][0, :5] = 1 + algorithm, zlib.crc32(repr((problem.layouts, problem.epilogue, problem.operation["compute"])).encode()), *aligned
+        return found
+
     def choose(self, handle: int, operation: int, a: int, b: int, c: int, d: int, preference: int, requested: int, results: int, count: int) -> None:
-        self.machine.not_in_capture("an algorithm is chosen")
+        self.machine.not_in_capture("algorithms are asked for")
+        self.asked += 1
         problem, preference = self.problem(operation, (a, b, c, d)), self.objects[preference]
-        found = np.zeros(1, HEURISTIC)
-        found["algo"]["data_"][0, 0] = number = next(self._numbers)
+        found = np.zeros(min(requested, NAMED), HEURISTIC)
+        for i in range(len(found)):
+            found["algo"][i] = self.words(i, problem, tuple(preference.get(n, 1) for n in (5, 6, 8)))[0]
         found["workspace_size"] = preference.get(1, 0)
-        problem.aligned = tuple(preference.get(n, 1) for n in (5, 6, 8))
-        self.algorithms[number] = problem
         ctypes.memmove(results, found.ctypes.data, found.nbytes)
-        ctypes.memmove(count, np.int32(1).tobytes(), 4)
+        ctypes.memmove(count, np.int32(len(found)).tobytes(), 4)
+
+    def check(self, handle: int, operation: int, a: int, b: int, c: int, d: int, algorithm: int, result: int) -> None:
+        problem, words = self.problem(operation, (a, b, c, d)), self.read(algorithm)
+        refuse(words["data_"][0, 1] == self.words(0, problem, (1, 1, 1))["data_"][0, 1], "the algorithm is of another product")
+        ctypes.memmove(result, np.zeros(1, HEURISTIC).ctypes.data, HEURISTIC.itemsize)
+
+    def read(self, algorithm: int) -> Any:
+        return np.frombuffer(ctypes.string_at(algorithm, HEURISTIC["algo"].itemsize), HEURISTIC["algo"])
 
     def matmul(self, handle: int, operation: int, alpha: int, a: int, adesc: int, b: int, bdesc: int, beta: int, c: int, cdesc: int, d: int,
                ddesc: int, algo: int, workspace: int, size: int, stream: int) -> None:
-        asked, number = self.problem(operation, (adesc, bdesc, cdesc, ddesc)), int.from_bytes(ctypes.string_at(algo, 8), "little")
-        chosen = self.algorithms[number]
-        refuse((asked.layouts, asked.epilogue) == (chosen.layouts, chosen.epilogue), "the algorithm was chosen for another product")
+        asked, words = self.problem(operation, (adesc, bdesc, cdesc, ddesc)), self.read(algo)
+        number, of, *aligned = (int(v) for v in words["data_"][0, :5])
+        refuse(number and of == int(self.words(0, asked, (1, 1, 1))["data_"][0, 1]), "the algorithm was chosen for another product")
         refuse(c == d, "C is not D")
-        refuse(all(x % n == 0 for x, n in zip((a, b, d), chosen.aligned, strict=True)), "addresses are less aligned than was promised")
+        refuse(all(x % n == 0 for x, n in zip((a, b, d), aligned, strict=True)), "addresses are less aligned than was promised")
         self.machine.check_held(workspace, size, "a workspace")
         of_scale = np.dtype(TYPES[asked.operation["scale"]])
         one, kept = (np.frombuffer(ctypes.string_at(x, of_scale.itemsize), of_scale)[0] for x in (alpha, beta))
@@ -112,12 +129,12 @@ class Blas:
             wide = of_scale
             for x, y, z in zip(first, second, out, strict=True):
                 x, y = (v.T if asked.operation.get(n) else v for v, n in ((x, 3), (y, 4)))
-                found = x.astype(wide) @ y.astype(wide)
+                found = sum(x[:, i::number].astype(wide) @ y[i::number].astype(wide) for i in range(min(number, x.shape[1])))
                 found = found if bias is None else found + bias.astype(wide)[:, None]
                 found = found + z if kept else found
                 z[...] = np.maximum(found, 0) if "RELU" in asked.epilogue else found
 
-        self.machine.issue(stream, body, extents, f"algorithm {number}")
+        self.machine.issue(stream, body, extents, f"algorithm {number} of {of}")
 
     def matrices(self, at: int, layout: dict[Any, Any]) -> Any:
         """(count, rows, columns) of a layout at an address."""
@@ -138,8 +155,9 @@ def libraries(machine: Machine) -> tuple[Any, Any, Any]:
     def dtype(kind: str) -> Any:
         return lambda attr: DTYPES[kind][attr]
 
-    lt = SimpleNamespace(cuBLASLtError=cuBLASLtError, matmul_heuristic_result_dtype=HEURISTIC, **ENUMS, **checked(
+    lt = SimpleNamespace(blas=blas, cuBLASLtError=cuBLASLtError, matmul_heuristic_result_dtype=HEURISTIC, **ENUMS, **checked(
         real, create=lambda: blas.machine.not_in_capture("a handle is made") or 1, matmul=blas.matmul, matmul_algo_get_heuristic=blas.choose,
+        matmul_algo_check=blas.check, get_version=lambda: 130000,
         matmul_desc_create=lambda compute_type, scale_type: blas.make(compute=compute_type, scale=scale_type), matrix_layout_create=blas.layout,
         matmul_preference_create=blas.make, matmul_desc_destroy=blas.destroy, matrix_layout_destroy=blas.destroy,
         matmul_preference_destroy=blas.destroy, matmul_desc_set_attribute=lambda *a: blas.set("matmul_desc", *a),

@@ -1,24 +1,23 @@
-"""CUDA devices on the CPU, by the engine's own driver and products, on a GPU that is not there (`cuda_machine`).
+"""CUDA devices on the CPU, by the engine's own code, on a GPU that is not there (`cuda_machine`).
 
 `Runtime` is `minidl.cuda.driver.Driver` on the calls of CuPy and cuda-bindings as `cuda_machine` answers them, so all but
-the GPU is what runs on one. cuBLASLt's calls are answered by `cuda_blas`; in cuDNN's place stands NumPy.
+the GPU is what runs on one. cuBLASLt's calls are answered by `cuda_blas`, those of cuDNN's frontend by `cuda_dnn`. Times mean
+nothing there, so what is timed is timed once.
 """
 
 from __future__ import annotations
 
 import ctypes
-from dataclasses import fields, replace
 from typing import Any
 from unittest import mock
 
 import cuda_blas
+import cuda_dnn
 import cuda_machine
-import numpy as np
 from cuda_machine import Machine
-from cuda_on_cpu import run
 
+from minidl.cuda import clock, dnn, driver, products
 from minidl.cuda import device as devices
-from minidl.cuda import driver, products
 from minidl.cuda.device import Cuda
 from minidl.kernels import Thunk, cuda
 
@@ -43,43 +42,22 @@ class Runtime(driver.Driver):
         return thunk
 
 
-def plain(call: Any) -> Any:
-    """The call with arrays that NumPy may look into."""
-    return replace(call, **{f.name: x.view(np.ndarray) for f in fields(call) if isinstance(x := getattr(call, f.name), np.ndarray)})
-
-
 def make_products(runtime: Runtime) -> Any:
     """The engine's products, with cuBLASLt's calls on the same machine."""
     with mock.patch.object(products, "libraries", return_value=cuda_blas.libraries(runtime.machine)):
         return products.Products(runtime)
 
 
-class Dnn:
-    """cuDNN's results, by NumPy. Where they need not repeat their bits, the last ones of a convolution's weight gradient are
-    anyone's."""
-
-    flash = True
-
-    def __init__(self, runtime: Runtime) -> None:
-        self.machine = runtime.machine
-
-    def bind(self, call: cuda.Convolution | cuda.Attention, stream: Any, *, tf32: bool, deterministic: bool) -> Thunk:
-        self.machine.not_in_capture("a plan is made")
-        host, machine = plain(call), self.machine
-        arrays = [a for f in fields(host) if isinstance(a := getattr(host, f.name), np.ndarray) and a.size]
-
-        def body() -> None:
-            run(host)
-            if call.what == "weight_grad" and not deterministic:
-                host.w[...] = np.nextafter(host.w, np.inf) if machine.random.integers(2) else host.w
-
-        loads = type(call), call.what, *((a.shape, a.strides, str(a.dtype)) for a in arrays)
-        return lambda: machine.issue(stream.ptr, body, [(cuda.pointer(a), 1) for a in arrays], loads)
+def make_dnn(runtime: Runtime) -> Any:
+    """The engine's cuDNN, with the frontend's calls on the same machine."""
+    with mock.patch.object(dnn, "library", return_value=cuda_dnn.Frontend(runtime.machine)):
+        return dnn.Dnn(runtime)
 
 
 def device(seed: int = 0) -> Cuda:
     """A CUDA device without a GPU, one more each time. It is known as the owner of its memory, but not found by name."""
+    clock.REPEATS, clock.ROUNDS = 2, 1
     runtime = Runtime(seed)
-    made = Cuda(runtime, lambda: make_products(runtime), lambda: Dnn(runtime), "cuda:0")
+    made = Cuda(runtime, lambda: make_products(runtime), lambda: make_dnn(runtime), "cuda:0")
     devices._devices[min(devices._devices, default=0) - 1] = made
     return made

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import cuda_blas
+import cuda_dnn
 import cuda_machine
 import cuda_on_cpu
 import cuda_runtime
@@ -25,7 +26,7 @@ from helpers import PATIENCE, need
 
 import minidl as ml
 from minidl import schedulers
-from minidl.cuda import clock, lanes, products
+from minidl.cuda import clock, lanes, products, tuner
 from minidl.cuda import device as devices
 from minidl.cuda import driver as drivers
 from minidl.cuda.driver import Driver, There
@@ -398,7 +399,7 @@ def test_the_time_of_a_graph_is_without_its_launch(ready):
         timed()
     assert timed(launch) > 0
     assert timed(clock.Hold(ready.driver, ready.one, ready.device.allocate(64))._fill) > 0
-    assert clock.replayed(ready.driver, ready.one, ready.first) > 0
+    assert min(clock.replayed(ready.driver, ready.one, ready.first, ready.first)) > 0
 
 
 # ---------------------------------------------------------------------------------------------------- memory and failures
@@ -542,29 +543,39 @@ def test_cudnn_gets_integers_a_handle_for_each_stream_and_a_workspace(ready, mon
     said: list[Any] = []
 
     class Graph:
-        execute = cudnn.pygraph.execute
+        execute_plan_at_index = cudnn.pygraph.execute_plan_at_index
 
-        def get_workspace_size(self) -> int:
+        def get_workspace_size_plan_at_index(self, index: int) -> int:
             return 1000
 
-        def _execute(self, *arguments: Any) -> None:
+        def build_plan_at_index(self, index: int) -> None: ...
+
+        def get_plan_name_at_index(self, index: int) -> str:
+            return "eng"
+
+        def _execute_plan_at_index(self, *arguments: Any) -> None:
             said.append(arguments)
 
-    handles, made = iter((11, 12)), []
+    assert not [name for name in public(cuda_dnn.Graph) if not hasattr(cudnn.pygraph, name)]
+    assert not [name for name in public(cuda_dnn.Frontend) if not hasattr(cudnn, name)]
+    assert issubclass(cudnn.cudnnGraphNotSupportedError, Exception)
+    handles, made = iter((10, 11, 12)), []
     assert cudnn.create_handle.__doc__.startswith("create_handle() -> int")
     assert cudnn.set_stream.__doc__.startswith("set_stream(handle: int, stream: int) -> None")
     monkeypatch.setattr(cudnn, "create_handle", lambda: next(handles))
     monkeypatch.setattr(cudnn, "set_stream", lambda handle, stream: said.append((handle, stream)))
-    monkeypatch.setattr(dnn, "plan", lambda key, **options: made.append(options) or Graph())
+    monkeypatch.setattr(cudnn, "backend_version", lambda: 91900)
+    monkeypatch.setattr(dnn, "described", lambda library, key, **options: made.append(options) or Graph())
+    monkeypatch.setattr(tuner.Tuner, "choose", lambda self, key, candidates: "3 eng")
     memory = ready.device.allocate(4096)
     x, w, y = (ready.device.array(memory, View(0, (1, 4, 4, 4), (64, 16, 4, 1), 64 * i, "float32")) for i in range(3))
     call, library = cuda.Convolution("forward", x, w, y, (1, 1), (0, 0), (1, 1), 1), dnn.Dnn(ready.driver)
     thunks = [library.bind(call, stream) for stream in (ready.one, ready.other, ready.one)]
-    assert said == [(11, ready.one.ptr), (12, ready.other.ptr)]
-    assert made == [{"handle": 11}], "one plan for all streams"
+    assert said == [(10, library.tuner.stream.ptr), (11, ready.one.ptr), (12, ready.other.ptr)]
+    assert made == [{"handle": 10}], "one plan for all streams"
     for thunk, handle in zip(thunks, (11, 12, 11), strict=True):
         thunk()
-        pointers, workspace, given, *rest = said.pop()
-        assert (pointers, given, any(rest)) == ({i + 1: memory.data.ptr + 256 * i for i in range(3)}, handle, False)
+        pointers, workspace, plan, given, *rest = said.pop()
+        assert (pointers, plan, given, any(rest)) == ({i + 1: memory.data.ptr + 256 * i for i in range(3)}, 3, handle, False)
         ready.driver.machine.check_held(workspace, 1000, "a workspace")
         assert {type(v) for v in (*pointers, *pointers.values(), workspace)} == {int}

@@ -147,7 +147,7 @@ def _memory(at: int, count: int, kind: int) -> Any:
 
 def made(seed: int, name: str = "cuda:0") -> Cuda:
     runtime = Runtime(seed)
-    return Cuda(runtime, lambda: cuda_runtime.make_products(runtime), lambda: cuda_runtime.Dnn(runtime), name)
+    return Cuda(runtime, lambda: cuda_runtime.make_products(runtime), lambda: cuda_runtime.make_dnn(runtime), name)
 
 
 @pytest.fixture

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import cuda_runtime
@@ -182,6 +185,12 @@ def test_capturing_changes_no_parameter(device):
     before = [p.numpy() for p in run.model.parameters()]
     GraphExecutor(run.graph, schedulers.multi_stream(run.graph), device=run.device)
     assert all((p.numpy() == b).all() for p, b in zip(run.model.parameters(), before, strict=True))
+
+
+def test_the_picture_of_a_capture_is_what_is_captured(tmp_path):
+    pictures = Path(__file__).parent.parent / "docs" / "pictures"
+    subprocess.run([sys.executable, pictures / "capture.py", tmp_path / "capture.svg"], check=True, timeout=300, stderr=subprocess.DEVNULL)
+    assert (tmp_path / "capture.svg").read_text() == (pictures / "capture.svg").read_text(), "python docs/pictures/capture.py draws it again"
 
 
 def test_a_captured_step_is_one_launch(device):

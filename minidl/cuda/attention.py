@@ -34,10 +34,8 @@ class Key:
         """What an engine must not do, as cuDNN names it."""
         return ["NONDETERMINISTIC"] if self.deterministic else []
 
-    def describe(self, graph: Any) -> None:
+    def describe(self, cudnn: Any, graph: Any) -> None:
         """Puts attention, or its gradient, into a graph of cuDNN's."""
-        import cudnn
-
         def of(name: str) -> dict[str, Any]:
             shape, strides = self.arrays[GRAD.index(name)]
             single = {"data_type": cudnn.data_type.FLOAT} if name == "lse" else {}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import ceil
 from time import perf_counter
 from typing import Any
@@ -18,6 +19,7 @@ from .lanes import capture
 
 REPEATS = 20  #: of a task in a graph
 ROUNDS = 5
+LONG = 2000.0  #: microseconds of calls in a graph, where they are repeated only so that they can be told apart
 FILLS = 400  #: calls that hold a stream at most: not many more can wait in its queue before the host waits too
 
 
@@ -59,19 +61,30 @@ def behind(driver: Any, stream: Any, hold: Hold, issue: Callable[[], None]) -> f
     return statistics.median(found)
 
 
-def replayed(driver: Any, stream: Any, fill: Callable[[], None]) -> float:
-    """Microseconds of one replay of what `fill` issues on `stream`, or forks off and joins; the median of some rounds."""
-    launch = driver.replay(capture(driver, stream, fill), stream)
+def replayed(driver: Any, stream: Any, *fills: Callable[[], None]) -> list[float]:
+    """Microseconds of one replay of what each of `fills` issues on `stream`, or forks off and joins: in turns, the medians of
+    some rounds."""
+    launches = [driver.replay(capture(driver, stream, fill), stream) for fill in fills]
     begin, end = driver.event(True), driver.event(True)
-    found = []
+    found: list[list[float]] = [[] for _ in fills]
     for _ in range(ROUNDS):
-        launch()
-        driver.record(begin, stream)()
-        launch()
-        driver.record(end, stream)()
-        driver.synchronize(stream)
-        found.append(driver.elapsed(begin, end))
-    return statistics.median(found)
+        for launch, times in zip(launches, found, strict=True):
+            launch()
+            driver.record(begin, stream)()
+            launch()
+            driver.record(end, stream)()
+            driver.synchronize(stream)
+            times.append(driver.elapsed(begin, end))
+    return [statistics.median(times) for times in found]
+
+
+def side_by_side(driver: Any, stream: Any, calls: Sequence[Thunk]) -> list[float]:
+    """Microseconds of each of some calls that have been made before, in turns; long ones are repeated less."""
+    once = replayed(driver, stream, *(partial(run, [call]) for call in calls))
+    repeats = max(1, min(REPEATS, int(LONG / max(1.0, min(once)))))
+    if repeats == 1:
+        return once
+    return [t / repeats for t in replayed(driver, stream, *(partial(run, [call], repeats) for call in calls))]
 
 
 def run(calls: Sequence[Thunk], times: int = 1) -> None:
@@ -87,7 +100,7 @@ def each(driver: Any, stream: Any, programs: Sequence[Sequence[Thunk]], progress
     driver.synchronize(stream)
     found = []
     for n, program in enumerate(programs):
-        found.append(replayed(driver, stream, lambda p=program: run(p, REPEATS)) / REPEATS if program else 0.0)  # type: ignore[misc]
+        found.append(replayed(driver, stream, partial(run, program, REPEATS))[0] / REPEATS if program else 0.0)
         if progress:
             progress((n + 1) / len(programs))
     return found
@@ -107,8 +120,8 @@ def hop(driver: Any, one: Any, other: Any, call: tuple[Thunk, Thunk]) -> float:
                 driver.wait((other, one)[at], event)()
                 at = 1 - at
 
-    straight = replayed(driver, one, lambda: chain(False))
-    return max(0.0, replayed(driver, one, lambda: chain(True)) - straight) / (2 * REPEATS)
+    straight, changing = replayed(driver, one, partial(chain, False), partial(chain, True))
+    return max(0.0, changing - straight) / (2 * REPEATS)
 
 
 def together(driver: Any, one: Any, other: Any, first: Sequence[Thunk], second: Sequence[Thunk], alone: tuple[float, float]) -> tuple[float, float]:

@@ -42,7 +42,7 @@ class Key:
         rounds = ["TENSOR_CORE", "DOWN_CONVERT_INPUTS"] if self.dtype == "float32" and not self.tf32 else []
         return [*(["NONDETERMINISTIC"] if self.deterministic else []), *rounds]
 
-    def describe(self, graph: Any) -> None:
+    def describe(self, cudnn: Any, graph: Any) -> None:
         """Puts the convolution into a graph of cuDNN's."""
         shapes = {X: self.x, W: self.w, Y: self.y}
 
