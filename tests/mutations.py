@@ -9,6 +9,8 @@ A case is its seed and its number: `Campaign(folder).case(seed, number)` runs th
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import gc
 import gzip
 import io
 import json
@@ -329,25 +331,42 @@ class Took:
 
 @contextlib.contextmanager
 def measured() -> Iterator[Took]:
-    """Memory that the process takes meanwhile, as the system counts it; as Python does where that cannot be asked for."""
+    """Memory that the process takes meanwhile, as the system counts it; as Python does where that cannot be asked for.
 
-    def resident(what: str) -> int:
-        return int(re.search(rf"{what}:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) << 10
-
-    took = Took()
+    What leaves meanwhile must not hide what comes: garbage of before stays, free memory is given back first, and the pages of
+    libraries, which a machine short of memory takes away at any time, are left out."""
+    took, collecting = Took(), gc.isenabled()
+    gc.disable()
     try:
-        Path("/proc/self/clear_refs").write_text("5")  # the peak is that from now on
-    except OSError:
-        tracemalloc.start()
-        try:
+        with _resident(took) if os.access("/proc/self/clear_refs", os.W_OK) else _traced(took):
             yield took
-            took.bytes = tracemalloc.get_traced_memory()[1]
-        finally:
-            tracemalloc.stop()
-        return
-    before = resident("VmRSS")
-    yield took
-    took.bytes = resident("VmHWM") - before
+    finally:
+        if collecting:
+            gc.enable()
+
+
+@contextlib.contextmanager
+def _resident(took: Took) -> Iterator[None]:
+    def bytes_of() -> dict[str, int]:
+        text = Path("/proc/self/status").read_text()
+        return {name: int(kilobytes) << 10 for name, kilobytes in re.findall(r"^(\w+):\s+(\d+) kB", text, re.MULTILINE)}
+
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is that from now on
+    before = bytes_of()
+    yield
+    after = bytes_of()
+    took.bytes = after["VmHWM"] - before["RssAnon"] - min(now["VmRSS"] - now["RssAnon"] for now in (before, after))
+
+
+@contextlib.contextmanager
+def _traced(took: Took) -> Iterator[None]:
+    tracemalloc.start()
+    try:
+        yield
+        took.bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
 
 
 def contents(folder: Path) -> dict[str, bytes]:

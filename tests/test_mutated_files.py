@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -49,7 +51,6 @@ class Broken(Campaign):
         self.formats = {"x": Format("x", b"0", [], lambda rng, content: content, {}, 16 << 20, act)}
 
 
-@pytest.mark.campaign
 def test_the_campaign_notices_what_must_not_be(tmp_path: Path) -> None:
     def hog(path: Path) -> None:
         np.ones(40 << 20, np.uint8)
@@ -67,6 +68,39 @@ def test_the_campaign_notices_what_must_not_be(tmp_path: Path) -> None:
             Broken(tmp_path, act).case(1, 0)
     assert quiet(["models"])[0] == 0
     Broken(tmp_path, lambda path: path.read_bytes()).case(1, 0)
+
+
+def libraries() -> list[tuple[int, int]]:
+    """Where those lie that this process has loaded."""
+    rows = [row.split() for row in Path("/proc/self/maps").read_text().splitlines()]
+    return [(int(begin, 16), int(end, 16)) for begin, end in (row[0].split("-") for row in rows if ".so" in row[-1] and row[1][0] == "r")]
+
+
+def libraries_leave_memory() -> None:
+    """What a machine does to a process when it is short of memory: pages that a file holds too are taken away."""
+    pageout, libc = 21, ctypes.CDLL(None)
+    for begin, end in libraries():
+        libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), pageout)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere memory is asked of Python, not of the system")
+@pytest.mark.parametrize("leave", ["libraries", "garbage", "free memory"])
+def test_what_leaves_memory_meanwhile_hides_nothing(leave: str) -> None:
+    size = 24 << 20
+    if leave == "libraries":
+        for begin, end in libraries():
+            ctypes.string_at(begin, end - begin)  # all of it is in memory now
+    for _ in range(2 if leave == "free memory" else 0):
+        np.ones(31 << 20, np.uint8)  # the allocator keeps the second
+    held: list[Any] = [np.ones(2 * size, np.uint8)] if leave == "garbage" else []
+    held.append(held)
+    del held
+    with measured() as took:
+        if leave == "libraries":
+            libraries_leave_memory()
+        _ = [[] for _ in range(100_000)]  # enough for a collection
+        np.ones(size, np.uint8)
+    assert took.bytes > size
 
 
 def test_nothing_is_watched_outside(tmp_path: Path) -> None:
