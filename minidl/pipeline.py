@@ -29,7 +29,7 @@ def measure_messages(communicator: Communicator) -> Link:
         out, into = np.zeros(size, np.uint8), np.zeros(size, np.uint8)
         communicator.gather(None)
         if communicator.rank < 2:
-            there, back = communicator._send(out, 1 - communicator.rank), communicator._receive(into, 1 - communicator.rank)
+            there, back = communicator._send(out, 1 - communicator.rank, 0), communicator._receive(into, 1 - communicator.rank, 0)
             times = [_turn(communicator, there, back) for _ in range(REPEATS)]
             took.append(float(np.median(times)) / 2)
     first = communicator.gather(took)[0]
@@ -44,7 +44,7 @@ def _turn(communicator: Communicator, there: Callable[[], Iterator[None]], back:
     patience = Patience(communicator)
     for move in moves:
         for _ in move():
-            patience.wait()
+            patience.wait(1 - communicator.rank, "the link's measurement")
     return (perf_counter() - begin) * 1e6
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from .boundary import Loop, loop
 from .graph import COMMUNICATION, ROLES, Ints, Kind, Launch, Role, Rows, TaskGraph, View, task_name, unpack
 from .memory import MemoryLimitError, MemoryPlan, plan_memory
+from .messages import RECEIVES, SENDS, check_rendezvous
 from .passes import unroll
 from .schedule import Lane, Schedule, ScheduleError
 
@@ -115,6 +116,7 @@ def lower(graph: TaskGraph, schedule: Schedule, *, ranks: int = 1, rank: int = 0
         if schedule.ranks != ranks:
             raise ScheduleError(f"the schedule has {schedule.ranks} ranks; " + (f"this run has {ranks}" if ranks > 1 else "one device runs one"))
         schedule.validate(graph)
+        check_rendezvous(graph, schedule)
         graph, schedule, takes = of_rank(graph, schedule, rank)
     _check_collectives(schedule)
     steps = loop(graph, schedule)
@@ -149,12 +151,13 @@ def _check_collectives(schedule: Schedule) -> None:
 def of_rank(graph: TaskGraph, schedule: Schedule, rank: int) -> tuple[TaskGraph, Schedule, tuple[int, ...]]:
     """One rank's tasks, buffers and lanes, and which of the step's inputs they read.
 
-    Sends and receives get launches of their own: the bytes that travel, and the peer. Raises ScheduleError where another
+    Sends and receives get launches of their own: the bytes that travel, the peer, and the message's number, which is the same
+    on both ranks. Raises ScheduleError where another
     rank's result is read without a message.
     """
     rank_of = np.empty(len(graph), np.int64)
     rank_of[schedule.ids(graph)] = np.array([lane.rank for lane in schedule.lanes], np.int64)[schedule.lane_of_each()]
-    sends, receives = (np.isin(graph.kind, [int(k) for k in kinds]) for kinds in ((Kind.SF, Kind.SO), (Kind.RF, Kind.RO)))
+    sends, receives = (np.isin(graph.kind, kinds) for kinds in (SENDS, RECEIVES))
     source, target = graph.preds.ids, graph.preds.row_of_each()
     bare = (rank_of[source] != rank_of[target]) & ~(sends[source] & receives[target])
     carries = bare & np.array([bool({*graph.writes[p].tolist()} & {*graph.reads[t].tolist()}) for p, t in
@@ -173,9 +176,10 @@ def of_rank(graph: TaskGraph, schedule: Schedule, rank: int) -> tuple[TaskGraph,
             b, t = int(rows.ids[np.argmax(strange)]), int(task[np.argmax(strange)])
             raise schedule.error(f"{graph.name(t)} on rank {rank_of[t]} needs {graph.buffer(b).name}, which outlives a step and is written on "
                                  f"rank {writer[b]}; no message carries it", [int(graph.keys[t])])
-    peer = np.full(len(graph), -1, np.int64)
+    peer, number = np.full(len(graph), -1, np.int64), np.full(len(graph), -1, np.int64)
     met = sends[source] & receives[target]
     peer[source[met]], peer[target[met]] = rank_of[target[met]], rank_of[source[met]]
+    number[source[met]] = number[target[met]] = np.arange(np.count_nonzero(met))
     mine = np.flatnonzero(rank_of == rank)
     own = graph.take(mine)
     reads, writes, launches = [], [], list(own.launches)
@@ -186,7 +190,7 @@ def of_rank(graph: TaskGraph, schedule: Schedule, rank: int) -> tuple[TaskGraph,
             views = tuple(View(s, (graph.storages[s].bytes,), (1,), 0, "uint8")
                           for s in dict.fromkeys(int(graph.buffer_storage[b]) for b in (*reads[-1], *writes[-1])))
             out, into = (views, ()) if sends[t] else ((), views)
-            launches[i] = (Launch("send" if sends[t] else "receive", out, into, constants=(("peer", int(peer[t])),)),)
+            launches[i] = (Launch("send" if sends[t] else "receive", out, into, constants=(("peer", int(peer[t])), ("message", int(number[t])))),)
     touched = {int(graph.buffer_storage[b]) for rows in (reads, writes) for row in rows for b in row}
     made = {int(graph.buffer_storage[b]) for row in writes for b in row}
     takes = tuple(i for i, v in enumerate(graph.inputs) if v.storage in touched)

@@ -18,7 +18,7 @@ LINKS = ("kernels", "schedulers", "models")
 
 # data, and functions from data to data: they run nothing and know no device
 PURE = {"graph", "schedule", "loops", "files", "passes", "boundary", "program", "synchronise", "cost", "corun", "collectives", "simulation",
-        "walk", "contention", "carried", "circuits", "memory", "timeline"}
+        "walk", "contention", "carried", "circuits", "memory", "messages", "timeline"}
 ENGINE = {"graph", "kernels", "device", "tape", "tensor", "precision"}
 # what may be imported from our own package, by the longest name that fits; "" is the package itself
 LAYERS: dict[str, set[str]] = {

@@ -10,10 +10,10 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from minidl.graph import Kind, pack, task_name, unpack
+from minidl.messages import check_rendezvous
 from minidl.schedule import Schedule, ScheduleError
 from minidl.schedulers import pipeline
 from minidl.schedulers.pipeline import PipelineError, refine, v_shape
-from minidl.schedulers.pipeline.communication import check_rendezvous
 from minidl.schedulers.pipeline.listing import list_schedule
 from minidl.simulation import simulate, times
 

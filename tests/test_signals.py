@@ -32,7 +32,7 @@ SEED = int(os.environ.get("MINIDL_SIGNALS_SEED", 1))
 MARK = "MINIDL_TEST_MARK"  #: a variable that every process of a run inherits
 SILENCE, START = 15, 60  #: seconds: how long ranks may be silent, and may take to start; a busy machine takes less
 
-MLP = ["--model", "mlp", "--model-arg", "hidden=32", "--json"]
+MLP = ["--model", "mlp", "--model-arg", "hidden=32", "--model-arg", "layers=4", "--json"]
 SINGLE = {
     "train": ["train", *MLP, "--costs", "analytic", "--scheduler", "multi_stream", "--epochs", "12"],
     "compare": ["compare", *MLP, "--costs", "analytic", "--steps", "150"],
@@ -41,7 +41,7 @@ SINGLE = {
     "measure": ["plan", "--model", "lenet", "--batch-size", "16", "--scheduler", "multi_region", "--json"],
 }
 EPOCHS = 12
-RANKS = ["train", *MLP, "--costs", "analytic", "--parallel", "data", "--scheduler", "priority", "--epochs", str(EPOCHS)]
+RANKS = {"data": ["--scheduler", "priority"], "pipeline": ["--scheduler", "one_f_one_b", "--micro-batches", "4"]}
 
 
 def count(short: int, whole: int) -> list:
@@ -193,8 +193,10 @@ def test_interrupts_at_random_times(runs, tmp_path):
 @pytest.mark.mpi
 @pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec; install minidl[mpich]")
 @pytest.mark.parametrize("runs", count(3, 100))
-def test_signals_to_ranks_at_random_times(runs, tmp_path):
-    launch = {n: [str(MPIEXEC), "-n", str(n), *program(*RANKS)] for n in (2, 4)}
+@pytest.mark.parametrize("parallel", RANKS)
+def test_signals_to_ranks_at_random_times(parallel, runs, tmp_path):
+    command = program("train", *MLP, "--costs", "analytic", "--parallel", parallel, *RANKS[parallel], "--epochs", EPOCHS)
+    launch = {n: [str(MPIEXEC), "-n", str(n), *command] for n in (2, 4)}
     undisturbed = cache(lambda ranks: whole(launch[ranks]))
     failures, seen, slowest = [], Counter(), 0.0
     for seed in range(SEED, SEED + runs):
@@ -222,7 +224,7 @@ def test_signals_to_ranks_at_random_times(runs, tmp_path):
             if not re.fullmatch(pattern, "".join(f"{line}\n" for line in ended.lines)) or ("Traceback" in ended.err and not early):
                 wrong = "not one line"
             else:
-                wrong = goes_on(folder, record["params_sha256"], "--micro-batches", ranks)
+                wrong = goes_on(folder, record["params_sha256"], "--micro-batches", ranks if parallel == "data" else 4)
         if wrong:
             failures.append(f"seed {seed}, {number.name} to rank {rank} of {ranks} after {delay:.3f} s: {wrong}; {ended}")
     report(failures, seen, slowest)

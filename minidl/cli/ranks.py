@@ -36,7 +36,7 @@ def job() -> Iterator[MPI]:
 
 
 def _end(error: BaseException, communicator: MPI) -> NoReturn:
-    from ..comm import SilentRank
+    from ..comm import RankError
     from ..comm.watch import abort
 
     code, why = 2, show.reason(error).partition("\n")[0]
@@ -44,7 +44,7 @@ def _end(error: BaseException, communicator: MPI) -> NoReturn:
         number = interrupts.take()
         code, why = 128 + number, interrupts.line(number)
     if communicator.fail(error):
-        show.note(f"minidl: {why}" if isinstance(error, SilentRank) else f"minidl: rank {communicator.rank}: {why}")
+        show.note(f"minidl: {why}" if isinstance(error, RankError) and error.own else f"minidl: rank {communicator.rank}: {why}")
     abort(code)
 
 

@@ -7,19 +7,25 @@ which transfer ends first; and the volume is that of a ring.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ..graph import Kind
 from .places import Host, OnDevice, Staged
 
 SLOTS = 4  #: transfers that can be in flight at the same time; a transport keeps them apart
+WAIT_SECONDS = 60.0  #: how long ranks may wait for each other in a circle, and how long one may give no sign of life
+AT_WORK = 10  #: so many times longer a rank waits for one that is at work
 
 Transfer = Callable[[], Iterator[None]]  #: starts a transfer; each `next` looks whether it goes on, the end is its end
 
 
 class RankError(RuntimeError):
     """Another rank failed; `rank` is its number. The message has its error."""
+
+    own = False  #: whether this rank found it out by itself, and the message says the whole of it
 
     def __init__(self, rank: int, message: str) -> None:
         super().__init__(f"rank {rank} failed: {message}")
@@ -29,10 +35,34 @@ class RankError(RuntimeError):
 class SilentRank(RankError):
     """A rank no longer answers: it was stopped, hangs, or its machine is gone."""
 
+    own = True
+
     def __init__(self, rank: int, waiting: int, seconds: float) -> None:
         super().__init__(rank, "")
         self.args = (f"rank {waiting} waits for rank {rank}, which has given no sign of life for {seconds:g} s: it was stopped, or its machine is "
                      f"gone (MINIDL_MPI_WAIT_SECONDS gives it more time)",)
+
+
+class Standstill(RankError):
+    """What this rank waits for does not come."""
+
+    own = True
+
+    def __init__(self, rank: int, message: str) -> None:
+        super().__init__(rank, "")
+        self.args = (message,)
+
+
+@dataclass(frozen=True)
+class Wait:
+    """What a rank waits for: `what`, from or to rank `peer` (None: all others), since `since` (`time.monotonic`)."""
+
+    peer: int | None
+    what: str
+    since: float
+
+    def of(self, rank: int) -> str:
+        return f"rank {rank} waits for {'all others' if self.peer is None else f'rank {self.peer}'} ({self.what})"
 
 
 class Communicator:
@@ -45,6 +75,7 @@ class Communicator:
     size: int
     local_rank = 0  #: this rank's number among those of its machine
     deterministic = True
+    wait_seconds = WAIT_SECONDS  #: a deadline, see `await_longer`
     own_process = True  #: whether no other rank shares this process
     on_device = False  #: whether it takes the memory of a CUDA device, when what was issued before has run
     stream: Any = None  #: of a transport whose calls go to a stream of the device: that stream; then it takes what was issued there
@@ -66,13 +97,20 @@ class Communicator:
         """Sums in place as the transport likes."""
         raise NotImplementedError
 
-    def _send(self, array: Any, peer: int) -> Transfer:
-        """Sends an array to another rank, each time it is started; what goes to one rank arrives in the order in which it was
+    def _send(self, array: Any, peer: int, number: int) -> Transfer:
+        """Sends an array to another rank, each time it is started; what has one number arrives in the order in which it was
         started. It ends when the array may be written again."""
         raise NotImplementedError
 
-    def _receive(self, array: Any, peer: int) -> Transfer:
-        """Fills an array with what another rank sends."""
+    def _receive(self, array: Any, peer: int, number: int) -> Transfer:
+        """Fills an array with what another rank sends under that number."""
+        raise NotImplementedError
+
+    def publish(self, wait: Wait | None) -> None:
+        """Lets the other ranks know what this one waits for."""
+
+    def _waits(self) -> Mapping[int, Wait]:
+        """What others wait for, of those who have waited for half of `wait_seconds` or longer."""
         raise NotImplementedError
 
     def check(self) -> None:
@@ -84,15 +122,15 @@ class Communicator:
         raise NotImplementedError
 
     # ----------------------------------------------------------------------------------------------------- what is used
-    def bind(self, kind: Kind, place: Host, slot: int | None, peer: int | None = None) -> Transfer:
+    def bind(self, kind: Kind, place: Host, slot: int | None, peer: int | None = None, message: int = 0) -> Transfer:
         """What moves the arrays of a place, as often as it is started.
 
         A: their mean over ranks. AS: the mean of this rank's share of the elements; AG: hands the shares to all, so that
         AS and then AG on the same place are A; what lies between them is in the place alone. SF, SO: sends them to
-        `peer`; RF, RO: receives them from there.
+        `peer` as the message of that number; RF, RO: receives them from there.
         """
         if peer is not None:
-            return self._to_peer(kind, place, peer)
+            return self._to_peer(kind, place, peer, message)
         assert slot is not None
 
         def run() -> Iterator[None]:
@@ -114,9 +152,9 @@ class Communicator:
 
         return run
 
-    def _to_peer(self, kind: Kind, place: Host, peer: int) -> Transfer:
+    def _to_peer(self, kind: Kind, place: Host, peer: int, message: int) -> Transfer:
         sends = kind in (Kind.SF, Kind.SO)
-        moves = (self._send if sends else self._receive)(place.whole, peer)
+        moves = (self._send if sends else self._receive)(place.whole, peer, message)
 
         def run() -> Iterator[None]:
             if sends:
@@ -132,14 +170,35 @@ class Communicator:
         from .flight import Patience
 
         patience = Patience(self)
-        for values in self._share(value):
-            if values is not None:
-                return values
-            patience.wait()
+        try:
+            for values in self._share(value):
+                if values is not None:
+                    return values
+                patience.wait()
+        finally:
+            patience.reset()
         raise AssertionError("a transport's _share ends with the values")
+
+    def await_longer(self, wait: Wait) -> None:
+        """Whether to go on waiting: raises Standstill where all that it depends on have waited for `wait_seconds`, so that none
+        ever goes on, or where it has waited AT_WORK times as long for a rank that is at work."""
+        seconds = time.monotonic() - wait.since
+        if seconds < self.wait_seconds:
+            return
+        waits, way = {**self._waits(), self.rank: wait}, [self.rank]
+        while (at := way[-1]) in waits:
+            peer = waits[at].peer
+            if peer is None:  # one of the others that is at work, if there is one
+                peer = next((r for r in range(self.size) if r not in waits), self.rank)
+            if peer in way:
+                raise Standstill(peer, f"the ranks wait for each other: {'; '.join(waits[r].of(r) for r in way)}")
+            way.append(peer)
+        if seconds > AT_WORK * self.wait_seconds:
+            raise Standstill(at, f"{'; '.join(waits[r].of(r) for r in way[:-1])}, which is at work, for more than {AT_WORK * self.wait_seconds:g} s "
+                                 f"(MINIDL_MPI_WAIT_SECONDS gives it more time)")
 
     def close(self) -> None:
         """Ends what the transport holds."""
 
 
-__all__ = ["SLOTS", "Communicator", "Host", "OnDevice", "RankError", "SilentRank", "Staged", "Transfer"]
+__all__ = ["SLOTS", "WAIT_SECONDS", "Communicator", "Host", "OnDevice", "RankError", "SilentRank", "Staged", "Standstill", "Transfer", "Wait"]

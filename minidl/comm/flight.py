@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..streams import Event
-from . import SLOTS, Communicator, RankError, Transfer
+from . import SLOTS, Communicator, RankError, Transfer, Wait
 
 CREDIT = 4 * 2**20  #: bytes in flight; one transfer may exceed it
 BURST = 8  #: looks between two naps; MPI moves some 16 KiB at each
@@ -28,20 +28,31 @@ class TransferError(RuntimeError):
 
 
 class Patience:
-    """Waiting without burning a core: busy at first, then ever longer naps; looks for failures now and then."""
+    """Waiting without burning a core: busy at first, then ever longer naps; looks for failures now and then, and whether what
+    is awaited can still come. `reset` when something has come, and before the next wait."""
 
     def __init__(self, communicator: Communicator) -> None:
         self._communicator = communicator
+        self._told = False
         self.reset()
 
     def reset(self) -> None:
-        self._turns, self._next_check = 0, time.monotonic() + CHECK_SECONDS
+        self._turns, self._since = 0, time.monotonic()
+        self._next_check = self._since + CHECK_SECONDS
+        if self._told:
+            self._communicator.publish(None)
+            self._told = False
 
-    def wait(self) -> None:
+    def wait(self, peer: int | None = None, what: str = "") -> None:
+        """A nap, waiting for `what` from or to a peer. Raises RankError; where nothing is named, never for want of an answer."""
         self._turns += 1
         time.sleep(min(2e-6 * self._turns, 2e-4))
         if time.monotonic() > self._next_check:
             self._communicator.check()
+            self._communicator.publish(wait := Wait(peer, what or "to meet", self._since))
+            self._told = True
+            if what:
+                self._communicator.await_longer(wait)
             self._next_check = time.monotonic() + CHECK_SECONDS
 
 
@@ -49,7 +60,8 @@ class Patience:
 class Entry:
     """One transfer of a lane: it starts when all of `awaits` say that what they stand for has arrived (each is asked until
     it does, then not again), after `begin`; `done` is called when it and those before it on its lane have ended. No two with
-    one `slot` are in flight; those without may all be, since what a peer sends is taken in order, and count for no credit."""
+    one `slot` are in flight; those without may all be, since messages have numbers, and count for no credit. `name` and `peer`
+    (None: all others) are for whom it may concern that it does not end."""
 
     task: int
     transfer: Transfer
@@ -58,6 +70,8 @@ class Entry:
     awaits: Sequence[Callable[[], bool]] = ()
     begin: Sequence[Callable[[], Any]] = ()
     done: Sequence[Callable[[], Any]] = ()
+    name: str = "a transfer"
+    peer: int | None = None
 
 
 class Flight:
@@ -113,18 +127,23 @@ class Flight:
         while not self.over:
             if self._flight:
                 if not any(self.look() for _ in range(BURST)):
-                    self._patience.wait()
+                    self._wait()
             elif not self.look() and not self._flight:
                 self._woken.wait()
 
-    def until(self, arrived: Callable[[], bool]) -> None:
-        """Moves the lanes until something has arrived."""
+    def until(self, arrived: Callable[[], bool], peer: int | None, name: str) -> None:
+        """Moves the lanes until the transfer `name` from or to a peer has arrived."""
+        if arrived():
+            return
+        self._patience.reset()
         while not arrived():
             if not any(self.look() for _ in range(BURST)):
-                self._patience.wait()
+                self._patience.wait(peer, name)
+        self._patience.reset()
 
     def submit(self, entry: Entry) -> None:
         """Starts a transfer of no lane as soon as its slot and the credit allow; what it awaits has arrived."""
+        self._patience.reset()
         while not self._room(entry):
             self._progress()
         self._submitted.append(entry)
@@ -132,6 +151,7 @@ class Flight:
 
     def drain(self) -> None:
         """Waits for all transfers that were submitted."""
+        self._patience.reset()
         while self._flight:
             self._progress()
         for entry in self._submitted:
@@ -165,7 +185,12 @@ class Flight:
     def _progress(self) -> None:
         self._go_on()
         if not any(self._advance() for _ in range(BURST)):
-            self._patience.wait()
+            self._wait()
+
+    def _wait(self) -> None:
+        """For the oldest transfer under way."""
+        _, entry = next(iter(self._flight.values()))
+        self._patience.wait(entry.peer, entry.name)
 
     def _advance(self) -> bool:
         """Looks at every transfer once; whether one has ended."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from . import Communicator, RankError, Transfer
+from . import Communicator, RankError, Transfer, Wait
 
 
 class _Message:
@@ -30,7 +31,8 @@ class _Board:
         self.rounds: dict[Any, dict[int, Any]] = {}
         self.seen: Counter[Any] = Counter()
         self.failed: tuple[int, str] | None = None
-        self.sent: defaultdict[tuple[int, int], list[_Message]] = defaultdict(list)  # by sender and receiver
+        self.sent: defaultdict[tuple[int, int, int], list[_Message]] = defaultdict(list)  # by sender, receiver and number
+        self.waits: dict[int, Wait] = {}
 
     def post(self, key: Any, rank: int, value: Any) -> None:
         with self.lock:
@@ -57,7 +59,7 @@ class LoopBack(Communicator):
         self.rank = self.local_rank = rank
         self.size, self._board = board.size, board
         self._round: Counter[Any] = Counter()
-        self._received: Counter[int] = Counter()  # receives started, by rank
+        self._received: Counter[tuple[int, int]] = Counter()  # receives started, by rank and number
 
     @classmethod
     def ranks(cls, size: int) -> list[LoopBack]:
@@ -97,30 +99,40 @@ class LoopBack(Communicator):
         sent = yield from self._everyone(slot, array.copy())
         array[...] = sum(sent[1:], sent[0])
 
-    def _send(self, array: Any, peer: int) -> Transfer:
+    def _send(self, array: Any, peer: int, number: int) -> Transfer:
         def run() -> Iterator[None]:
             message = _Message(array)
             with self._board.lock:
-                self._board.sent[self.rank, peer].append(message)
+                self._board.sent[self.rank, peer, number].append(message)
             while not message.taken:  # a rendezvous, as large messages are anywhere
                 yield
 
         return run
 
-    def _receive(self, array: Any, peer: int) -> Transfer:
+    def _receive(self, array: Any, peer: int, number: int) -> Transfer:
         def run() -> Iterator[None]:
-            number = self._received[peer]  # receives take what comes in the order in which they were started
-            self._received[peer] += 1
-            sent = self._board.sent[peer, self.rank]
-            while len(sent) <= number:
+            place = self._received[peer, number]  # receives take what comes in the order in which they were started
+            self._received[peer, number] += 1
+            sent = self._board.sent[peer, self.rank, number]
+            while len(sent) <= place:
                 yield
-            np.copyto(array, sent[number].array)
-            sent[number].taken, sent[number].array = True, None
+            np.copyto(array, sent[place].array)
+            sent[place].taken, sent[place].array = True, None
 
         return run
 
     def _share(self, value: Any) -> Iterator[list[Any] | None]:
         return self._all("share", value)
+
+    def publish(self, wait: Wait | None) -> None:
+        if wait is None:
+            self._board.waits.pop(self.rank, None)
+        else:
+            self._board.waits[self.rank] = wait
+
+    def _waits(self) -> dict[int, Wait]:
+        now = time.monotonic()
+        return {rank: wait for rank, wait in self._board.waits.copy().items() if now - wait.since > self.wait_seconds / 2}
 
     def check(self) -> None:
         failed = self._board.failed
@@ -129,7 +141,7 @@ class LoopBack(Communicator):
 
     def fail(self, error: BaseException) -> bool:
         with self._board.lock:
-            first = self._board.failed is None and not isinstance(error, RankError)
+            first = self._board.failed is None and (not isinstance(error, RankError) or error.own)
             if first:
                 self._board.failed = self.rank, f"{type(error).__name__}: {error}"
             return first
@@ -156,5 +168,5 @@ def run_ranks(size: int, work: Callable[[Communicator], Any]) -> list[Any]:
     for thread in threads:
         thread.join()
     if errors:
-        raise next((error for _, error in errors if not isinstance(error, RankError)), errors[0][1])
+        raise next((error for _, error in errors if not isinstance(error, RankError) or error.own), errors[0][1])
     return results

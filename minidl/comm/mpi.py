@@ -22,11 +22,10 @@ from typing import Any
 import numpy as np
 
 from .. import launcher
-from . import SLOTS, Communicator, Transfer
+from . import SLOTS, WAIT_SECONDS, Communicator, Transfer, Wait
 from .watch import Watch
 
 START_SECONDS = 120.0  #: how long ranks wait for each other at the start; MINIDL_MPI_START_SECONDS changes it
-WAIT_SECONDS = 60.0  #: how long a rank may give no sign of life; MINIDL_MPI_WAIT_SECONDS changes it
 #: ends the process that started it, with a line, unless that closes the pipe in time; arguments: seconds, line
 TIMER = """
 import os, select, signal, sys
@@ -65,7 +64,7 @@ class MPI(Communicator):
     """The rank that this process has under mpiexec; one rank without. Raises MPIError where MPI cannot be used."""
 
     def __init__(self, *, deterministic: bool = True) -> None:
-        start, self._limit = _seconds("MINIDL_MPI_START_SECONDS", START_SECONDS), _seconds("MINIDL_MPI_WAIT_SECONDS", WAIT_SECONDS)
+        start, self.wait_seconds = _seconds("MINIDL_MPI_START_SECONDS", START_SECONDS), _seconds("MINIDL_MPI_WAIT_SECONDS", WAIT_SECONDS)
         timer = _timer(start, f"MPI has not started within {start:g} s: other ranks run another command or version, or have ended; start all "
                               f"with one mpiexec and the same command (MINIDL_MPI_START_SECONDS gives them more time)")
         with timer or contextlib.nullcontext():
@@ -77,6 +76,7 @@ class MPI(Communicator):
                 raise MPIError("this MPI was started without MPI_THREAD_MULTIPLE, which the communication lane needs")
             self._mpi, self.deterministic = mpi, deterministic
             self._requests: list[Any] = []
+            self._tags = int(mpi.COMM_WORLD.Get_attr(mpi.TAG_UB) or 32767)  # which every MPI has
             control = mpi.COMM_WORLD.Dup()
             self._slots = [mpi.COMM_WORLD.Dup() for _ in range(SLOTS)]
             self._sharing, self._pairs = mpi.COMM_WORLD.Dup(), mpi.COMM_WORLD.Dup()
@@ -84,7 +84,7 @@ class MPI(Communicator):
         self.rank, self.size, self.local_rank = control.Get_rank(), control.Get_size(), machine.Get_rank()
         machine.Free()
         self.library: str = mpi.Get_library_version().splitlines()[0].strip()  #: its own name and version
-        self._watch = Watch(mpi, control, self._limit) if self.size > 1 else None
+        self._watch = Watch(mpi, control, self.wait_seconds) if self.size > 1 else None
         if self._watch is not None:
             atexit.register(self._watch.close)  # before mpi4py ends MPI
 
@@ -114,11 +114,11 @@ class MPI(Communicator):
     def _sum(self, array: Any, slot: int) -> Iterator[None]:
         return self._done(self._slots[slot].Iallreduce(self._mpi.IN_PLACE, array))
 
-    def _send(self, array: Any, peer: int) -> Transfer:
-        return self._repeated(self._pairs.Send_init(array, dest=peer))
+    def _send(self, array: Any, peer: int, number: int) -> Transfer:
+        return self._repeated(self._pairs.Send_init(array, dest=peer, tag=number % self._tags))
 
-    def _receive(self, array: Any, peer: int) -> Transfer:
-        return self._repeated(self._pairs.Recv_init(array, source=peer))
+    def _receive(self, array: Any, peer: int, number: int) -> Transfer:
+        return self._repeated(self._pairs.Recv_init(array, source=peer, tag=number % self._tags))
 
     def _repeated(self, request: Any) -> Transfer:
         """A transfer that is set up once: that saves some microseconds of a short one each time."""
@@ -144,6 +144,13 @@ class MPI(Communicator):
         yield [pickle.loads(whole[i:j].tobytes()) for i, j in zip(starts[:-1], starts[1:], strict=True)]
 
     # -------------------------------------------------------------------------------------------------------- failures
+    def publish(self, wait: Wait | None) -> None:
+        if self._watch is not None:
+            self._watch.wait = wait
+
+    def _waits(self) -> dict[int, Wait]:
+        return {} if self._watch is None else self._watch.waits.copy()
+
     def check(self) -> None:
         if self._watch is not None and self._watch.failure is not None:
             raise self._watch.failure
@@ -156,7 +163,7 @@ class MPI(Communicator):
         """Ends MPI, which waits for all ranks to do so."""
         if self._watch is not None and not self._mpi.Is_finalized():
             self._watch.close()
-            timer = _timer(self._limit, f"this job has not ended within {self._limit:g} s after its last step: a rank was stopped, or its machine is gone "
+            timer = _timer(self.wait_seconds, f"this job has not ended within {self.wait_seconds:g} s after its last step: a rank was stopped, or its machine is gone "
                                         f"(MINIDL_MPI_WAIT_SECONDS gives it more time)")
             if timer is not None and timer.stdin is not None:  # not closed before this process has ended, as the interpreter's end does
                 os.dup(timer.stdin.fileno())

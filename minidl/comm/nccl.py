@@ -89,7 +89,7 @@ class NCCL(Communicator):
         self._ranks.allReduce(at, at, array.size, self._type(array), self._nccl.NCCL_SUM, self.stream.ptr)
         yield from ()
 
-    def _send(self, array: Any, peer: int) -> Transfer:
+    def _send(self, array: Any, peer: int, number: int) -> Transfer:
         raise NCCLError("pipelines over NCCL need a communicator for each pair of ranks, which is not built; use --transport staged")
 
     _receive = _send

@@ -16,7 +16,7 @@ import time
 from collections import deque
 from typing import Any, NoReturn
 
-from . import RankError, SilentRank
+from . import RankError, SilentRank, Wait
 
 ALIVE, FAILED, HEARD = 1, 2, 3  #: tags
 PERIOD = 0.05  #: seconds between two looks
@@ -30,6 +30,7 @@ def abort(code: int) -> NoReturn:
     if mpi is None or not mpi.Is_initialized():
         os.kill(os.getpid(), signal.SIGKILL)  # what makes a launcher end the others before MPI has started
     elif not mpi.Is_finalized():
+        time.sleep(PERIOD)  # a launcher that is told to end all may do so before it has passed on what was said
         with contextlib.suppress(BaseException):
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # MPI would say that it was aborted; why, was said already
             mpi.COMM_WORLD.Abort(code)
@@ -45,9 +46,11 @@ class Watch:
         self.rank = control.Get_rank()
         self.others = [r for r in range(control.Get_size()) if r != self.rank]
         self.failure: RankError | None = None
+        self.wait: Wait | None = None  #: what this rank waits for
+        self.waits: dict[int, Wait] = {}  #: what others said that they have waited for long
         self._failed: set[int] = set()
         self._settled: set[int] = set()  # ranks that have ended what they did, or never will
-        self._outbox: deque[tuple[int, int, str]] = deque()
+        self._outbox: deque[tuple[int, int, str | Wait | None]] = deque()
         self._sent: list[Any] = []
         self._taken = False  # whether the main thread knows
         self._closed = threading.Event()
@@ -64,7 +67,8 @@ class Watch:
             before = now
             heard.update(dict.fromkeys(self._receive(), now))
             if now >= beat:
-                self._tell(ALIVE)
+                wait = self.wait
+                self._tell(ALIVE, wait if wait is not None and now - wait.since > self._limit / 2 else None)
                 beat = now + self._limit / BEATS
             silent = [r for r in self.others if now - heard[r] > self._limit]
             self._settled.update(silent)
@@ -89,9 +93,13 @@ class Watch:
                 self.failure = self.failure or RankError(source, message)
             if tag != ALIVE:
                 self._settled.add(source)
+            elif message is None:
+                self.waits.pop(source, None)
+            else:
+                self.waits[source] = message
         return sources
 
-    def _tell(self, tag: int, message: str = "") -> None:
+    def _tell(self, tag: int, message: str | Wait | None) -> None:
         self._outbox.extend((r, tag, message) for r in self.others)
 
     def _send(self) -> None:
@@ -104,7 +112,7 @@ class Watch:
         """Tells the others; waits until they have ended what they do, or for GRACE. Whether this rank is the one to say why: the
         lowest of those that failed by themselves."""
         self._taken = True
-        own = not isinstance(error, RankError) or isinstance(error, SilentRank)
+        own = not isinstance(error, RankError) or error.own
         self._tell(FAILED if own else HEARD, f"{type(error).__name__}: {error}")
         end = time.monotonic() + GRACE
         while time.monotonic() < end and not self._settled.issuperset(self.others):

@@ -19,7 +19,7 @@ from ..comm import SLOTS, Communicator
 from ..comm.flight import Abandoned, Entry, Flight
 from ..comm.handover import handover
 from ..comm.places import Host
-from ..graph import Kind, View
+from ..graph import Kind, TaskGraph, View, task_name
 from ..kernels import Thunk
 from ..program import TALKS, Part, Program
 from ..streams import Event, Stop, Stream
@@ -156,12 +156,12 @@ class Meetings:
                 if source not in own:
                     after[waiter].append(self._keys[source])
             else:
-                self._awaited[waiter].append((self._keys[source], self._waiting(event)))
+                self._awaited[waiter].append((self._keys[source], self._waiting(event, self._peer(graph, source), graph.name(source))))
         for (late, transfer), event in common.boundary.items():
             if transfer in self._name:
                 self._records[self._name[transfer]].append(event.record)
             if late in self._name:
-                self._awaited[self._name[late]].append((transfer, self._waiting(event)))
+                self._awaited[self._name[late]].append((transfer, self._waiting(event, None, task_name(transfer))))
         order = [*self._inline, *(t for lane in apart for t in lane)]
         entries = {t: self._entry(t, i % SLOTS, part, bound, after[t] or [self._keys[t]], arrived[t]) for i, t in enumerate(order)}
         self.entries = [[entries[t] for t in lane] for lane in apart]
@@ -170,15 +170,19 @@ class Meetings:
     def _entry(self, task: int, slot: int, part: Part, bound: Bound, after: list[int], arrived: list[Callable[[], bool]]) -> Entry:
         graph = part.graph
         launch = graph.launches[task][0]
-        peer = dict(launch.constants).get("peer")
+        constants, peer = dict(launch.constants), self._peer(graph, task)
         place = self.common.place(self._keys[task], bound, launch.reads or launch.writes, after, peer is None)
-        transfer = self.common.transport.bind(Kind(graph.kind[task]), place, slot, peer)
+        transfer = self.common.transport.bind(Kind(graph.kind[task]), place, slot, peer, constants.get("message", 0))
         return Entry(task, transfer, slot if peer is None else None, int(graph.bytes[task]), arrived, self._mark(task, 0, 1),
-                     [*self._mark(task, 2), *self._records[task]])
+                     [*self._mark(task, 2), *self._records[task]], graph.name(task), peer)
 
-    def _waiting(self, event: Arrival) -> Thunk:
+    def _waiting(self, event: Arrival, peer: int | None, name: str) -> Thunk:
         """A call that waits for a transfer."""
-        return partial(self.common.flight.until, event.arrived) if self.common.polled else event.wait
+        return partial(self.common.flight.until, event.arrived, peer, name) if self.common.polled else event.wait
+
+    def _peer(self, graph: TaskGraph, transfer: int) -> int | None:
+        found: int | None = dict(graph.launches[transfer][0].constants).get("peer")
+        return found
 
     def _mark(self, task: int, *which: int) -> list[Thunk]:
         if not self.common.trace:

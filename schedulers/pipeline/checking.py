@@ -13,9 +13,10 @@ import numpy as np
 
 from ...graph import COMMUNICATION, ROLES, GraphError, Ints, Kind, Role, TaskGraph, pack, task_name, unpack
 from ...memory import MemoryLimitError
+from ...messages import check_rendezvous
 from ...passes import fuse
 from ...schedule import Schedule, ScheduleError
-from .communication import add_communication, check_messages, check_rendezvous, talks
+from .communication import add_communication, check_messages, talks
 from .peaks import COMPUTE, activations, peak_bytes
 from .placement import PipelineError, Placement, bidirectional
 from .plan import Plan, Versions

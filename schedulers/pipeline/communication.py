@@ -1,5 +1,4 @@
-"""Sends and receives as tasks, once it is known which rank runs what, and the proofs that they carry all that crosses ranks
-and cannot deadlock.
+"""Sends and receives as tasks, once it is known which rank runs what, and the proof that they carry all that crosses ranks.
 
 Every rank has one lane for each peer and direction. On both ends of a link the order is that in which the producer's
 rank makes the messages, so the two always agree; receives wait on lanes of their own for nothing but their message, so
@@ -14,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from ...graph import COMMUNICATION, GraphError, Ints, Kind, Rows, TaskGraph, pack, task_name, unpack
+from ...graph import COMMUNICATION, GraphError, Ints, Kind, Rows, TaskGraph, pack, unpack
 from ...loops import run_loop
+from ...messages import RECEIVES, SENDS
 from ...schedule import Lane, Schedule, ScheduleError
 
 SENDABLE = (Kind.F, Kind.O, Kind.B)  #: whose results can be sent
-SENDS, RECEIVES = (Kind.SF, Kind.SO), (Kind.RF, Kind.RO)
 
 
 def talks(schedule: Schedule) -> bool:
@@ -174,56 +173,6 @@ def swap(schedule: Schedule, a: str, b: str) -> Schedule:
             raise ScheduleError(f"cannot swap {name}: the schedule has no such task")
     keys[at[0]], keys[at[1]] = keys[at[1]][0], keys[at[0]][0]
     return replace(schedule, keys=keys, slots=None)
-
-
-def check_rendezvous(graph: TaskGraph, schedule: Schedule) -> None:
-    """Proves that no send waits for ever where a send ends only once its receive is posted. Raises ScheduleError.
-
-    A send and its receive then are one event on two lanes, so lanes and edges must have no circle through such events.
-    """
-    ids, n = schedule.ids(graph), len(graph)
-    source, target = graph.preds.ids.astype(np.int64), graph.preds.row_of_each().astype(np.int64)
-    event = np.arange(n)
-    meets = np.isin(graph.kind[target], RECEIVES) & np.isin(graph.kind[source], SENDS)
-    event[target[meets]] = source[meets]
-    inner = np.ones(n, bool)
-    inner[schedule.ptr[:-1][np.diff(schedule.ptr) > 0]] = False
-    after = np.flatnonzero(inner)
-    source, target = event[np.concatenate([source, ids[after - 1]])], event[np.concatenate([target, ids[after]])]
-    real = source != target
-    source, target = source[real], target[real]
-    succs = Rows.from_pairs(source, target, n)
-    done, *_, left, _ = run_loop(_drain, n, succs.ptr, succs.ids, np.bincount(target, minlength=n), np.zeros(n, np.int64))
-    if done == n:
-        return
-    preds = Rows.from_pairs(target, source, n)
-    at, way = int(np.argmax(left > 0)), []
-    while at not in way:
-        way.append(at)
-        at = next(int(q) for q in preds[at] if left[q] > 0)
-    circle = [int(graph.keys[t]) for t in way[way.index(at) :]]
-    raise schedule.error("deadlock under rendezvous sends, where a send ends only when its receive is posted: "
-                         + " waits for ".join(task_name(key) for key in [*circle, circle[0]]), circle)
-
-
-def _drain(succ_ptr, succ_ids, missing, queue):  # type: ignore[no-untyped-def]
-    """How many events can happen; `missing` keeps what the others wait for."""
-    tail = 0
-    for t in range(len(missing)):
-        if missing[t] == 0:
-            queue[tail] = t
-            tail += 1
-    head = 0
-    while head < tail:
-        t = queue[head]
-        head += 1
-        for i in range(succ_ptr[t], succ_ptr[t + 1]):
-            s = succ_ids[i]
-            missing[s] -= 1
-            if missing[s] == 0:
-                queue[tail] = s
-                tail += 1
-    return tail
 
 
 def count_waits(graph: TaskGraph, schedule: Schedule) -> int:
