@@ -6,7 +6,7 @@ microseconds (or whatever unit the costs had). It knows no graph: what it needs 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import cached_property
@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from .graph import Floats, Ints, task_name, unpack
+from .graph import Floats, Ints, Kind, task_name, unpack
 from .schedule import Lane
 
 UNITS = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "s": 1e6}  #: in microseconds; any other unit is the user's own
@@ -87,6 +87,49 @@ class Timeline:
             lane=np.concatenate([tasks.lane, tasks.lane[extra]]), issued=np.concatenate([tasks.issued, begin]),
             start=np.concatenate([start, begin]), end=np.concatenate([end, sent[waits], there[moves]]),
             bytes=np.concatenate([count, np.zeros(len(waits), np.int64), count[at[moves]]]))
+
+    @classmethod
+    def of_ranks(cls, own: Sequence[Timeline], ahead: Sequence[float], messages: Sequence[Mapping[int, int]]) -> Timeline:
+        """One of all ranks, from those that each of them measured, on rank 0's clock.
+
+        `ahead[r]`: by how many seconds the clock of rank r is ahead of it. `messages[r]`: the number of the message that a
+        send or receive of rank r is, by key. A receive begins when its send does: before, nothing was on its way. So what a
+        lane stood still for is a wait until then, and a transfer from then on.
+        """
+        begin = [(t.meta["begin_s"] - a) * 1e6 for t, a in zip(own, ahead, strict=True)]
+        shift = np.repeat(np.array(begin) - min(begin), [len(t) for t in own])
+        lanes, records = (np.cumsum([0, *(len(x) for x in each)]) for each in ([t.lanes for t in own], own))
+        what, key = (np.concatenate([getattr(t, name) for t in own]) for name in ("what", "key"))
+        issued, start, end = (np.concatenate([getattr(t, name) for t in own]) + shift for name in ("issued", "start", "end"))
+        ends: tuple[dict[int, int], dict[int, int]] = {}, {}  # of each message the record of its send, and of its receive
+        for t, base, number in zip(own, records, messages, strict=False):
+            for i in np.flatnonzero(t.what == What.TASK).tolist():
+                if (k := int(t.key[i])) in number:
+                    ends[int(unpack(k)[1] in (Kind.RF, Kind.RO))][number[k]] = base + i
+        met = np.array([(ends[0][n], ends[1][n]) for n in ends[0] if n in ends[1]], np.int64).reshape(-1, 2)
+        sent, got = met.T
+        start[got] = np.clip(start[sent], start[got], end[got])
+        inside = np.concatenate([t.edges + base for t, base in zip(own, records, strict=False)])
+        on_way = np.full(len(key), -np.inf)  # of each record when the last message that it needs was sent
+        arrives = np.zeros(len(key), bool)
+        arrives[got] = True
+        needs = inside[arrives[inside[:, 0]]]
+        np.maximum.at(on_way, needs[:, 1], start[needs[:, 0]])
+        waits = np.flatnonzero(what == What.WAIT)
+        lane = np.concatenate([t.lane + base for t, base in zip(own, lanes, strict=False)])
+        of = {(int(key[i]), int(lane[i])): i for i in np.flatnonzero(what == What.TASK).tolist()}
+        waiter = np.array([of[int(key[i]), int(lane[i])] for i in waits.tolist()], np.int64)
+        since = np.clip(on_way[waiter], start[waits], end[waits])
+        moves = np.flatnonzero((on_way[waiter] > -np.inf) & (since < end[waits]))
+        until = end[waits[moves]].copy()
+        end[waits[moves]] = since[moves]
+        extra = waits[moves]
+        again = np.append(np.arange(len(key)), extra)
+        size = np.concatenate([t.bytes for t in own])
+        return cls(tuple(x for t in own for x in t.lanes), np.append(what, np.full(len(extra), What.TRANSFER)).astype(np.int8), key[again], lane[again],
+                   np.append(issued, since[moves]), np.append(start, since[moves]), np.append(end, until), np.append(size, np.zeros(len(extra), np.int64)),
+                   edges=np.concatenate([inside, met]), arrived=np.append(end[inside[:, 0]], start[got]), labels=own[0].labels,
+                   peak_bytes=max((t.peak_bytes or 0 for t in own), default=0) or None, unit="us")
 
     def __len__(self) -> int:
         return len(self.key)

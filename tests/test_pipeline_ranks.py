@@ -7,6 +7,8 @@ import json
 import shutil
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -18,11 +20,12 @@ from minidl import models, nn, ops, optim
 from minidl.comm import RankError
 from minidl.comm.loopback import run_ranks
 from minidl.executors import DistributedExecutor, SequentialExecutor, TaskError
-from minidl.graph import Kind
+from minidl.graph import Kind, parse_task
 from minidl.program import lower
-from minidl.schedule import ScheduleError
+from minidl.schedule import Lane, ScheduleError
 from minidl.schedulers import pipeline
 from minidl.schedulers.pipeline import add_communication
+from minidl.timeline import Timeline, What
 
 MPIEXEC = shutil.which("mpiexec") or shutil.which("mpiexec", path=str(Path(sys.executable).parent))
 MICRO_BATCHES, SHARE, STEPS = 4, 8, 4
@@ -234,3 +237,91 @@ def test_what_cannot_run_is_one_line(flags, line):
     assert (code, record) == (2, None)
     assert line in errors
     assert len(errors.splitlines()) == 1
+
+
+# ------------------------------------------------------------------------------------------------------------- timelines
+def traced(name, ranks):
+    own = planned(name, ranks)
+
+    def work(communicator):
+        _, graph, schedule = own[communicator.rank]
+        run = DistributedExecutor(graph, schedule, communicator, trace=True)
+        for parts in batches():
+            run(*parts)
+        alone, together = run.timeline, run.timeline_of_all()
+        run.close()
+        return alone, together
+
+    with deadline():
+        return own[0], run_ranks(ranks, work)
+
+
+@pytest.mark.parametrize("name", ["zb_h1", "interleaved"])
+def test_timelines_of_all_ranks_are_one(name):
+    (_, graph, schedule), found = traced(name, 2)
+    whole = found[0][1]
+    tasks = whole.tasks
+    assert sorted(whole.name(i) for i in tasks) == sorted(t.name for t in graph), "every task of every rank once"
+    assert {str(lane) for lane in whole.lanes} == {str(lane) for lane in schedule.lanes}
+    record = {whole.name(i): i for i in tasks.tolist()}
+    for t in np.flatnonzero(np.isin(graph.kind, (Kind.RF, Kind.RO))).tolist():
+        send = next(p for p in graph.preds[t].tolist() if graph.kind[p] in (Kind.SF, Kind.SO))
+        assert whole.start[record[graph.name(t)]] >= whole.start[record[graph.name(send)]], "nothing is on its way before it is sent"
+        assert [record[graph.name(send)], record[graph.name(t)]] in whole.edges.tolist()
+    stood = whole.what != What.TASK
+    for rank, (alone, _) in enumerate(found):
+        here = stood & (np.array([lane.rank for lane in whole.lanes])[whole.lane] == rank)
+        waits = alone.what != What.TASK
+        np.testing.assert_allclose((whole.end - whole.start)[here].sum(), (alone.end - alone.start)[waits].sum(), atol=1e-3)
+    assert (whole.what == What.TRANSFER).any()
+    assert whole.report()
+
+
+def one_rank(lane, key, start, end, begin, waits=()):
+    """A rank's own timeline: its tasks in a row on `main` and one message on `lane`; waits as (task, from, to)."""
+    keys = np.array([parse_task(k) for k in [*key, *(w[0] for w in waits)]])
+    lanes = np.array([1 if "S" in k or "R" in k else 0 for k in key] + [0] * len(waits))
+    start, end = (np.array([*a, *(w[i] for w in waits)], float) for i, a in ((1, start), (2, end)))
+    what = np.array([What.TASK] * len(key) + [What.WAIT] * len(waits))
+    edges = np.array([[1, 0]] if "R" in key[1] else [[0, 1]])
+    return Timeline(lane, what, keys, lanes, start, start, end, np.zeros(len(keys), int), edges=edges, meta={"begin_s": begin})
+
+
+def test_a_wait_becomes_a_transfer_when_what_is_awaited_is_sent():
+    """Rank 1's clock is 5 s ahead. It stands still from 0 to 100; rank 0 computes to 70 and sends until 100."""
+    first = one_rank((Lane(0), Lane(0, "send->1")), ["0F0", "0SF0"], [0, 70], [70, 100], 3.0)
+    second = one_rank((Lane(1), Lane(1, "recv<-0")), ["1F0", "1RF0"], [100, 0], [120, 98], 8.0, [("1F0", 0, 100)])
+    whole = Timeline.of_ranks([first, second], [0.0, 5.0], [{parse_task("0SF0"): 4}, {parse_task("1RF0"): 4}])
+    records = {(whole.name(i), What(whole.what[i]).name): (whole.start[i], whole.end[i]) for i in range(len(whole))}
+    assert {k: tuple(np.round(v, 3)) for k, v in records.items()} == {
+        ("0F0", "TASK"): (0, 70), ("0SF0", "TASK"): (70, 100), ("1F0", "TASK"): (100, 120), ("1RF0", "TASK"): (70, 98),
+        ("1F0", "WAIT"): (0, 70), ("1F0", "TRANSFER"): (70, 100)}
+
+
+def test_clocks_that_differ_are_noticed(monkeypatch):
+    ahead = [0.0, 7.5, -2.0]
+    real = time.perf_counter
+
+    class Shifted:
+        @staticmethod
+        def perf_counter():
+            return real() + ahead[int(threading.current_thread().name.split()[1])]
+
+        monotonic, sleep = time.monotonic, time.sleep
+
+    with deadline():
+        assert run_ranks(3, lambda c: c.clocks_ahead(4))[0] == [0.0, 0.0, 0.0], "the same clock"
+        monkeypatch.setattr("minidl.comm.time", Shifted)
+        for found in run_ranks(3, lambda c: c.clocks_ahead()):
+            np.testing.assert_allclose(found, ahead, atol=0.5)
+
+
+@pytest.mark.mpi
+@pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec; install minidl[mpich]")
+def test_a_trace_of_ranks_has_all_their_lanes(tmp_path):
+    code, _, errors = command(2, "--model", "mlp", "--parallel", "pipeline", "--scheduler", "one_f_one_b", "--micro-batches", "4", "--steps", "3",
+                              "--trace", str(tmp_path / "trace.json"))
+    assert code == 0, errors
+    found = Timeline.load(tmp_path / "trace.json")
+    assert {str(lane) for lane in found.lanes} == {"0/main", "0/send->1", "0/recv<-1", "1/main", "1/send->0", "1/recv<-0"}
+    assert {What.WAIT, What.TRANSFER} <= set(found.what.tolist())

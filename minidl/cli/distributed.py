@@ -70,12 +70,13 @@ def _train(read: Callable[[], Any], communicator: Any, held: ExitStack) -> int:
                     checkpoint.save(arguments.checkpoint, recorded.model, recorded.optimizer, step=step, loader=recorded.train_data)
             done(step)
     trainer.finish()
+    timeline = trainer.run.timeline_of_all() if arguments.trace else None
     if first:
         record = training.run_record(trainer.job, trainer) | {"ranks": communicator.size}
         if arguments.scheduler == "reverse_first_k":
             record["k"] = trainer.plan.k
-        if arguments.trace and trainer.run.timeline is not None:
-            trainer.run.timeline.save(arguments.trace)
+        if timeline is not None:
+            timeline.save(arguments.trace)
         show.emit(arguments, record, lambda: training._summary(record))
     communicator.gather(None)  # nobody leaves before rank 0 has said everything
     if summing is not communicator:

@@ -7,6 +7,7 @@ which transfer ends first; and the volume is that of a ring.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -178,6 +179,19 @@ class Communicator:
         finally:
             patience.reset()
         raise AssertionError("a transport's _share ends with the values")
+
+    def clocks_ahead(self, rounds: int = 20) -> list[float]:
+        """By how many seconds the `perf_counter` of each rank is ahead of rank 0's, as near as ranks can tell that meet: 0 where
+        it may be the same clock. All ranks call it together."""
+        low, high = [-math.inf] * self.size, [math.inf] * self.size
+        for _ in range(rounds):
+            before = time.perf_counter()
+            self.gather(None)
+            after = time.perf_counter()
+            times = self.gather((before, after))
+            for r, (b, a) in enumerate(times):  # nobody leaves before all have come
+                low[r], high[r] = max(low[r], b - times[0][1]), min(high[r], a - times[0][0])
+        return [0.0 if lo <= 0 <= hi else (lo + hi) / 2 for lo, hi in zip(low, high, strict=True)]
 
     def await_longer(self, wait: Wait) -> None:
         """Whether to go on waiting: raises Standstill where all that it depends on have waited for `wait_seconds`, so that none

@@ -112,6 +112,18 @@ class Runtime:
             self._timeline = self._last.timeline()
         return self._timeline
 
+    def timeline_of_all(self) -> Timeline | None:
+        """Of the last call on all ranks, which must all ask for it; on rank 0's clock."""
+        assert self.transport is not None
+        graph = self.graph
+        numbers = {int(graph.keys[t]): number for t, launches in enumerate(graph.launches)
+                   if (number := dict(launches[0].constants if launches else ()).get("message")) is not None}
+        found = self.transport.gather((self.timeline, numbers))
+        ahead = self.transport.clocks_ahead()
+        if any(timeline is None for timeline, _ in found):
+            return None
+        return Timeline.of_ranks([timeline for timeline, _ in found], ahead, [own for _, own in found])
+
     def _lasting(self, spec: StorageSpec) -> StorageSpec:
         """States that nobody holds get memory of their own: they are this run's."""
         if spec.role != Role.STATE or spec.live is not None:
@@ -280,7 +292,8 @@ class _Ready:
         if self.meetings is not None:
             for task, stamps in self.meetings.times.items():
                 times[task] = stamps
-        times = (times[ids] - times.min(initial=np.inf)) * 1e6
+        begin = float(times.min(initial=np.inf))
+        times = (times[ids] - begin) * 1e6
         waits = self.part.waits
         waiting = np.zeros(len(graph), bool)
         waiting[waits[:, 0]] = True
@@ -297,7 +310,8 @@ class _Ready:
             key=both(schedule.keys, schedule.keys[waited]), lane=both(lane, lane[waited]),
             issued=both(times[:, 0], times[waited, 0]), start=both(times[:, 1], times[waited, 0]),
             end=both(times[:, 2], times[waited, 1]), bytes=both(graph.bytes[ids], np.zeros(count, np.int64)),
-            edges=entry[waits[:, ::-1]], labels=graph.unit_names, peak_bytes=self.part.memory.peak_bytes)
+            edges=entry[waits[:, ::-1]], labels=graph.unit_names, peak_bytes=self.part.memory.peak_bytes,
+            meta={"begin_s": begin})
 
 
 def _calls_of(bound: Bound, debug: int) -> Callable[[int, Any], list[Thunk]]:
