@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -84,6 +85,22 @@ def data_parallel(record: dict[str, Any]) -> Iterator[Row]:
                f"{times(best)}; over buckets {buckets['median']:.2f}x; ceiling {s['ceiling_over_barrier']:.2f}x", "-", "data_parallel_waits")
 
 
+def pipeline_parallel(record: dict[str, Any]) -> Iterator[Row]:
+    """A row for each setting: the schedules over GPipe, torch over ours, and how far predictions were off."""
+    for s in record["settings"]:
+        about, name = f"{s['ranks']} ranks, {s['network']}, {s['computation']}", f"pipeline_parallel_{s['computation']}"
+        gains = [f"{arm} {a['speed_up_over_gpipe']['median']:.2f}x" for arm, a in s["arms"].items() if arm != "gpipe"]
+        yield f"{about}: gpipe / others", "; ".join(gains), "-", name
+        if s["torch"]:
+            yield (f"{about}: torch.distributed.pipelining / minidl, same stages",
+                   "; ".join(f"{arm.split(', ')[1]} {times(a['torch_over_minidl'])}" for arm, a in s["torch"].items()), "> 1x", name)
+        errors = [a["prediction_error"]["median"] for a in s["arms"].values()]
+        apart = [a["bubble"] - a["bubble_predicted"] for a in s["arms"].values()]
+        yield (f"{about}: predicted against measured step; bubble measured less predicted",
+               f"median {statistics.median(map(abs, errors)):.1%}, worst {max(errors, key=abs):+.1%}; {statistics.median(apart) * 100:+.1f} points, "
+               f"worst {max(apart, key=abs) * 100:+.1f}", "5 %; 2 points", name)
+
+
 #: the calls of `launch_overhead.py` that stand in the table; all others are in the record and its picture
 LAUNCHES = {"NumPy ufunc", "numba loop, 4 arrays", "torch op", "minidl stream", "SimpleQueue", "ThreadPoolExecutor"}
 
@@ -146,6 +163,7 @@ def gpu_proof(record: dict[str, Any]) -> Iterator[Row]:
 
 TABLES: dict[str, Callable[[dict[str, Any]], Iterator[Row]]] = {
     "mlp": mlp, "cnn": cnn, "single_device": single_device, "data_parallel_waits": data_parallel, "planning": planning,
+    "pipeline_parallel_kernels": pipeline_parallel, "pipeline_parallel_waits": pipeline_parallel,
     "launch_overhead_cpu": launches, "launch_overhead_cuda": launches_on_cuda, "ladder": ladder, "gpu_proof": gpu_proof}
 
 

@@ -93,3 +93,24 @@ def test_launches_that_stand_in_the_table_are_measured(monkeypatch):
     monkeypatch.setattr(launches_cuda, "HELD", 4096)
     names = {row.name for row in launches_cuda.rows(cuda_runtime.device(), quick=False)}
     assert names >= tables.LAUNCHES_ON_CUDA
+
+
+def test_pipelines_have_rows_and_simulated_ones_keep_their_bounds(results):
+    import pipeline_parallel
+
+    folder, write = results
+    times = {"median": 1.25, "p10": 1.0, "p90": 1.5, "n": 5}
+    arms = {s: {"speed_up_over_gpipe": times, "prediction_error": {"median": e, "worst": e}, "bubble": 0.2, "bubble_predicted": 0.19}
+            for s, e in (("gpipe", 0.02), ("zb_h1", -0.04))}
+    setting = {"network": "mlp", "computation": "kernels", "ranks": 2, "arms": arms, "torch": {"torch, gpipe": {"torch_over_minidl": times}}}
+    (folder / "pipeline_parallel_kernels.json").write_text(json.dumps({"name": "pipeline_parallel_kernels", "settings": [setting], **MACHINE}))
+    text = write()
+    for row in ("| 2 ranks, mlp, kernels: gpipe / others | zb_h1 1.25x |", "same stages | gpipe 1.25x (1.00 to 1.50) | > 1x |",
+                "| median 3.0%, worst -4.0%; +1.0 points, worst +1.0 | 5 %; 2 points |"):
+        assert row in text
+    for row in pipeline_parallel.simulated({"F": 1.0, "O": 1.0, "W": 1.0}, 0.0):
+        p, m, best = row["ranks"], row["micro_batches"], max(row["speed_up_over_gpipe"].values())
+        if m == 1:
+            assert best >= 0.95 * row["ceiling"]
+        elif 4 < m < p:
+            assert best >= 1.9
