@@ -18,8 +18,10 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.11,<3.14",
-    packages=["minidl", "minidl.cli", "minidl.comm", "minidl.cuda", "minidl.data", "minidl.executors", "minidl.fusion", "minidl.nn",
-              "minidl.ops", "minidl.kernels", "minidl.models", "minidl.schedulers", "minidl.schedulers.pipeline"],
+    packages=["minidl", "minidl.autograd", "minidl.cli", "minidl.data", "minidl.kernels", "minidl.models", "minidl.nn",
+              "minidl.ops", "minidl.optim", "minidl.passes", "minidl.passes.fusion", "minidl.pricing",
+              "minidl.runtime", "minidl.runtime.comm", "minidl.runtime.cuda", "minidl.schedulers",
+              "minidl.schedulers.pipeline", "minidl.training", "minidl.views"],
     package_data={"minidl": ["py.typed"], "minidl.data": ["*.csv.gz", "*.md"], "minidl.kernels": ["*.cu", "*.cuh"]},
     install_requires=[
         "numpy>=2.0",

@@ -22,7 +22,7 @@ from common import interleave, machine, prediction_errors, ratio, save, sgd_step
 
 import minidl as ml
 from minidl import models, schedulers
-from minidl.executors.bound import Bound
+from minidl.runtime.bound import Bound
 
 CASES = {"lenet": ("lenet", {}, 64), "resnet20": ("resnet20", {}, 32)}
 TARGET = 2.5  #: times torch's step, at most

@@ -79,7 +79,7 @@ def prediction_errors(graph: Any, plans: Mapping[str, Any], arms: Mapping[str, C
     from dataclasses import replace
 
     import minidl as ml
-    from minidl.measure import Profile
+    from minidl.pricing.measure import Profile
     from minidl.program import lower
 
     errors: dict[str, list[float]] = {key: [] for key in plans}

@@ -42,17 +42,17 @@ from common import machine, ratio, save, spread
 
 import minidl as ml
 from minidl import models, nn, optim
-from minidl.comm.mpi import MPI
-from minidl.cost import CostModel
-from minidl.data_parallel import measure_link, neighbours
-from minidl.executors import DistributedExecutor
 from minidl.graph import Kind
 from minidl.kernels import kernel
+from minidl.passes.synchronise import gradients
+from minidl.pricing.cost import CostModel
+from minidl.runtime.comm.mpi import MPI
+from minidl.runtime.executors import DistributedExecutor
 from minidl.schedulers.data_parallel import POLICIES, plan, prepare
 from minidl.schedulers.iterations import delayable
 from minidl.schedulers.layer_times import with_communication
-from minidl.synchronise import gradients
-from minidl.training import params_sha256
+from minidl.training.data_parallel import measure_link, neighbours
+from minidl.training.trainer import params_sha256
 
 STEPS = 4  #: of a group, after one to warm up
 WAITED_MS = 300.0  #: computation of a step that waits

@@ -48,8 +48,8 @@ from common import PACKAGE, RESULTS, sources
 from ladder import described
 
 import minidl as ml
-from minidl.device import DeviceError
 from minidl.files import write_atomic
+from minidl.runtime.device import DeviceError
 
 ROOT = Path(__file__).parent.parent
 LIMIT = 540.0  #: seconds of a part

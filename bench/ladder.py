@@ -57,7 +57,7 @@ from ladder_table import result, shown
 from ladder_torch import COMPILED
 
 import minidl as ml
-from minidl.device import DeviceError
+from minidl.runtime.device import DeviceError
 
 #: seconds of a run, where none of the same network has been seen: an H200's, guessed on the safe side
 NEED = {FIRST_RUN: 150.0, "B3 reduce-overhead": 90.0, "B4 max-autotune": 300.0, "B5 torchsched": 150.0}

@@ -14,11 +14,11 @@ from ladder_rungs import DeviceClock, Rung
 
 import minidl as ml
 from minidl import models, nn, schedulers
-from minidl.executors import GraphExecutor, StreamExecutor
-from minidl.fusion import fused
-from minidl.measure_pairs import measure_pairs
+from minidl.autograd.tape import Tape, use
+from minidl.passes.fusion import fused
+from minidl.pricing.measure_pairs import measure_pairs
 from minidl.program import lower
-from minidl.tape import Tape, use
+from minidl.runtime.executors import GraphExecutor, StreamExecutor
 
 #: rungs and their schedules
 PLAIN = ("E0a in_order", "E0b multi_stream", "E0b multi_region", "E1 in_order", "E2 multi_stream", "E2 multi_region")

@@ -32,8 +32,8 @@ def gpu(name: str) -> Any:
     found = re.fullmatch(r"cuda(?::(\d+))?", name)
     if found is None:
         raise devices.DeviceError(f"unknown device {name!r}; known: cpu, cuda, cuda:N")
-    from minidl.cuda.device import Cuda
-    from minidl.cuda.driver import Driver
+    from minidl.runtime.cuda.device import Cuda
+    from minidl.runtime.cuda.driver import Driver
 
     try:
         driver = Driver(int(found[1] or 0))

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from launches import CHAINS, Row, Samples, bursts, pieces
 
-from minidl.streams import Event, Stream
+from minidl.runtime.streams import Event, Stream
 
 SIZES = {4: "4 B", 4 << 10: "4 KiB", 1 << 20: "1 MiB", 64 << 20: "64 MiB"}
 

@@ -24,7 +24,7 @@ from common import save
 
 import minidl as ml
 from minidl import models, nn
-from minidl.cost import CostModel
+from minidl.pricing.cost import CostModel
 from minidl.schedulers.layerpipe import METHODS, LayerCosts, PartitionError, compare
 
 PROCESSORS = range(2, 17)

@@ -20,9 +20,9 @@ from common import interleave, machine, prediction_errors, ratio, save, sgd_step
 
 import minidl as ml
 from minidl import device, models, schedulers
-from minidl.executors.bound import Bound
-from minidl.memory import plan_memory
-from minidl.streams import run_program
+from minidl.runtime.bound import Bound
+from minidl.runtime.memory import plan_memory
+from minidl.runtime.streams import run_program
 
 SHAPES = {"16 x 64, batch 8": ([64] * 16 + [10], 8), "784-512-512-10, batch 64": ([784, 512, 512, 10], 64),
           "8 x 1024, batch 256": ([1024] * 8 + [10], 256)}

@@ -42,15 +42,15 @@ from data_parallel import waiting
 
 import minidl as ml
 from minidl import models, nn, ops, optim
-from minidl.comm.mpi import MPI
-from minidl.cost import CostModel
-from minidl.executors import DistributedExecutor
 from minidl.graph import Kind
-from minidl.measure import Profile
-from minidl.pipeline import measure_messages
+from minidl.pricing.cost import CostModel
+from minidl.pricing.measure import Profile
+from minidl.runtime.comm.mpi import MPI
+from minidl.runtime.executors import DistributedExecutor
 from minidl.schedulers import pipeline
 from minidl.schedulers.pipeline import add_communication
-from minidl.timeline import What
+from minidl.training.pipeline import measure_messages
+from minidl.views.timeline import What
 
 MICRO_BATCHES, STEPS = 8, 3
 POLICIES = ("gpipe", "one_f_one_b", "zb_h1", "zb_auto", "fast_forward", "interleaved", "modulo")

@@ -29,8 +29,8 @@ SCHEDULERS = ("one_f_one_b", "zb_h1", "fast_forward_greedy")
 
 def measure(name: str, ranks: int, micro_batches: int) -> dict[str, Any]:
     """Seconds of each step for one plan, and the process's peak memory."""
+    from minidl.pricing.simulation import times
     from minidl.schedulers import pipeline
-    from minidl.simulation import times
 
     seconds: dict[str, float] = {}
 

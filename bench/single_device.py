@@ -24,10 +24,10 @@ from common import RESULTS, interleave, machine, prediction_errors, ratio, save,
 
 import minidl as ml
 from minidl import models, schedulers
-from minidl.boundary import late_tasks
-from minidl.executors import executor
-from minidl.measure_pairs import measure_pairs
+from minidl.passes.boundary import late_tasks
+from minidl.pricing.measure_pairs import measure_pairs
 from minidl.program import lower
+from minidl.runtime.executors import executor
 
 
 def _cases() -> dict[str, tuple[str, dict[str, Any], int]]:
@@ -140,9 +140,9 @@ def _bits(case: str, schedule: Any) -> bytes:
 
 def _draw(graph: Any, schedule: Any, cost: Any, timeline: Any, path: Path) -> None:
     """Predicted above measured, as a picture and as text."""
-    from minidl.draw import timeline_svg
     from minidl.files import write_atomic
-    from minidl.report import compare
+    from minidl.views.draw import timeline_svg
+    from minidl.views.report import compare
 
     body = lower(graph, schedule)
     predicted = ml.simulate(body.graph, body.schedule, cost)

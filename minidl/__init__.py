@@ -14,19 +14,20 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _WHERE = {
-    "CostError": "cost", "CostModel": "cost", "Link": "cost",
-    "CheckingExecutor": "executors", "SequentialExecutor": "executors", "GraphExecutor": "executors", "Runtime": "executors", "StreamExecutor": "executors", "TaskError": "executors",
-    "cross_boundary": "boundary", "lower": "program", "Program": "program",
+    "CostError": "pricing.cost", "CostModel": "pricing.cost", "Link": "pricing.cost",
+    "CheckingExecutor": "runtime.executors", "SequentialExecutor": "runtime.executors", "GraphExecutor": "runtime.executors", "Runtime": "runtime.executors", "StreamExecutor": "runtime.executors", "TaskError": "runtime.executors",
+    "cross_boundary": "passes.boundary", "lower": "program", "Program": "program",
     "Buffer": "graph", "GraphBuilder": "graph", "GraphError": "graph", "Kind": "graph", "Role": "graph", "Task": "graph",
     "TaskGraph": "graph",
-    "MemoryLimitError": "memory", "MemoryPlan": "memory", "plan_memory": "memory",
-    "rename": "passes", "unroll": "passes",
-    "autocast": "precision", "seed": "random", "record": "recording",
+    "MemoryLimitError": "runtime.memory", "MemoryPlan": "runtime.memory", "plan_memory": "runtime.memory",
+    "rename": "passes.rewrite", "unroll": "passes.rewrite",
+    "autocast": "autograd.precision", "seed": "autograd.random", "record": "autograd.recording",
     "Lane": "schedule", "Schedule": "schedule", "ScheduleError": "schedule",
-    "simulate": "simulation", "micro_batch": "tape", "no_grad": "tape", "set_default_device": "tape", "DeviceError": "device",
-    "Parameter": "tensor", "ShapeError": "tensor", "Tensor": "tensor", "array": "tensor", "Timeline": "timeline",
+    "simulate": "pricing.simulation", "micro_batch": "autograd.tape", "no_grad": "autograd.tape", "set_default_device": "autograd.tape", "DeviceError": "runtime.device",
+    "Parameter": "autograd.tensor", "ShapeError": "autograd.tensor", "Tensor": "autograd.tensor", "array": "autograd.tensor", "Timeline": "views.timeline",
 }
-_MODULES = {"checkpoint", "data", "device", "models", "nn", "ops", "optim", "schedulers"}
+_MODULES = {"checkpoint": "training.checkpoint", "data": "data", "device": "runtime.device", "models": "models", "nn": "nn", "ops": "ops",
+            "optim": "optim", "schedulers": "schedulers"}
 
 __all__ = sorted([*_WHERE, *_MODULES])
 
@@ -37,7 +38,7 @@ def __getattr__(name: str) -> Any:
             import_module(f"{__name__}.ops")  # puts the operators on Tensor
         value = getattr(import_module(f"{__name__}.{_WHERE[name]}"), name)
     elif name in _MODULES:
-        value = import_module(f"{__name__}.{name}")
+        value = import_module(f"{__name__}.{_MODULES[name]}")
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = value

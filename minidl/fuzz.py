@@ -14,21 +14,22 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from . import random, schedulers
-from .boundary import cross_boundary, must_stay
-from .comm.loopback import run_ranks
-from .cost import CostModel
-from .device import CPU
-from .executors import CheckingExecutor, DistributedExecutor, SequentialExecutor, StreamExecutor
-from .executors.checking import random_schedule
+from . import schedulers
+from .autograd import random
+from .autograd.recording import record
+from .autograd.tensor import Parameter, Tensor, array
 from .graph import GraphError, TaskGraph
-from .lanes import LaneError, Work
-from .passes import rename, unroll
-from .recording import record
+from .passes.boundary import cross_boundary, must_stay
+from .passes.rewrite import rename, unroll
+from .pricing.cost import CostModel
+from .runtime.checking import random_schedule
+from .runtime.comm.loopback import run_ranks
+from .runtime.device import CPU
+from .runtime.executors import CheckingExecutor, DistributedExecutor, SequentialExecutor, StreamExecutor
+from .runtime.lanes import LaneError, Work
+from .runtime.streams import run_program
 from .schedulers.data_parallel import POLICIES, plan, prepare
 from .schedulers.layer_times import with_communication
-from .streams import run_program
-from .tensor import Parameter, Tensor, array
 
 Run = Callable[..., Any]
 Trace = dict[str, bytes]  #: all that can be seen of a run, by name
@@ -277,7 +278,7 @@ class Shuffled(CPU):
 
 
 class _RandomLanes:
-    """Lanes as a device has them, see `minidl.lanes`."""
+    """Lanes as a device has them, see `minidl.runtime.lanes`."""
 
     def __init__(self, work: Work, choices: np.random.Generator) -> None:
         self.tasks, self.choices = work.tasks, choices

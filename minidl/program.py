@@ -13,11 +13,11 @@ from functools import cached_property
 
 import numpy as np
 
-from .boundary import Loop, loop
 from .graph import COMMUNICATION, ROLES, Ints, Kind, Launch, Role, Rows, TaskGraph, View, task_name, unpack
-from .memory import MemoryLimitError, MemoryPlan, plan_memory
-from .messages import RECEIVES, SENDS, check_rendezvous
-from .passes import unroll
+from .passes.boundary import Loop, loop
+from .passes.messages import RECEIVES, SENDS, check_rendezvous
+from .passes.rewrite import unroll
+from .runtime.memory import MemoryLimitError, MemoryPlan, plan_memory
 from .schedule import Lane, Schedule, ScheduleError
 
 TALKS = [int(kind) for kind in COMMUNICATION]  #: the kinds of tasks that a transport runs

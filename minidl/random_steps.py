@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from . import ops, optim
+from .autograd.tape import micro_batch, no_grad
+from .autograd.tensor import Parameter, array
 from .fuzz import Training, nothing
-from .tape import micro_batch, no_grad
-from .tensor import Parameter, array
 
 Shape = tuple[int, ...]
 OPTIMIZERS: dict[str, Callable[..., optim.Optimizer]] = {"SGD": optim.SGD, "Adam": optim.Adam, "AdamW": optim.AdamW}

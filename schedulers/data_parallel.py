@@ -1,7 +1,7 @@
 """Data-parallel schedules: in which order gradients are computed, summed over ranks, and spent.
 
-All on a synchronised graph (`minidl.synchronise`): one compute lane, one communication lane, and updates one step late
-(`minidl.boundary`), so that communication may go on into the next forward. What the schedules differ in:
+All on a synchronised graph (`minidl.passes.synchronise`): one compute lane, one communication lane, and updates one step late
+(`minidl.passes.boundary`), so that communication may go on into the next forward. What the schedules differ in:
 
 - `no_overlap`: all communication after the backward pass, on the compute lane;
 - `barrier`: each gradient is summed while the backward pass goes on, all of them before any update (Horovod, DDP
@@ -23,11 +23,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..boundary import Loop, cross_boundary
-from ..cost import CostModel
 from ..graph import COMMUNICATION, Kind, TaskGraph
+from ..passes.boundary import Loop, cross_boundary
+from ..passes.synchronise import gradients, reverse_buckets, synchronise
+from ..pricing.cost import CostModel
 from ..schedule import Schedule
-from ..synchronise import gradients, reverse_buckets, synchronise
 from .iterations import Iterations, Policy, delayable
 
 BUCKET_BYTES = 25 * 2**20  #: as DDP

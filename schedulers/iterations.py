@@ -1,6 +1,6 @@
 """Iterations of a synchronised graph in a row: the order that its lanes settle to under a policy.
 
-It decides; how long an order takes, the clock says (`minidl.simulation`). Knows neither names of schedulers nor
+It decides; how long an order takes, the clock says (`minidl.pricing.simulation`). Knows neither names of schedulers nor
 devices; every rank does the same at the same time.
 """
 
@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..carried import Carried
-from ..cost import CostModel
 from ..graph import COMMUNICATION, Floats, Kind, TaskGraph
+from ..pricing.carried import Carried
+from ..pricing.cost import CostModel
+from ..pricing.simulation import MOST, Clock, Lanes
 from ..schedule import Lane, Schedule
-from ..simulation import MOST, Clock, Lanes
 
 
 @dataclass(frozen=True)

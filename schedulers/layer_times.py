@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..cost import CostModel
 from ..graph import COMMUNICATION, GraphBuilder, Kind, Role, TaskGraph
+from ..pricing.cost import CostModel
 
 
 def layers(forward: Sequence[float], output_grad: Sequence[float], weight_grad: Sequence[float], *, parts: int = 8

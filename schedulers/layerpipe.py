@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from ..cost import CostModel
 from ..graph import ROLES, Floats, Ints, Kind, Role, TaskGraph
+from ..pricing.cost import CostModel
 
 METHODS = ("pipedream", "intra", "inter")
 ROUNDING = 1e-12

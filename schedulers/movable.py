@@ -12,14 +12,14 @@ from functools import cached_property
 
 import numpy as np
 
-from ..boundary import kept, must_stay, with_late
-from ..carried import Carried
-from ..corun import CoRun
-from ..cost import CostModel
 from ..graph import ROLES, Kind, Rows, TaskGraph
-from ..memory import rounded
+from ..passes.boundary import kept, must_stay, with_late
+from ..pricing.carried import Carried
+from ..pricing.corun import CoRun
+from ..pricing.cost import CostModel
+from ..pricing.simulation import Clock, Lanes, Times
+from ..runtime.memory import rounded
 from ..schedule import Lane, Schedule, ScheduleError
-from ..simulation import Clock, Lanes, Times
 
 MAIN, SUB = "main", "sub"
 

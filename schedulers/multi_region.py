@@ -14,12 +14,12 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate, chain, combinations, islice, permutations
 
-from ..cost import CostModel
 from ..graph import TaskGraph
-from ..memory import MemoryLimitError
+from ..pricing.cost import CostModel
+from ..pricing.simulation import simulate
 from ..program import lower
+from ..runtime.memory import MemoryLimitError
 from ..schedule import Schedule
-from ..simulation import simulate
 from .exhaustive import shortest
 from .give_back import given_back, partly_beside
 from .movable import MAIN, SUB, Order, Place, Places, Step

@@ -8,8 +8,8 @@ of layer 2. (Their network has one more convolution in its first block, so their
 
 from __future__ import annotations
 
-from ..cost import CostModel
 from ..graph import Kind, TaskGraph
+from ..pricing.cost import CostModel
 from ..schedule import Schedule
 from .movable import SUB, Item, Place, Step
 

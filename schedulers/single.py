@@ -11,8 +11,8 @@ import heapq
 
 import numpy as np
 
-from ..cost import CostModel
 from ..graph import Floats, Ints, Kind, TaskGraph
+from ..pricing.cost import CostModel
 from ..schedule import Lane, Schedule
 
 CHAIN = (Kind.F, Kind.O, Kind.B)  #: what a step's critical chain is made of

@@ -40,12 +40,12 @@ def _choices_of_kernels_are_those_of_a_run() -> Iterator[None]:
 def _devices_that_are_not_there_go() -> Iterator[None]:
     """Each has a hundred megabytes; the driver knows the kernels that it loaded, and is kept by them."""
     yield
-    device = sys.modules.get("minidl.cuda.device")
+    device = sys.modules.get("minidl.runtime.cuda.device")
     made = [number for number in device._devices if number < 0] if device else []
     if made:
         for number in made:
             del device._devices[number]
-        sys.modules["minidl.cuda.driver"].Driver._function.cache_clear()
+        sys.modules["minidl.runtime.cuda.driver"].Driver._function.cache_clear()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,4 +1,4 @@
-"""cuBLASLt's calls, as `minidl.cuda.products` makes them, answered by NumPy: descriptors, layouts, algorithms to choose from
+"""cuBLASLt's calls, as `minidl.runtime.cuda.products` makes them, answered by NumPy: descriptors, layouts, algorithms to choose from
 and the product itself, from addresses alone. Every algorithm adds up in an order of its own, so that the last bits tell
 which was taken.
 

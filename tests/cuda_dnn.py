@@ -1,4 +1,4 @@
-"""cuDNN's frontend, as `minidl.cuda.dnn` calls it, answered by NumPy: graphs of one operation, plans to choose from, and what
+"""cuDNN's frontend, as `minidl.runtime.cuda.dnn` calls it, answered by NumPy: graphs of one operation, plans to choose from, and what
 they compute, from addresses alone.
 
 There are several plans for everything. Each adds something of its own to the last bits, so that these tell which one was

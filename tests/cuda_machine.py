@@ -1,4 +1,4 @@
-"""A GPU that is not there, behind the calls of CuPy and cuda-bindings that `minidl.cuda.driver` makes.
+"""A GPU that is not there, behind the calls of CuPy and cuda-bindings that `minidl.runtime.cuda.driver` makes.
 
 Streams are queues. Nothing runs when it is issued; when somebody waits, the heads of the queues run in an order drawn
 from a seed, as far as events allow it. So a wait that is missing gives wrong numbers sooner or later, and with a

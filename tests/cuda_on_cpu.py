@@ -23,10 +23,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minidl.device import CPU, get
 from minidl.graph import Launch
 from minidl.kernels import KERNELS, Kernel, Thunk, Work, cuda
 from minidl.kernels.conv import Geometry
+from minidl.runtime.device import CPU, get
 
 HEADER = Path(__file__).with_name("cuda_stand_in.h")
 FLAGS = ("-std=c++20", "-O1", "-g1", "-w", "-ffp-contract=off", "-U_FORTIFY_SOURCE")

@@ -1,6 +1,6 @@
 """CUDA devices on the CPU, by the engine's own code, on a GPU that is not there (`cuda_machine`).
 
-`Runtime` is `minidl.cuda.driver.Driver` on the calls of CuPy and cuda-bindings as `cuda_machine` answers them, so all but
+`Runtime` is `minidl.runtime.cuda.driver.Driver` on the calls of CuPy and cuda-bindings as `cuda_machine` answers them, so all but
 the GPU is what runs on one. cuBLASLt's calls are answered by `cuda_blas`, those of cuDNN's frontend by `cuda_dnn`. Times mean
 nothing there, so what is timed is timed once.
 """
@@ -16,10 +16,10 @@ import cuda_dnn
 import cuda_machine
 from cuda_machine import Machine
 
-from minidl.cuda import clock, dnn, driver, products
-from minidl.cuda import device as devices
-from minidl.cuda.device import Cuda
 from minidl.kernels import Thunk, cuda
+from minidl.runtime.cuda import clock, dnn, driver, products
+from minidl.runtime.cuda import device as devices
+from minidl.runtime.cuda.device import Cuda
 
 
 class Runtime(driver.Driver):

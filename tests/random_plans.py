@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from hypothesis import strategies as st
 
-from minidl.cost import CostModel, Link
 from minidl.graph import GraphBuilder, Kind, TaskGraph
+from minidl.pricing.cost import CostModel, Link
+from minidl.pricing.simulation import simulate
 from minidl.schedule import Lane, Schedule
-from minidl.simulation import simulate
-from minidl.timeline import Timeline
+from minidl.views.timeline import Timeline
 
 
 @dataclass

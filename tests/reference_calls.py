@@ -13,11 +13,11 @@ from test_kernels import arrays, examples
 
 import minidl as ml
 from minidl import models, nn, ops, optim
-from minidl.device import CPU
-from minidl.executors import SequentialExecutor
-from minidl.fusion import fused
+from minidl.autograd.tape import Tape, no_grad, use
 from minidl.kernels import KERNELS
-from minidl.tape import Tape, no_grad, use
+from minidl.passes.fusion import fused
+from minidl.runtime.device import CPU
+from minidl.runtime.executors import SequentialExecutor
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]  #: what is read, constants
 

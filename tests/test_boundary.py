@@ -7,10 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import minidl as ml
-from minidl import models, nn, optim, schedulers, tape
-from minidl.boundary import cross_boundary, must_stay
-from minidl.executors.checking import CheckingExecutor, random_schedule
+from minidl import models, nn, optim, schedulers
+from minidl.autograd import tape
 from minidl.graph import GraphError, Kind
+from minidl.passes.boundary import cross_boundary, must_stay
+from minidl.runtime.checking import CheckingExecutor, random_schedule
 
 SIZES, BATCH, STEPS = (12, 16, 16, 4), 8, 7
 RANDOM = np.random.default_rng(0)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import minidl as ml
 from minidl import checkpoint, data, nn, optim
-from minidl.checkpoint import CheckpointError
+from minidl.training.checkpoint import CheckpointError
 
 
 class Net(nn.Module):
@@ -80,7 +80,7 @@ class Run:
 
     def state(self) -> bytes:
         tensors = [*self.model.named_tensors(), *self.optimizer.named_tensors()]
-        counter = bytes(ml.random.dropout_counter().data[:8])
+        counter = bytes(ml.autograd.random.dropout_counter().data[:8])
         return bits(*(t for _, t in tensors)) + counter + json.dumps(self.loader.state()).encode()
 
 
@@ -120,10 +120,10 @@ def test_a_model_alone_takes_a_checkpoint_of_any_seed(tmp_path: Path) -> None:
     weights = run.model.state_dict()
     ml.seed(9)
     model = Net()
-    counter = bytes(ml.random.dropout_counter().data[:8])
+    counter = bytes(ml.autograd.random.dropout_counter().data[:8])
     assert checkpoint.load(tmp_path, model).step == 1
     assert all((model.state_dict()[name] == value).all() for name, value in weights.items())
-    assert bytes(ml.random.dropout_counter().data[:8]) == counter
+    assert bytes(ml.autograd.random.dropout_counter().data[:8]) == counter
 
 
 def refused(run: Run, path: Path, *mentions: str) -> str:

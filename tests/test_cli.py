@@ -49,7 +49,7 @@ def test_train_reports_every_promised_key(capsys):
 def test_params_sha256_is_of_every_parameter_in_state_dict_order(capsys):
     import hashlib
 
-    from minidl import training
+    from minidl.training import trainer as training
 
     recorded = training.Recorded(training.Job(model_args={"preset": "tiny"}, batch_size=16))
     expected = hashlib.sha256(b"".join(np.ascontiguousarray(v).astype("<f4").tobytes() for v in recorded.model.state_dict().values()))
@@ -370,7 +370,7 @@ def test_resume_gives_the_bits_of_an_uninterrupted_run(capsys, tmp_path, optimiz
 
 
 def test_a_learning_rate_given_with_resume_wins_and_one_not_given_goes_on(capsys, tmp_path):
-    from minidl import training
+    from minidl.training import trainer as training
 
     recorded = training.Recorded(training.Job(model_args={"preset": "tiny"}, batch_size=16, lr=0.01))
     trainer = training.Trainer(recorded, training.CostModel.analytic())

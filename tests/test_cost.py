@@ -132,8 +132,8 @@ def test_a_file_with_a_byte_order_mark_is_read_and_a_pipe_is_not_waited_for(tmp_
 
 
 def test_sums_of_the_largest_costs_are_finite():
-    most = ml.cost.MOST
-    cost = CostModel(tasks={"0F0": most}, kinds=dict.fromkeys("FOWBU", most), link=Link(most, ml.cost.LEAST), launch=most, sync=most, wake=most, step=most)
+    most = ml.pricing.cost.MOST
+    cost = CostModel(tasks={"0F0": most}, kinds=dict.fromkeys("FOWBU", most), link=Link(most, ml.pricing.cost.LEAST), launch=most, sync=most, wake=most, step=most)
     timeline = ml.simulate(GRAPH, schedulers.in_order(GRAPH), cost)
     assert np.isfinite(timeline.makespan)
     assert np.isfinite(cost.link.time(2**60))

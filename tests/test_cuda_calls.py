@@ -1,4 +1,4 @@
-"""What `minidl.cuda` calls in other packages, held against those that are installed: names, parameters, numbers; and that the
+"""What `minidl.runtime.cuda` calls in other packages, held against those that are installed: names, parameters, numbers; and that the
 machine in their place refuses what they refuse."""
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from helpers import PATIENCE, need
 
 import minidl as ml
 from minidl import schedulers
-from minidl.cuda import clock, lanes, products, tuner
-from minidl.cuda import device as devices
-from minidl.cuda import driver as drivers
-from minidl.cuda.driver import Driver, There
-from minidl.device import DeviceError
-from minidl.executors import GraphExecutor, TaskError
+from minidl.autograd.tape import Tape, use
 from minidl.graph import View
 from minidl.kernels import KERNELS, cuda
-from minidl.tape import Tape, use
+from minidl.runtime.cuda import clock, lanes, products, tuner
+from minidl.runtime.cuda import device as devices
+from minidl.runtime.cuda import driver as drivers
+from minidl.runtime.cuda.driver import Driver, There
+from minidl.runtime.device import DeviceError
+from minidl.runtime.executors import GraphExecutor, TaskError
 
 
 # ---------------------------------------------------------------------------------------------------- installed packages
@@ -538,7 +538,7 @@ def test_what_is_trained_on_a_gpu_can_be_recorded(model, arguments):
 def test_cudnn_gets_integers_a_handle_for_each_stream_and_a_workspace(ready, monkeypatch):
     """By the frontend's own Python; only its compiled part is not called, which needs a GPU."""
     cudnn = need("cudnn")
-    from minidl.cuda import dnn
+    from minidl.runtime.cuda import dnn
 
     said: list[Any] = []
 

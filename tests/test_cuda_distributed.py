@@ -16,18 +16,19 @@ from cuda_signatures import check
 from helpers import bits, deadline
 
 import minidl as ml
-from minidl import data_parallel, models, optim
-from minidl.comm import Communicator, OnDevice, RankError, Staged, nccl
-from minidl.comm.handover import Streams
-from minidl.comm.loopback import LoopBack, run_ranks
-from minidl.comm.nccl import NCCL, NCCLError
-from minidl.cost import CostModel
-from minidl.cuda import device as cuda_device
-from minidl.cuda.device import Cuda
-from minidl.executors import DistributedExecutor, SequentialExecutor
+from minidl import models, optim
+from minidl.autograd.tape import Tape, use
+from minidl.pricing.cost import CostModel
+from minidl.runtime.comm import Communicator, OnDevice, RankError, Staged, nccl
+from minidl.runtime.comm.handover import Streams
+from minidl.runtime.comm.loopback import LoopBack, run_ranks
+from minidl.runtime.comm.nccl import NCCL, NCCLError
+from minidl.runtime.cuda import device as cuda_device
+from minidl.runtime.cuda.device import Cuda
+from minidl.runtime.executors import DistributedExecutor, SequentialExecutor
 from minidl.schedulers.data_parallel import POLICIES, plan, prepare
 from minidl.schedulers.layer_times import with_communication
-from minidl.tape import Tape, use
+from minidl.training import data_parallel
 
 SHARE, STEPS = 4, 5  # captured from the third step on
 

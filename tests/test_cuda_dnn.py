@@ -10,10 +10,10 @@ import cuda_runtime
 import numpy as np
 import pytest
 
-from minidl.cuda.dnn import LARGEST, Dnn
-from minidl.device import strides_of
 from minidl.graph import View
 from minidl.kernels import cuda
+from minidl.runtime.cuda.dnn import LARGEST, Dnn
+from minidl.runtime.device import strides_of
 
 
 @pytest.fixture
@@ -133,7 +133,7 @@ def test_what_has_no_plan_names_its_key(there, monkeypatch):
 
 
 def test_all_plans_that_can_be_built_are_timed_and_the_fastest_runs(there, monkeypatch):
-    monkeypatch.setattr("minidl.cuda.clock.side_by_side", lambda driver, stream, calls: [5.0, 4.0, 3.0])
+    monkeypatch.setattr("minidl.runtime.cuda.clock.side_by_side", lambda driver, stream, calls: [5.0, 4.0, 3.0])
     call = there.dnn.bind(convolution(there), there.streams[0])
     plans = [plan for _, plan, *_ in there.frontend.executed]
     assert sorted(set(plans)) == [0, 2, 3], "one cannot be built"
@@ -143,11 +143,11 @@ def test_all_plans_that_can_be_built_are_timed_and_the_fastest_runs(there, monke
 
 
 def test_a_plan_that_was_chosen_before_is_the_only_one_that_is_built(there, monkeypatch):
-    monkeypatch.setattr("minidl.cuda.clock.side_by_side", lambda driver, stream, calls: [5.0, 4.0, 9.0])
+    monkeypatch.setattr("minidl.runtime.cuda.clock.side_by_side", lambda driver, stream, calls: [5.0, 4.0, 9.0])
     call = convolution(there)
     there.dnn.bind(call, there.streams[0])
     there.frontend.executed.clear()
-    monkeypatch.setattr("minidl.cuda.dnn.library", lambda: there.frontend)
+    monkeypatch.setattr("minidl.runtime.cuda.dnn.library", lambda: there.frontend)
     bound = Dnn(there.device.driver).bind(call, there.streams[0])
     assert there.frontend.executed == [], "nothing is timed"
     assert there.frontend.graphs[-1].built == {2}
@@ -156,10 +156,10 @@ def test_a_plan_that_was_chosen_before_is_the_only_one_that_is_built(there, monk
 
 
 def test_a_plan_that_was_chosen_and_is_not_there_any_more_is_chosen_again(there, monkeypatch):
-    monkeypatch.setattr("minidl.cuda.clock.side_by_side", lambda driver, stream, calls: [5.0, 4.0, 9.0][: len(calls)])
+    monkeypatch.setattr("minidl.runtime.cuda.clock.side_by_side", lambda driver, stream, calls: [5.0, 4.0, 9.0][: len(calls)])
     call = convolution(there)
     there.dnn.bind(call, there.streams[0])
-    monkeypatch.setattr("minidl.cuda.dnn.library", lambda: there.frontend)
+    monkeypatch.setattr("minidl.runtime.cuda.dnn.library", lambda: there.frontend)
     for gone in ("name", "plan"):
         with monkeypatch.context() as patch:
             if gone == "name":

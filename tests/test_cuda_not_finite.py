@@ -12,14 +12,14 @@ from helpers import late_schedule
 
 import minidl as ml
 from minidl import nn, optim, schedulers
-from minidl.boundary import must_stay, with_late
-from minidl.comm.loopback import run_ranks
-from minidl.cuda import device as devices
-from minidl.data_parallel import RankTrainer
-from minidl.executors import GraphExecutor, SequentialExecutor, StreamExecutor, TaskError
+from minidl.autograd.tape import Tape, use
+from minidl.passes.boundary import must_stay, with_late
+from minidl.runtime.comm.loopback import run_ranks
+from minidl.runtime.cuda import device as devices
+from minidl.runtime.executors import GraphExecutor, SequentialExecutor, StreamExecutor, TaskError
 from minidl.schedule import Lane, Schedule
-from minidl.tape import Tape, use
-from minidl.training import Job, Recorded, Trainer, TrainingError, interleaved
+from minidl.training.data_parallel import RankTrainer
+from minidl.training.trainer import Job, Recorded, Trainer, TrainingError, interleaved
 
 HUGE = 3e38
 

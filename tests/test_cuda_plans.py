@@ -28,13 +28,13 @@ from helpers import PATIENCE
 
 import minidl as ml
 from minidl import models, nn
-from minidl.cuda import attention, tuner
-from minidl.cuda.convolutions import Key
-from minidl.cuda.dnn import LARGEST
-from minidl.device import strides_of
-from minidl.fusion import fused
+from minidl.autograd.tape import Tape, use
 from minidl.kernels import KERNELS, cuda
-from minidl.tape import Tape, use
+from minidl.passes.fusion import fused
+from minidl.runtime.cuda import attention, tuner
+from minidl.runtime.cuda.convolutions import Key
+from minidl.runtime.cuda.dnn import LARGEST
+from minidl.runtime.device import strides_of
 
 pytestmark = pytest.mark.may_skip
 ROOT = Path(__file__).parent.parent
@@ -78,7 +78,7 @@ IMPOSSIBLE = replace(SQUARE, w=dense(63, 3, 3, 32), y=dense(32, 8, 8, 63))  # tw
 BUILD = """
 import json, pickle, re, sys
 import cudnn
-from minidl.cuda.dnn import described, plans
+from minidl.runtime.cuda.dnn import described, plans
 
 properties, keys = pickle.load(sys.stdin.buffer)
 device = cudnn.create_device_properties(json.dumps(properties))

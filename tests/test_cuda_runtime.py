@@ -18,19 +18,19 @@ from hypothesis import strategies as st
 
 import minidl as ml
 from minidl import data, models, nn, optim, schedulers
-from minidl.boundary import must_stay
+from minidl.autograd.tape import Tape, use
 from minidl.cli import main
-from minidl.cuda import clock, lanes
-from minidl.cuda import device as devices
-from minidl.cuda.device import Cuda
-from minidl.device import DeviceError
-from minidl.executors import GraphExecutor, SequentialExecutor, StreamExecutor
-from minidl.executors.checking import random_schedule
 from minidl.graph import View
-from minidl.lanes import Work
-from minidl.measure_pairs import measure_pairs
-from minidl.tape import Tape, use
-from minidl.training import Job, Recorded, Trainer, TrainingError
+from minidl.passes.boundary import must_stay
+from minidl.pricing.measure_pairs import measure_pairs
+from minidl.runtime.checking import random_schedule
+from minidl.runtime.cuda import clock, lanes
+from minidl.runtime.cuda import device as devices
+from minidl.runtime.cuda.device import Cuda
+from minidl.runtime.device import DeviceError
+from minidl.runtime.executors import GraphExecutor, SequentialExecutor, StreamExecutor
+from minidl.runtime.lanes import Work
+from minidl.training.trainer import Job, Recorded, Trainer, TrainingError
 
 
 @pytest.fixture

@@ -21,12 +21,12 @@ import pytest
 from test_cuda_runtime import Run, equal
 
 from minidl import schedulers
-from minidl.cuda import clock, tuner
-from minidl.cuda.tuner import Tuner
-from minidl.device import DeviceError
-from minidl.executors import GraphExecutor, SequentialExecutor, StreamExecutor
 from minidl.graph import View
 from minidl.kernels import cuda
+from minidl.runtime.cuda import clock, tuner
+from minidl.runtime.cuda.tuner import Tuner
+from minidl.runtime.device import DeviceError
+from minidl.runtime.executors import GraphExecutor, SequentialExecutor, StreamExecutor
 
 
 @pytest.fixture
@@ -169,7 +169,7 @@ def test_of_several_at_once_one_times_and_all_take_what_it_chose(cache, times, m
 
 def test_a_process_that_is_killed_while_it_times_leaves_nothing(cache, times):
     here = Path(__file__).parent
-    code = ("import sys, time, test_cuda_tuner as t\nfrom minidl.cuda import tuner, clock\ntuner.capture = lambda *a: None\n"
+    code = ("import sys, time, test_cuda_tuner as t\nfrom minidl.runtime.cuda import tuner, clock\ntuner.capture = lambda *a: None\n"
             "def slow(driver, stream, calls):\n    print('here', flush=True)\n    time.sleep(60)\n"
             "clock.side_by_side = slow\nt.made().choose('k', t.candidates('a', 'b'))")
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,

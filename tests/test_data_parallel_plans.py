@@ -16,17 +16,17 @@ from hypothesis import strategies as st
 
 import minidl as ml
 from minidl.cli import main
-from minidl.collectives import Collective
-from minidl.cost import CostError, CostModel, Link
 from minidl.graph import GraphError, Kind, Role, task_name
-from minidl.passes import unroll
+from minidl.passes.rewrite import unroll
+from minidl.passes.synchronise import gradients, reverse_buckets, synchronise
+from minidl.pricing.collectives import Collective
+from minidl.pricing.cost import CostError, CostModel, Link
+from minidl.pricing.simulation import times
 from minidl.program import lower
 from minidl.schedulers import data_parallel
 from minidl.schedulers.data_parallel import POLICIES, delayable, late_updates, plan, prepare, search
 from minidl.schedulers.iterations import Iterations
 from minidl.schedulers.layer_times import layers, with_communication
-from minidl.simulation import times
-from minidl.synchronise import gradients, reverse_buckets, synchronise
 
 EXPECTED = json.loads((Path(__file__).parent / "data" / "pipeline.json").read_text())["data_parallel"]
 NAMES = {"serial": ("no_overlap", None), "ddp_layerwise_barrier": ("barrier", None), "ddp_2_equal_buckets_barrier": ("buckets", None),
@@ -332,7 +332,7 @@ def test_a_memory_limit_bounds_k():
 @pytest.mark.slow
 def test_resnet50_reaches_the_ceiling_over_a_barrier():
     """What any order can gain over a barrier, by communication over computation, with times by arithmetic."""
-    from minidl.training import Job, Recorded
+    from minidl.training.trainer import Job, Recorded
 
     step = Recorded(Job(model="resnet50", data="synthetic", batch_size=1))
     flops = CostModel(tasks={step.graph.name(t): float(step.graph.flops[t]) for t in range(len(step.graph))})

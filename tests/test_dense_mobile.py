@@ -10,7 +10,7 @@ from helpers import torch_or_skip
 
 import minidl as ml
 from minidl import models, nn
-from minidl.executors.checking import random_schedule
+from minidl.runtime.checking import random_schedule
 
 NAMES = ["densenet121", "densenet169", "mobilenet_v3_large"]
 

@@ -12,18 +12,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import minidl as ml
-from minidl import models, nn, ops, optim, tape
-from minidl.comm import SLOTS, Communicator, Host, RankError
-from minidl.comm.flight import Entry, Flight
-from minidl.comm.loopback import LoopBack, run_ranks
-from minidl.cost import CostModel
-from minidl.executors import DistributedExecutor, SequentialExecutor, TaskError
+from minidl import models, nn, ops, optim
+from minidl.autograd import tape
 from minidl.graph import Kind
+from minidl.passes.synchronise import gradients
+from minidl.pricing.cost import CostModel
+from minidl.runtime.comm import SLOTS, Communicator, Host, RankError
+from minidl.runtime.comm.flight import Entry, Flight
+from minidl.runtime.comm.loopback import LoopBack, run_ranks
+from minidl.runtime.executors import DistributedExecutor, SequentialExecutor, TaskError
 from minidl.schedule import Lane as ScheduleLane
 from minidl.schedule import Schedule, ScheduleError
 from minidl.schedulers.data_parallel import POLICIES, plan, prepare
 from minidl.schedulers.layer_times import with_communication
-from minidl.synchronise import gradients
 
 SHARE, STEPS = 6, 4
 OPTIMIZERS = {"sgd": lambda p: optim.SGD(p, 0.05, momentum=0.9), "adam": lambda p: optim.Adam(p, 0.01),

@@ -16,12 +16,12 @@ import pytest
 from hypothesis import given
 from random_plans import Plan, plans
 
-from minidl.cost import CostModel
-from minidl.draw import PALETTE, ansi, schedule_svg, timeline_svg
 from minidl.graph import GraphBuilder, Kind, pack, parse_task, task_name, unpack
+from minidl.pricing.cost import CostModel
+from minidl.pricing.simulation import simulate
 from minidl.schedule import Lane, Schedule
-from minidl.simulation import simulate
-from minidl.timeline import Timeline, What
+from minidl.views.draw import PALETTE, ansi, schedule_svg, timeline_svg
+from minidl.views.timeline import Timeline, What
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -243,7 +243,7 @@ def test_no_color_is_honoured(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_schedules_and_timelines_do_not_need_pictures():
-    code = ("import sys, minidl.schedule, minidl.timeline; "
+    code = ("import sys, minidl.schedule, minidl.views.timeline; "
             "print([m for m in ('draw', 'trace', 'report') if 'minidl.' + m in sys.modules])")
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=dict(os.environ))
     assert out.stdout.strip() == "[]"

@@ -30,14 +30,21 @@ from hypothesis import strategies as st
 
 import minidl as ml
 from minidl import nn, ops, optim, schedulers
-from minidl.executors import CheckingExecutor, SequentialExecutor, StreamExecutor, TaskError, VersionError, random_order
-from minidl.executors.checking import random_schedule
+from minidl.autograd.op import Op
 from minidl.graph import GraphError, Kind
 from minidl.kernels import kernel
-from minidl.memory import MemoryLimitError, plan_memory
-from minidl.op import Op
+from minidl.runtime.checking import random_schedule
+from minidl.runtime.executors import (
+    CheckingExecutor,
+    SequentialExecutor,
+    StreamExecutor,
+    TaskError,
+    VersionError,
+    random_order,
+)
+from minidl.runtime.memory import MemoryLimitError, plan_memory
+from minidl.runtime.streams import Stream
 from minidl.schedule import Lane, Schedule, ScheduleError
-from minidl.streams import Stream
 
 SLOW = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -410,8 +417,8 @@ def test_memory_that_is_taken_over_too_early_is_noticed():
     plan = plan_memory(graph, schedule)
     (values,) = SMALL.batches(1)
     CheckingExecutor(graph, schedule, plan=plan)(*values)
-    free = ml.memory.may_share(graph, schedule)
-    size = ml.memory.rounded(np.array([s.bytes for s in graph.storages]))
+    free = ml.runtime.memory.may_share(graph, schedule)
+    size = ml.runtime.memory.rounded(np.array([s.bytes for s in graph.storages]))
     users = graph.storage_users
     wrong = 0
     for a in range(len(size)):
@@ -820,7 +827,7 @@ def test_a_traced_step_records_each_task_once_in_lane_order(lanes):
             assert timeline.key[timeline.tasks].tolist() == schedule.keys.tolist()
             assert (timeline.issued <= timeline.start).all()
             assert (timeline.start <= timeline.end).all()
-            waits = timeline.what == ml.timeline.What.WAIT
+            waits = timeline.what == ml.views.timeline.What.WAIT
             assert set(timeline.key[waits].tolist()) == {int(graph.keys[t]) for t in run.waits[:, 0]}
             end = dict(zip(timeline.key[timeline.tasks].tolist(), timeline.end[timeline.tasks].tolist(), strict=True))
             start = dict(zip(timeline.key[timeline.tasks].tolist(), timeline.start[timeline.tasks].tolist(), strict=True))

@@ -14,14 +14,14 @@ from helpers import bits
 
 import minidl as ml
 from minidl import nn, ops, optim
-from minidl.device import strides_of
-from minidl.executors import GraphExecutor, SequentialExecutor, StreamExecutor
-from minidl.executors.checking import random_schedule
-from minidl.fusion import fused
-from minidl.fusion.attention import taken
+from minidl.autograd.tape import Tape, use
 from minidl.graph import Launch, TaskGraph, View
 from minidl.kernels import KERNELS, cuda
-from minidl.tape import Tape, use
+from minidl.passes.fusion import fused
+from minidl.passes.fusion.attention import taken
+from minidl.runtime.checking import random_schedule
+from minidl.runtime.device import strides_of
+from minidl.runtime.executors import GraphExecutor, SequentialExecutor, StreamExecutor
 
 SIZES = [(1, 1, 1, 2, 8, 8), (2, 3, 5, 5, 4, 6), (2, 2, 7, 4, 3, 3), (1, 2, 4, 9, 5, 2), (1, 1, 33, 65, 16, 16)]  #: n, h, t, s, d, e
 HALVES = {"bfloat16": 2.0**-8, "float16": 2.0**-11}  #: with the largest relative error of rounding

@@ -12,11 +12,11 @@ from helpers import bits
 
 import minidl as ml
 from minidl import models, nn, optim
-from minidl.executors import CheckingExecutor, GraphExecutor, SequentialExecutor, StreamExecutor
-from minidl.executors.checking import random_schedule
-from minidl.fusion import RULES, fused
+from minidl.autograd.tape import Tape, current, use
 from minidl.graph import TaskGraph
-from minidl.tape import Tape, current, use
+from minidl.passes.fusion import RULES, fused
+from minidl.runtime.checking import random_schedule
+from minidl.runtime.executors import CheckingExecutor, GraphExecutor, SequentialExecutor, StreamExecutor
 
 TINY = {"resnet20": {"preset": "tiny"}, "resnet50": {"preset": "tiny"}, "densenet121": {"preset": "tiny"}, "mobilenet_v3_large": {"preset": "tiny"},
         "mlp": {"hidden": 24}, "lenet": {}}

@@ -13,9 +13,11 @@ import pytest
 from helpers import torch_or_skip
 
 import minidl as ml
-from minidl import fuzz, memory, optim, random, random_steps
+from minidl import fuzz, optim, random_steps
+from minidl.autograd import random
 from minidl.cli import main
 from minidl.ops import dropout
+from minidl.runtime import memory
 
 #: why a step that runs eagerly may not be recorded
 REASONS = ("RuntimeError: the step ends with a gradient of ",)
@@ -161,7 +163,8 @@ def test_what_cannot_be_compared_says_why() -> None:
 OWN = """
 import numpy as np
 import minidl as ml
-from minidl import nn, optim
+from minidl import nn
+from minidl import optim
 
 def training(seed):
     model = nn.Linear(3, 2)

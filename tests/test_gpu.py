@@ -44,10 +44,10 @@ from test_references import OURS, outputs
 
 import minidl as ml
 from minidl import schedulers
-from minidl.executors import GraphExecutor, SequentialExecutor, StreamExecutor
+from minidl.autograd.tape import Tape, use
 from minidl.kernels import KERNELS
 from minidl.kernels.conv import Geometry
-from minidl.tape import Tape, use
+from minidl.runtime.executors import GraphExecutor, SequentialExecutor, StreamExecutor
 
 pytestmark = pytest.mark.gpu
 

@@ -11,15 +11,16 @@ import pytest
 from helpers import PATIENCE, SMALL, bits, deadline
 
 import minidl as ml
-from minidl.executors import SequentialExecutor, StreamExecutor, executor
-from minidl.executors.checking import random_schedule
+from minidl.runtime.checking import random_schedule
+from minidl.runtime.executors import SequentialExecutor, StreamExecutor, executor
 
 FORKED = """
 import os, sys
 import numpy as np
 import minidl as ml
-from minidl import models, nn, optim, schedulers
-from minidl.executors import SequentialExecutor, executor
+from minidl import models, nn, schedulers
+from minidl import optim
+from minidl.runtime.executors import SequentialExecutor, executor
 
 ml.seed(0)
 model = models.create("mlp", preset="tiny")

@@ -22,13 +22,13 @@ from helpers import PATIENCE, deadline
 
 import minidl as ml
 from minidl import models, nn, ops, optim
-from minidl.comm import Host, RankError, Standstill
-from minidl.comm.flight import Entry, Flight
-from minidl.comm.loopback import LoopBack, run_ranks
-from minidl.executors import DistributedExecutor, SequentialExecutor
 from minidl.graph import GraphBuilder, GraphError, Kind, parse_task, unpack
-from minidl.messages import RECEIVES, SENDS, check_rendezvous
+from minidl.passes.messages import RECEIVES, SENDS, check_rendezvous
 from minidl.program import lower
+from minidl.runtime.comm import Host, RankError, Standstill
+from minidl.runtime.comm.flight import Entry, Flight
+from minidl.runtime.comm.loopback import LoopBack, run_ranks
+from minidl.runtime.executors import DistributedExecutor, SequentialExecutor
 from minidl.schedule import Lane, Schedule, ScheduleError
 from minidl.schedulers import pipeline
 from minidl.schedulers.pipeline import PipelineError, add_communication

@@ -16,7 +16,7 @@ TRAIN = ["train", "--model", "mlp", "--model-arg", "hidden=16", "--costs", "anal
 #: interrupts the program in its third step by `interrupt()`, which each test gives
 IN_A_STEP = """
 import ctypes, os, signal, sys, time
-from minidl import training
+from minidl.training import trainer as training
 
 def me(number=signal.SIGINT):
     os.kill(os.getpid(), number)
@@ -136,7 +136,7 @@ def test_the_library_leaves_signals_alone():
     done = run("""
 import signal
 before = [signal.getsignal(s) for s in signal.valid_signals()]
-import minidl.cli, minidl.interrupts, minidl.training, minidl.__main__
+import minidl.cli, minidl.interrupts, minidl.training.trainer, minidl.__main__
 assert [signal.getsignal(s) for s in signal.valid_signals()] == before
 assert signal.set_wakeup_fd(-1) == -1
 """)

@@ -22,16 +22,16 @@ from test_distributed import prepared
 
 import minidl as ml
 from minidl import nn, optim, schedulers
-from minidl.boundary import cross_boundary, must_stay
-from minidl.cost import CostModel
-from minidl.executors.checking import random_schedule
+from minidl.autograd.tape import micro_batch
 from minidl.graph import GraphBuilder, GraphError, Kind, TaskGraph, unpack
-from minidl.memory import MemoryLimitError
+from minidl.passes.boundary import cross_boundary, must_stay
+from minidl.pricing.cost import CostModel
 from minidl.program import Program, lower
+from minidl.runtime.checking import random_schedule
+from minidl.runtime.memory import MemoryLimitError
 from minidl.schedule import Lane, Schedule, ScheduleError
 from minidl.schedulers import pipeline
 from minidl.schedulers.pipeline import PipelineError, refine, v_shape, zb_auto
-from minidl.tape import micro_batch
 
 COST = CostModel.analytic()
 POLICIES = [n for n in pipeline.names() if n != "optimal" and not pipeline.policy(n).stale]

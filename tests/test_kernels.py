@@ -218,7 +218,7 @@ def test_philox_is_philox():
 def test_a_kernel_that_is_not_known_is_told_with_those_near_it():
     with pytest.raises(KernelError, match=r"unknown kernel 'reluu'; nearest: relu.*@kernel\('reluu'\)"):
         KERNELS["reluu"]
-    tape = ml.tape.current()
+    tape = ml.autograd.tape.current()
     x = ml.array(np.ones(2))
     with pytest.raises(KernelError, match="unknown kernel 'nothing'"), tape.task(tape.new_unit(), ml.graph.Kind.F):
         tape.call("nothing", [x], [x])
@@ -226,7 +226,7 @@ def test_a_kernel_that_is_not_known_is_told_with_those_near_it():
 
 def test_a_kernel_without_a_cpu_form_says_how_to_define_one(monkeypatch):
     monkeypatch.setitem(KERNELS, "half", Kernel("half", lambda xp, x: x / 2))
-    tape = ml.tape.current()
+    tape = ml.autograd.tape.current()
     x, y = ml.array(np.ones(2)), ml.array(np.zeros(2))
     with pytest.raises(KernelError, match=r"kernel half has no CPU form; define one with @"), tape.task(tape.new_unit(), ml.graph.Kind.F):
         tape.call("half", [x], [y])

@@ -15,7 +15,7 @@ import pytest
 from helpers import PATIENCE, planned, torch_or_skip
 
 import minidl as ml
-from minidl.cuda import device as cuda_devices
+from minidl.runtime.cuda import device as cuda_devices
 
 BENCH = Path(__file__).parent.parent / "bench"
 sys.path.insert(0, str(BENCH))
@@ -257,7 +257,7 @@ def test_no_run_is_begun_that_would_not_fit(tmp_path, monkeypatch):
 CLIMB = """
 import sys; sys.path[:0] = [{bench!r}, {tests!r}]
 import cuda_runtime, ladder, minidl as ml
-from minidl.cuda import device as devices
+from minidl.runtime.cuda import device as devices
 from ladder_cases import PRECISIONS, Case, Effort
 from ladder_runs import How, first_run
 device = devices._devices[0] = cuda_runtime.device(3)

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minidl.cost import CostModel
 from minidl.graph import GraphBuilder, Kind, Role
+from minidl.pricing.cost import CostModel
 from minidl.schedulers.layerpipe import (
     METHODS,
     LayerCosts,

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 import minidl as ml
 from minidl import ops
-from minidl.executors.checking import random_schedule
-from minidl.memory import ALIGNMENT, MemoryLimitError, may_share, plan_memory, rounded
+from minidl.runtime.checking import random_schedule
+from minidl.runtime.memory import ALIGNMENT, MemoryLimitError, may_share, plan_memory, rounded
 from minidl.schedule import Lane, Schedule
 
 

@@ -13,15 +13,15 @@ from helpers import random_array, torch_or_skip
 
 import minidl as ml
 from minidl import checkpoint, cli, data, models, nn, ops, optim, schedulers
-from minidl.boundary import must_stay, with_late
-from minidl.cuda import device as devices
-from minidl.executors import GraphExecutor, SequentialExecutor, StreamExecutor, executor
-from minidl.executors.checking import random_schedule
-from minidl.fusion import fused
+from minidl.autograd.precision import taken
+from minidl.autograd.tape import Tape, current, use
 from minidl.graph import Kind
-from minidl.precision import taken
-from minidl.tape import Tape, current, use
-from minidl.training import Job, Recorded, Trainer
+from minidl.passes.boundary import must_stay, with_late
+from minidl.passes.fusion import fused
+from minidl.runtime.checking import random_schedule
+from minidl.runtime.cuda import device as devices
+from minidl.runtime.executors import GraphExecutor, SequentialExecutor, StreamExecutor, executor
+from minidl.training.trainer import Job, Recorded, Trainer
 
 HALVES = {"bfloat16": 2.0**-8, "float16": 2.0**-11}  #: with the largest relative error of rounding
 

@@ -94,7 +94,7 @@ import sys
 sys.path.insert(0, "tests")
 import cuda_runtime
 from minidl.cli import main
-from minidl.cuda import device
+from minidl.runtime.cuda import device
 
 def cuda_device(number):
     return device._devices.setdefault(number, cuda_runtime.device(number))
@@ -124,9 +124,9 @@ def test_an_mpi_that_was_not_built_for_cuda_is_not_given_its_memory():
 SUMS = """
 import sys
 import numpy as np
-from minidl.comm import Host
-from minidl.comm.flight import Entry, Flight
-from minidl.comm.mpi import MPI
+from minidl.runtime.comm import Host
+from minidl.runtime.comm.flight import Entry, Flight
+from minidl.runtime.comm.mpi import MPI
 from minidl.graph import Kind
 
 comms = MPI(), MPI(deterministic=False)
@@ -289,7 +289,7 @@ def test_help_is_for_every_rank():
 # ------------------------------------------------------------------------------------------------------------ failures
 RAISES = """
 import sys
-from minidl import data_parallel
+from minidl.training import data_parallel
 from minidl.cli import main
 step = data_parallel.RankTrainer.step
 def failing(self):
@@ -343,7 +343,7 @@ def test_an_interrupt_of_one_rank_that_a_library_catches_ends_all():
     assert (done.returncode, done.stderr) == (130, "minidl: rank 1: stopped by SIGINT\n")
 
 
-@pytest.mark.parametrize("module", ["numba", pytest.param("mpi4py", marks=pytest.mark.slow), pytest.param("minidl.training", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("module", ["numba", pytest.param("mpi4py", marks=pytest.mark.slow), pytest.param("minidl.training.trainer", marks=pytest.mark.slow)])
 def test_an_interrupt_of_one_rank_before_mpi_has_started_ends_all(module):
     interrupted = f"""
 import os, signal, sys
@@ -380,7 +380,7 @@ class Finder:
             here()
 
 if {where!r} == "a step":
-    from minidl import data_parallel
+    from minidl.training import data_parallel
     step = data_parallel.RankTrainer.step
     data_parallel.RankTrainer.step = lambda self: (here(), step(self))[1]
 sys.meta_path.insert(0, Finder())
@@ -439,7 +439,7 @@ def test_a_rank_that_is_stopped_at_its_end_is_noticed(end):
     stopped = f"""
 import ctypes, os, signal
 from minidl import interrupts
-from minidl.comm import mpi
+from minidl.runtime.comm import mpi
 
 def stop():
     {STOPS}

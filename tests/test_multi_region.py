@@ -13,18 +13,18 @@ from hypothesis import strategies as st
 
 import minidl as ml
 from minidl import models, nn, optim, schedulers
-from minidl.boundary import cross_boundary, late_tasks, must_stay
-from minidl.corun import CoRun
-from minidl.executors.checking import random_schedule
 from minidl.graph import GraphBuilder, Kind, Role, TaskGraph
-from minidl.memory import MemoryLimitError
+from minidl.passes.boundary import cross_boundary, late_tasks, must_stay
+from minidl.pricing.corun import CoRun
+from minidl.pricing.simulation import Clock, Lanes
 from minidl.program import lower
+from minidl.runtime.checking import random_schedule
+from minidl.runtime.memory import MemoryLimitError
 from minidl.schedulers.exhaustive import shortest
 from minidl.schedulers.give_back import given_back
 from minidl.schedulers.movable import Place, Step
 from minidl.schedulers.multi_region import plan
 from minidl.schedulers.regions import regions
-from minidl.simulation import Clock, Lanes
 
 
 def network(layers: int, nbytes: int = 1000) -> TaskGraph:

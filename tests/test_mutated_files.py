@@ -18,7 +18,7 @@ from mutations import Campaign, Format, campaign, measured, quiet, watched
 import minidl as ml
 from minidl import files
 from minidl.cli.parser import parse
-from minidl.cost import CostError, CostModel
+from minidl.pricing.cost import CostError, CostModel
 from minidl.schedule import ScheduleError
 from minidl.schedulers import pipeline
 

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from minidl.circuits import cycle_time
-from minidl.cost import CostModel
-from minidl.passes import unroll
+from minidl.passes.rewrite import unroll
+from minidl.pricing.circuits import cycle_time
+from minidl.pricing.cost import CostModel
+from minidl.pricing.simulation import Clock, Lanes, times
 from minidl.schedule import Schedule
 from minidl.schedulers import pipeline
 from minidl.schedulers.pipeline.stale import pipedream_steady
-from minidl.simulation import Clock, Lanes, times
 
 EXPECTED = json.loads((Path(__file__).parent / "data" / "pipeline.json").read_text())
 HEURISTIC = {"zb_v", "v_half", "v_min", "zb_auto"}  # as fast or faster counts, at no higher peak

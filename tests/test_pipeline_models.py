@@ -10,16 +10,16 @@ from hypothesis import strategies as st
 
 import minidl as ml
 from minidl import models, nn, optim
-from minidl.cost import CostModel
-from minidl.executors import CheckingExecutor
+from minidl.autograd.tape import micro_batch
 from minidl.graph import GraphError, Kind
-from minidl.memory import plan_memory
-from minidl.passes import coarsen, fuse
+from minidl.passes.rewrite import coarsen, fuse
+from minidl.pricing.cost import CostModel
 from minidl.program import lower
+from minidl.runtime.executors import CheckingExecutor
+from minidl.runtime.memory import plan_memory
 from minidl.schedule import Lane
 from minidl.schedulers import pipeline
 from minidl.schedulers.pipeline.models import linear_partition
-from minidl.tape import micro_batch
 
 MICRO_BATCHES = 4
 X, Y = np.random.default_rng(0).standard_normal((4, 8)).astype(np.float32), np.array([0, 3, 1, 2])

@@ -17,15 +17,15 @@ from helpers import PATIENCE, deadline
 
 import minidl as ml
 from minidl import models, nn, ops, optim
-from minidl.comm import RankError
-from minidl.comm.loopback import run_ranks
-from minidl.executors import DistributedExecutor, SequentialExecutor, TaskError
 from minidl.graph import Kind, parse_task
 from minidl.program import lower
+from minidl.runtime.comm import RankError
+from minidl.runtime.comm.loopback import run_ranks
+from minidl.runtime.executors import DistributedExecutor, SequentialExecutor, TaskError
 from minidl.schedule import Lane, ScheduleError
 from minidl.schedulers import pipeline
 from minidl.schedulers.pipeline import add_communication
-from minidl.timeline import Timeline, What
+from minidl.views.timeline import Timeline, What
 
 MPIEXEC = shutil.which("mpiexec") or shutil.which("mpiexec", path=str(Path(sys.executable).parent))
 MICRO_BATCHES, SHARE, STEPS = 4, 8, 4
@@ -156,8 +156,8 @@ UNDER_MPI = """
 import sys
 sys.path.insert(0, "tests")
 import test_pipeline_ranks as t
-from minidl.comm.mpi import MPI
-from minidl.executors import DistributedExecutor
+from minidl.runtime.comm.mpi import MPI
+from minidl.runtime.executors import DistributedExecutor
 
 comm = MPI()
 _, wanted = t.alone() if comm.rank == 0 else (None, None)
@@ -311,7 +311,7 @@ def test_clocks_that_differ_are_noticed(monkeypatch):
 
     with deadline():
         assert run_ranks(3, lambda c: c.clocks_ahead(4))[0] == [0.0, 0.0, 0.0], "the same clock"
-        monkeypatch.setattr("minidl.comm.time", Shifted)
+        monkeypatch.setattr("minidl.runtime.comm.time", Shifted)
         for found in run_ranks(3, lambda c: c.clocks_ahead()):
             np.testing.assert_allclose(found, ahead, atol=0.5)
 

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 import minidl as ml
 from minidl import nn, ops, optim
-from minidl.device import CPU
-from minidl.executors.checking import random_schedule
+from minidl.autograd.tape import Tape, use
 from minidl.graph import Kind
 from minidl.kernels import KERNELS
-from minidl.tape import Tape, use
+from minidl.runtime.checking import random_schedule
+from minidl.runtime.device import CPU
 
 
 # -------------------------------------------------------------------------------------------- torch parity

@@ -9,14 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import minidl as ml
-from minidl import loops, simulation
-from minidl.carried import Carried
-from minidl.corun import CoRun
-from minidl.cost import CostModel, Link
+from minidl import loops
 from minidl.graph import COMMUNICATION, GraphBuilder, Kind
+from minidl.pricing import simulation
+from minidl.pricing.carried import Carried
+from minidl.pricing.corun import CoRun
+from minidl.pricing.cost import CostModel, Link
+from minidl.pricing.simulation import Clock, Lanes, simulate, times
 from minidl.schedule import Lane, Schedule, ScheduleError
-from minidl.simulation import Clock, Lanes, simulate, times
-from minidl.timeline import What
+from minidl.views.timeline import What
 
 
 def by_hand(graph, schedule, cost):

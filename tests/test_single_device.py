@@ -11,12 +11,12 @@ from helpers import late_schedule, with_memory
 
 import minidl as ml
 from minidl import models, nn, optim, schedulers
-from minidl.boundary import cross_boundary, late_tasks
-from minidl.corun import CoRun
-from minidl.executors import executor
-from minidl.executors.checking import random_schedule
-from minidl.measure_pairs import measure_pairs
+from minidl.passes.boundary import cross_boundary, late_tasks
+from minidl.pricing.corun import CoRun
+from minidl.pricing.measure_pairs import measure_pairs
 from minidl.program import lower
+from minidl.runtime.checking import random_schedule
+from minidl.runtime.executors import executor
 from minidl.schedulers.movable import Step
 
 MAPS = {"densenet121": "densenet121", "mobilenet_v3_large": "mobilenet_v3"}

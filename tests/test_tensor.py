@@ -8,8 +8,8 @@ from helpers import SMALL, bits, random_array, recorded, torch_or_skip
 
 import minidl as ml
 from minidl import nn, ops, optim
-from minidl.executors import SequentialExecutor
 from minidl.graph import Kind
+from minidl.runtime.executors import SequentialExecutor
 
 
 def parameter(*shape, seed=0):
@@ -247,8 +247,8 @@ def test_record_runs_nothing_and_changes_nothing():
     nn.cross_entropy(model(data[0][0]), data[0][1]).backward()  # gradients that are not spent
     before = SMALL.state(model, opt)
     held = [(p.grad, p.used, p.grad_unit, bits(p.grad)) for p in model.parameters()]
-    counter = bits(ml.Tensor(ml.random.dropout_counter()))
-    place = vars(ml.tape.current().place).copy()
+    counter = bits(ml.Tensor(ml.autograd.random.dropout_counter()))
+    place = vars(ml.autograd.tape.current().place).copy()
     for _ in range(2):
         ml.record(step, *data[1])
     with pytest.raises(ZeroDivisionError):
@@ -256,9 +256,9 @@ def test_record_runs_nothing_and_changes_nothing():
     assert SMALL.state(model, opt) == before
     assert all(p.grad is g and p.used == u and p.grad_unit == n and bits(g) == b
                for p, (g, u, n, b) in zip(model.parameters(), held, strict=True))
-    assert bits(ml.Tensor(ml.random.dropout_counter())) == counter
-    assert vars(ml.tape.current().place) == place
-    assert not ml.tape.current().recording
+    assert bits(ml.Tensor(ml.autograd.random.dropout_counter())) == counter
+    assert vars(ml.autograd.tape.current().place) == place
+    assert not ml.autograd.tape.current().recording
 
 
 def test_a_recorded_update_leaves_parameters_alone_that_got_no_gradient_in_it():
@@ -464,7 +464,7 @@ def test_what_are_no_numbers_makes_no_tensor(value):
     makes = [ml.array, lambda v: ml.array(v, "float32"), ml.Parameter, lambda v: nn.module.state(v, "s"),
              lambda v: ml.Parameter(np.ones(2)).assign(v), lambda v: nn.Linear(2, 2)(np.asarray(v)), lambda v: ml.array(np.ones(2)) + np.asarray(v)]
     for make in makes:
-        with pytest.raises(ml.tensor.ShapeError, match="a tensor holds numbers") as caught:
+        with pytest.raises(ml.ShapeError, match="a tensor holds numbers") as caught:
             make(value)
         assert "\n" not in str(caught.value)
 
@@ -479,7 +479,7 @@ def test_numbers_in_another_byte_order_are_turned_round():
 
 
 def test_python_floats_that_float32_has_no_number_for_are_refused():
-    with pytest.raises(ml.tensor.ShapeError, match=r"1e\+300 is more than float32"):
+    with pytest.raises(ml.ShapeError, match=r"1e\+300 is more than float32"):
         ml.array([1.0, -1e300])
     assert ml.array([1e300], "float64").item() == 1e300
     assert np.isinf(ml.array(float("inf")).item())
@@ -489,8 +489,8 @@ def test_python_floats_that_float32_has_no_number_for_are_refused():
 @pytest.mark.parametrize("value", [np.ones((1, 3)), np.ones(2), np.zeros((3, 1)), np.ones(3, np.complex128)])
 def test_a_tensor_takes_over_only_what_fits_it(value):
     p = ml.Parameter(np.arange(3.0))
-    with pytest.raises(ml.tensor.ShapeError):
+    with pytest.raises(ml.ShapeError):
         p.assign(value)
     np.testing.assert_array_equal(p.numpy(), [0, 1, 2])
-    with pytest.raises(ml.tensor.ShapeError, match="cannot take"):
+    with pytest.raises(ml.ShapeError, match="cannot take"):
         ml.array([1, 2]).assign(np.array([0.5, 1.5]))

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from random_plans import Plan, plans
 
-from minidl.cost import CostModel, Link
 from minidl.graph import GraphBuilder, Kind, parse_task
-from minidl.report import compare, critical_path, kinds, longest, usage
+from minidl.pricing.cost import CostModel, Link
+from minidl.pricing.simulation import simulate
 from minidl.schedule import Lane, Schedule
-from minidl.simulation import simulate
-from minidl.timeline import Timeline, What
+from minidl.views.report import compare, critical_path, kinds, longest, usage
+from minidl.views.timeline import Timeline, What
 
 MAIN, SUB, FAR = Lane(0), Lane(0, "sub1"), Lane(1)
 

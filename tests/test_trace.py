@@ -16,13 +16,13 @@ import pytest
 from hypothesis import given
 from random_plans import Plan, plans
 
-from minidl.cost import CostModel
 from minidl.graph import COMMUNICATION, GraphBuilder, Kind, parse_task, unpack
-from minidl.passes import unroll
+from minidl.passes.rewrite import unroll
+from minidl.pricing.cost import CostModel
+from minidl.pricing.simulation import simulate
 from minidl.schedule import Lane, Schedule
-from minidl.simulation import simulate
-from minidl.timeline import Timeline, What
-from minidl.trace import dumps
+from minidl.views.timeline import Timeline, What
+from minidl.views.trace import dumps
 
 
 def ns(microseconds: float) -> int:

@@ -126,7 +126,7 @@ def lower_bound(forward, output_grad, weight_grad, comm):
 """,
     9: """
 from minidl import Kind, Lane, Schedule
-from minidl.boundary import with_late
+from minidl.passes.boundary import with_late
 
 def scheduler(graph):
     tasks = [t for t in graph if t.kind in (Kind.W, Kind.U)]

@@ -10,7 +10,7 @@ from helpers import bits, torch_or_skip
 
 import minidl as ml
 from minidl import models, nn, optim, schedulers
-from minidl.executors.checking import random_schedule
+from minidl.runtime.checking import random_schedule
 
 PARAMETERS = {"lenet": 61_706, "resnet20": 272_474, "resnet18": 11_689_512, "resnet50": 25_557_032,
               "resnet101": 44_549_160, "resnet152": 60_192_808}

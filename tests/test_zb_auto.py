@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from minidl.pricing.simulation import times
 from minidl.schedulers.pipeline import PipelineError, Plan, Price, Problem, costs, plan, price, prove, stage_graph
 from minidl.schedulers.pipeline.placement import contiguous
 from minidl.schedulers.pipeline.zb_auto import candidates, cap_of, list_schedule, lower_bounds, neighbours, zb_auto
-from minidl.simulation import times
 
 PUBLISHED = [  # p, m, F, O, W, c in microseconds, then the published bubble rates of ZB-1p and ZB-2p
     (8, 24, 18522, 18086, 9337, 601, 0.1585, 0.0433),

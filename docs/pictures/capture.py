@@ -19,10 +19,10 @@ import numpy as np
 
 import minidl as ml
 from minidl import models, nn, optim, schedulers
-from minidl.cuda.lanes import issue_order
-from minidl.draw import PALETTE
-from minidl.executors import GraphExecutor
-from minidl.tape import Tape, use
+from minidl.autograd.tape import Tape, use
+from minidl.runtime.cuda.lanes import issue_order
+from minidl.runtime.executors import GraphExecutor
+from minidl.views.draw import PALETTE
 
 LEFT, TOP, STEP, HIGH, GAP = 96, 64, 78, 34, 96  #: pixels: margins, from task to task, of a task, from lane to lane
 STYLE = """

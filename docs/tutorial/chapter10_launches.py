@@ -15,7 +15,7 @@ import numpy as np
 
 import minidl as ml
 from minidl import data, models, nn, optim, schedulers
-from minidl.streams import Event, Stream
+from minidl.runtime.streams import Event, Stream
 
 # ---------------------------------------------------------------------------------------------------------------------
 # A call has a price before it does anything. `np.add` of one number and of a thousand numbers take nearly the same time:

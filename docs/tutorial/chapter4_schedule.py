@@ -8,7 +8,7 @@ list of its tasks. It is plain data. It can be read, edited, saved, compared, an
 
 import minidl as ml
 from minidl import data, models, nn, optim, schedulers
-from minidl.executors import VersionError
+from minidl.runtime.executors import VersionError
 
 ml.seed(0)
 model = models.create("mlp", preset="tiny")  # two linear layers, 64-16-10

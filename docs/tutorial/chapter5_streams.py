@@ -12,7 +12,7 @@ from pathlib import Path
 
 import minidl as ml
 from minidl import data, models, nn, optim, schedulers
-from minidl.report import compare
+from minidl.views.report import compare
 
 
 def build():

@@ -10,9 +10,9 @@ import numpy as np
 
 import minidl as ml
 from minidl import models, nn, optim
-from minidl.comm.loopback import run_ranks
-from minidl.executors import DistributedExecutor
 from minidl.program import lower
+from minidl.runtime.comm.loopback import run_ranks
+from minidl.runtime.executors import DistributedExecutor
 from minidl.schedulers.data_parallel import plan, prepare
 from minidl.schedulers.layer_times import layers, with_communication
 

@@ -13,8 +13,9 @@ from pathlib import Path
 import numpy as np
 
 import minidl as ml
-from minidl import data, executors, models, nn, optim
+from minidl import data, models, nn, optim
 from minidl.program import lower
+from minidl.runtime import executors
 from minidl.schedulers import pipeline
 from minidl.schedulers.data_parallel import late_updates, prepare
 from minidl.schedulers.data_parallel import lower_bound as bound

@@ -8,7 +8,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from .. import debug, interrupts, launcher
+from .. import interrupts, launcher
+from ..runtime import debug
 
 
 def main(argv: Sequence[str] | None = None) -> int:

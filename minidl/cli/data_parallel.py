@@ -6,15 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from ..collectives import Collective
-from ..cost import CostModel, Link
 from ..graph import TaskGraph
-from ..passes import unroll
+from ..passes.rewrite import unroll
+from ..pricing.collectives import Collective
+from ..pricing.cost import CostModel, Link
+from ..pricing.simulation import simulate as price
 from ..program import lower
 from ..schedule import Schedule
 from ..schedulers import data_parallel
 from ..schedulers.layer_times import layers, with_communication
-from ..simulation import simulate as price
 from . import show
 from .flags import UsageError, job, nearest
 
@@ -65,7 +65,7 @@ def _of_times(arguments: Any) -> tuple[TaskGraph, CostModel]:
 
 
 def _of_network(arguments: Any) -> tuple[TaskGraph, CostModel]:
-    from ..training import Recorded
+    from ..training.trainer import Recorded
     from .training import costs
 
     if not arguments.ranks:
@@ -87,8 +87,8 @@ def _text(plan: data_parallel.Plan, record: dict[str, Any], unit: str) -> str:
 
 
 def _draw(arguments: Any, graph: TaskGraph, schedule: Schedule, cost: CostModel) -> None:
-    from ..draw import timeline_svg
     from ..files import write_atomic
+    from ..views.draw import timeline_svg
 
     timeline = price(unroll(graph, SHOWN), schedule.repeated(SHOWN), cost)
     if arguments.svg:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
-from ..cost import Link
+from ..pricing.cost import Link
 from ..schedulers import pipeline as pipelines
 from . import data_parallel, show
 from .flags import UsageError, job, nearest
@@ -15,7 +15,7 @@ from .flags import UsageError, job, nearest
 def train(read: Callable[[], Any]) -> int:
     """This process's part of a run under a launcher; `read` gives its flags, or raises what is wrong with them, which all ranks
     then say together. Rank 0 speaks."""
-    from ..data_parallel import Disagreement
+    from ..training.data_parallel import Disagreement
     from .ranks import job as on_ranks
 
     with on_ranks() as communicator:
@@ -29,9 +29,9 @@ def train(read: Callable[[], Any]) -> int:
 
 
 def _train(read: Callable[[], Any], communicator: Any, held: ExitStack) -> int:
-    from .. import checkpoint
-    from ..data_parallel import agree, device_of, identity, transport
-    from ..training import Recorded
+    from ..training import checkpoint
+    from ..training.data_parallel import agree, device_of, identity, transport
+    from ..training.trainer import Recorded
     from . import training
 
     first = communicator.rank == 0
@@ -118,7 +118,7 @@ def _check_data(arguments: Any) -> None:
 
 
 def _data(arguments: Any, recorded: Any, communicator: Any) -> Any:
-    from ..data_parallel import RankTrainer, measure_link
+    from ..training.data_parallel import RankTrainer, measure_link
     from . import training
 
     cost = communicator.gather(training.costs(arguments, recorded))[0]
@@ -127,7 +127,7 @@ def _data(arguments: Any, recorded: Any, communicator: Any) -> Any:
 
 
 def _pipeline(arguments: Any, recorded: Any, communicator: Any) -> Any:
-    from ..pipeline import PipelineTrainer, measure_messages
+    from ..training.pipeline import PipelineTrainer, measure_messages
     from . import training
 
     cost = communicator.gather(training.costs(arguments, recorded))[0]

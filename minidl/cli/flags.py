@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..collectives import SHAPES
-from ..data_parallel import TRANSPORTS
-from ..fusion import RULES
-from ..training import DTYPES, OPTIMIZERS, Job
+from ..passes.fusion import RULES
+from ..pricing.collectives import SHAPES
+from ..training.data_parallel import TRANSPORTS
+from ..training.trainer import DTYPES, OPTIMIZERS, Job
 
 
 class UsageError(ValueError):

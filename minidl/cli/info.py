@@ -52,7 +52,7 @@ def info(arguments: Any) -> int:
 
 def _gpus() -> tuple[list[dict[str, Any]], str]:
     """What each GPU is; where there is none, why."""
-    from .. import device
+    from ..runtime import device
 
     found: list[dict[str, Any]] = []
     while True:
@@ -81,10 +81,10 @@ def model_info(name: str, model_args: dict[str, Any]) -> dict[str, Any]:
     import numpy as np
 
     from .. import models as networks
-    from .. import random
+    from ..autograd import random
+    from ..autograd.recording import record
+    from ..autograd.tape import no_grad
     from ..graph import Kind
-    from ..recording import record
-    from ..tape import no_grad
 
     random.seed(0)
     model = networks.create(name, **model_args).eval()

@@ -7,14 +7,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from ..cost import CostModel, Link
-from ..explain import explain as explain_task
 from ..files import read_text
-from ..memory import MemoryLimitError
+from ..pricing.cost import CostModel, Link
+from ..pricing.explain import explain as explain_task
+from ..runtime.memory import MemoryLimitError
 from ..schedule import ScheduleError
 from ..schedulers import pipeline as pipelines
 from ..schedulers.pipeline import names as policies
-from ..training import Recorded
+from ..training.trainer import Recorded
 from . import show
 from .flags import UsageError, job, nearest
 from .training import costs
@@ -120,8 +120,8 @@ def _short(values: Any) -> str:
 
 def draw(path: str, plan: pipelines.Plan) -> None:
     """The timeline as SVG, with the weight version that each task reads where the plan is stale."""
-    from ..draw import timeline_svg
     from ..files import write_atomic
+    from ..views.draw import timeline_svg
 
     versions = None if plan.versions is None else {int(k): int(v) for k, v in zip(plan.schedule.keys, plan.versions.of, strict=True)}
     write_atomic(path, timeline_svg(plan.timeline, versions=versions))

@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from ..cost import CostModel
-from ..explain import explain as explain_task
 from ..graph import TaskGraph, pack, parse_task, task_name
-from ..memory import MemoryLimitError
+from ..pricing.cost import CostModel
+from ..pricing.explain import explain as explain_task
+from ..pricing.simulation import simulate as price
 from ..program import lower
+from ..runtime.memory import MemoryLimitError
 from ..schedule import Schedule, ScheduleError
-from ..simulation import simulate as price
-from ..timeline import Timeline
-from ..training import Recorded, predict
+from ..training.trainer import Recorded, predict
+from ..views.timeline import Timeline
 from . import data_parallel, pipeline, show
 from .flags import UsageError, job
 from .training import check_outputs, check_scheduler, costs
@@ -130,7 +130,7 @@ def _recorded(arguments: Any) -> tuple[Recorded, CostModel]:
 
 def _draw(arguments: Any, timeline: Timeline) -> None:
     if arguments.svg:
-        from ..draw import timeline_svg
         from ..files import write_atomic
+        from ..views.draw import timeline_svg
 
         write_atomic(arguments.svg, timeline_svg(timeline))

@@ -14,7 +14,7 @@ from . import show
 from .info import versions
 
 if TYPE_CHECKING:
-    from ..comm.mpi import MPI
+    from ..runtime.comm.mpi import MPI
 
 MUST_AGREE = ("minidl", "python", "numpy", "mpi4py")
 
@@ -23,7 +23,7 @@ MUST_AGREE = ("minidl", "python", "numpy", "mpi4py")
 def job() -> Iterator[MPI]:
     """This process's rank. Whatever ends one of several before its end, an interrupt too, ends all, with one line from one of
     them; with a single rank it is raised."""
-    from ..comm.mpi import MPI
+    from ..runtime.comm.mpi import MPI
 
     communicator = MPI()
     try:
@@ -36,8 +36,8 @@ def job() -> Iterator[MPI]:
 
 
 def _end(error: BaseException, communicator: MPI) -> NoReturn:
-    from ..comm import RankError
-    from ..comm.watch import abort
+    from ..runtime.comm import RankError
+    from ..runtime.comm.watch import abort
 
     code, why = 2, show.reason(error).partition("\n")[0]
     if isinstance(error, KeyboardInterrupt) or interrupts.received:
@@ -50,8 +50,8 @@ def _end(error: BaseException, communicator: MPI) -> NoReturn:
 
 def _gpus() -> int:
     """How many this process sees; 0 also where a package for them is missing."""
-    from ..cuda.device import gpus
-    from ..device import DeviceError
+    from ..runtime.cuda.device import gpus
+    from ..runtime.device import DeviceError
 
     try:
         return gpus()

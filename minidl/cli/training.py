@@ -7,13 +7,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from .. import checkpoint
-from ..cost import CostModel
 from ..files import check_writable
+from ..pricing.cost import CostModel
 from ..schedule import Schedule, ScheduleError
 from ..schedulers import SINGLE
-from ..trace import check_path as check_trace
-from ..training import Job, Recorded, Trainer, interleaved, predict
+from ..training import checkpoint
+from ..training.trainer import Job, Recorded, Trainer, interleaved, predict
+from ..views.trace import check_path as check_trace
 from . import distributed, show
 from .flags import UsageError, job, nearest
 from .info import versions

@@ -13,7 +13,7 @@ from importlib.resources import files
 import numpy as np
 from numpy.typing import NDArray
 
-from ..random import generator
+from ..autograd.random import generator
 from .dataset import Array, DataError, Dataset, Images, adapt, check_labels, statistics
 from .formats import fifth
 

@@ -11,7 +11,7 @@ from typing import TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
-from ..random import generator
+from ..autograd.random import generator
 from .dataset import Array, DataError, Dataset
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 
-from .. import ops, random
-from ..tensor import Parameter, Tensor
+from .. import ops
+from ..autograd import random
+from ..autograd.tensor import Parameter, Tensor
 from .module import Module
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from .. import tape as tapes
-from ..device import strides_of
+from ..autograd import tape as tapes
+from ..autograd.tensor import FLOATS, Parameter, ShapeError, Tensor, array, host_storage
 from ..graph import Role
-from ..tensor import FLOATS, Parameter, ShapeError, Tensor, array, host_storage
+from ..runtime.device import strides_of
 
 
 class Module:

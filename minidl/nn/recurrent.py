@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from .. import ops, random
-from .. import tape as tapes
-from ..tensor import Parameter, Tensor, array
+from .. import ops
+from ..autograd import random
+from ..autograd import tape as tapes
+from ..autograd.tensor import Parameter, Tensor, array
 from .module import Module
 
 GATES = {"rnn": 1, "gru": 3, "lstm": 4}

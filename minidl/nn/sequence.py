@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .. import ops, random
-from ..tensor import Parameter, Tensor
+from .. import ops
+from ..autograd import random
+from ..autograd.tensor import Parameter, Tensor
 from .layers import Linear
 from .module import Module
 

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .. import ops, random
+from .. import ops
+from ..autograd import random
+from ..autograd.tensor import Parameter, ShapeError, Tensor
 from ..ops.conv import pair
-from ..tensor import Parameter, ShapeError, Tensor
 from .module import Module, state
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..tensor import Tensor, array
+from ..autograd.tensor import Tensor, array
 from .activation import hardsigmoid, hardswish, relu6
 from .attention import attention
 from .batch_norm import batch_norm

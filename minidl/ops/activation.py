@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..tensor import Tensor
+from ..autograd.tensor import Tensor
 from .elementwise import _Unary
 
 

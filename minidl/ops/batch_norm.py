@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .. import tape as tapes
-from ..op import Op, layout_hint, statistics_dtype
-from ..tensor import Tensor
+from ..autograd import tape as tapes
+from ..autograd.op import Op, layout_hint, statistics_dtype
+from ..autograd.tensor import Tensor
 
 
 class BatchNorm(Op):

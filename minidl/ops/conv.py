@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..autograd.op import Op, layout_hint, same_dtype
+from ..autograd.tensor import Tensor
 from ..kernels.conv import Geometry, Pair
-from ..op import Op, layout_hint, same_dtype
-from ..tensor import Tensor
 
 
 def pair(value: int | Sequence[int], name: str, least: int = 1) -> Pair:

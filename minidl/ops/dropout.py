@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from .. import random
-from .. import tape as tapes
-from ..op import Op, same_dtype
-from ..tensor import Tensor
+from ..autograd import random
+from ..autograd import tape as tapes
+from ..autograd.op import Op, same_dtype
+from ..autograd.tensor import Tensor
 
 
 class Dropout(Op):

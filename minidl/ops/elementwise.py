@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from ..autograd.op import Op, check_float, same_dtype
+from ..autograd.tensor import Tensor, cast, new
 from ..graph import Role
-from ..op import Op, check_float, same_dtype
-from ..tensor import Tensor, cast, new
 from .reduce import sum_to
 
 

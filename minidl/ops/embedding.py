@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..op import Op, same_dtype
-from ..tensor import Tensor
+from ..autograd.op import Op, same_dtype
+from ..autograd.tensor import Tensor
 from .loss import check_labels
 
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from .. import tape as tapes
+from ..autograd import tape as tapes
+from ..autograd.op import Op, same_dtype
+from ..autograd.tape import Part, Slab
+from ..autograd.tensor import Tensor
 from ..graph import Role
-from ..op import Op, same_dtype
-from ..tape import Part, Slab
-from ..tensor import Tensor
 
 
 def _window(t: Tensor, axis: int, begin: int, length: int, parts: tuple[Part, ...]) -> Tensor:

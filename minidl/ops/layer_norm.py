@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ..op import Op, statistics_dtype
-from ..tensor import Tensor
+from ..autograd.op import Op, statistics_dtype
+from ..autograd.tensor import Tensor
 
 
 class LayerNorm(Op):

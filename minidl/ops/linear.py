@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ..autograd.op import Op, same_dtype
+from ..autograd.tensor import Tensor, new
 from ..graph import Role
-from ..op import Op, same_dtype
-from ..tensor import Tensor, new
 from .reduce import sum_to
 
 

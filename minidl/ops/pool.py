@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..autograd.op import Op, same_dtype
+from ..autograd.tensor import Tensor
 from ..kernels.conv import Geometry, Pair
-from ..op import Op, same_dtype
-from ..tensor import Tensor
 from .conv import pair
 from .reduce import mean
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..op import Op, same_dtype
-from ..tensor import Tensor
+from ..autograd.op import Op, same_dtype
+from ..autograd.tensor import Tensor
 from .join import cut
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from .. import tape as tapes
+from ..autograd import tape as tapes
+from ..autograd.op import Op, same_dtype
+from ..autograd.tensor import ShapeError, Tensor, new
 from ..graph import Role
-from ..op import Op, same_dtype
-from ..tensor import ShapeError, Tensor, new
 from .shape import reshape
 
 

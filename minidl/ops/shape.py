@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ..op import Op
-from ..tensor import Tensor
+from ..autograd.op import Op
+from ..autograd.tensor import Tensor
 
 
 class Reshape(Op):

@@ -12,9 +12,9 @@ from dataclasses import replace
 import numpy as np
 
 from ...graph import COMMUNICATION, ROLES, GraphError, Ints, Kind, Role, TaskGraph, pack, task_name, unpack
-from ...memory import MemoryLimitError
-from ...messages import check_rendezvous
-from ...passes import fuse
+from ...passes.messages import check_rendezvous
+from ...passes.rewrite import fuse
+from ...runtime.memory import MemoryLimitError
 from ...schedule import Schedule, ScheduleError
 from .communication import add_communication, check_messages, talks
 from .peaks import COMPUTE, activations, peak_bytes

@@ -15,7 +15,7 @@ import numpy as np
 
 from ...graph import COMMUNICATION, GraphError, Ints, Kind, Rows, TaskGraph, pack, unpack
 from ...loops import run_loop
-from ...messages import RECEIVES, SENDS
+from ...passes.messages import RECEIVES, SENDS
 from ...schedule import Lane, Schedule, ScheduleError
 
 SENDABLE = (Kind.F, Kind.O, Kind.B)  #: whose results can be sent

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ...graph import task_name
-from ...timeline import Timeline
+from ...views.timeline import Timeline
 from .plan import Plan
 
 BLOCKS = 12  #: the most pieces that a grid is wrapped into; beyond, time is compressed

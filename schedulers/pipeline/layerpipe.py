@@ -14,10 +14,10 @@ from functools import cached_property
 
 import numpy as np
 
-from ...cost import CostModel, Link
 from ...graph import GraphBuilder, Ints, Kind, Role, TaskGraph, unpack
+from ...pricing.cost import CostModel, Link
+from ...pricing.simulation import Clock, Lanes
 from ...schedule import Schedule
-from ...simulation import Clock, Lanes
 from ..layerpipe import LayerCosts, Part, assign
 from .plan import Plan, Versions
 from .problem import Order, Problem, schedule_of

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ...boundary import Mask
-from ...cost import CostModel
 from ...graph import ROLES, Floats, Ints, Kind, Role, Rows, TaskGraph
-from ...passes import coarsen
+from ...passes.boundary import Mask
+from ...passes.rewrite import coarsen
+from ...pricing.cost import CostModel
 from .placement import PipelineError
 
 

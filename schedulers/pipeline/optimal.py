@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from ...cost import CostModel
 from ...graph import Ints, Kind, pack
+from ...pricing.cost import CostModel
+from ...pricing.simulation import times
 from ...schedule import Schedule
-from ...simulation import times
 from .placement import PipelineError
 from .problem import Problem
 from .stages import stage_graph

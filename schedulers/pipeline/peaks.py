@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from ...graph import Floats, Ints, Kind, TaskGraph, View, unpack
-from ...memory import plan_memory
+from ...runtime.memory import plan_memory
 from ...schedule import Schedule
 from .communication import ranks_of, received
 from .plan import Plan

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from ...cost import CostModel
 from ...graph import Ints, TaskGraph
+from ...pricing.cost import CostModel
+from ...pricing.simulation import simulate
 from ...schedule import Schedule
-from ...simulation import simulate
-from ...timeline import Timeline
+from ...views.timeline import Timeline
 from .communication import add_communication, count_waits, talks
 from .placement import Placement
 

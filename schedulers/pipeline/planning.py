@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from ...cost import CostModel
 from ...graph import Floats, Ints, Kind, TaskGraph, unpack
-from ...passes import fuse
+from ...passes.rewrite import fuse
+from ...pricing.cost import CostModel
 from ...schedule import Schedule, ScheduleError
 from .checking import CapError, prove
 from .models import cut

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from ...cost import CostModel
 from ...graph import COMMUNICATION, unpack
-from ...simulation import Clock, Lanes
+from ...pricing.cost import CostModel
+from ...pricing.simulation import Clock, Lanes
 from .plan import Plan
 
 ITERATIONS = 6

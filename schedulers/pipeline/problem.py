@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...cost import CostModel
 from ...graph import Floats, Kind, pack
+from ...pricing.cost import CostModel
 from ...schedule import Lane, Schedule
 from .placement import PipelineError, Placement
 from .stages import stage_graph

@@ -18,13 +18,7 @@ from .optimal import optimal
 from .placement import PLACEMENTS, PipelineError, Placement
 from .plan import Plan, Versions
 from .problem import Problem
-from .stale import (
-    pipedream_2bw,
-    pipedream_steady,
-    pipedream_versions,
-    two_buffered_steady,
-    two_buffered_versions,
-)
+from .stale import pipedream_2bw, pipedream_steady, pipedream_versions, two_buffered_steady, two_buffered_versions
 from .v_shape import v_half, v_min, zb_v
 from .zb_auto import zb_auto
 from .zero_bubble import interleaved_zb, zb_h1, zb_h2

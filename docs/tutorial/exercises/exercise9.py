@@ -12,7 +12,7 @@ its own layer. 18 or less can be reached.
 """
 
 from minidl import Kind, Lane, Schedule
-from minidl.boundary import with_late
+from minidl.passes.boundary import with_late
 
 LATE = []  # the units whose weight gradients run one step late, in the order in which they do
 

@@ -1,0 +1,64 @@
+"""Numbers that look random and are pure functions of what they are for.
+
+Everything drawn is keyed by (seed, purpose, index): weights on the host, by the order in which parameters are made;
+dropout by (number of the dropout since the seed, global sample). So every device and every layout of ranks sees the same numbers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..graph import Role, View
+from .tape import Storage, current
+
+PURPOSES = ("weights", "order", "augment", "dropout", "synthetic", "split")
+
+
+class _State:
+    def __init__(self) -> None:
+        self.seed = 0
+        self.made = 0
+        self.counter: Storage | None = None
+        self.device: Any = None  #: that the counter lies on
+
+
+_state = _State()
+
+
+def seed(value: int) -> None:
+    """Starts over: weights made from now on, and dropout, follow from `value` alone. Raises ValueError below 0."""
+    if value < 0:
+        raise ValueError(f"the seed is {value}; it must be at least 0")
+    _state.seed, _state.made = int(value), 0
+    _state.counter = None
+    current().end_step()
+
+
+def current_seed() -> int:
+    return _state.seed
+
+
+def dropout_counter() -> Storage:
+    """How many dropouts there have been since the seed, (1,) uint64. Eagerly each dropout moves it on, and a recorded step
+    as a whole, at its end."""
+    device = current().device
+    if _state.counter is None or _state.device is not device:
+        counter = Storage("dropout counter", (1,), "uint64", Role.SCALAR, device.allocate(8))
+        device.write(device.array(counter.data, View(0, (1,), (1,), 0, "uint64")), 0)
+        _state.counter, _state.device = counter, device
+    return _state.counter
+
+
+def generator(purpose: str, *index: int, seed: int | None = None) -> np.random.Generator:
+    """A generator for one purpose and place, the same wherever it is asked for; no two places share theirs."""
+    # a spawn key, since SeedSequence([1, 2]) and SeedSequence([1, 2, 0]) are the same
+    place = np.random.SeedSequence(_state.seed if seed is None else seed, spawn_key=(PURPOSES.index(purpose), *index))
+    return np.random.Generator(np.random.Philox(place))
+
+
+def next_weights() -> Any:
+    """The generator of the next parameter to be made."""
+    _state.made += 1
+    return generator("weights", _state.made - 1)

@@ -1,0 +1,54 @@
+"""record: the same Python function that trains eagerly, as a task graph. Executes nothing, changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ..graph import Kind, Role, TaskGraph
+from . import random
+from . import tape as tapes
+from .precision import HALVES
+from .tape import Recorder, Storage
+from .tensor import FLOATS, Tensor
+
+
+def record(step: Callable[..., Any], *example: Any, name: str = "") -> TaskGraph:
+    """The graph of `step(*example)`. Only shapes and types of the example arrays matter.
+
+    `step` returns a tensor, a tuple of tensors, or nothing. No kernel runs; parameters, states, counters and gradients
+    are as before. Values of tensors cannot be asked for inside `step`. A recorded step begins without gradients, and those
+    that it does not spend end with it. Raises RuntimeError where that makes another training than running `step` eagerly.
+    """
+    tape = Recorder(tapes.current().device)
+    tape.autocast = tapes.current().autocast
+    inputs = [_input(i, value) for i, value in enumerate(example)]
+    for t in inputs:
+        tape.number(t.storage)
+    try:
+        with tapes.use(tape):
+            result = step(*inputs)
+            tape.check_spent()
+            if tape.draws:
+                counter = Tensor(random.dropout_counter())
+                with tape.task(tape.new_unit("dropout counter"), Kind.U):
+                    tape.call("tick", [counter], [counter], draws=tape.draws)
+    finally:
+        tape.restore()
+    outputs = [] if result is None else list(result) if isinstance(result, tuple | list) else [result]
+    for i, value in enumerate(outputs):
+        if not isinstance(value, Tensor):
+            raise TypeError(f"the step returned {type(value).__name__} as output {i}; it may return tensors only")
+    return tape.build(inputs, outputs, name or getattr(step, "__name__", "step"))
+
+
+def _input(i: int, value: Any) -> Tensor:
+    array = value.numpy() if isinstance(value, Tensor) else np.asarray(value)
+    dtype = str(array.dtype)
+    if dtype not in (*FLOATS, *HALVES, "int64"):
+        raise TypeError(f"example {i} is {dtype}; inputs are {', '.join((*FLOATS, *HALVES))} or int64")
+    return Tensor(Storage(f"input{i}", array.shape, dtype, Role.INPUT))
+
+

@@ -1,0 +1,437 @@
+"""Where tasks go when ops emit them: run at once (eager), or kept as a graph (record).
+
+An op never knows which. The tape hands out storages and unit numbers and knows the micro-batch; it does not know
+what a gradient is.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..graph import GraphBuilder, Kind, Launch, Role, StorageSpec, TaskGraph, View
+from ..kernels import KERNELS
+from ..runtime import device as devices
+
+if TYPE_CHECKING:
+    from .tensor import Tensor
+
+
+class Storage:
+    """One piece of memory. `data` is the device's bytes, or None while it is only recorded. `slab` tells the regions of
+    one that is written region by region; `changed` the last use of an op before an update or the caller changed it."""
+
+    __slots__ = ("changed", "data", "dtype", "name", "role", "shape", "slab", "whole")
+
+    def __init__(self, name: str, shape: tuple[int, ...], dtype: str, role: Role, data: Any = None) -> None:
+        self.name, self.shape, self.dtype, self.role, self.data = name, shape, dtype, role, data
+        self.whole = Part(self, self.bytes)
+        self.slab: Slab | None = None
+        self.changed = 0
+
+    @property
+    def bytes(self) -> int:
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+
+class Part:
+    """What dependencies are about: a whole storage, or a region of one that no other part overlaps."""
+
+    __slots__ = ("_name", "bytes", "storage")
+
+    def __init__(self, storage: Storage, nbytes: int, name: str = "") -> None:
+        self.storage, self.bytes, self._name = storage, nbytes, name
+
+    @property
+    def name(self) -> str:
+        return self._name or self.storage.name
+
+
+@dataclass
+class Slab:
+    """Regions along one axis, written one after the other from the start: (begin, end, part) each."""
+
+    axis: int
+    regions: list[tuple[int, int, Part]] = field(default_factory=list)
+
+    @property
+    def filled(self) -> int:
+        return self.regions[-1][1] if self.regions else 0
+
+    def parts(self, begin: int, end: int) -> tuple[Part, ...]:
+        """The parts that lie at least partly in begin..end."""
+        return tuple(part for first, last, part in self.regions if first < end and last > begin)
+
+
+@dataclass
+class Call:
+    """A kernel call on tensors, before it has a tape to go to."""
+
+    kernel: str
+    reads: Sequence[Tensor]
+    writes: Sequence[Tensor]
+    constants: dict[str, Any]
+
+
+@dataclass
+class _Place:
+    """Where the next task stands: micro-batch, unit, the number of the next dropout and that of the first sample."""
+
+    micro_batch: int = 0
+    unit: int = 0
+    units: int = 0
+    draws: int = 0
+    sample: int = 0
+    labels: list[str] = field(default_factory=list)
+    calls: list[Call] | None = None
+    inner: bool = False  #: within a micro-batch
+
+
+@dataclass
+class _Round:
+    """Micro-batches, each at most once, that count units and dropouts from the same numbers on: those of one batch."""
+
+    units: int
+    draws: int
+    numbers: set[int] = field(default_factory=set)
+
+
+class Tape:
+    """The eager tape: a task runs when it is emitted."""
+
+    recording = False
+
+    def __init__(self, device: Any = None) -> None:
+        self._device = device
+        self.place = _Place()
+        self.draws = 0  #: dropouts so far, the same one of several micro-batches counted once
+        self._round: _Round | None = None
+        self.gradients = True
+        self.autocast: str | None = None  #: the 16-bit type in which products are made, see `precision`
+        self.rounded: dict[Tensor, Tensor] = {}  #: parameters in that type, which they have been rounded to
+
+    @property
+    def device(self) -> Any:
+        if self._device is None:
+            self._device = devices.cpu()
+        return self._device
+
+    # -------------------------------------------------------------------------------------------------------- places
+    def new_unit(self, label: str = "") -> int:
+        """A number for one use of one layer."""
+        self.place.unit = self.place.units
+        self.place.units += 1
+        if self._round and not self.place.inner:
+            self._round.numbers.add(self.place.micro_batch)
+        self.name_unit(self.place.unit, "/".join([*self.place.labels, label]) if label else "/".join(self.place.labels))
+        return self.place.unit
+
+    def name_unit(self, unit: int, name: str) -> None:
+        """Eager tasks need no names."""
+
+    def draw(self, counter: Tensor) -> tuple[Tensor, int]:
+        """What numbers a dropout: a buffer (1,) uint64, and what to add to it, modulo 2^64. Within the dropout's task.
+
+        Eagerly the dropout keeps its number, since others move the counter on before its gradient is made.
+        """
+        kept = type(counter)(self.storage("draw", (1,), "uint64", Role.ACTIVATION))
+        behind = self.draws - self._next_draw()  # of those that other micro-batches of the batch have drawn
+        self.call("tick", [counter], [kept], draws=-behind % 2**64)
+        if not behind:
+            self.call("tick", [counter], [counter], draws=1)
+        return kept, 0
+
+    def _next_draw(self) -> int:
+        """The number of the next dropout among those of this tape."""
+        number = self.place.draws
+        self.place.draws += 1
+        self.draws = max(self.draws, self.place.draws)
+        return number
+
+    def enter(self, micro_batch: int, first_sample: int) -> None:
+        """The tasks that follow are those of this micro-batch; units and dropouts count as in the others of its round."""
+        if self._round is None or micro_batch in self._round.numbers:
+            self._round = _Round(self.place.units, self.place.draws)
+        self._round.numbers.add(micro_batch)
+        self.place = _Place(micro_batch, units=self._round.units, draws=self._round.draws, sample=self.place.sample + first_sample,
+                            labels=self.place.labels, inner=True)
+
+    def end_step(self) -> None:
+        """Units count from 0 again."""
+        self.place.unit = self.place.units = 0
+        self._round = None
+
+    def remember(self, parameter: Tensor) -> None:
+        """Called before a parameter's gradient changes."""
+
+    def spend(self, parameter: Tensor) -> None:
+        """Called when an update has used a parameter's gradient: the next backward starts a new one."""
+        parameter.used = True
+        parameter.mark_changed()
+
+    # --------------------------------------------------------------------------------------------------------- tasks
+    def _work(self, call: Call) -> Sequence[tuple[tuple[int, ...], Any]]:
+        """Scratch arrays of a call on this tape's device, as (shape, type)."""
+        work = self.device.work(KERNELS[call.kernel])
+        return work(call.reads, call.writes, **call.constants) if work else ()
+
+    def storage(self, name: str, shape: tuple[int, ...], dtype: str, role: Role) -> Storage:
+        storage = Storage(name, shape, dtype, role)
+        storage.data = self.device.allocate(max(storage.bytes, 1))
+        return storage
+
+    @contextmanager
+    def task(self, unit: int, kind: Kind) -> Iterator[None]:
+        """Kernel calls made inside are one task; without any there is no task."""
+        assert self.place.calls is None, "a task within a task"
+        calls: list[Call] = []
+        self.place.calls = calls
+        try:
+            yield
+        finally:
+            self.place.calls = None
+        if calls:
+            self.emit(unit, kind, calls)
+
+    def call(self, kernel: str, reads: Sequence[Tensor], writes: Sequence[Tensor], **constants: Any) -> None:
+        """One kernel call of the task that is open."""
+        assert self.place.calls is not None, f"kernel {kernel} is called outside a task"
+        self.place.calls.append(Call(kernel, reads, writes, constants))
+
+    def emit(self, unit: int, kind: Kind, calls: list[Call]) -> None:
+        if unsettled:
+            settle()
+        for call in calls:
+            work = [self.storage("work", tuple(shape), str(np.dtype(dtype)), Role.WORKSPACE) for shape, dtype in self._work(call)]
+            tensors = [*call.reads, *call.writes]
+            numbers = {id(s): i for i, s in enumerate({id(t.storage): t.storage for t in tensors}.values())}
+            held = [t.storage for t in tensors]
+            memory = {numbers[id(s)]: s.data for s in held}
+            memory |= {-1 - i: s.data for i, s in enumerate(work)}
+            launch = Launch(call.kernel, tuple(t.view(numbers[id(t.storage)]) for t in call.reads),
+                            tuple(t.view(numbers[id(t.storage)]) for t in call.writes),
+                            tuple(_whole(-1 - i, s) for i, s in enumerate(work)), tuple(call.constants.items()))
+            with np.errstate(all="ignore"):
+                for thunk in self.device.bind(launch, lambda v, memory=memory: self.device.array(memory[v.storage], v)):
+                    thunk()
+
+
+class Recorder(Tape):
+    """Keeps tasks as a graph. Storages that were there before are found again when the graph runs."""
+
+    recording = True
+
+    def __init__(self, device: Any = None) -> None:
+        super().__init__(device)
+        self._builder = GraphBuilder()
+        self._storages: dict[int, int] = {}
+        self._parts: dict[int, int] = {}
+        self._held: list[Any] = []  # keeps ids unique while recording
+        self._times: Counter[tuple[int, Kind, int]] = Counter()  # of each unit, kind and micro-batch how many tasks
+        self._again: dict[tuple[int, int, int], int] = {}  # (unit, micro-batch, time) -> the unit that tasks of this time have
+        self._before: dict[int, tuple[Tensor, Any, bool, Any, int]] = {}
+        self._spent: list[Tensor] = []
+
+    def remember(self, parameter: Tensor) -> None:
+        if id(parameter) not in self._before:
+            self._before[id(parameter)] = (parameter, parameter.grad, parameter.used, parameter.grad_unit, parameter.storage.changed)
+            parameter.grad = None
+
+    def spend(self, parameter: Tensor) -> None:
+        super().spend(parameter)
+        self._spent.append(parameter)
+
+    def check_spent(self) -> None:
+        """Raises RuntimeError where the step leaves a gradient to its next run, since a recorded step begins without any."""
+        for p in self._spent:
+            if p.grad is not None and not p.used:
+                raise RuntimeError(f"the step ends with a gradient of {p.storage.name} {p.shape} that was made after its update: run eagerly, the "
+                                   f"next step would add to it; recorded, a step begins without gradients. Update after the last backward, "
+                                   f"or drop it: parameter.grad = None")
+
+    def restore(self) -> None:
+        """Puts back what the recorded step changed on parameters."""
+        for parameter, grad, used, unit, changed in self._before.values():
+            parameter.grad, parameter.used, parameter.grad_unit, parameter.storage.changed = grad, used, unit, changed
+
+    def name_unit(self, unit: int, name: str) -> None:
+        self._builder.unit_names.setdefault(unit, name)
+
+    def draw(self, counter: Tensor) -> tuple[Tensor, int]:
+        """As in `Tape`: a recorded step reads the counter as it was at its start."""
+        return counter, self._next_draw()
+
+    def end_step(self) -> None:
+        """Units go on, so that several updates in one graph keep their tasks apart."""
+        self._round = None
+
+    def storage(self, name: str, shape: tuple[int, ...], dtype: str, role: Role) -> Storage:
+        if role == Role.ACTIVATION:  # so that messages can tell two layers' outputs apart
+            name = f"{self.place.unit}.{name}" + (f"[{self.place.micro_batch}]" if self.place.micro_batch else "")
+        return Storage(name, shape, dtype, role)
+
+    def number(self, storage: Storage) -> int:
+        """The storage's id in the graph; one with data is kept alive as it is."""
+        found = self._storages.get(id(storage))
+        if found is None:
+            live = storage if storage.data is not None else None
+            role = storage.role
+            if live is not None and not role.persistent:
+                role = Role.STATE  # made before the recording: a constant of the graph
+            if role == Role.PARAMETER:
+                storage.name = ".".join([*filter(None, ["/".join(self.place.labels)]), storage.name.rpartition(".")[2]])
+            found = self._builder.storage(StorageSpec(storage.name, storage.shape, storage.dtype, storage.bytes, role, live))
+            self._storages[id(storage)] = found
+            self._held.append(storage)
+        return found
+
+    def _buffer(self, part: Part) -> int:
+        found = self._parts.get(id(part))
+        if found is None:
+            storage = self.number(part.storage)
+            found = self._builder.buffer(part.name, part.bytes, self._builder._storages[storage].role, storage)
+            self._parts[id(part)] = found
+            self._held.append(part)
+        return found
+
+    def _unit(self, unit: int, kind: Kind) -> int:
+        """The unit that the next task goes by: its layer's the first time, then one of its own, with the same name. So a second
+        backward pass over a layer, or a second optimizer's update of it, has tasks of its own."""
+        task = unit, kind, self.place.micro_batch
+        time, self._times[task] = self._times[task], self._times[task] + 1
+        if not time:
+            return unit
+        key = unit, self.place.micro_batch, time
+        if key not in self._again:
+            self._again[key] = self.place.units
+            self.place.units += 1
+            self.name_unit(self._again[key], f"{self._builder.unit_names[unit]} ({time + 1})")
+        return self._again[key]
+
+    def emit(self, unit: int, kind: Kind, calls: list[Call]) -> None:
+        unit = self._unit(unit, kind)
+        reads: list[int] = []
+        writes: list[int] = []
+        launches, flops, nbytes = [], 0.0, 0
+        made: set[int] = set()  # written by an earlier launch of this very task: no read of the task
+        for call in calls:
+            work = [self.storage(f"work{unit}", tuple(shape), str(np.dtype(dtype)), Role.WORKSPACE) for shape, dtype in self._work(call)]
+            launch = Launch(call.kernel, tuple(t.view(self.number(t.storage)) for t in call.reads),
+                            tuple(t.view(self.number(t.storage)) for t in call.writes),
+                            tuple(_whole(self.number(s), s) for s in work), tuple(call.constants.items()))
+            launches.append(launch)
+            reads += [b for t in call.reads for b in map(self._buffer, t.parts) if b not in made]
+            wrote = [b for t in call.writes for b in map(self._buffer, t.parts)] + [self._buffer(s.whole) for s in work]
+            writes += wrote
+            made.update(wrote)
+            flops += _flops(call)
+            nbytes += sum(t.bytes for t in (*call.reads, *call.writes))
+        self._builder.task(unit, kind, self.place.micro_batch, reads=reads, writes=writes, launches=tuple(launches),
+                           flops=flops, nbytes=nbytes)
+
+    def build(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor], name: str) -> TaskGraph:
+        def views(tensors: Sequence[Tensor]) -> tuple[View, ...]:
+            for tensor in tensors:
+                for part in tensor.parts:
+                    self._buffer(part)
+            return tuple(t.view(self.number(t.storage)) for t in tensors)
+
+        return self._builder.build(views(inputs), views(outputs), name)
+
+
+def _flops(call: Call) -> float:
+    flops = KERNELS[call.kernel].flops
+    return float(flops(call.reads, call.writes)) if flops else 0.0
+
+
+def _whole(number: int, storage: Storage) -> View:
+    return View(number, storage.shape, devices.strides_of(storage.shape), 0, storage.dtype)
+
+
+# --------------------------------------------------------------------------------------------------- unsettled steps
+unsettled: set[Any] = set()  #: executors that hold back a part of their last step
+
+
+def settle() -> None:
+    """Makes every executor finish its last step, so that memory holds what synchronous training would have left."""
+    for executor in list(unsettled):
+        executor.settle()
+
+
+# -------------------------------------------------------------------------------------------------- the tape in force
+class _Current(threading.local):
+    def __init__(self) -> None:
+        self.tape = Tape()
+
+
+_current = _Current()
+
+
+def current() -> Tape:
+    """This thread's tape."""
+    return _current.tape
+
+
+def set_default_device(device: Any) -> None:
+    """Where this thread's tensors are made and its steps run from now on: a name (`cpu`, `cuda`, `cuda:1`) or a device.
+    What was made before stays where it is."""
+    settle()
+    _current.tape = Tape(devices.get(device) if isinstance(device, str) else device)
+
+
+@contextmanager
+def use(tape: Tape) -> Iterator[Tape]:
+    """Makes `tape` this thread's tape for a while."""
+    before, _current.tape = _current.tape, tape
+    try:
+        yield tape
+    finally:
+        _current.tape = before
+
+
+@contextmanager
+def micro_batch(number: int, first_sample: int = 0) -> Iterator[None]:
+    """Tasks emitted inside belong to this micro-batch: `4W0` becomes `4W1`. Gradients add up until the next update.
+
+    `first_sample`: the place of its first sample in the whole batch, so that dropout is that of the whole batch.
+    """
+    tape = current()
+    before = tape.place
+    if before.inner:
+        raise ValueError("a micro-batch within a micro-batch")
+    tape.enter(number, first_sample)
+    try:
+        yield
+    finally:
+        before.units = max(before.units, tape.place.units)
+        before.draws = max(before.draws, tape.place.draws)
+        tape.place = before
+
+
+@contextmanager
+def no_grad() -> Iterator[None]:
+    """Ops inside keep nothing for a backward pass."""
+    tape = current()
+    before, tape.gradients = tape.gradients, False
+    try:
+        yield
+    finally:
+        tape.gradients = before
+
+
+@contextmanager
+def label(name: str) -> Iterator[None]:
+    """Units emitted inside carry this name in front of their own."""
+    labels = current().place.labels
+    labels.append(name)
+    try:
+        yield
+    finally:
+        labels.pop()

@@ -1,0 +1,357 @@
+"""Tensor: a view on a storage and the op that made it; and the backward walk over those ops.
+
+Output gradients and weight gradients are separate tasks from the start. The walk emits tasks in the conventional
+order (for each layer from the last: its weight gradient, then its output gradient); any other order is a schedule's
+business. The order in which several gradients of one tensor are added is fixed here and so is part of the graph.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..graph import Kind, Role, View
+from ..runtime import device as devices
+from ..runtime.device import strides_of
+from . import tape as tapes
+from .tape import Part, Storage
+
+if TYPE_CHECKING:
+    from .op import Op
+
+FLOATS = ("float32", "float64")
+#: what a tensor can hold
+NUMBERS = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16", *FLOATS)
+
+
+class ShapeError(ValueError):
+    """Shapes or types that do not fit; the message names the op and the shapes."""
+
+
+class Node:
+    """One use of an op: what the backward walk needs. Uses and backward walks are numbered in their order."""
+
+    __slots__ = ("inputs", "micro_batch", "number", "op", "out", "unit")
+    latest = 0
+
+    def __init__(self, op: Op, unit: int, inputs: Sequence[Tensor], out: Tensor, micro_batch: int) -> None:
+        Node.latest += 1
+        self.op, self.unit, self.inputs, self.out, self.number, self.micro_batch = op, unit, inputs, out, Node.latest, micro_batch
+
+
+class Tensor:
+    """A strided view on a storage. `grad` is filled by `backward` for parameters; `weight` marks what depends on
+    parameters alone, whose gradients are weight gradients."""
+
+    __slots__ = ("__weakref__", "grad", "grad_unit", "node", "offset", "parts", "requires_grad", "shape", "storage", "strides", "used", "weight")
+    __array_priority__ = 100
+
+    def __init__(self, storage: Storage, shape: Sequence[int] | None = None, strides: Sequence[int] | None = None, offset: int = 0,
+                 *, parts: tuple[Part, ...] | None = None, requires_grad: bool = False) -> None:
+        self.storage = storage
+        self.shape = tuple(storage.shape if shape is None else shape)
+        self.strides = tuple(strides_of(self.shape) if strides is None else strides)
+        self.offset = offset
+        self.parts = (storage.whole,) if parts is None else parts
+        self.requires_grad, self.weight = requires_grad, False
+        self.node: Node | None = None
+        self.grad: Tensor | None = None
+        self.grad_unit: tuple[int, int] | None = None
+        self.used = False  # the gradient was spent by an update: the next backward starts a new one
+
+    # --------------------------------------------------------------------------------------------------- description
+    @property
+    def dtype(self) -> str:
+        return self.storage.dtype
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def bytes(self) -> int:
+        return self.size * np.dtype(self.dtype).itemsize
+
+    @property
+    def contiguous(self) -> bool:
+        return all(n == 1 or s == t for n, s, t in zip(self.shape, self.strides, strides_of(self.shape), strict=True))
+
+    def view(self, storage: int) -> View:
+        return View(storage, self.shape, self.strides, self.offset, self.dtype)
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("a tensor without axes has no length")
+        return self.shape[0]
+
+    def __repr__(self) -> str:
+        value = "recorded" if self.storage.data is None else np.array2string(self.numpy(), threshold=20, prefix="Tensor(")
+        return f"Tensor({value}, shape={self.shape}, dtype={self.dtype})"
+
+    # --------------------------------------------------------------------------------------------------------- values
+    def numpy(self) -> Any:
+        """The array itself, no copy; from CUDA a copy. Raises RuntimeError while recording, when there is no value."""
+        device, array = self._array()
+        return device.read(array)
+
+    def fetch(self) -> Callable[[], Any]:
+        """A call that gives the values of now as a NumPy array. On CUDA they are sent while the host goes on: so a loss can
+        be looked at some steps later without waiting for it."""
+        device, array = self._array()
+        return device.fetch(array)
+
+    def assign(self, value: Any) -> None:
+        """Takes over the elements of a NumPy array of the same shape, or one number for all, where the tensor lies. Raises
+        ShapeError for another shape, and for a type that this tensor's cannot stand for."""
+        value = numeric(value)
+        if value.shape not in (self.shape, ()) or not np.can_cast(value.dtype, np.dtype(self.dtype), "same_kind"):
+            raise ShapeError(f"{self.storage.name} is {self.dtype} {self.shape}; it cannot take {value.dtype} {value.shape}")
+        device, array = self._array()
+        device.write(array, value)
+        self.mark_changed()
+
+    def mark_changed(self) -> None:
+        """Ops that have used these values until now can no longer be differentiated where their gradients need them."""
+        self.storage.changed = Node.latest
+
+    def _array(self) -> tuple[Any, Any]:
+        """The device that the values are on, and the values there."""
+        if tapes.unsettled and self.storage.role.persistent:
+            tapes.settle()
+        if self.storage.data is None:
+            raise RuntimeError(f"{self.storage.name} has no value while a step is recorded; return it from the step instead")
+        device = devices.of(self.storage.data)
+        return device, device.array(self.storage.data, self.view(0))
+
+    def item(self) -> Any:
+        """The one value, as a Python number."""
+        return self.numpy().item()
+
+    def __float__(self) -> float:
+        return float(self.item())
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        return np.array(self.numpy(), dtype=dtype, copy=copy)
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.numpy().__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        return self.numpy().__dlpack_device__()
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        device, array = self._array()
+        if not hasattr(device, "interface"):
+            raise AttributeError(f"this tensor is on {device.name}, not on a CUDA device")
+        return dict(device.interface(array))
+
+    def detach(self) -> Tensor:
+        """The same memory without its history."""
+        return Tensor(self.storage, self.shape, self.strides, self.offset, parts=self.parts)
+
+    # ------------------------------------------------------------------------------------------------------- backward
+    def backward(self, gradient: Tensor | None = None) -> None:
+        """Gradients of this scalar toward every parameter that it depends on; they add to those not yet spent. All are
+        `gradient` times as large, a scalar of the same type, where one is given."""
+        if self.size != 1:
+            raise ShapeError(f"backward starts from a scalar, not from shape {self.shape}")
+        if not self.requires_grad:
+            raise RuntimeError("this value depends on no parameter, so there is nothing to differentiate")
+        if gradient is not None and (gradient.shape, gradient.dtype) != (self.shape, self.dtype):
+            raise ShapeError(f"the gradient of {self.dtype} {self.shape} is no {gradient.dtype} {gradient.shape}")
+        backward(self, gradient)
+
+    # Operators and methods are put on by `ops`, which knows the ops; see ops/__init__.py. Here only their types.
+    if TYPE_CHECKING:
+
+        def __add__(self, other: Any) -> Tensor: ...
+        def __sub__(self, other: Any) -> Tensor: ...
+        def __mul__(self, other: Any) -> Tensor: ...
+        def __truediv__(self, other: Any) -> Tensor: ...
+        def __neg__(self) -> Tensor: ...
+        def __pow__(self, exponent: float) -> Tensor: ...
+        def __matmul__(self, other: Any) -> Tensor: ...
+        def reshape(self, *shape: Any) -> Tensor: ...
+        def astype(self, dtype: str) -> Tensor: ...
+        def flatten(self, start: int = 1) -> Tensor: ...
+        def transpose(self, *axes: Any) -> Tensor: ...
+        def sum(self, axis: Any = None, keepdims: bool = False) -> Tensor: ...
+        def mean(self, axis: Any = None, keepdims: bool = False) -> Tensor: ...
+
+
+class Parameter(Tensor):
+    """A leaf that is trained. `value`: a NumPy array, copied. `axes`: the order in which a state dict shows the axes,
+    where another one is the faster in memory."""
+
+    __slots__ = ("axes", "name")
+
+    def __init__(self, value: Any, name: str = "", axes: tuple[int, ...] | None = None) -> None:
+        value = numeric(value)
+        if str(value.dtype) not in FLOATS:
+            raise ShapeError(f"a parameter is {' or '.join(FLOATS)}, not {value.dtype}")
+        self.axes = axes
+        super().__init__(host_storage(value, Role.PARAMETER, name or "parameter"), requires_grad=True)
+        self.weight, self.name = True, name
+
+
+def host_storage(value: Any, role: Role, name: str) -> Storage:
+    """A storage with its own aligned memory, filled from a NumPy array. Raises ShapeError for what holds no numbers."""
+    value = numeric(value)
+    storage = Storage(name, value.shape, str(value.dtype), role)
+    device = tapes.current().device
+    storage.data = device.allocate(max(storage.bytes, 1))
+    if value.size:
+        device.write(device.array(storage.data, View(0, value.shape, strides_of(value.shape), 0, str(value.dtype))), value)
+    return storage
+
+
+def numeric(value: Any) -> Any:
+    """A NumPy array of numbers in this machine's byte order. Raises ShapeError for what is none: objects, texts, complex and
+    longer numbers."""
+    array = np.asarray(value)
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    if str(array.dtype) not in NUMBERS:
+        raise ShapeError(f"a tensor holds numbers ({', '.join(NUMBERS)}), not {array.dtype}")
+    return array
+
+
+def array(value: Any, dtype: str | None = None, name: str = "tensor") -> Tensor:
+    """A tensor with a copy of `value`; Python floats become float32. While recording it is a constant of the graph. Raises
+    ShapeError for what are no numbers, and for Python floats that float32 has no number for."""
+    array = numeric(value)
+    if dtype is not None:
+        array = array.astype(dtype, copy=False)
+    elif array.dtype == np.float64 and not isinstance(value, np.ndarray | np.generic):
+        with np.errstate(over="ignore"):
+            array, wide = array.astype(np.float32), array
+        if not (np.isfinite(array) == np.isfinite(wide)).all():
+            raise ShapeError(f"{np.abs(wide[np.isfinite(wide)]).max():g} is more than float32 has a number for; give dtype='float64'")
+    return Tensor(host_storage(array, Role.STATE, name))
+
+
+def new(name: str, shape: Sequence[int], dtype: str, role: Role = Role.ACTIVATION) -> Tensor:
+    """A tensor with uninitialised memory of its own, on the tape in force."""
+    return Tensor(tapes.current().storage(name, tuple(shape), dtype, role))
+
+
+def cast(t: Tensor, dtype: str, role: Role = Role.ACTIVATION) -> Tensor:
+    """t in another float type, made within the task at hand."""
+    y = new(t.storage.name if role == Role.GRADIENT else f"{t.storage.name} {dtype}", t.shape, dtype, role)
+    tapes.current().call("cast", [t], [y], dtype=dtype)
+    return y
+
+
+def _reachable(root: Tensor) -> list[Node]:
+    """All nodes that matter for the root, latest first."""
+    found: dict[int, Node] = {}
+    stack = [root.node] if root.node else []
+    while stack:
+        node = stack.pop()
+        assert node is not None
+        if node.number not in found:
+            found[node.number] = node
+            stack += [t.node for t in node.inputs if t.node is not None and t.requires_grad]
+    return [found[number] for number in sorted(found, reverse=True)]
+
+
+def backward(root: Tensor, gradient: Tensor | None = None) -> None:
+    """Emits the backward tasks of everything that `root` depends on."""
+    tape = tapes.current()
+    Node.latest += 1
+    nodes = _reachable(root)
+    gradients = {id(root): array(np.ones((), root.dtype), name="one") if gradient is None else gradient}
+    uses: dict[int, list[Tensor]] = {}
+    count: dict[int, int] = {}
+    for node in nodes:
+        for t in node.inputs:
+            if t.requires_grad and t.node is None:
+                count[id(t)] = count.get(id(t), 0) + 1
+                tape.remember(t)
+    shared: dict[int, tuple[int, Tensor]] = {}
+    owned: set[int] = set()  # tensors whose gradient so far lies in memory that nothing else reads
+
+    for node in nodes:
+        dy = gradients.pop(id(node.out), None)
+        if dy is None:
+            continue
+        wanted = [i for i, t in enumerate(node.inputs) if t.requires_grad]
+        tasks = [(Kind.W, [i for i in wanted if node.inputs[i].weight]), (Kind.O, [i for i in wanted if not node.inputs[i].weight])]
+        for kind, mine in tasks[::-1] if node.op.output_first else tasks:
+            if not mine:
+                continue
+            with tape.task(node.unit, kind):
+                mine = [i for i in mine if not (id(node.inputs[i]) in owned
+                                                and node.op.add_grad(i, dy, gradients[id(node.inputs[i])]))]
+                results = (node.op.weight_grad if kind == Kind.W else node.op.output_grad)(dy, mine) if mine else {}
+                _check_unchanged(node, dy)
+                others = {id(t.storage) for t in (dy, *node.inputs, *node.op.kept)}
+                for i in mine:
+                    t, g = node.inputs[i], results[i]
+                    if g.dtype != t.dtype:  # the op took t rounded or widened
+                        g = cast(g, t.dtype, Role.GRADIENT)
+                    own = id(g.storage) not in others
+                    if t.node is None and t.weight:
+                        if count[id(t)] > 1:
+                            uses.setdefault(id(t), []).append(g)
+                            shared[id(t)] = (node.unit, t)
+                        else:
+                            _accumulate(t, g, own)
+                            t.grad_unit = (node.unit, node.micro_batch)
+                        continue
+                    before = gradients.get(id(t))
+                    if before is None:
+                        gradients[id(t)] = g
+                        owned |= {id(t)} if own else set()
+                    else:
+                        total = g if own else new(f"grad {t.storage.name}", t.shape, t.dtype, Role.GRADIENT)
+                        tape.call("add", [before, g], [total])
+                        gradients[id(t)] = total
+                        owned.add(id(t))
+    groups: dict[int, list[Tensor]] = {}
+    for unit, t in shared.values():
+        groups.setdefault(unit, []).append(t)
+    for unit in sorted(groups, reverse=True):
+        # a parameter used more than once: one gradient per use, added once, in the order of use
+        names = ", ".join(t.storage.name for t in groups[unit])
+        own_unit = tape.new_unit(f"sum of uses ({names})")
+        with tape.task(own_unit, Kind.W):
+            for t in groups[unit]:
+                parts = uses[id(t)][::-1]
+                total = new(f"grad {t.storage.name}", t.shape, t.dtype, Role.GRADIENT)
+                tape.call("add", parts[:2], [total])
+                for g in parts[2:]:
+                    tape.call("add", [total, g], [total])
+                _accumulate(t, total, True)
+                t.grad_unit = (own_unit, tape.place.micro_batch)
+
+
+def _check_unchanged(node: Node, dy: Tensor) -> None:
+    """Raises RuntimeError where the task at hand reads what has been changed since the forward pass read it."""
+    for call in tapes.current().place.calls or ():
+        for t in call.reads:
+            if t.storage.changed >= node.number and t.storage is not dy.storage:
+                raise RuntimeError(f"the gradient of {node.op.name} needs {t.storage.name} {t.storage.shape} as it was in the forward pass, "
+                                   f"but an update or assign has changed it since; call backward before that, or run the forward pass again")
+
+
+def _accumulate(parameter: Tensor, g: Tensor, own: bool) -> None:
+    """Sets or adds to `parameter.grad`, whose memory is its own and contiguous."""
+    tape = tapes.current()
+    before = None if parameter.used else parameter.grad
+    if before is not None:
+        tape.call("add", [before, g], [before])
+    elif own and g.contiguous:
+        parameter.grad = g
+    else:
+        parameter.grad = new(f"grad {parameter.storage.name}", parameter.shape, parameter.dtype, Role.GRADIENT)
+        tape.call("copy", [g], [parameter.grad])
+    parameter.used = False

@@ -1,0 +1,59 @@
+"""Loss scaling: gradients that float16 would lose are made larger on the way and smaller at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..autograd import tape as tapes
+from ..autograd.tensor import Node, Tensor, host_storage, new
+from ..graph import Kind, Role
+
+
+class GradScaler:
+    """Dynamic loss scaling (Micikevicius et al. 2018), with the names and numbers of torch's GradScaler.
+
+        opt = optim.SGD(model.parameters(), lr, scaler=scaler)
+        loss.backward(scaler.scale)    # all gradients times the scale
+        opt.step()                     # divided by it again
+
+    Where a gradient is not finite the step changes nothing but the scale, which gets smaller by `backoff_factor`. After
+    `growth_interval` good steps it gets larger by `growth_factor`. All this is done by kernels on buffers, so a recorded
+    step does it too, and nobody waits for the device. Several optimizers may share one: gradients of one backward are all
+    divided by the scale that it read, and each step moves the scale on.
+    """
+
+    def __init__(self, init_scale: float = 65536.0, growth_factor: float = 2.0, backoff_factor: float = 0.5, growth_interval: int = 2000) -> None:
+        if not (np.isfinite(init_scale) and init_scale > 0 and growth_factor > 1 > backoff_factor > 0 and growth_interval >= 1):
+            raise ValueError(f"a loss scale of {init_scale} that grows by {growth_factor} after {growth_interval} steps and shrinks by "
+                             f"{backoff_factor}; it must be above 0, grow by more than 1 after at least 1 and shrink by less than 1")
+        self.constants = {"growth": growth_factor, "backoff": backoff_factor, "interval": growth_interval}
+        self._scale = Tensor(host_storage(np.full(1, init_scale, np.float32), Role.SCALAR, "loss scale"))
+        self._good = Tensor(host_storage(np.zeros(1, np.int32), Role.SCALAR, "good steps"))
+        self._used: tuple[Any, Tensor] | None = None  #: the scale before the last step, and until when gradients are of that
+
+    @property
+    def scale(self) -> Tensor:
+        """The scale of the next backward, a scalar."""
+        return Tensor(self._scale.storage, ())
+
+    def unscale(self, gradients: Sequence[Tensor]) -> Tensor:
+        """Emits a task that divides the gradients by the scale, in place, and moves the scale on. Returns a flag (1,) int32:
+        1 where one of them is not finite."""
+        tape = tapes.current()
+        flag = new("not finite", [1], "int32", Role.GRADIENT)
+        now = tape, Node.latest
+        with tape.task(tape.new_unit("loss scale"), Kind.U):
+            if self._used is None or self._used[0] != now:
+                self._used = now, new("loss scale", [1], "float32", Role.GRADIENT)
+                tape.call("copy", [self._scale], [self._used[1]])
+            tape.call("unscale", [*gradients, self._used[1]], [*gradients, flag])
+            tape.call("scale_update", [self._scale, self._good, flag], [self._scale, self._good], **self.constants)
+        return flag
+
+    def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """What a checkpoint must keep."""
+        yield "scale", self._scale
+        yield "good_steps", self._good

@@ -1,0 +1,210 @@
+"""Optimizers: one update task for each layer, so that a layer's update can run as soon as its gradient is there.
+
+What varies from step to step is read from buffers: `lr`, the loss scale, the clip factor, Adam's step and powers. `step`
+spends the gradients: the next backward starts new ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..autograd import tape as tapes
+from ..autograd.tensor import Parameter, Tensor, host_storage, new
+from ..graph import Kind, Role
+from ..runtime import device as devices
+from .grad_scaler import GradScaler
+
+
+class Optimizer:
+    """Holds parameters, their learning rate in a buffer, and named states per parameter.
+
+    With `max_norm` all gradients are scaled down where their global norm is larger. `norm` is that of the last step. With a
+    `scaler` they are divided by the loss scale first, and the step changes nothing where one of them is not finite.
+    """
+
+    def __init__(self, parameters: Iterable[Parameter], lr: float, max_norm: float | None = None, scaler: GradScaler | None = None) -> None:
+        self.parameters = list(parameters)
+        if not self.parameters:
+            raise ValueError("the optimizer got no parameters")
+        if len({id(p) for p in self.parameters}) < len(self.parameters):
+            raise ValueError("the optimizer got a parameter twice")
+        types = {p.dtype for p in self.parameters}
+        if len(types) > 1:
+            raise ValueError(f"the parameters have several types: {', '.join(sorted(types))}")
+        self._lr = _buffer(np.zeros(1, self.parameters[0].dtype), Role.SCALAR, "lr")
+        self.lr = lr
+        if max_norm is not None and not max_norm > 0:
+            raise ValueError(f"the norm to clip at is {max_norm}; it must be above 0")
+        self.max_norm, self.scaler = max_norm, scaler
+        self._skip: list[Tensor] = []  #: the flag that says whether the step at hand changes nothing, if there is one
+        self._norm = _buffer(np.zeros(1), Role.SCALAR, "gradient norm")
+        self._factor = _buffer(np.ones(1, self.parameters[0].dtype), Role.SCALAR, "clip factor")
+        self.states: dict[str, list[Tensor]] = {}
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the next step; may be set at any time, recorded steps read it too."""
+        return self._lr.item() if self._lr.shape == () else float(self._lr.numpy()[0])
+
+    @lr.setter
+    def lr(self, value: float) -> None:
+        _check("the learning rate", value, self._lr.dtype)
+        # written as it lies, without settling a step: tasks that are late have their own copy of the host's number
+        device = devices.of(self._lr.storage.data)
+        device.write(device.array(self._lr.storage.data, self._lr.view(0)), value)
+
+    @property
+    def norm(self) -> float:
+        """The global norm of the last step's gradients before they were clipped; 0 without `max_norm`."""
+        return float(self._norm.numpy()[0])
+
+    def add_state(self, name: str) -> None:
+        self.states[name] = [_buffer(np.zeros(p.shape, p.dtype), Role.STATE, f"{name} {p.name}") for p in self.parameters]
+
+    def groups(self) -> Iterator[tuple[int, list[int]]]:
+        """Parameters by the unit whose gradients they got, in the order of the parameters."""
+        tape = tapes.current()
+        groups: dict[int, list[int]] = {}
+        for i, p in enumerate(self.parameters):
+            tape.remember(p)
+            if p.grad is not None and not p.used and p.grad_unit is not None:
+                groups.setdefault(p.grad_unit[0], []).append(i)
+        if not groups:
+            raise RuntimeError("no parameter has a gradient to spend; call backward first")
+        yield from groups.items()
+
+    def step(self) -> None:
+        """Updates every parameter that has a gradient."""
+        tape = tapes.current()
+        groups = list(self.groups())
+        every = sorted(i for _, members in groups for i in members)
+        self._skip = [self.scaler.unscale([self.gradient(i) for i in every])] if self.scaler else []
+        self.before_updates()
+        if self.max_norm is not None:
+            self._find_factor(every)
+        factor = Tensor(self._factor.storage, ())
+        for unit, members in groups:
+            with tape.task(unit, Kind.U):
+                for i in members:
+                    if self.max_norm is not None:
+                        tape.call("mul", [self.gradient(i), factor], [self.gradient(i)])
+                    self.update(i)
+        for _, members in groups:
+            for i in members:
+                tape.spend(self.parameters[i])
+        tape.rounded.clear()
+        tape.end_step()
+
+    def gradient(self, i: int) -> Tensor:
+        """That of parameter i, which has one."""
+        g = self.parameters[i].grad
+        assert g is not None
+        return g
+
+    def _find_factor(self, members: list[int]) -> None:
+        """One task for the sum of squares of each gradient, and one that adds them in the order of the parameters."""
+        tape = tapes.current()
+        squares = []
+        for i in members:
+            squares.append(new(f"square sum {self.parameters[i].name}", [1], "float64", Role.GRADIENT))
+            with tape.task(tape.new_unit(f"norm {self.parameters[i].name}"), Kind.U):
+                tape.call("square_sum", [self.gradient(i)], squares[-1:])
+        with tape.task(tape.new_unit("clip"), Kind.U):
+            tape.call("clip_factor", squares, [self._norm, self._factor], limit=self.max_norm)
+
+    def before_updates(self) -> None:
+        """A task that all updates of a step depend on, where there is one."""
+
+    def update(self, i: int) -> None:
+        """Calls the kernels that update parameter i."""
+        raise NotImplementedError
+
+    def call(self, kernel: str, reads: Sequence[Tensor], writes: Sequence[Tensor], **constants: Any) -> None:
+        """A kernel call of an update, which does nothing where the step is skipped."""
+        tapes.current().call(kernel, [*reads, *self._skip], writes, **constants, **({"guarded": True} if self._skip else {}))
+
+    def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """What a checkpoint must keep: the learning rate and all states, by name."""
+        yield "lr", self._lr
+        for name, states in self.states.items():
+            for i, state in enumerate(states):
+                yield f"{name}.{i}", state
+        if self.scaler:
+            yield from self.scaler.named_tensors()
+
+
+class SGD(Optimizer):
+    """v = momentum v + g + weight_decay p; p -= lr v (with `nesterov`: p -= lr (g + momentum v)), as in torch."""
+
+    def __init__(self, parameters: Iterable[Parameter], lr: float, momentum: float = 0.0, weight_decay: float = 0.0,
+                 nesterov: bool = False, *, max_norm: float | None = None, scaler: GradScaler | None = None) -> None:
+        super().__init__(parameters, lr, max_norm, scaler)
+        _check("the weight decay", weight_decay, self._lr.dtype)
+        if not 0 <= momentum < 1:
+            raise ValueError(f"momentum is {momentum}; it must be at least 0 and below 1")
+        if nesterov and not momentum:
+            raise ValueError("nesterov needs momentum")
+        self.momentum, self.constants = momentum, {"momentum": momentum, "weight_decay": weight_decay, "nesterov": nesterov}
+        if momentum:
+            self.add_state("momentum")
+
+    def update(self, i: int) -> None:
+        p, g = self.parameters[i], self.gradient(i)
+        states = [self.states["momentum"][i]] if self.momentum else []
+        self.call("sgd", [p, g, self._lr, *states], [p, *states], **self.constants)
+
+
+class Adam(Optimizer):
+    """Adam (Kingma, Ba 2015) as in torch; weight decay is added to the gradient."""
+
+    decoupled = False
+
+    def __init__(self, parameters: Iterable[Parameter], lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999),
+                 eps: float = 1e-8, weight_decay: float = 0.0, *, max_norm: float | None = None, scaler: GradScaler | None = None) -> None:
+        super().__init__(parameters, lr, max_norm, scaler)
+        _check("the weight decay", weight_decay, self._lr.dtype)
+        _check("eps", eps, self._lr.dtype)
+        if len(betas) != 2 or not all(0 <= b < 1 for b in betas):
+            raise ValueError(f"betas are {betas}; each of the two must be at least 0 and below 1")
+        self.betas = betas
+        self.constants: dict[str, Any] = {"beta1": betas[0], "beta2": betas[1], "eps": eps, "weight_decay": weight_decay,
+                                          "decoupled": self.decoupled}
+        self.powers = _buffer(np.array([0.0, 1.0, 1.0]), Role.SCALAR, "adam powers")
+        self.add_state("mean")
+        self.add_state("square")
+
+    def before_updates(self) -> None:
+        tape = tapes.current()
+        with tape.task(tape.new_unit("adam"), Kind.U):
+            tape.call("adam_tick", [self.powers, *self._skip], [self.powers], beta1=self.betas[0], beta2=self.betas[1])
+
+    def update(self, i: int) -> None:
+        p, g, m, v = self.parameters[i], self.gradient(i), self.states["mean"][i], self.states["square"][i]
+        self.call("adam", [p, g, m, v, self._lr, self.powers], [p, m, v], **self.constants)
+
+    def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        yield from super().named_tensors()
+        yield "powers", self.powers
+
+
+class AdamW(Adam):
+    """Adam with decoupled weight decay (Loshchilov, Hutter 2019): p -= lr weight_decay p, apart from the gradient."""
+
+    decoupled = True
+
+    def __init__(self, parameters: Iterable[Parameter], lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999),
+                 eps: float = 1e-8, weight_decay: float = 0.01, *, max_norm: float | None = None, scaler: GradScaler | None = None) -> None:
+        super().__init__(parameters, lr, betas, eps, weight_decay, max_norm=max_norm, scaler=scaler)
+
+
+def _check(what: str, value: Any, dtype: str) -> None:
+    """Raises ValueError for what is no number from 0 up to the largest of the parameters' type."""
+    if not isinstance(value, int | float | np.integer | np.floating) or isinstance(value, bool) or not 0 <= value <= float(np.finfo(dtype).max):
+        raise ValueError(f"{what} is {value!r}; it must be a finite number >= 0 that {dtype} has")
+
+
+def _buffer(value: Any, role: Role, name: str) -> Tensor:
+    return Tensor(host_storage(value, role, name))

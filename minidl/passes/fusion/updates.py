@@ -1,0 +1,47 @@
+"""Updates of many parameters in one launch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ...graph import Launch, View
+from .draft import Draft
+
+UPDATES = ("sgd", "adam")
+
+
+def updates(draft: Draft) -> None:
+    """All updates of a kind in one launch for many parameters: one task, which waits for every weight gradient."""
+    tasks = [i for i, e in draft.numbered() if any(launch.kernel in UPDATES for launch in e.launches)
+             and all(launch.kernel in (*UPDATES, "mul") for launch in e.launches)]
+    tasks = [i for i in tasks if i == tasks[-1] or draft.moves(i, tasks[-1])]
+    if len(tasks) < 2:
+        return
+    launches = [launch for i in tasks for launch in draft[i].launches]
+    alike: dict[Any, list[Launch]] = {}
+    for launch in launches:
+        if launch.kernel in UPDATES:
+            alike.setdefault((launch.kernel, len(launch.writes), _shared(launch), launch.constants), []).append(launch)
+    many = [draft.launch(*_many(same), **dict(same[0].constants), count=len(same)) for same in alike.values()]
+    rest = [launch for launch in launches if launch.kernel not in UPDATES]
+    draft.merge(tasks[-1], tasks[:-1], [*rest, *(launch for launch, _ in many)], [], [b for _, buffers in many for b in buffers])
+    draft.units.append("updates")
+    draft[tasks[-1]].unit = len(draft.units) - 1
+
+
+def _shared(launch: Launch) -> tuple[View, ...]:
+    """What all parameters read alike: of sgd (p, g, lr, v..., skip...) and adam (p, g, m, v, lr, powers, skip...)."""
+    return tuple(v for v in launch.reads if v not in _own(launch))
+
+
+def _own(launch: Launch) -> tuple[View, ...]:
+    """The parameter, its gradient and its states, of which there are as many as are written beside it."""
+    first, states = (3, len(launch.writes) - 1) if launch.kernel == "sgd" else (2, 2)
+    return (*launch.reads[:2], *launch.reads[first : first + states])
+
+
+def _many(launches: Sequence[Launch]) -> tuple[str, tuple[View, ...], tuple[View, ...]]:
+    """Kernel, reads and writes of one launch on the operands of all, each parameter's own first."""
+    return (f"{launches[0].kernel}_many", tuple(v for launch in launches for v in _own(launch)) + _shared(launches[0]),
+            tuple(v for launch in launches for v in launch.writes))

@@ -1,0 +1,151 @@
+"""Graph to graph: several iterations in one graph, second buffers that take write-after-read edges away, and tasks
+merged: layers to stages, O and W to B.
+
+Passes work on columns; they know no schedule and run nothing.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from ..graph import ROLES, GraphError, Ints, Kind, Role, Rows, TaskGraph, moved_views
+from ..pricing.carried import own_buffers
+
+_RENAMED = (Role.ACTIVATION, Role.GRADIENT, Role.WORKSPACE)
+
+
+def unroll(graph: TaskGraph, iterations: int) -> TaskGraph:
+    """`iterations` steps in a row as one graph; task `4W0` of step t is `4W0@t`.
+
+    Parameters and states carry over, which yields `U -> F`; activations are the same memory in every step, which
+    yields the write-after-read edge `W(t) -> F(t+1)`. Inputs and outputs are separate in each step, but for a parameter
+    or state that a step returns: there is one of each, which all steps change. Raises GraphError for fewer than one
+    iteration or a graph that is unrolled already.
+    """
+    if iterations < 1:
+        raise GraphError(f"cannot unroll over {iterations} iterations; at least 1 is needed")
+    if graph.iteration.any():
+        raise GraphError("the graph is unrolled already")
+    separate = own_buffers(graph)
+    iteration = np.repeat(np.arange(iterations), len(graph))
+    tiled = graph.take(np.tile(np.arange(len(graph)), iterations), iteration=iteration)
+    unrolled, moves = tiled.with_copies(np.where(separate[:, None], np.arange(iterations), 0), iteration)
+    return replace(unrolled, inputs=tuple(v for m in moves for v in moved_views(graph.inputs, m)),
+                   outputs=tuple(v for m in moves for v in moved_views(graph.outputs, m)))
+
+
+def rename(graph: TaskGraph, copies: int = 2) -> TaskGraph:
+    """`copies` buffers in turn for every activation, gradient and workspace of an unrolled graph.
+
+    Iteration t uses copy t mod `copies`: the edges `W(t) -> F(t+1)` go, for the price of the memory.
+    """
+    if copies < 1:
+        raise GraphError(f"cannot rename to {copies} copies; at least 1 is needed")
+    iterations = int(graph.iteration.max(initial=0)) + 1
+    outputs = {view.storage for view in graph.outputs}
+    renamed = np.array([ROLES[r] in _RENAMED for r in graph.buffer_role], bool)
+    if outputs:
+        renamed &= ~np.isin(graph.buffer_storage, list(outputs))
+    which = np.where(renamed[:, None], np.arange(iterations) % copies, 0)
+    return graph.with_copies(which, graph.iteration)[0]
+
+
+def coarsen(graph: TaskGraph, stage_of_unit: Sequence[int]) -> tuple[TaskGraph, Ints]:
+    """(the graph whose units are stages, the coarse task of each task of `graph`).
+
+    `stage_of_unit[u]` is the stage of unit u. A stage's O holds every backward task of a micro-batch that one of its
+    output gradients needs, the sums of a batch norm included; its W holds the rest, its U all updates. A stage that
+    passes no gradient on and has one layer has no O. Raises GraphError where stages would wait for each other in a
+    circle.
+    """
+    stage_of = np.asarray(stage_of_unit, np.int64)
+    if len(graph) and len(stage_of) <= graph.unit.max():
+        raise GraphError(f"{len(stage_of)} units have a stage; the graph has {graph.unit.max() + 1} units")
+    stage = stage_of[graph.unit]
+    kind = graph.kind.astype(np.int64)
+    backward = (kind == Kind.O) | (kind == Kind.W)
+    for t in np.flatnonzero(kind == Kind.O)[::-1].tolist():  # what an output gradient needs in its own stage
+        needed = [t]
+        while needed:
+            for q in graph.preds[needed.pop()].tolist():
+                if kind[q] == Kind.W and stage[q] == stage[t] and graph.micro_batch[q] == graph.micro_batch[t]:
+                    kind[q] = Kind.O
+                    needed.append(q)
+    micro_batch = np.where(backward | (kind == Kind.F), graph.micro_batch, 0)
+    names = tuple(_stage_name(graph, np.flatnonzero(stage_of == s)) for s in range(int(stage_of.max(initial=-1)) + 1))
+    return merge(replace(graph, unit_names=names), stage, kind, micro_batch)
+
+
+def _stage_name(graph: TaskGraph, units: Ints) -> str:
+    names = [graph.unit_names[u] for u in units if u < len(graph.unit_names) and graph.unit_names[u]]
+    return " .. ".join(dict.fromkeys([names[0], names[-1]])) if names else ""
+
+
+def fuse(graph: TaskGraph, which: np.ndarray | None = None) -> TaskGraph:
+    """O and W of a unit and micro-batch as one task B, whose results all show at its end.
+
+    `which[unit, micro_batch]`: where to fuse, by default everywhere. Raises GraphError where something between O and W
+    needs the one and is needed by the other.
+    """
+    backward = (graph.kind == Kind.O) | (graph.kind == Kind.W)
+    if which is not None:
+        backward &= np.asarray(which, bool)[graph.unit, graph.micro_batch]
+    kind = np.where(backward, int(Kind.B), graph.kind)
+    return merge(graph, graph.unit, kind, graph.micro_batch)[0]
+
+
+def merge(graph: TaskGraph, unit: Ints, kind: Ints, micro_batch: Ints) -> tuple[TaskGraph, Ints]:
+    """(one task for all tasks that get the same unit, kind, micro-batch and iteration, its number for each task).
+
+    A merged task reads what its parts do not make themselves, and launches what they launch, in their order. Raises
+    GraphError where merged tasks would wait for each other in a circle.
+    """
+    columns = np.stack([graph.iteration, unit, kind, micro_batch], axis=1).astype(np.int64)
+    distinct, first, group = np.unique(columns, axis=0, return_index=True, return_inverse=True)
+    group = group.reshape(-1)
+    count = len(distinct)
+    edges = np.unique(np.stack([group[graph.preds.ids], group[graph.preds.row_of_each()]], axis=1), axis=0)
+    edges = edges[edges[:, 0] != edges[:, 1]]
+    succs = Rows.from_pairs(edges[:, 0], edges[:, 1], count)
+    missing = np.bincount(edges[:, 1], minlength=count)
+    ready = [(int(first[g]), g) for g in np.flatnonzero(missing == 0).tolist()]
+    heapq.heapify(ready)
+    order: list[int] = []
+    while ready:  # the sequential order, as far as it goes
+        g = heapq.heappop(ready)[1]
+        order.append(g)
+        for h in succs[g].tolist():
+            missing[h] -= 1
+            if missing[h] == 0:
+                heapq.heappush(ready, (int(first[h]), h))
+    if len(order) < count:
+        stuck = distinct[int(np.argmax(missing > 0))]
+        raise GraphError(f"{stuck[1]}{Kind(stuck[2]).name}{stuck[3]} would have to run both before and after another task; "
+                         f"cut the graph elsewhere")
+    place = np.empty(count, np.int64)
+    place[order] = np.arange(count)
+    group = place[group]
+    by_group = Rows.from_pairs(group, np.arange(len(graph)), count)
+    reads: list[list[int]] = []
+    writes: list[list[int]] = []
+    for parts in (by_group[g] for g in range(count)):
+        made: set[int] = set()
+        read: set[int] = set()
+        for t in parts.tolist():
+            read.update(b for b in graph.reads[t].tolist() if b not in made)
+            made.update(graph.writes[t].tolist())
+        reads.append(sorted(read))
+        writes.append(sorted(made))
+    distinct = distinct[order]
+    return replace(
+        graph, unit=distinct[:, 1].astype(np.int32), kind=distinct[:, 2].astype(np.int8),
+        micro_batch=distinct[:, 3].astype(np.int32), iteration=distinct[:, 0].astype(np.int32),
+        flops=np.bincount(group, graph.flops, count).astype(np.float64),
+        bytes=np.bincount(group, graph.bytes, count).astype(np.int64),
+        reads=Rows.of(reads), writes=Rows.of(writes),
+        launches=tuple(tuple(launch for t in parts.tolist() for launch in graph.launches[t]) for parts in (by_group[g] for g in range(count)))
+        if graph.launches else ()), group

@@ -1,0 +1,143 @@
+"""Times of tasks that slow each other down: event by event, since how fast a task is depends on its neighbours.
+
+The rules of `minidl.walk`, and those for lanes of one rank that get in each other's way. Lanes and tasks are plain
+numbers here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..graph import Floats
+from ..loops import filled, run_loop
+
+NEVER = 1e308
+
+
+def contend(ptr: Any, tasks: Any, rank: Any, lane_of: Any, pred_ptr: Any, preds: Any, far: Any, distance: Any,
+            duration: Any, group: Any, factor: Any, *, sync: float, wake: float,
+            iterations: int) -> tuple[Floats, Floats, Floats]:
+    """Begin, end, and when the last predecessor was there, by iteration and task; -1 for what never ran.
+
+    As in `walk`, and: a task of group a runs at 1 / (1 + the sum of `factor[a][b]` - 1) of its speed while tasks of
+    groups b run on other lanes of its rank. A lane whose task lets another lane of its rank go on, which waits for
+    nothing else, is free only `wake` later. An edge leads from the iteration `distance` before; `far` and `distance`
+    are given for each. All columns are `prepared`.
+    """
+    n, lanes, ranks, every = len(duration), len(rank), int(max(rank)) + 1, iterations * len(duration)
+    of_lanes = [filled(n, lanes, x) for x in (0, NEVER, -1, 0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, -1, 0, 0)]
+    of_ranks = [filled(n, ranks + 1, 0), filled(n, ranks, 0), filled(n, ranks, NEVER)]
+    of_tasks = [filled(n, every, x) for x in (-1, -1.0, -1.0, 0.0)]
+    *_, begin, end, ready = run_loop(
+        _contend, n, iterations, float(sync), float(wake), ptr, tasks, rank, lane_of, pred_ptr, preds, far, distance,
+        duration, group, factor, *of_lanes, *of_ranks, *of_tasks)
+    begin, end, ready = (np.array(t).reshape(iterations, n) for t in (begin, end, ready))
+    return begin, end, ready
+
+
+def _contend(iterations, sync, wake, ptr, tasks, rank, lane_of, pred_ptr, preds, far,  # type: ignore[no-untyped-def]
+             distance, duration, group, factor, at, due, running, kind, left, slow, since, stop, slack, free, sleeper,
+             stack, by_rank, rank_ptr, placed, coming, waiting, begin, end, ready):
+    """`at[lane]`: how many of its tasks have begun, over all iterations; `due`: when the next can start. `running`: the
+    one that runs, `kind` its group, `left` its work at time `since`, `stop`: when it would end, with a `slack` that is
+    no difference. `coming[r]`: when something happens on rank r. `waiting`, `sleeper`: see `minidl.walk`. `stack`:
+    lanes to look at, at first all; the last on it comes first."""
+    n, top = len(duration), len(rank)
+    for lane in range(top):  # the lanes of each rank
+        rank_ptr[rank[lane] + 1] += 1
+    for r in range(len(coming)):
+        rank_ptr[r + 1] += rank_ptr[r]
+    for lane in range(top):
+        r = rank[lane]
+        by_rank[rank_ptr[r] + placed[r]] = lane
+        placed[r] += 1
+        stack[lane] = top - 1 - lane
+    now, here, place, ender = 0.0, 0, rank_ptr[1], -1
+    while True:
+        while top > 0:  # when can the next task of these lanes start?
+            top -= 1
+            lane = stack[top]
+            size = ptr[lane + 1] - ptr[lane]
+            due[lane] = NEVER
+            if at[lane] == iterations * size:
+                continue
+            task, base = tasks[ptr[lane] + at[lane] % size], at[lane] // size * n
+            there, blocked = 0.0, -1
+            for e in range(pred_ptr[task], pred_ptr[task + 1]):
+                p = preds[e]
+                before = base - distance[e] * n + p
+                if before < 0:
+                    continue
+                reach = end[before]
+                if reach < 0:
+                    blocked = before
+                    break
+                if lane_of[p] != lane:
+                    reach += sync if rank[lane_of[p]] == rank[lane] else far[e]
+                if reach > there:
+                    there = reach
+            if blocked >= 0:
+                sleeper[lane], waiting[blocked] = waiting[blocked], lane
+                continue
+            ready[base + task] = there
+            if free[lane] > there:
+                there = free[lane]
+            due[lane] = there
+            r = rank[lane]
+            if there < coming[r]:
+                coming[r] = there
+            if ender >= 0 and ender != lane and rank[ender] == r:
+                free[ender] = now + wake
+        ended, last = -1, rank_ptr[here + 1]
+        while place < last:  # the next lane of this rank whose task ends now
+            lane = by_rank[place]
+            place += 1
+            if running[lane] >= 0 and stop[lane] - slack[lane] <= now:
+                ended = lane
+                break
+        if ended >= 0:
+            action = running[ended]
+            running[ended], end[action] = -1, now
+            ender, stack[0], top = ended, ended, 1  # itself last, when it is known whether it wakes another
+            other = waiting[action]
+            while other >= 0:
+                stack[top] = other
+                top += 1
+                other = sleeper[other]
+            continue
+        first, following = rank_ptr[here], NEVER
+        for i in range(first, last):  # what is due starts
+            lane = by_rank[i]
+            if running[lane] < 0 and due[lane] <= now:
+                size = ptr[lane + 1] - ptr[lane]
+                task, base = tasks[ptr[lane] + at[lane] % size], at[lane] // size * n
+                at[lane] += 1
+                running[lane], begin[base + task] = base + task, now
+                kind[lane], left[lane], slow[lane], since[lane] = group[task], duration[task], 1.0, now
+                stop[lane], slack[lane] = now + duration[task], 1e-9 * duration[task]
+        for i in range(first, last):  # and each gets as slow as its neighbours make it
+            lane = by_rank[i]
+            if running[lane] < 0:
+                soon = due[lane]
+            else:
+                mine, much = factor[kind[lane]], 1.0
+                for j in range(first, last):
+                    if j != i and running[by_rank[j]] >= 0:
+                        much += mine[kind[by_rank[j]]] - 1.0
+                if much != slow[lane]:
+                    left[lane] -= (now - since[lane]) / slow[lane]
+                    slow[lane], since[lane] = much, now
+                    stop[lane] = now + left[lane] * much
+                soon = stop[lane]
+            if soon < following:
+                following = soon
+        coming[here] = following
+        here = 0
+        for r in range(1, len(coming)):
+            if coming[r] < coming[here]:
+                here = r
+        if coming[here] == NEVER:
+            return
+        now, place, ender = coming[here], rank_ptr[here], -1

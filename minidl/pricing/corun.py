@@ -1,0 +1,71 @@
+"""Tasks on two streams at once slow each other down: by how much, and what that makes of a schedule.
+
+Tasks belong to groups, and a table says how much longer a task of one group takes while one of another runs beside it.
+The table comes from pairs that were measured by themselves (`minidl.pricing.measure_pairs`) or from flops and bytes; never from
+a schedule that is to be predicted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..graph import Floats, Ints, TaskGraph, task_name
+
+_BARE = (1 << 48) - 1  # a task's key without its iteration
+
+
+@dataclass(frozen=True)
+class CoRun:
+    """`groups`: task name -> group. `slowdown[a][b]`: how many times longer a task of group a takes while one of group
+    b runs on another stream; what is not named does not slow down. `source`: measured, estimated or given."""
+
+    groups: Mapping[str, str] = field(default_factory=dict)
+    slowdown: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    source: str = "given"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.groups, Mapping) or not all(isinstance(g, str) for g in self.groups.values()):
+            raise ValueError("the groups of tasks that run beside others must be a table of names")
+        if not isinstance(self.slowdown, Mapping) or not all(isinstance(row, Mapping) for row in self.slowdown.values()):
+            raise ValueError("the slowdown of groups beside others must be a table of tables")
+        for a, row in self.slowdown.items():
+            for b, factor in row.items():
+                if not isinstance(factor, int | float) or isinstance(factor, bool) or not 1e-6 <= factor <= 1e6:
+                    raise ValueError(f"the slowdown of {a[:40]} beside {b[:40]} is {repr(factor)[:40]}; it must be a finite number above 0")
+
+    def factor(self, a: str, b: str) -> float:
+        return float(self.slowdown.get(a, {}).get(b, 1.0))
+
+    def gain(self, a: str, b: str) -> float:
+        """How much work two streams do together in the time that one takes for it alone: 2 at best, 1 for none."""
+        return 1 / self.factor(a, b) + 1 / self.factor(b, a)
+
+    def table(self, graph: TaskGraph) -> tuple[Ints, Floats]:
+        """The group number of each task of the graph, and the slowdown of each group beside each other."""
+        names = sorted({*self.slowdown, *(b for row in self.slowdown.values() for b in row)})
+        number = {name: i + 1 for i, name in enumerate(names)}  # 0: whatever has no group
+        group = [number.get(self.groups.get(task_name(key & _BARE), ""), 0) for key in graph.keys.tolist()]
+        factor = np.ones((len(names) + 1, len(names) + 1))
+        factor[1:, 1:] = [[self.factor(a, b) for b in names] for a in names]
+        return np.array(group, np.int64), factor
+
+    @classmethod
+    def estimated(cls, graph: TaskGraph, groups: Mapping[str, str], pairs: Iterable[tuple[str, str]],
+                  flops_per_us: float = 2e4, bytes_per_us: float = 1e4) -> CoRun:
+        """From flops and bytes: streams share the memory, so two groups that together want more of it than there is
+        slow down alike. Defaults: one modest CPU core."""
+        arithmetic, traffic = dict[str, float](), dict[str, float]()
+        for task, key in enumerate(graph.keys.tolist()):
+            name = groups.get(task_name(key & _BARE), "")
+            arithmetic[name] = arithmetic.get(name, 0.0) + float(graph.flops[task]) / flops_per_us
+            traffic[name] = traffic.get(name, 0.0) + float(graph.bytes[task]) / bytes_per_us
+        share = {g: min(1.0, traffic[g] / max(arithmetic[g], traffic[g], 1e-12)) for g in traffic}
+        slowdown: dict[str, dict[str, float]] = {}
+        for a, b in pairs:
+            much = max(1.0, share.get(a, 0.0) + share.get(b, 0.0))
+            slowdown.setdefault(a, {})[b] = slowdown.setdefault(b, {})[a] = much
+        return cls(dict(groups), slowdown, "estimated")
+

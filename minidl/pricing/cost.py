@@ -1,0 +1,197 @@
+"""How long tasks take: measured, analytic, or given. A cost model knows a graph's tasks by name, kind and size.
+
+It is never fitted to the schedule that it is then said to predict.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..graph import COMMUNICATION, Floats, Kind, TaskGraph, parse_task
+from .corun import CoRun
+
+_RATES = {"flops_per_us", "bytes_per_us"}
+_KINDS = {*Kind.__members__, *_RATES}
+_PAIR = re.compile(r"(0|[1-9][0-9]*)->(0|[1-9][0-9]*)")
+_BARE = (1 << 48) - 1  # a task's key without its iteration
+LEAST, MOST = 1e-9, 1e18  #: of rates, and of any number here: sums and quotients of them stay finite
+
+
+class CostError(ValueError):
+    """A cost that is missing, negative or no number; the message names it."""
+
+
+def shown(value: Any) -> str:
+    """A value for a message, in one short line."""
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:40]}..."
+
+
+def _check(what: str, value: Any, least: float) -> None:
+    number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+    if not number or not least <= value <= MOST:
+        bound = f"a finite number >= {least:g}"
+        raise CostError(f"{what} is {shown(value)}; it must be {bound}{f', at most {MOST:g}' if number and value > MOST else ''}")
+
+
+@dataclass(frozen=True)
+class Link:
+    """Between two ranks: latency in time units, bandwidth in bytes per time unit (None: unlimited)."""
+
+    latency: float = 0.0
+    bandwidth: float | None = None
+
+    def time(self, nbytes: Any) -> Any:
+        """How long a message of `nbytes` takes."""
+        return self.latency + (np.asarray(nbytes) / self.bandwidth if self.bandwidth else 0.0)
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """Durations of tasks.
+
+    `tasks`: by task name. `kinds`: by kind's name, one number or one per unit, for tasks not named. Where neither is
+    given, a send costs its bytes over the link's bandwidth, a receive nothing, a collective the link's time. `links`:
+    of single pairs of ranks, as "0->1", that are not joined by `link`. `launch`: added to every task. `sync`: added
+    where a task waits for another lane. `wake`: what it costs a lane to let one of the same device go on that waits for
+    it. `step`: once per step, inputs in and outputs out. `corun`: how much tasks on two streams of one device slow each
+    other down. `source` says where the numbers are from: given, measured or analytic.
+    """
+
+    tasks: Mapping[str, float] = field(default_factory=dict)
+    kinds: Mapping[str, float | Sequence[float]] = field(default_factory=dict)
+    link: Link = Link()
+    launch: float = 0.0
+    sync: float = 0.0
+    wake: float = 0.0
+    step: float = 0.0
+    source: str = "given"
+    unit: str = "us"
+    device: str = ""
+    corun: CoRun | None = None
+    links: Mapping[str, Link] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, texts in {"source": self.source, "unit": self.unit, "device": self.device}.items():
+            if not isinstance(texts, str):
+                raise CostError(f"{name} is {shown(texts)}; it must be a text")
+        named: dict[str, Any] = {**self.tasks, "launch": self.launch, "sync": self.sync, "wake": self.wake, "step": self.step}
+        for name, value in named.items():
+            _check(f"the cost of {name}", value, 0)
+        kinds: Mapping[str, Any] = self.kinds
+        for name, value in kinds.items():
+            if name not in _KINDS:
+                raise CostError(f"unknown kind of task {name[:40]!r}; known: {', '.join(k.name for k in Kind)}")
+            if name in _RATES:
+                _check(name, value, LEAST)
+            else:
+                for each in (value if isinstance(value, Sequence) else np.asarray(value).tolist() if np.ndim(value) else [value]):
+                    _check(f"the cost of {name}", each, 0)
+        if self.source == "analytic" and (missing := _RATES - self.kinds.keys()):
+            raise CostError(f"analytic costs need {min(missing)} among their kinds")
+        for pair, link in {"": self.link, **self.links}.items():
+            if pair and not _PAIR.fullmatch(pair):
+                raise CostError(f"{shown(pair)} does not name a link; expected two ranks, as in 0->1")
+            where = f" of {pair}" if pair else ""
+            _check(f"the cost of latency{where}", link.latency, 0)
+            if link.bandwidth is not None:
+                _check(f"the bandwidth{where}", link.bandwidth, LEAST)
+
+    @classmethod
+    def given(cls, forward: float | Sequence[float], output_grad: float | Sequence[float],
+              weight_grad: float | Sequence[float], latency: float = 0.0, bandwidth: float | None = None,
+              update: float | Sequence[float] = 0.0) -> CostModel:
+        """Times per kind, one for all units or one per unit; a fused backward costs O + W."""
+        backward = np.add(output_grad, weight_grad)
+        return cls(kinds={"F": forward, "O": output_grad, "W": weight_grad, "B": backward.tolist(), "U": update},
+                   link=Link(latency, bandwidth), unit="")
+
+    @classmethod
+    def analytic(cls, flops_per_us: float = 2e4, bytes_per_us: float = 1e4, launch: float = 1.0) -> CostModel:
+        """The larger of arithmetic and memory time (roofline), plus a launch. Defaults: one modest CPU core."""
+        return cls(kinds={"flops_per_us": flops_per_us, "bytes_per_us": bytes_per_us}, launch=launch, source="analytic")
+
+    @classmethod
+    def measure(cls, graph: TaskGraph, **options: Any) -> CostModel:
+        """Measured on the device, task by task; see `minidl.pricing.measure.measure` for the options."""
+        from .measure import measure
+
+        return measure(graph, **options)
+
+    def durations(self, graph: TaskGraph) -> Floats:
+        """One duration per task, without launch and sync. Raises CostError where a task's cost is not known."""
+        time = np.full(len(graph), np.nan)
+        if self.source == "analytic":
+            time[:] = np.maximum(graph.flops / float(self.kinds["flops_per_us"]),  # type: ignore[arg-type]
+                                 graph.bytes / float(self.kinds["bytes_per_us"]))  # type: ignore[arg-type]
+        for kind in Kind:
+            mine = graph.kind == kind
+            if kind.name in self.kinds and mine.any():
+                value = np.asarray(self.kinds[kind.name], np.float64)
+                if value.ndim and graph.unit[mine].max() >= len(value):
+                    raise CostError(f"{len(value)} costs are given for {kind.name}, but the graph has a unit "
+                                    f"{graph.unit[mine].max()}")
+                time[mine] = value[graph.unit[mine]] if value.ndim else value
+            elif kind in COMMUNICATION and self.source != "analytic":
+                # a message's latency lies between send and receive; a collective is one task with all of its time
+                link = self.link if kind in (Kind.A, Kind.AS, Kind.AG) else replace(self.link, latency=0.0)
+                time[mine] = 0.0 if kind in (Kind.RF, Kind.RO) else link.time(graph.bytes[mine])
+        if self.tasks:
+            keys = np.array([parse_task(name) for name in self.tasks], np.int64)
+            order = np.argsort(keys)
+            values = np.fromiter(self.tasks.values(), np.float64)[order]
+            keys = keys[order]
+            # every iteration of an unrolled graph costs the same
+            bare = graph.keys & _BARE
+            at = np.minimum(np.searchsorted(keys, bare), len(keys) - 1)
+            hit = keys[at] == bare
+            time[hit] = values[at[hit]]
+        unknown = np.flatnonzero(np.isnan(time))
+        if unknown.size:
+            raise CostError(f"the {self.source} costs say nothing of task {graph.name(int(unknown[0]))} "
+                            f"({unknown.size} of {len(graph)} tasks); measure them for this graph")
+        return time
+
+    def link_between(self, source: int, target: int) -> Link:
+        """From one rank to another."""
+        return self.links.get(f"{source}->{target}", self.link)
+
+    def by_link(self, graph: TaskGraph) -> Any:
+        """Mask of the sends that nothing but the link says how long they take."""
+        sends = [int(k) for k in (Kind.SF, Kind.SO) if k.name not in self.kinds and self.source != "analytic"]
+        named = [parse_task(name) for name in self.tasks]
+        return np.isin(graph.kind, sends) & ~np.isin(graph.keys & _BARE, named)
+
+    def save(self, path: str | Path) -> None:
+        """Writes JSON, whole or not at all."""
+        from ..files import write_atomic
+
+        record = asdict(self)
+        record["kinds"] = {k: np.asarray(v).tolist() for k, v in self.kinds.items()}
+        write_atomic(path, json.dumps(record, indent=1) + "\n")
+
+    @classmethod
+    def load(cls, path: str | Path) -> CostModel:
+        """Raises CostError for a file that is no cost model, OSError for one that cannot be read."""
+        from ..files import read_text
+
+        try:
+            record = json.loads(read_text(path, "costs"))
+            for name in record.get("tasks", {}):
+                parse_task(name)
+            corun = None if record.get("corun") is None else CoRun(**record["corun"])
+            links = {pair: Link(**link) for pair, link in record.get("links", {}).items()}
+            return cls(**{**record, "link": Link(**record["link"]), "links": links, "corun": corun})
+        except OSError:
+            raise
+        except KeyError as error:
+            raise CostError(f"{path} is no cost model: it lacks {error}") from None
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+            raise CostError(f"{path} is no cost model: {' '.join(str(error).split())[:200]}") from None

@@ -1,0 +1,81 @@
+"""Why a task stands where it does: when it may start, when it must end, who is waited for. Runs nothing."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from ..graph import Floats, TaskGraph
+from ..schedule import Schedule
+from .cost import CostModel
+from .simulation import times
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Times in the costs' unit. `may_start`: its dependencies have ended; `must_end`: later and the step ends later.
+
+    `waits_for` and `awaited_by` are the tasks at the other end of its edges; `lane_before` and `lane_after` its
+    neighbours on the lane.
+    """
+
+    task: str
+    label: str
+    lane: str
+    may_start: float
+    start: float
+    end: float
+    must_end: float
+    slack: float
+    waits_for: tuple[str, ...]
+    awaited_by: tuple[str, ...]
+    lane_before: str | None
+    lane_after: str | None
+    unit: str
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        u = f" {self.unit}" if self.unit else ""
+        lines = [f"{self.label} on lane {self.lane}",
+                 f"  may start   {self.may_start:,.1f}{u}   (its dependencies have ended)",
+                 f"  runs        {self.start:,.1f} to {self.end:,.1f}{u}",
+                 f"  must end    {self.must_end:,.1f}{u}   (later, and the step gets longer)",
+                 f"  slack       {self.slack:,.1f}{u}{'   it is on the critical path' if self.slack <= 1e-9 else ''}",
+                 f"  waits for   {', '.join(self.waits_for) or 'nobody'}",
+                 f"  awaited by  {', '.join(self.awaited_by) or 'nobody'}",
+                 f"  on its lane after {self.lane_before or 'nothing'}, before {self.lane_after or 'nothing'}"]
+        return "\n".join(lines)
+
+
+def explain(graph: TaskGraph, schedule: Schedule, cost: CostModel, task: str) -> Explanation:
+    """The place of one task in a valid schedule. Raises GraphError for a task that the graph does not have."""
+    t = graph.index(task)
+    start, end, ready = times(graph, schedule, cost)
+    must_end = latest_ends(graph, schedule, start, end)
+    ids = schedule.ids(graph)
+    entry = int(np.flatnonzero(ids == t)[0])
+    lane = int(schedule.lane_of_each()[entry])
+    first, last = entry == schedule.ptr[lane], entry + 1 == schedule.ptr[lane + 1]
+    return Explanation(
+        graph.name(t), graph[t].label, str(schedule.lanes[lane]), float(ready[t]), float(start[t]), float(end[t]),
+        float(must_end[t]), float(must_end[t] - end[t]), tuple(graph.name(p) for p in graph.preds[t]),
+        tuple(graph.name(s) for s in graph.succs[t]), None if first else graph.name(ids[entry - 1]),
+        None if last else graph.name(ids[entry + 1]), cost.unit)
+
+
+def latest_ends(graph: TaskGraph, schedule: Schedule, start: Floats, end: Floats) -> Floats:
+    """When each task must end for the whole to end no later, lane order kept; gaps between tasks stay as they are."""
+    ids = schedule.ids(graph)
+    latest = np.full(len(graph), end.max(initial=0.0))
+    after = np.full(len(graph), -1, np.int64)
+    for lane in range(len(schedule.lanes)):
+        order = ids[schedule.ptr[lane] : schedule.ptr[lane + 1]]
+        after[order[:-1]] = order[1:]
+    for t in np.lexsort((end, start))[::-1].tolist():
+        for s in (*graph.succs[t].tolist(), *([int(after[t])] if after[t] >= 0 else [])):
+            latest[t] = min(latest[t], latest[s] - (end[s] - start[s]))
+    return latest

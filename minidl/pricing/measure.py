@@ -1,0 +1,152 @@
+"""Costs measured on the device, one task at a time, in random legal orders: never in the order to be predicted."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from time import perf_counter, perf_counter_ns
+from typing import Any
+
+import numpy as np
+
+from ..autograd import tape
+from ..graph import TaskGraph
+from ..runtime.bound import Bound
+from ..runtime.checking import random_schedule
+from ..runtime.memory import plan_memory
+from ..runtime.streams import Event, Stream
+from .cost import CostModel
+
+RUNS = 8  #: of one random order; the first only warms up
+
+
+def measure(graph: TaskGraph, *, device: Any = None, seconds: float = 1.0, seed: int = 0,
+            progress: Callable[[float], None] | None = None) -> CostModel:
+    """Mean time of each task in microseconds; works on copies, so no parameter changes.
+
+    Runs for about `seconds`, but at least 7 and at most 104 times, see `Profile`. On a device that captures, each task is
+    timed by itself inside a replayed graph. `progress(share done)` is called after every run.
+    """
+    device = device or tape.current().device
+    if device.captures:
+        return _measure_captured(graph, device, np.random.Generator(np.random.Philox(seed)), progress)
+    profile = Profile(graph, device, seed)
+    started = perf_counter()
+    for n in range(13 * RUNS):
+        done = (perf_counter() - started) / seconds
+        if n >= 7 and done >= 1:
+            break
+        profile.run()
+        if progress:
+            progress(min(1.0, done))
+    return profile.costs()
+
+
+class Profile:
+    """Times every task of a graph in runs of random legal orders, each with its own plan of the memory: so caches are as full
+    of other things as in a real step, and no fuller. With memory for every buffer a task of a large network takes a tenth
+    longer. For devices that do not capture."""
+
+    def __init__(self, graph: TaskGraph, device: Any = None, seed: int = 0) -> None:
+        self.graph, self.device = graph, device or tape.current().device
+        self._random = np.random.Generator(np.random.Philox(seed))
+        self._samples: list[list[int]] = [[] for _ in range(len(graph))]
+        self._tick, self._runs = _timer_overhead(), 0
+
+    def run(self) -> None:
+        """All tasks once."""
+        if self._runs % RUNS == 0:
+            self._draw()
+        self._bound.load(self._inputs)
+        warm = self._runs % RUNS != 0
+        with np.errstate(all="ignore"):
+            for task in self._order:
+                calls = self._programs[task]
+                begin = perf_counter_ns()
+                for call in calls:
+                    call()
+                if warm:
+                    self._samples[task].append(perf_counter_ns() - begin)
+        self._runs += 1
+
+    def _draw(self) -> None:
+        """Another order, in memory of its own."""
+        schedule = random_schedule(self.graph, 1, self._random)
+        self._order = schedule.ids(self.graph).tolist()
+        self._bound = Bound(self.graph, plan_memory(self.graph, schedule), self.device, private=True)
+        self._inputs = self._bound.load_random(self._random)
+        self._programs = [self._bound.thunks(t) for t in range(len(self.graph))]
+
+    def costs(self) -> CostModel:
+        """Means over the runs until now, at least two, since means are what adds up."""
+        times = {self.graph.name(t): max(_mean(s) - self._tick, 0.0) / 1000 for t, s in enumerate(self._samples)
+                 if self.graph[t].iteration == 0}
+        sync, wake = measure_sync()
+        return CostModel(tasks=times, sync=sync, wake=wake, step=_measure_step(self._bound, self._inputs), source="measured",
+                         device=self.device.name)
+
+
+def _measure_captured(graph: TaskGraph, device: Any, random: np.random.Generator, progress: Callable[[float], None] | None) -> CostModel:
+    """Tasks are replayed each by itself, so every buffer has memory of its own."""
+    bound = Bound(graph, None, device, private=True)
+    inputs = bound.load_random(random)
+    found = device.task_times([bound.thunks(t) for t in range(len(graph))], progress)
+    times = {graph.name(t): found[t] for t in range(len(graph)) if graph[t].iteration == 0}
+    return CostModel(tasks=times, sync=device.hop(), step=_measure_step(bound, inputs), source="measured", device=device.name)
+
+
+def _measure_step(bound: Bound, inputs: tuple[Any, ...]) -> float:
+    """Microseconds that a step takes beside its tasks: inputs in, outputs out. Where the host is ahead of the device, only
+    what the device does between two steps."""
+
+    def around() -> None:
+        bound.load(inputs)
+        bound.results()
+
+    if bound.device.captures:
+        return float(bound.device.step_time(around))
+    samples = []
+    for _ in range(50):
+        begin = perf_counter_ns()
+        around()
+        bound.device.synchronize()
+        samples.append((perf_counter_ns() - begin) / 1000)
+    return statistics.median(samples)
+
+
+def _mean(samples: list[int]) -> float:
+    """Without those above four times the median, when the machine did something else."""
+    bound = 4 * statistics.median(samples)
+    return statistics.fmean([s for s in samples if s <= bound])
+
+
+def _timer_overhead() -> float:
+    """Nanoseconds that an empty measurement shows."""
+    found, nothing = [], tuple[Callable[[], Any]]()
+    for _ in range(1000):
+        begin = perf_counter_ns()
+        for _call in nothing:
+            pass
+        found.append(perf_counter_ns() - begin)
+    return statistics.median(found)
+
+
+def measure_sync(rounds: int = 400) -> tuple[float, float]:
+    """`sync` and `wake` of a CostModel, in microseconds: from the record of an event on one stream to the end of the wait on
+    another that sleeps; and what recording takes the first, which has to wake the other."""
+    stream = Stream("sync probe")
+    to, back = Event(), Event()
+    try:
+        stream.start([to.wait, back.record] * rounds)
+        there, waking = [], []
+        for _ in range(rounds):
+            begin = perf_counter_ns()
+            to.record()
+            recorded = perf_counter_ns()
+            back.wait()
+            there.append((perf_counter_ns() - begin) / 2000)
+            waking.append((recorded - begin) / 1000)
+        stream.join()
+    finally:
+        stream.close()
+    return statistics.median(there), statistics.median(waking)

@@ -1,0 +1,401 @@
+"""Prices a schedule: when would each task start and end? Runs nothing and needs no device. There is one clock.
+
+A lane runs its tasks in order, each as early as its lane and its dependencies allow. What else counts is data:
+
+- an edge between lanes of a rank takes `sync` on top, one between ranks the link's time. From a send to its receive
+  that is only the latency: the send takes the time of its bytes itself, so that transfers on one lane queue;
+- a pair that runs as one action shows its results at its end;
+- tasks on several lanes of a rank slow each other down (`corun`), and a lane that lets another go on has to wake it;
+- iterations follow each other without a barrier: a lane begins its next one when it has ended its part of this one, and
+  tasks wait for those of earlier iterations that `Carried` names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..graph import COMMUNICATION, Floats, Ints, Kind, Rows, TaskGraph
+from ..loops import prepared, run_loop
+from ..schedule import Schedule, ScheduleError
+from ..views.timeline import Timeline
+from ..walk import walk
+from .carried import Carried
+from .circuits import cycle_time
+from .contention import contend
+from .cost import CostModel
+
+SAME = 1e-10  #: times that differ by less, as a share of all that has passed, are equal
+MOST = 64  #: iterations in which a period settles, if it does
+
+
+class Times(NamedTuple):
+    """Start and end of each task, and when its last dependency was there: float64, by task id."""
+
+    start: Floats
+    end: Floats
+    ready: Floats
+
+
+def simulate(graph: TaskGraph, schedule: Schedule, cost: CostModel) -> Timeline:
+    """The predicted timeline of a valid schedule. Raises ScheduleError where it would deadlock."""
+    lanes = Lanes.of(graph, schedule)
+    clock = Clock.of(graph, cost, lanes)
+    start, end, _ = clock.run(lanes)
+    ids, lane = lanes.tasks, lanes.lane_of
+    place = np.empty(len(graph), np.int64)
+    place[ids] = np.arange(len(ids))
+    source, target, delay = clock.edges(lanes)
+    across = lane[source] != lane[target]
+    source, target, delay = source[across], target[across], delay[across]
+    return Timeline.of_tasks(
+        schedule.lanes, schedule.keys, lane[ids], start[ids], end[ids], bytes=graph.bytes[ids],
+        edges=np.stack([place[source], place[target]], axis=1), arrived=end[source] + delay, labels=graph.unit_names,
+        predicted=True, unit=cost.unit)
+
+
+def times(graph: TaskGraph, schedule: Schedule, cost: CostModel) -> Times:
+    """Of each task. Raises ScheduleError for a schedule that cannot run."""
+    lanes = Lanes.of(graph, schedule)
+    return Clock.of(graph, cost, lanes).run(lanes)
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """Lane i, of rank `rank[i]`, runs the tasks `tasks[ptr[i]:ptr[i + 1]]` (ids) in order.
+
+    Where `joined` is true, a task runs as one action with the one before it. `stuck`: the error where they wait for
+    each other for ever.
+    """
+
+    ptr: Ints
+    tasks: Ints
+    rank: Ints
+    joined: Any = None
+    stuck: Callable[[], ScheduleError] = lambda: ScheduleError("deadlock: the lanes cannot all run")
+
+    @classmethod
+    def of(cls, graph: TaskGraph, schedule: Schedule) -> Lanes:
+        """Raises ScheduleError unless every task of the graph stands there exactly once."""
+        ids = schedule.ids(graph)
+        if (np.bincount(ids, minlength=len(graph)) != 1).any():
+            schedule.validate(graph)
+
+        def stuck() -> ScheduleError:
+            schedule.validate(graph)
+            return schedule.error("deadlock: the lanes cannot all run")
+
+        return cls(schedule.ptr, ids, np.array([lane.rank for lane in schedule.lanes], np.int64),
+                   None if schedule.joined is None else np.asarray(schedule.joined, bool), stuck)
+
+    @classmethod
+    def of_tasks(cls, lanes: Sequence[Sequence[int]], rank: Sequence[int] | None = None) -> Lanes:
+        """From the tasks of each lane; by default all lanes are of one rank."""
+        ptr = np.array([0, *accumulate(map(len, lanes))], np.int64)
+        tasks = np.array([t for lane in lanes for t in lane], np.int64)
+        return cls(ptr, tasks, np.array(rank or [0] * len(lanes), np.int64))
+
+    @cached_property
+    def lane_of(self) -> Ints:
+        """The lane of each task."""
+        lane = np.empty(len(self.tasks), np.int32)
+        lane[self.tasks] = np.repeat(np.arange(len(self.rank), dtype=np.int32), np.diff(self.ptr))
+        return lane
+
+    @property
+    def rank_of(self) -> Ints:
+        """The rank of each task."""
+        ranks: Ints = self.rank[self.lane_of]
+        return ranks
+
+    @cached_property
+    def busy(self) -> Ints:
+        """The lanes that have tasks."""
+        return np.flatnonzero(np.diff(self.ptr))
+
+    @cached_property
+    def last(self) -> Ints:
+        """The last task of each busy lane."""
+        return self.tasks[self.ptr[1:][self.busy] - 1]
+
+    @cached_property
+    def actions(self) -> tuple[Ints, Ints]:
+        """The first and the last task of the action that each task is part of; for lanes with pairs."""
+        first = np.flatnonzero(~self.joined)
+        last = np.append(first[1:], len(self.tasks)) - 1
+        action = np.cumsum(~self.joined) - 1
+        begin, end = np.empty_like(self.tasks), np.empty_like(self.tasks)
+        begin[self.tasks], end[self.tasks] = self.tasks[first][action], self.tasks[last][action]
+        return begin, end
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Tasks with their times and edges: it times any order of them, once or over many iterations.
+
+    `duration`: of each task, launches included. `preds`: edges within an iteration; `carried`: those between
+    iterations. `far`, `far_carried`: what a link adds to each edge of the one and the other, or one number for all.
+    `sync`, `wake`: as in CostModel. `group`: of each task; `factor[a, b]`: how many times longer one of group a takes
+    beside one of group b.
+    """
+
+    duration: Floats
+    preds: Rows
+    carried: Carried = field(default_factory=Carried)
+    far: Floats = field(default_factory=lambda: np.zeros(1))
+    far_carried: Floats = field(default_factory=lambda: np.zeros(1))
+    sync: float = 0.0
+    wake: float = 0.0
+    group: Ints | None = None
+    factor: Floats = field(default_factory=lambda: np.ones((1, 1)))
+
+    @classmethod
+    def of(cls, graph: TaskGraph, cost: CostModel, lanes: Lanes, carried: Carried | None = None) -> Clock:
+        """For these lanes, and for all that have every task on the same rank. Raises CostError for an unknown cost."""
+        carried, network = carried or Carried(), _Network(graph, cost, lanes)
+        far = network.far(graph.preds.ids, graph.preds.row_of_each)
+        far_carried = network.far(carried.source, lambda: carried.target)
+        return cls(network.durations() + cost.launch, graph.preds, carried, far, far_carried, cost.sync, cost.wake,
+                   *(cost.corun.table(graph) if cost.corun else ()))
+
+    @classmethod
+    def of_loop(cls, duration: Any, source: Any, target: Any, distance: Any, far: float = 0.0) -> Clock:
+        """Of a loop without a graph: `target` of iteration i waits for `source` of iteration i - `distance`, on another
+        rank `far` longer. Raises ValueError where a task would wait for a later iteration."""
+        source, target, distance = (np.asarray(x, np.int64) for x in (source, target, distance))
+        wrong = np.flatnonzero(distance < 0)
+        if wrong.size:
+            raise ValueError(f"task {target[wrong[0]]} waits for task {source[wrong[0]]} of a later iteration")
+        now, later = distance == 0, distance > 0
+        return cls(np.asarray(duration, np.float64), Rows.from_pairs(target[now], source[now], len(duration)),
+                   Carried(source[later], target[later], distance[later]), np.array([far]), np.array([far]))
+
+    def without_contention(self) -> Clock:
+        """The same where tasks neither slow each other down nor wake each other."""
+        return replace(self, wake=0.0, group=None, factor=np.ones((1, 1)))
+
+    def run(self, lanes: Lanes) -> Times:
+        """One iteration. Raises ScheduleError, as all here do, for lanes that cannot run."""
+        return next(self.iterations(lanes, 1))
+
+    def iterations(self, lanes: Lanes, count: int) -> Iterator[Times]:
+        """So many iterations in a row without a barrier, one by one."""
+        if lanes.joined is not None:
+            first, last = lanes.actions
+            found = self._of_actions(first, last).iterations(replace(lanes, joined=None), count)
+            return (Times(t.start[first], t.end[last], t.ready[first]) for t in found)
+        return self._contended(lanes, count) if self._contends(lanes) else self._walked(lanes, count)
+
+    def ends(self, lanes: Lanes, iterations: int) -> Floats:
+        """The end of each of so many iterations in a row."""
+        found, states = list[float](), list[Floats]()
+        for t in self.iterations(lanes, iterations):
+            found.append(float(t.end.max(initial=0.0)))
+            states.append(t.end[self._watched(lanes)])
+            if not self._contends(lanes) and (rhythm := self._rhythm(states)):
+                time, turn = rhythm
+                while len(found) < iterations:
+                    found.append(found[-turn] + time)
+                break
+        return np.array(found)
+
+    def period(self, lanes: Lanes) -> float:
+        """Time per iteration when iterations follow each other for ever.
+
+        They are played until they repeat. Where they do not within MOST of them, it is the exact one, or with
+        contention the mean over the last half.
+        """
+        if self._contends(lanes):
+            return self._contended_period(lanes)
+        states = list[Floats]()
+        for t in self.iterations(lanes, MOST):
+            states.append(t.end[self._watched(lanes)])
+            if rhythm := self._rhythm(states):
+                return rhythm[0] / rhythm[1]
+        return self.exact_period(lanes)
+
+    def exact_period(self, lanes: Lanes) -> float:
+        """As `period`, exact and without contention: the slowest circuit of edges and lanes, which lead back to their
+        beginning. For loops of few tasks."""
+        if lanes.joined is not None:
+            return self._of_actions(*lanes.actions).exact_period(replace(lanes, joined=None))
+        carried, first = self.carried, lanes.ptr[:-1][lanes.busy]
+        inner = np.delete(np.arange(len(lanes.tasks)), first)
+        within, until, delay = self.edges(lanes)
+        across = self._delays(lanes, carried.source, carried.target, self.far_carried)
+        source = np.concatenate([within, carried.source, lanes.tasks[inner - 1], lanes.last])
+        target = np.concatenate([until, carried.target, lanes.tasks[inner], lanes.tasks[first]])
+        wait = np.concatenate([delay, across, np.zeros(len(lanes.tasks))])
+        distance = [np.zeros(len(within)), carried.distance, np.zeros(len(inner)), np.ones(len(first))]
+        return cycle_time(source, target, self.duration[source] + wait, np.concatenate(distance))
+
+    def edges(self, lanes: Lanes) -> tuple[Ints, Ints, Floats]:
+        """Those within an iteration: source, target, and the time from the one's end until the other may start."""
+        source, target = self.preds.ids, self.preds.row_of_each()
+        return source, target, self._delays(lanes, source, target, self.far)
+
+    def _delays(self, lanes: Lanes, source: Ints, target: Ints, far: Floats) -> Floats:
+        a, b = lanes.lane_of[source], lanes.lane_of[target]
+        delay: Floats = np.where(lanes.rank[a] != lanes.rank[b], far, np.where(a != b, self.sync, 0.0))
+        return delay
+
+    # ---------------------------------------------------------------------------------------------------------- playing
+    def _walked(self, lanes: Lanes, count: int) -> Iterator[Times]:
+        n, carried = len(self.duration), self.carried
+        far = self.far if self.sync or self.far.any() else np.zeros(0)
+        order, (held,) = self._order(lanes, len(far) > 0), prepared(n, far)
+        across = self._delays(lanes, carried.source, carried.target, self.far_carried)
+        free, release, reached = np.zeros(len(lanes.rank)), np.zeros(0), list[Floats]()
+        for _ in range(count):
+            columns = (*order, *self._columns, held, *prepared(n, release, free))
+            done, start, end, ready = walk(*columns, sync=self.sync)
+            if done < n:
+                raise lanes.stuck()
+            yield Times(start, end, ready)
+            free[lanes.busy] = end[lanes.last]
+            if len(carried):
+                reached = [end[carried.source] + across, *reached[: self._depth - 1]]
+                known = np.flatnonzero(carried.distance <= len(reached))
+                release = np.zeros(n)
+                np.maximum.at(release, carried.target[known], np.stack(reached)[carried.distance[known] - 1, known])
+
+    def _contended(self, lanes: Lanes, count: int) -> Iterator[Times]:
+        columns = (*self._order(lanes, True), *self._crowded)
+        start, end, ready = contend(*columns, sync=self.sync, wake=self.wake, iterations=count)
+        if end.min(initial=0.0) < 0:
+            raise lanes.stuck()
+        return map(Times, start, end, ready)
+
+    def _contends(self, lanes: Lanes) -> bool:
+        """Whether a rank has several lanes that get in each other's way."""
+        return self._slows and len(set(lanes.rank[lanes.busy].tolist())) < len(lanes.busy)
+
+    @cached_property
+    def _slows(self) -> bool:
+        return self.wake > 0 or bool((self.factor != 1).any())
+
+    def _order(self, lanes: Lanes, where: bool) -> tuple[Any, ...]:
+        """The lanes as both loops take them. `where`: whether it matters on which lane a task is."""
+        lane_of = lanes.lane_of if where else np.zeros(0, np.int32)
+        return prepared(len(self.duration), lanes.ptr, lanes.tasks, lanes.rank, lane_of)
+
+    @cached_property
+    def _columns(self) -> tuple[Any, ...]:
+        """What `walk` takes."""
+        return prepared(len(self.duration), self.preds.ptr, self.preds.ids, self.duration)
+
+    @cached_property
+    def _crowded(self) -> tuple[Any, ...]:
+        """What `contend` takes: all edges by target, durations, groups."""
+        n, within, across = len(self.duration), len(self.preds.ids), self.carried
+        target = np.concatenate([self.preds.row_of_each(), across.target])
+        order = np.argsort(target, kind="stable")
+        source = np.concatenate([self.preds.ids, across.source])
+        far = np.concatenate([np.broadcast_to(self.far, within), np.broadcast_to(self.far_carried, len(across))])
+        distance = np.concatenate([np.zeros(within, np.int64), across.distance])
+        group = np.zeros(n, np.int64) if self.group is None else self.group
+        return prepared(n, np.searchsorted(target[order], np.arange(n + 1)), source[order], far[order], distance[order],
+                        self.duration, group, self.factor)
+
+    def _of_actions(self, first: Ints, last: Ints) -> Clock:
+        """The same where edges lead from the ends of actions to their beginnings; `first`, `last`: see Lanes."""
+        source, target, carried = last[self.preds.ids], first[self.preds.row_of_each()], self.carried
+        kept = np.flatnonzero(last[target] != source)
+        kept = kept[np.argsort(target[kept], kind="stable")]
+        return replace(self, preds=Rows.from_pairs(target[kept], source[kept], len(first)),
+                       far=self.far if len(self.far) == 1 else self.far[kept],
+                       carried=replace(carried, source=last[carried.source], target=first[carried.target]))
+
+    # ----------------------------------------------------------------------------------------------------------- rhythm
+    @cached_property
+    def _depth(self) -> int:
+        """How many iterations the next one depends on."""
+        return int(self.carried.distance.max(initial=1))
+
+    def _watched(self, lanes: Lanes) -> Ints:
+        """The tasks whose ends decide all that comes after."""
+        return np.concatenate([lanes.last, self.carried.source])
+
+    def _rhythm(self, states: Sequence[Floats]) -> tuple[float, int] | None:
+        """(time, iterations) of a round, if the last iterations are earlier ones again, all moved by one time."""
+        now = np.array(states[-self._depth :])
+        for turn in range(1, len(states) - self._depth + 1):
+            moved = now - np.array(states[-self._depth - turn : -turn])
+            if not moved.size or np.ptp(moved) <= SAME * now.max():
+                return float(moved.mean()) if moved.size else 0.0, turn
+        return None
+
+    def _contended_period(self, lanes: Lanes) -> float:
+        ends = np.empty((0, 0))
+        for count in (4, 16, MOST):
+            ends = np.array([t.end for t in self.iterations(lanes, count)])
+            over = ends[-1][lanes.last].min()  # from here on a lane has nothing more to do
+            for t in range(2, 1 + int(np.count_nonzero(ends.max(axis=1) <= over))):
+                if rhythm := self._rhythm(list(ends[:t])):
+                    return rhythm[0] / rhythm[1]
+        last = ends.max(axis=1)
+        return float(last[-1] - last[MOST // 2 - 1]) / (MOST // 2)
+
+
+# ---------------------------------------------------------------------------------------------------------------- links
+@dataclass(frozen=True)
+class _Network:
+    """What links make of tasks and edges, when lanes say on which rank each task is."""
+
+    graph: TaskGraph
+    cost: CostModel
+    lanes: Lanes
+
+    def durations(self) -> Floats:
+        """Of each task. A send that nothing else gives a time takes that of its bytes on the link to its receive."""
+        graph, time = self.graph, self.cost.durations(self.graph)
+        if self.cost.links:
+            source, target = graph.preds.ids, graph.preds.row_of_each()
+            met = self.cost.by_link(graph)[source] & np.isin(graph.kind[target], (Kind.RF, Kind.RO))
+            source, target = source[met], target[met]
+            time[source] = self._figures(source, target)[1] * graph.bytes[source]
+        return time
+
+    def far(self, source: Ints, target: Callable[[], Ints]) -> Floats:
+        """From the end of each source until its target may start, if that is on another rank; or one number for all."""
+        graph, cost = self.graph, self.cost
+        if not cost.links and not cost.link.bandwidth:
+            return np.array([cost.link.latency])
+        far, until, rank = np.zeros(len(source)), target(), self.lanes.rank_of
+        between = np.flatnonzero(rank[source] != rank[until])
+        source, until = source[between], until[between]
+        latency, per_byte = self._figures(source, until)
+        moves = ~np.isin(graph.kind[source], [int(k) for k in COMMUNICATION])  # whose bytes take no time of their own
+        far[between] = latency + per_byte * np.where(moves, _message_bytes(graph, source, until), 0)
+        return far
+
+    def _figures(self, source: Ints, target: Ints) -> tuple[Any, Any]:
+        """Latency and time per byte from the rank of each source to that of its target."""
+        ranks, rank = int(self.lanes.rank.max(initial=0)) + 1, self.lanes.rank_of
+        pairs, which = np.unique(rank[source] * ranks + rank[target], return_inverse=True)
+        links = [self.cost.link_between(*divmod(pair, ranks)) for pair in pairs.tolist()]
+        latency = np.array([link.latency for link in links])
+        per_byte = np.array([1 / link.bandwidth if link.bandwidth else 0.0 for link in links])
+        return latency[which], per_byte[which]
+
+
+def _message_bytes(graph: TaskGraph, source: Ints, target: Ints) -> Ints:
+    """What goes over the link for each edge: the bytes that both tasks share."""
+    reads, writes = graph.reads, graph.writes
+    *_, shared = run_loop(_shared_bytes, len(source), source, target, writes.ptr, writes.ids, reads.ptr, reads.ids,
+                          graph.buffer_bytes, np.zeros(len(source), np.int64))
+    return shared
+
+
+def _shared_bytes(source, target, write_ptr, write_ids, read_ptr, read_ids,  # type: ignore[no-untyped-def]
+                  size, shared):
+    for e in range(len(source)):
+        for i in range(write_ptr[source[e]], write_ptr[source[e] + 1]):
+            for j in range(read_ptr[target[e]], read_ptr[target[e] + 1]):
+                if write_ids[i] == read_ids[j]:
+                    shared[e] += size[write_ids[i]]

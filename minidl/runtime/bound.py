@@ -1,0 +1,121 @@
+"""A recorded graph bound to memory: arrays for its views, prebuilt calls for its tasks, inputs in and outputs out.
+
+Knows no order: that is the executors' business.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..autograd import tape as tapes
+from ..autograd.tape import Storage
+from ..autograd.tensor import ShapeError, Tensor
+from ..graph import GraphError, Role, TaskGraph, View
+from ..kernels import Thunk
+from .memory import MemoryPlan, rounded
+
+
+class Bound:
+    """With a plan, storages lie in one arena as planned; without one, each has memory of its own.
+
+    `private`: works on copies of parameters and states, so that a run changes nothing outside. `arena`: memory to lie
+    in, for graphs that never run at the same time.
+    """
+
+    def __init__(self, graph: TaskGraph, plan: MemoryPlan | None, device: Any = None, *, private: bool = False,
+                 arena: Any = None) -> None:
+        if len(graph) and not graph.launches:
+            raise GraphError(f"graph {graph.name_of_graph!r} is a plan without kernels; only recorded graphs can run")
+        self.graph, self.plan = graph, plan
+        self.device = device or tapes.current().device
+        self._live = {i: s.live for i, s in enumerate(graph.storages) if s.live is not None}
+        if plan is not None:
+            self.arena = arena if arena is not None else self.device.allocate(max(plan.arena_bytes, 1))
+        else:
+            own = [0 if i in self._live else int(rounded(np.array([s.bytes]))[0]) for i, s in enumerate(graph.storages)]
+            self._own = np.cumsum([0, *own])
+            self.arena = self.device.allocate(max(int(self._own[-1]), 1))
+        self._bound_to = {i: self.device.duplicate(s.data) if private else s.data for i, s in self._live.items()}
+        self._inputs = [self.array(v) for v in graph.inputs]
+        self._feed = self.device.feed(self._inputs)
+        self._outputs = [(graph.storages[v.storage].name, self.array(v)) for v in graph.outputs]
+        self._labels = self._label_limits()
+
+    def load_random(self, random: np.random.Generator) -> tuple[Any, ...]:
+        """Fills the inputs with values that a step can work on (normal numbers, labels in range), and gives them."""
+        classes = dict(self._labels)
+        values = tuple(random.integers(0, classes.get(i, 2), a.shape) if a.dtype.kind == "i"
+                       else random.standard_normal(a.shape).astype(a.dtype) for i, a in enumerate(self._inputs))
+        self.load(values)
+        return values
+
+    @property
+    def persistent(self) -> list[Any]:
+        """The memory that a step changes and that outlives it."""
+        return list(self._bound_to.values())
+
+    def place(self, storage: int) -> tuple[Any, int]:
+        """The memory that holds a storage, and the byte at which it begins there."""
+        if storage in self._live:
+            return self._bound_to[storage], 0
+        return self.arena, int(self.plan.offset[storage] if self.plan is not None else self._own[storage])
+
+    def array(self, view: View) -> Any:
+        memory, base = self.place(view.storage)
+        return self.device.array(memory, view, base)
+
+    def thunks(self, task: int, stream: Any = None) -> list[Thunk]:
+        """The prebuilt calls of one task, on a stream of the device."""
+        return [thunk for launch in self.graph.launches[task] for thunk in self.device.bind(launch, self.array, stream)]
+
+    def _label_limits(self) -> list[tuple[int, int]]:
+        """(input, classes) for every input that kernels index with (labels, tokens), so that it is checked."""
+        origin = {v.storage: i for i, v in enumerate(self.graph.inputs)}  # also of copies of an input
+        found = set()
+        for launch in (launch for task in self.graph.launches for launch in task):
+            if launch.kernel == "copy" and launch.reads[0].storage in origin:
+                origin[launch.writes[0].storage] = origin[launch.reads[0].storage]
+            elif launch.kernel in INDEXED and launch.reads[1].storage in origin:
+                found.add((origin[launch.reads[1].storage], launch.reads[0].shape[INDEXED[launch.kernel]]))
+        return sorted(found)
+
+    def load(self, values: tuple[Any, ...], settles: bool = True) -> None:
+        """Copies a step's inputs to their buffers. Raises ShapeError or ValueError before anything is copied.
+
+        `settles`: executors that hold back a part of their last step finish it first.
+        """
+        if settles and tapes.unsettled:
+            tapes.settle()
+        if len(values) != len(self._inputs):
+            raise ShapeError(f"the step takes {len(self._inputs)} inputs, not {len(values)}")
+        arrays = [v.numpy() if isinstance(v, Tensor) else v if isinstance(v, np.ndarray) else np.asarray(v) for v in values]
+        for i, (value, place) in enumerate(zip(arrays, self._inputs, strict=True)):
+            if value.shape != place.shape or value.dtype != place.dtype:
+                raise ShapeError(f"input {i} is {value.dtype} {value.shape}; the step was recorded with {place.dtype} {place.shape}")
+        for i, classes in self._labels:
+            low, high = np.minimum.reduce(arrays[i], axis=None), np.maximum.reduce(arrays[i], axis=None)
+            if low < 0 or high >= classes:
+                bad = (arrays[i] < 0) | (arrays[i] >= classes)
+                at = int(bad.argmax())
+                raise ValueError(f"label {int(arrays[i].flat[at])} of sample {at} is out of range: the model has classes 0 to {classes - 1}")
+        self._feed(arrays)
+
+    def results(self) -> Any:
+        """The outputs, copied out: a tensor, a tuple of them, or None."""
+        out = tuple(Tensor(Storage(name, array.shape, str(array.dtype), Role.ACTIVATION, self.device.snapshot(array)))
+                    for name, array in self._outputs)
+        return out if len(out) > 1 else out[0] if out else None
+
+    def check_finite(self, task: int) -> None:
+        """Raises FloatingPointError that names the task whose result is not finite."""
+        for launch in self.graph.launches[task]:
+            for view in launch.writes:
+                array = self.device.read(self.array(view))
+                if array.dtype.kind == "f" and not np.isfinite(array).all():
+                    raise FloatingPointError(f"task {self.graph[task].label}: {launch.kernel} wrote a value that is not finite "
+                                             f"to {self.graph.storages[view.storage].name}")
+
+
+INDEXED = {"cross_entropy": -1, "embedding": 0}  #: kernels whose second operand indexes this axis of the first

@@ -1,0 +1,170 @@
+"""Ranks as MPI processes, through mpi4py, which is imported here alone.
+
+Transfers are non-blocking collectives that their lane polls: without polling MPI moves nothing, and blocking calls
+burn a core while they wait. Each slot has a communicator of its own, so that transfers in different slots cannot be
+confused however they end. A thread watches over the ranks on a control communicator (`minidl.runtime.comm.watch`).
+
+MPI starts when all ranks have called it, and ends likewise; both wait without an end for one that never does. They hold
+Python's lock meanwhile, so that no thread of this process could give up: a small process beside it does.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import copy
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from ... import launcher
+from . import SLOTS, WAIT_SECONDS, Communicator, Transfer, Wait
+from .watch import Watch
+
+START_SECONDS = 120.0  #: how long ranks wait for each other at the start; MINIDL_MPI_START_SECONDS changes it
+#: ends the process that started it, with a line, unless that closes the pipe in time; arguments: seconds, line
+TIMER = """
+import os, select, signal, sys
+parent = os.getppid()
+if not select.select([0], [], [], float(sys.argv[1]))[0] and os.getppid() == parent:
+    print(sys.argv[2], file=sys.stderr, flush=True)
+    os.kill(parent, signal.SIGKILL)
+"""
+
+
+class MPIError(RuntimeError):
+    """MPI that is missing or does not fit."""
+
+
+def _seconds(variable: str, default: float) -> float:
+    text = os.environ.get(variable) or str(default)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= 1e6:
+        raise MPIError(f"{variable}={text} must be a number of seconds above 0, at most a million")
+    return seconds
+
+
+def _timer(seconds: float, line: str) -> subprocess.Popen[bytes] | None:
+    """Ends this process after some seconds, with one line, unless this process ends or the timer's context is left in time."""
+    rank = launcher.rank()
+    if rank is None:  # no launcher, no other ranks
+        return None
+    patience = seconds + (rank != 0)  # so that one speaks for all
+    return subprocess.Popen([sys.executable, "-ISc", TIMER, str(patience), f"minidl: {line}"], stdin=subprocess.PIPE, process_group=0)
+
+
+class MPI(Communicator):
+    """The rank that this process has under mpiexec; one rank without. Raises MPIError where MPI cannot be used."""
+
+    def __init__(self, *, deterministic: bool = True) -> None:
+        start, self.wait_seconds = _seconds("MINIDL_MPI_START_SECONDS", START_SECONDS), _seconds("MINIDL_MPI_WAIT_SECONDS", WAIT_SECONDS)
+        timer = _timer(start, f"MPI has not started within {start:g} s: other ranks run another command or version, or have ended; start all "
+                              f"with one mpiexec and the same command (MINIDL_MPI_START_SECONDS gives them more time)")
+        with timer or contextlib.nullcontext():
+            try:
+                from mpi4py import MPI as mpi
+            except (ImportError, RuntimeError) as error:
+                raise MPIError(f"MPI cannot be used: {error}; install minidl[mpich], or mpi4py beside your cluster's MPI") from error
+            if mpi.Query_thread() < mpi.THREAD_MULTIPLE:
+                raise MPIError("this MPI was started without MPI_THREAD_MULTIPLE, which the communication lane needs")
+            self._mpi, self.deterministic = mpi, deterministic
+            self._requests: list[Any] = []
+            self._tags = int(mpi.COMM_WORLD.Get_attr(mpi.TAG_UB) or 32767)  # which every MPI has
+            control = mpi.COMM_WORLD.Dup()
+            self._slots = [mpi.COMM_WORLD.Dup() for _ in range(SLOTS)]
+            self._sharing, self._pairs = mpi.COMM_WORLD.Dup(), mpi.COMM_WORLD.Dup()
+            machine = control.Split_type(mpi.COMM_TYPE_SHARED)
+        self.rank, self.size, self.local_rank = control.Get_rank(), control.Get_size(), machine.Get_rank()
+        machine.Free()
+        self.library: str = mpi.Get_library_version().splitlines()[0].strip()  #: its own name and version
+        self._watch = Watch(mpi, control, self.wait_seconds) if self.size > 1 else None
+        if self._watch is not None:
+            atexit.register(self._watch.close)  # before mpi4py ends MPI
+
+    def for_devices(self) -> MPI:
+        """The same rank, given the memory of CUDA devices. Raises MPIError for an MPI that was not built for it."""
+        kinds = self._mpi.COMM_WORLD.Get_info().Get("mpi_memory_alloc_kinds")  # MPI 4.1; older ones do not tell
+        if kinds is not None and "cuda" not in kinds:
+            raise MPIError(f"this MPI ({self.library}) takes no memory of CUDA devices, only {kinds}; use --transport staged")
+        made = copy.copy(self)
+        made.on_device = True
+        return made
+
+    def _done(self, request: Any) -> Iterator[None]:
+        while not request.Test():
+            yield
+
+    def _exchange(self, out: Any, into: Any, bounds: Sequence[int], slot: int) -> Iterator[None]:
+        counts = np.diff(bounds).tolist()
+        own = [into.shape[1]] * self.size
+        starts = [i * into.shape[1] for i in range(self.size)]
+        return self._done(self._slots[slot].Ialltoallv([out, (counts, list(bounds[:-1]))], [into, (own, starts)]))
+
+    def _collect(self, array: Any, bounds: Sequence[int], slot: int) -> Iterator[None]:
+        request = self._slots[slot].Iallgatherv(self._mpi.IN_PLACE, [array, (np.diff(bounds).tolist(), list(bounds[:-1]))])
+        return self._done(request)
+
+    def _sum(self, array: Any, slot: int) -> Iterator[None]:
+        return self._done(self._slots[slot].Iallreduce(self._mpi.IN_PLACE, array))
+
+    def _send(self, array: Any, peer: int, number: int) -> Transfer:
+        return self._repeated(self._pairs.Send_init(array, dest=peer, tag=number % self._tags))
+
+    def _receive(self, array: Any, peer: int, number: int) -> Transfer:
+        return self._repeated(self._pairs.Recv_init(array, source=peer, tag=number % self._tags))
+
+    def _repeated(self, request: Any) -> Transfer:
+        """A transfer that is set up once: that saves some microseconds of a short one each time."""
+        self._requests.append(request)
+
+        def run() -> Iterator[None]:
+            request.Start()
+            return self._done(request)
+
+        return run
+
+    def _share(self, value: Any) -> Iterator[list[Any] | None]:
+        import pickle
+
+        mine = np.frombuffer(pickle.dumps(value), np.uint8)
+        sizes = np.empty(self.size, np.int64)
+        for _ in self._done(self._sharing.Iallgather(np.array([mine.size], np.int64), sizes)):
+            yield None
+        starts = np.concatenate([[0], np.cumsum(sizes)]).tolist()
+        whole = np.empty(starts[-1], np.uint8)
+        for _ in self._done(self._sharing.Iallgatherv(mine, [whole, (sizes.tolist(), starts[:-1])])):
+            yield None
+        yield [pickle.loads(whole[i:j].tobytes()) for i, j in zip(starts[:-1], starts[1:], strict=True)]
+
+    # -------------------------------------------------------------------------------------------------------- failures
+    def publish(self, wait: Wait | None) -> None:
+        if self._watch is not None:
+            self._watch.wait = wait
+
+    def _waits(self) -> dict[int, Wait]:
+        return {} if self._watch is None else self._watch.waits.copy()
+
+    def check(self) -> None:
+        if self._watch is not None and self._watch.failure is not None:
+            raise self._watch.failure
+
+    def fail(self, error: BaseException) -> bool:
+        """As of Communicator; returns when the others have ended what they do, or after some seconds. Then `abort`."""
+        return self._watch is None or self._mpi.Is_finalized() or self._watch.fail(error)
+
+    def close(self) -> None:
+        """Ends MPI, which waits for all ranks to do so."""
+        if self._watch is not None and not self._mpi.Is_finalized():
+            self._watch.close()
+            timer = _timer(self.wait_seconds, f"this job has not ended within {self.wait_seconds:g} s after its last step: a rank was stopped, or its machine is gone "
+                                        f"(MINIDL_MPI_WAIT_SECONDS gives it more time)")
+            if timer is not None and timer.stdin is not None:  # not closed before this process has ended, as the interpreter's end does
+                os.dup(timer.stdin.fileno())
+            self._mpi.Finalize()

@@ -1,0 +1,101 @@
+"""NCCL: ranks that have a GPU each sum there. Started and watched over by another transport, such as MPI.
+
+Everything goes through one stream in the order in which transfers are submitted, which all ranks share; so a transfer is
+over for the host as soon as it is issued. Sums are taken in rank order by this engine's own kernels; with
+`deterministic=False` NCCL adds as it likes.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ...kernels import cuda
+from . import Communicator, Transfer
+
+TYPES = {"float16": "NCCL_FLOAT16", "bfloat16": "NCCL_BFLOAT16", "float32": "NCCL_FLOAT32", "float64": "NCCL_FLOAT64"}
+
+
+class NCCLError(RuntimeError):
+    """NCCL that cannot be used; every rank raises it with the same words."""
+
+
+def library() -> Any:
+    """CuPy's binding. Raises ImportError without CuPy; `available` says whether there is NCCL itself."""
+    from cupy.cuda import nccl
+
+    return nccl
+
+
+class NCCL(Communicator):
+    """This process's rank of `control`, summing on `device`. Every rank makes its own at the same time. Raises NCCLError
+    where a rank has no NCCL or two ranks share a GPU."""
+
+    on_device = True
+
+    def __init__(self, control: Communicator, device: Any, *, deterministic: bool = True) -> None:
+        self.rank, self.size, self.local_rank = control.rank, control.size, control.local_rank
+        self.deterministic, self.own_process = deterministic, control.own_process
+        self._share, self.check, self.fail = control._share, control.check, control.fail  # type: ignore[method-assign]
+        self._nccl = nccl = library()
+        seats = control.gather((socket.gethostname(), device.driver.address(), bool(nccl.available)))
+        for rank, (host, gpu, available) in enumerate(seats):
+            if not available:
+                raise NCCLError(f"rank {rank} has no NCCL; install nvidia-nccl-cu13 (or -cu12) there, or use --transport staged")
+            first = next(r for r, seat in enumerate(seats) if seat[:2] == (host, gpu))
+            if first < rank:
+                raise NCCLError(f"ranks {first} and {rank} share GPU {gpu} of {host}, which NCCL refuses; start one rank a GPU, or use "
+                                f"--transport staged")
+        name = control.gather(self._name() if self.rank == 0 else None)[0]
+        if not isinstance(name, bytes):
+            raise NCCLError(f"rank 0 cannot start NCCL: {name}")
+        device.driver.use()
+        self._ranks = nccl.NcclCommunicator(self.size, name, self.rank)
+        # before the main stream: a transfer is a few long blocks that every rank must have running, so one that starts late
+        # holds up all ranks, and one that starts at once takes little from the chain
+        self.stream = device.driver.stream(-1)
+
+    def _name(self) -> bytes | str:
+        """What the ranks find each other by, or why there is none."""
+        try:
+            return bytes(self._nccl.get_unique_id())
+        except Exception as error:  # CuPy's own kinds
+            return str(error)
+
+    def _exchange(self, out: Any, into: Any, bounds: Sequence[int], slot: int) -> Iterator[None]:
+        self._swap([out[bounds[r] : bounds[r + 1]] for r in range(self.size)], list(into))
+        yield from ()
+
+    def _collect(self, array: Any, bounds: Sequence[int], slot: int) -> Iterator[None]:
+        shares = [array[bounds[r] : bounds[r + 1]] for r in range(self.size)]
+        mine, nothing = shares[self.rank], array[:0]
+        self._swap([nothing if r == self.rank else mine for r in range(self.size)],
+                   [nothing if r == self.rank else shares[r] for r in range(self.size)])
+        yield from ()
+
+    def _swap(self, sent: Sequence[Any], received: Sequence[Any]) -> None:
+        """Rank r gets `sent[r]`; what it sends here goes to `received[r]`."""
+        self._nccl.groupStart()
+        for r, (out, into) in enumerate(zip(sent, received, strict=True)):
+            if out.size:
+                self._ranks.send(cuda.pointer(out), out.size, self._type(out), r, self.stream.ptr)
+            if into.size:
+                self._ranks.recv(cuda.pointer(into), into.size, self._type(into), r, self.stream.ptr)
+        self._nccl.groupEnd()
+
+    def _sum(self, array: Any, slot: int) -> Iterator[None]:
+        at = cuda.pointer(array)
+        self._ranks.allReduce(at, at, array.size, self._type(array), self._nccl.NCCL_SUM, self.stream.ptr)
+        yield from ()
+
+    def _send(self, array: Any, peer: int, number: int) -> Transfer:
+        raise NCCLError("pipelines over NCCL need a communicator for each pair of ranks, which is not built; use --transport staged")
+
+    _receive = _send
+
+    def _type(self, array: Any) -> int:
+        return int(getattr(self._nccl, TYPES[str(array.dtype)]))
+
+    def close(self) -> None:
+        self._ranks.destroy()

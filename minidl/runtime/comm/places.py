@@ -1,0 +1,160 @@
+"""Where gradients lie while ranks sum them. On the CPU that is where they are; on CUDA, copies and events lead there and back.
+
+A place is made once for each transfer and used in every step. Its steps are iterators, as transfers are: each `next`
+looks whether the device has come that far, so a lane that waits for one transfer moves the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from ...kernels import Thunk
+
+
+class Host:
+    """The gradients of one transfer in host memory: contiguous arrays of one type, laid end to end where they are
+    several. `communicator` tells this rank and how many there are; scratch is allocated now. Without `sums` they only
+    travel.
+
+    `whole`: all elements, of which rank r adds up `bounds[r]:bounds[r + 1]`; row r of `received` is rank r's part of
+    this rank's share.
+    """
+
+    def __init__(self, communicator: Any, arrays: Sequence[Any], sums: bool = True) -> None:
+        flat = [a.reshape(-1) for a in arrays]
+        ends = np.cumsum([0, *(a.size for a in flat)]).tolist()
+        count, ranks = ends[-1], communicator.size
+        self.bounds = [count * r // ranks for r in range(ranks + 1)]
+        self.mine = slice(*self.bounds[communicator.rank : communicator.rank + 2])
+        dtype = flat[0].dtype
+        self.whole = flat[0] if len(flat) == 1 else self._empty((count,), dtype)
+        self.windows = [] if len(flat) == 1 else [(a, self.whole[i:j]) for a, (i, j) in zip(flat, pairwise(ends), strict=True)]
+        self.received = self._empty((ranks if sums else 0, self.mine.stop - self.mine.start), dtype)
+        self.factor = 1 / ranks
+
+    def _empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        return np.empty(shape, dtype)
+
+    def arrived(self, stream: Any) -> list[Thunk]:
+        """What a lane calls before it reads what `give` brought back; `stream`: the lane's, on CUDA."""
+        return []
+
+    def take(self) -> Iterator[None]:
+        """Brings the gradients to `whole`."""
+        for array, window in self.windows:
+            np.copyto(window, array)
+        yield from ()
+
+    def add(self) -> Iterator[None]:
+        """The mean of the rows of `received`, added in rank order, to this rank's share of `whole`."""
+        total = self.whole[self.mine]
+        np.add(self.received[0], self.received[1], out=total)
+        for row in self.received[2:]:
+            np.add(total, row, out=total)
+        np.multiply(total, total.dtype.type(self.factor), out=total)
+        yield from ()
+
+    def scale(self) -> Iterator[None]:
+        """Makes means of sums, where the transport added."""
+        np.multiply(self.whole, self.whole.dtype.type(self.factor), out=self.whole)
+        yield from ()
+
+    def give(self) -> Iterator[None]:
+        """Brings `whole` back to the gradients."""
+        for array, window in self.windows:
+            np.copyto(array, window)
+        yield from ()
+
+
+class Staged(Host):
+    """Gradients of a CUDA device, summed in pinned host memory.
+
+    `device` and `streams` (down, up): copies to the host and back go through streams of their own, so that neither holds
+    up the other or the computation. `after`: events that the copy down waits for; what they stand for has been issued
+    when a transfer is started.
+    """
+
+    def __init__(self, communicator: Any, arrays: Sequence[Any], device: Any, streams: tuple[Any, Any], after: Sequence[Any],
+                 sums: bool = True) -> None:
+        driver, (down, up) = device.driver, streams
+        ends = np.cumsum([0, *(a.size for a in arrays)]).tolist()
+        dtype = arrays[0].dtype
+        pinned = driver.pinned(max(ends[-1] * dtype.itemsize, 1))[: ends[-1] * dtype.itemsize].view(dtype)
+        super().__init__(communicator, [pinned], sums)
+        pairs = [(a, pinned[i:j]) for a, (i, j) in zip(arrays, pairwise(ends), strict=True) if a.size]
+        self._driver, self._down_done, self._up_done = driver, driver.event(), driver.event()
+        self._down = [*(driver.wait(down, event) for event in after), *(driver.copy(array, host, down) for array, host in pairs),
+                      driver.record(self._down_done, down)]
+        self._up = [*(driver.copy(host, array, up) for array, host in pairs), driver.record(self._up_done, up)]
+
+    def arrived(self, stream: Any) -> list[Thunk]:
+        return [self._driver.wait(stream, self._up_done)]
+
+    def take(self) -> Iterator[None]:
+        for call in self._down:
+            call()
+        while not self._driver.happened(self._down_done):
+            yield
+
+    def give(self) -> Iterator[None]:
+        for call in self._up:
+            call()
+        yield from ()
+
+
+class OnDevice(Host):
+    """Gradients of a CUDA device, for a transport that takes them there: one that goes through a stream itself, or one
+    that must be given what has been computed to its end. `stream`: for sums and copies. `after` as of `Staged`."""
+
+    def __init__(self, communicator: Any, arrays: Sequence[Any], device: Any, stream: Any, after: Sequence[Any],
+                 sums: bool = True) -> None:
+        self._driver, self._stream = device.driver, stream
+        self._in_order = communicator.stream is not None
+        self._memory: list[Any] = []
+        super().__init__(communicator, arrays, sums)
+        driver, total = device.driver, self.whole[self.mine]
+        self._done, self._given = driver.event(), driver.event()
+        copies = [(a, w) for a, w in self.windows if a.size]
+        self._take = [*(driver.wait(stream, event) for event in after), *(driver.copy(a, w, stream) for a, w in copies)]
+        rows = [(self.received[0] if r == 1 else total, self.received[r]) for r in range(1, communicator.size if sums else 0)]
+        self._add = [call for pair in rows for call in device.calls("add", pair, [total], stream)]
+        self._add += device.calls("scale", [total], [total], stream, factor=self.factor)
+        self._scale = device.calls("scale", [self.whole], [self.whole], stream, factor=self.factor)
+        self._give = [*(driver.copy(w, a, stream) for a, w in copies), driver.record(self._given, stream)]
+        self._record = driver.record(self._done, stream)
+
+    def arrived(self, stream: Any) -> list[Thunk]:
+        return [self._driver.wait(stream, self._given)]
+
+    def _empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        count = int(np.prod(shape))
+        self._memory.append(self._driver.allocate(max(count * dtype.itemsize, 1), self._stream))
+        flat = self._driver.array(self._memory[-1], (count,), str(dtype), (dtype.itemsize,), 0)
+        return flat.reshape(shape)
+
+    def _run(self, calls: Sequence[Thunk]) -> Iterator[None]:
+        """Issues calls; for a transport that knows no streams, until they have run."""
+        for call in calls:
+            call()
+        if not self._in_order:
+            self._record()
+            while not self._driver.happened(self._done):
+                yield
+
+    def take(self) -> Iterator[None]:
+        return self._run(self._take)
+
+    def add(self) -> Iterator[None]:
+        return self._run(self._add)
+
+    def scale(self) -> Iterator[None]:
+        return self._run(self._scale)
+
+    def give(self) -> Iterator[None]:
+        for call in self._give:
+            call()
+        yield from ()

@@ -1,0 +1,240 @@
+"""A rank's communication: a thread that runs the lanes of transfers, and where the other lanes meet them.
+
+Tasks meet by events. A transfer that awaits a task starts when that has run; a task that awaits a transfer waits before
+it begins. On the CPU a call that has returned is done; on CUDA the events of `minidl.runtime.comm.handover` come with them.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from functools import partial
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from ..graph import Kind, TaskGraph, View, task_name
+from ..kernels import Thunk
+from ..program import TALKS, Part, Program
+from .bound import Bound
+from .comm import SLOTS, Communicator
+from .comm.flight import Abandoned, Entry, Flight
+from .comm.handover import handover
+from .comm.places import Host
+from .streams import Event, Stop, Stream
+
+Calls = Callable[[int, Any], list[Thunk]]
+MESSAGES = [int(kind) for kind in (Kind.SF, Kind.RF, Kind.SO, Kind.RO)]
+
+
+class Arrival(Event):
+    """An event that can also be looked at."""
+
+    __slots__ = ()
+
+    def arrived(self) -> bool:
+        """Whether it was recorded; then it is ready for the next run."""
+        return self._lock.acquire(False)
+
+
+class Communication:
+    """What the parts of a program share: the thread, what is in flight, the memory that transfers use, and the events
+    between one step and the next."""
+
+    def __init__(self, device: Any, transport: Communicator, program: Program, *, trace: bool, credit: int) -> None:
+        self.transport, self.trace = transport, trace
+        self.flight = Flight(transport, credit)
+        self.hand = handover(device, transport)
+        self.hand.use()
+        self.failure: BaseException | None = None
+        self._events: list[Arrival] = []
+        self.places: dict[int, Host] = {}  #: by the key of the transfer
+        self.boundary = {pair: self.event() for pair in program.boundary_waits}  #: (late task, transfer of the step before)
+        self._places: dict[Any, Host] = {}  # by where the arrays are
+        self._lanes: Any = None
+        self._started = self._stopped = False
+        sends = any(np.isin(part.graph.kind, MESSAGES).any() for part in program.parts)
+        self.polled = sends  #: whether the other lanes move the transfers between their tasks, and no thread does
+        threaded = not sends and any(any(part.communicates) for part in program.parts)
+        self._stream = Stream(f"{transport.rank}/comm") if threaded else None
+        self.close = weakref.finalize(self, _close, self._stream)
+
+    def event(self) -> Arrival:
+        self._events.append(Arrival())
+        return self._events[-1]
+
+    def place(self, key: int, bound: Bound, views: tuple[View, ...], after: Sequence[int], sums: bool) -> Host:
+        """Where a transfer sums, or what it moves; a reduce-scatter and its all-gather share one. `after`: keys of the tasks
+        that it awaits."""
+        where = tuple((id(memory), base, view) for view in views for memory, base in [bound.place(view.storage)])
+        if where not in self._places:
+            self._places[where] = self.hand.place([bound.array(v) for v in views], after, sums)
+        self.places[key] = self._places[where]
+        return self.places[key]
+
+    def meet(self, part: Part, bound: Bound, calls: Calls) -> Meetings:
+        return Meetings(self, part, bound, calls)
+
+    # ------------------------------------------------------------------------------------------------------------ runs
+    def start(self, meetings: Meetings | None, lanes: Any) -> None:
+        """Hands over the lanes of a part, which `lanes` run beside. Those of the part before have been awaited."""
+        self._lanes = lanes
+        if meetings is None or not meetings.entries:
+            return
+        self.join()
+        self.flight.begin(meetings.entries)
+        if self._stream is not None:
+            self._stream.start([self.hand.use, self.flight.run], self._fail)
+        self._started = True
+
+    def _fail(self, stop: Stop) -> None:
+        """Ends the other lanes."""
+        if self.failure is None:
+            self.failure = stop.error
+        self._let_through()
+        if self._lanes is not None:
+            self._lanes.give_up(Stop(stop.error))
+
+    def _let_through(self) -> None:
+        for event in self._events:
+            event.open()
+
+    def join(self) -> None:
+        """Waits for the transfers under way."""
+        if self._started:
+            self._started = False
+            if self._stream is not None:
+                self._stream.join()
+            elif not self._stopped:
+                self.flight.run()
+
+    def stop(self, error: BaseException) -> BaseException:
+        """Ends all communication after an error here; returns the error that came first."""
+        self._stopped = True
+        self.flight.abandon()
+        self._let_through()
+        self.join()
+        first = self.failure
+        if first is None or isinstance(first, Abandoned):
+            return error
+        return first
+
+
+class Meetings:
+    """One part's transfers, and what the host calls around the tasks of the other lanes to meet them.
+
+    `entries`: the lanes of communication. `times[t]`: when transfer t was issued, started and ended, in seconds, where a
+    trace is kept.
+    """
+
+    def __init__(self, common: Communication, part: Part, bound: Bound, calls: Calls) -> None:
+        self.common, self._calls = common, calls
+        self.times: dict[int, Any] = {}
+        graph, talks = part.graph, part.communicates
+        lanes = [part.lane_tasks(i) for i in range(len(talks))]
+        self._talks = {t for t in range(len(graph)) if graph.kind[t] in TALKS}
+        apart = [lane for lane, talk in zip(lanes, talks, strict=True) if talk]
+        self._inline = [t for lane, talk in zip(lanes, talks, strict=True) if not talk for t in lane if t in self._talks]
+        self._drained = self._before_which_to_drain(part, [lane for lane, talk in zip(lanes, talks, strict=True) if not talk])
+        self._keys = graph.keys.tolist()
+        self._name = {key: t for t, key in enumerate(self._keys)}
+        self._awaited: dict[int, list[tuple[int, Thunk]]] = defaultdict(list)  # task -> (key of a transfer, what waits for it)
+        self._records: dict[int, list[Thunk]] = defaultdict(list)  # task -> what says that it has run
+        arrived: dict[int, list[Callable[[], bool]]] = defaultdict(list)
+        after: dict[int, list[int]] = defaultdict(list)
+        own = {t: lane for lane, tasks in enumerate(apart) for t in tasks}
+        pairs = [(w, s) for w, s in part.waits.tolist() if w in own or s in own]
+        pairs += [(t, int(p)) for t in own for p in graph.preds[t] if own.get(int(p)) == own[t]]  # lanes overlap their transfers
+        for waiter, source in pairs:
+            event = common.event()
+            self._records[source].append(event.record)
+            if waiter in own:
+                self._records[source].append(common.flight.wake)
+                arrived[waiter].append(event.arrived)
+                if source not in own:
+                    after[waiter].append(self._keys[source])
+            else:
+                self._awaited[waiter].append((self._keys[source], self._waiting(event, self._peer(graph, source), graph.name(source))))
+        for (late, transfer), event in common.boundary.items():
+            if transfer in self._name:
+                self._records[self._name[transfer]].append(event.record)
+            if late in self._name:
+                self._awaited[self._name[late]].append((transfer, self._waiting(event, None, task_name(transfer))))
+        order = [*self._inline, *(t for lane in apart for t in lane)]
+        entries = {t: self._entry(t, i % SLOTS, part, bound, after[t] or [self._keys[t]], arrived[t]) for i, t in enumerate(order)}
+        self.entries = [[entries[t] for t in lane] for lane in apart]
+        self._submitted = {t: entries[t] for t in self._inline}
+
+    def _entry(self, task: int, slot: int, part: Part, bound: Bound, after: list[int], arrived: list[Callable[[], bool]]) -> Entry:
+        graph = part.graph
+        launch = graph.launches[task][0]
+        constants, peer = dict(launch.constants), self._peer(graph, task)
+        place = self.common.place(self._keys[task], bound, launch.reads or launch.writes, after, peer is None)
+        transfer = self.common.transport.bind(Kind(graph.kind[task]), place, slot, peer, constants.get("message", 0))
+        return Entry(task, transfer, slot if peer is None else None, int(graph.bytes[task]), arrived, self._mark(task, 0, 1),
+                     [*self._mark(task, 2), *self._records[task]], graph.name(task), peer)
+
+    def _waiting(self, event: Arrival, peer: int | None, name: str) -> Thunk:
+        """A call that waits for a transfer."""
+        return partial(self.common.flight.until, event.arrived, peer, name) if self.common.polled else event.wait
+
+    def _peer(self, graph: TaskGraph, transfer: int) -> int | None:
+        found: int | None = dict(graph.launches[transfer][0].constants).get("peer")
+        return found
+
+    def _mark(self, task: int, *which: int) -> list[Thunk]:
+        if not self.common.trace:
+            return []
+        times = self.times.setdefault(task, np.zeros(3))
+
+        def mark() -> None:
+            times[list(which)] = perf_counter()
+
+        return [mark]
+
+    def _before_which_to_drain(self, part: Part, lanes: list[list[int]]) -> set[int]:
+        """Tasks of lanes that compute before which the transfers submitted there must have ended: the next task that is
+        none, and a transfer that needs another's result."""
+        found, flying = set(), set[int]()
+        for lane in lanes:
+            flying.clear()
+            for t in lane:
+                if flying and (t not in self._talks or flying & set(part.graph.preds[t].tolist())):
+                    found.add(t)
+                    flying.clear()
+                if t in self._talks:
+                    flying.add(t)
+        return found
+
+    # ------------------------------------------------------------------------------------------- around a task's calls
+    def calls(self, task: int, stream: Any) -> list[Thunk]:
+        """A task's own calls. A transfer among other tasks has none: it is submitted before."""
+        return [] if task in self._submitted else self._calls(task, stream)
+
+    def before(self, task: int, stream: Any) -> list[Thunk]:
+        common = self.common
+        found = [call for key, wait in self._awaited.get(task, []) for call in (wait, *common.places[key].arrived(stream))]
+        if task in self._drained:
+            found += [common.flight.drain, *self._arrivals(stream)]
+        if task in self._submitted:
+            found += [*common.hand.ready(self._keys[task], stream), partial(common.flight.submit, self._submitted[task])]
+            if task == self._inline[-1]:
+                found += [common.flight.drain, *self._arrivals(stream)]
+        return found
+
+    def after(self, task: int, stream: Any) -> list[Thunk]:
+        look = [self.common.flight.look] if self.common.polled and self.entries else []
+        if task in self._talks or not self._records.get(task):
+            return look
+        return [*self.common.hand.ready(self._keys[task], stream), *self._records[task], *look]
+
+    def _arrivals(self, stream: Any) -> list[Thunk]:
+        places = {id(p): p for p in (self.common.places[self._keys[t]] for t in self._inline)}
+        return [call for place in places.values() for call in place.arrived(stream)]
+
+
+def _close(stream: Stream | None) -> None:
+    if stream is not None:
+        stream.close()

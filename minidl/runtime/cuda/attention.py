@@ -1,0 +1,67 @@
+"""Attention as cuDNN's graphs know it; `dnn` makes plans of them. Unless it is asked for, no kernel that does not repeat its
+bits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ...kernels import cuda
+
+FORWARD = ("q", "k", "v", "y", "lse")  #: arrays of a call, by their place (from 1 on) the names of the tensors in a plan
+GRAD = (*FORWARD, "dy", "dq", "dk", "dv")
+
+
+@dataclass(frozen=True)
+class Key:
+    """What a plan depends on; `arrays`: shape and strides, in elements, of each, in the order of FORWARD or GRAD."""
+
+    what: str
+    arrays: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
+    scale: float
+    causal: bool
+    dtype: str
+    deterministic: bool
+
+    @classmethod
+    def of(cls, call: cuda.Attention, tf32: bool, deterministic: bool) -> Key:
+        """`tf32` means nothing here: no array is float32 but lse."""
+        arrays = tuple((tuple(a.shape), tuple(s // a.itemsize for s in a.strides)) for a in _arrays(call))
+        return cls(call.what, arrays, call.scale, call.causal, str(call.q.dtype), deterministic)
+
+    @property
+    def unwanted(self) -> list[str]:
+        """What an engine must not do, as cuDNN names it."""
+        return ["NONDETERMINISTIC"] if self.deterministic else []
+
+    def describe(self, cudnn: Any, graph: Any) -> None:
+        """Puts attention, or its gradient, into a graph of cuDNN's."""
+        def of(name: str) -> dict[str, Any]:
+            shape, strides = self.arrays[GRAD.index(name)]
+            single = {"data_type": cudnn.data_type.FLOAT} if name == "lse" else {}
+            more = (1,) * (4 - len(shape))  # lse has rows of one element
+            return {"dim": [*shape, *more], "stride": [*strides, *more], "uid": 1 + GRAD.index(name), **single}
+
+        def tensors(*names: str) -> list[Any]:
+            return [graph.tensor(name=name, **of(name)) for name in names]
+
+        how: dict[str, Any] = {"attn_scale": self.scale}
+        if self.causal:
+            how |= {"diagonal_alignment": cudnn.diagonal_alignment.TOP_LEFT, "diagonal_band_right_bound": 0}
+        if self.what == "forward":
+            outs = graph.sdpa(*tensors("q", "k", "v"), generate_stats=True, **how)
+        else:
+            outs = graph.sdpa_backward(*tensors("q", "k", "v", "y", "dy", "lse"), use_deterministic_algorithm=self.deterministic, **how)
+        for out, name in zip(outs, FORWARD[3:] if self.what == "forward" else GRAD[6:], strict=True):
+            for attribute, value in of(name).items():
+                getattr(out, f"set_{attribute}")(value)
+            out.set_output(True)
+
+
+def _arrays(call: cuda.Attention) -> list[Any]:
+    return [getattr(call, name) for name in (FORWARD if call.what == "forward" else GRAD)]
+
+
+def pointers(call: cuda.Attention) -> dict[int, int]:
+    """The addresses of a plan's tensors."""
+    return {uid: cuda.pointer(array) for uid, array in enumerate(_arrays(call), 1)}

@@ -1,0 +1,155 @@
+"""How long calls take on the device: captured, repeated in one graph, replayed between two events.
+
+An event that is recorded on an idle stream happens at once, and the time to the next one holds the host's launches. So a
+stream is busy with something else when timing begins: with one replay before, or with a `Hold`. The gap that one call leaves
+behind another on its stream is in the time. Knows no tasks.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from functools import partial
+from math import ceil
+from time import perf_counter
+from typing import Any
+
+from ...kernels import Thunk
+from .lanes import capture
+
+REPEATS = 20  #: of a task in a graph
+ROUNDS = 5
+LONG = 2000.0  #: microseconds of calls in a graph, where they are repeated only so that they can be told apart
+FILLS = 400  #: calls that hold a stream at most: not many more can wait in its queue before the host waits too
+
+
+class Hold:
+    """Keeps a stream busy by filling `memory`, while the host issues what is to be timed behind that."""
+
+    def __init__(self, driver: Any, stream: Any, memory: Any) -> None:
+        self._fill = driver.zeros(memory, stream)
+        begin, end = driver.event(True), driver.event(True)
+        for call in (self._fill, driver.record(begin, stream), self._fill, driver.record(end, stream)):
+            call()
+        driver.synchronize(stream)
+        self._microseconds = max(1.0, float(driver.elapsed(begin, end)))
+
+    def __call__(self, microseconds: float) -> None:
+        """For at least so long, as far as a queue holds."""
+        for _ in range(min(FILLS, ceil(microseconds / self._microseconds))):
+            self._fill()
+
+
+def behind(driver: Any, stream: Any, hold: Hold, issue: Callable[[], None]) -> float:
+    """Microseconds that `stream` needs for what `issue` issues, all of which waits in queues when it begins: the median of
+    some rounds."""
+    host = []
+    for _ in range(ROUNDS):
+        start = perf_counter()
+        issue()
+        host.append((perf_counter() - start) * 1e6)
+        driver.synchronize(stream)
+    begin, end = driver.event(True), driver.event(True)
+    found = []
+    for _ in range(4 * ROUNDS):
+        hold(2 * statistics.median(host))
+        driver.record(begin, stream)()
+        issue()
+        driver.record(end, stream)()
+        driver.synchronize(stream)
+        found.append(driver.elapsed(begin, end))
+    return statistics.median(found)
+
+
+def replayed(driver: Any, stream: Any, *fills: Callable[[], None]) -> list[float]:
+    """Microseconds of one replay of what each of `fills` issues on `stream`, or forks off and joins: in turns, the medians of
+    some rounds."""
+    launches = [driver.replay(capture(driver, stream, fill), stream) for fill in fills]
+    begin, end = driver.event(True), driver.event(True)
+    found: list[list[float]] = [[] for _ in fills]
+    for _ in range(ROUNDS):
+        for launch, times in zip(launches, found, strict=True):
+            launch()
+            driver.record(begin, stream)()
+            launch()
+            driver.record(end, stream)()
+            driver.synchronize(stream)
+            times.append(driver.elapsed(begin, end))
+    return [statistics.median(times) for times in found]
+
+
+def side_by_side(driver: Any, stream: Any, calls: Sequence[Thunk]) -> list[float]:
+    """Microseconds of each of some calls that have been made before, in turns; long ones are repeated less."""
+    once = replayed(driver, stream, *(partial(run, [call]) for call in calls))
+    repeats = max(1, min(REPEATS, int(LONG / max(1.0, min(once)))))
+    if repeats == 1:
+        return once
+    return [t / repeats for t in replayed(driver, stream, *(partial(run, [call], repeats) for call in calls))]
+
+
+def run(calls: Sequence[Thunk], times: int = 1) -> None:
+    for _ in range(times):
+        for call in calls:
+            call()
+
+
+def each(driver: Any, stream: Any, programs: Sequence[Sequence[Thunk]], progress: Callable[[float], None] | None = None) -> list[float]:
+    """Microseconds of each program on its stream. All are run once before, in order, so that everything holds a value."""
+    for program in programs:
+        run(program)
+    driver.synchronize(stream)
+    found = []
+    for n, program in enumerate(programs):
+        found.append(replayed(driver, stream, partial(run, program, REPEATS))[0] / REPEATS if program else 0.0)
+        if progress:
+            progress((n + 1) / len(programs))
+    return found
+
+
+def hop(driver: Any, one: Any, other: Any, call: tuple[Thunk, Thunk]) -> float:
+    """Microseconds that a chain loses where it changes streams. `call`: the same small launch on either stream."""
+
+    events = [driver.event() for _ in range(2 * REPEATS)]  # they outlive the capture
+
+    def chain(change: bool) -> None:
+        at = 0
+        for event in events:
+            call[at]()
+            if change:
+                driver.record(event, (one, other)[at])()
+                driver.wait((other, one)[at], event)()
+                at = 1 - at
+
+    straight, changing = replayed(driver, one, partial(chain, False), partial(chain, True))
+    return max(0.0, changing - straight) / (2 * REPEATS)
+
+
+def together(driver: Any, one: Any, other: Any, first: Sequence[Thunk], second: Sequence[Thunk], alone: tuple[float, float]) -> tuple[float, float]:
+    """How many times longer each of two programs takes beside the other; `first` is bound to stream `one`, `second` to
+    `other`. `alone`: microseconds of each by itself. The one measured runs a fixed number of times, the other longer."""
+
+    def beside(main: Sequence[Thunk], times: int, rest: Sequence[Thunk], long: int, streams: tuple[Any, Any]) -> float:
+        begin, end, start, joined = driver.event(True), driver.event(True), driver.event(), driver.event()
+
+        def fill() -> None:
+            origin, side = streams
+            driver.record(start, origin)()
+            driver.wait(side, start)()
+            driver.record_in_graph(begin, origin)()
+            for n in range(max(times, long)):  # issued in turns, so that both begin at once
+                run(main if n < times else ())
+                run(rest if n < long else ())
+            driver.record_in_graph(end, origin)()
+            driver.record(joined, side)()
+            driver.wait(origin, joined)()
+
+        replayed(driver, streams[0], fill)
+        return float(driver.elapsed(begin, end)) / times
+
+    def repeats(mine: float, its: float) -> int:
+        return max(2, min(400, round(2.5 * REPEATS * mine / max(its, 0.5))))
+
+    a, b = (max(t, 0.5) for t in alone)
+    slow = beside(first, REPEATS, second, repeats(a, b), (one, other)) / a
+    slow_other = beside(second, REPEATS, first, repeats(b, a), (other, one)) / b
+    return max(1.0, slow), max(1.0, slow_other)

@@ -1,0 +1,71 @@
+"""Convolutions as cuDNN's graphs know them; `dnn` makes plans of them. Images are NHWC in memory, filters KRSC.
+
+In strict float32 no engine is taken that rounds its inputs for the tensor cores, and none, unless it is asked for, that
+does not repeat its bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ...kernels import cuda
+
+X, W, Y = 1, 2, 3  #: names of the tensors in a plan
+
+
+@dataclass(frozen=True)
+class Key:
+    """What a plan depends on; x (n, h, w, c), w (o, kh, kw, c / groups), y (n, oh, ow, o), each as its shape and its strides
+    in elements: pixels may have gaps between them."""
+
+    what: str
+    x: tuple[tuple[int, ...], tuple[int, ...]]
+    w: tuple[tuple[int, ...], tuple[int, ...]]
+    y: tuple[tuple[int, ...], tuple[int, ...]]
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    dilation: tuple[int, int]
+    dtype: str
+    tf32: bool
+    deterministic: bool
+
+    @classmethod
+    def of(cls, call: cuda.Convolution, tf32: bool, deterministic: bool) -> Key:
+        dtype = str(call.x.dtype)
+        x, w, y = ((tuple(a.shape), tuple(s // a.itemsize for s in a.strides)) for a in (call.x, call.w, call.y))
+        return cls(call.what, x, w, y, call.stride, call.padding, call.dilation, dtype, tf32 and dtype == "float32", deterministic)
+
+    @property
+    def unwanted(self) -> list[str]:
+        """What an engine must not do, as cuDNN names it."""
+        rounds = ["TENSOR_CORE", "DOWN_CONVERT_INPUTS"] if self.dtype == "float32" and not self.tf32 else []
+        return [*(["NONDETERMINISTIC"] if self.deterministic else []), *rounds]
+
+    def describe(self, cudnn: Any, graph: Any) -> None:
+        """Puts the convolution into a graph of cuDNN's."""
+        shapes = {X: self.x, W: self.w, Y: self.y}
+
+        def tensor(uid: int) -> Any:
+            dims, strides = _channels_second(*shapes[uid])
+            return graph.tensor(name="?xwy"[uid], dim=dims, stride=strides, uid=uid)
+
+        window = {"padding": list(self.padding), "stride": list(self.stride), "dilation": list(self.dilation)}
+        if self.what == "forward":
+            out, uid = graph.conv_fprop(image=tensor(X), weight=tensor(W), **window), Y
+        elif self.what == "input_grad":
+            out, uid = graph.conv_dgrad(loss=tensor(Y), filter=tensor(W), **window), X
+        else:
+            out, uid = graph.conv_wgrad(image=tensor(X), loss=tensor(Y), **window), W
+        dims, strides = _channels_second(*shapes[uid])
+        out.set_output(True).set_dim(dims).set_stride(strides).set_uid(uid)
+
+
+def _channels_second(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[list[int], list[int]]:
+    """Shape and strides in the order in which cuDNN names axes."""
+    return [shape[axis] for axis in (0, 3, 1, 2)], [strides[axis] for axis in (0, 3, 1, 2)]
+
+
+def pointers(call: cuda.Convolution) -> dict[int, int]:
+    """The addresses of a plan's tensors."""
+    return {X: cuda.pointer(call.x), W: cuda.pointer(call.w), Y: cuda.pointer(call.y)}

@@ -1,0 +1,154 @@
+"""A device: memory, the array module, bound kernels, and lanes that run them. Here the CPU; CUDA is in `minidl.runtime.cuda`.
+
+The CPU keeps BLAS to one thread for each stream, because two streams with two BLAS threads each would fight for the
+same cores and because the bits of a product may depend on the number of threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+
+from ..graph import Launch, View
+from ..kernels import KERNELS, Kernel, Thunk, Work
+from .lanes import Threads
+
+ALIGNMENT = 256  #: bytes; every buffer begins at a multiple
+
+
+class DeviceError(RuntimeError):
+    """A device that cannot be had here; one line that says what is missing."""
+
+
+class CPU:
+    """Host memory and NumPy. `blas_threads`: how many threads one matrix product may use, on any stream."""
+
+    name = "cpu"
+    xp = np
+    lanes = Threads
+    captures = False  #: whether lanes can be captured and replayed by one launch
+    halves = False  #: whether kernels take 16-bit floats
+    flash = False  #: whether there are flash kernels of attention
+
+    def __init__(self, blas_threads: int = 1) -> None:
+        self.set_blas_threads(blas_threads)
+
+    def set_blas_threads(self, threads: int) -> None:
+        """For this process, from now on."""
+        from threadpoolctl import threadpool_limits
+
+        self._limits = threadpool_limits(threads, "blas")
+        self.blas_threads = threads
+
+    def allocate(self, nbytes: int) -> Any:
+        """Uninitialised bytes, aligned."""
+        raw = np.empty(nbytes + ALIGNMENT, np.uint8)
+        start = -raw.ctypes.data % ALIGNMENT
+        return raw[start : start + nbytes]
+
+    def array(self, memory: Any, view: View, base: int = 0) -> Any:
+        """The strided array that `view` means in `memory`, whose storage begins at byte `base`."""
+        size = np.dtype(view.dtype).itemsize
+        if 0 in view.shape:
+            return np.empty(view.shape, view.dtype)
+        return np.ndarray(view.shape, view.dtype, memory, base + view.offset * size, tuple(s * size for s in view.strides))
+
+    def work(self, kernel: Kernel) -> Work | None:
+        """What tells the scratch arrays that a kernel needs here."""
+        return kernel.work
+
+    def bind(self, launch: Launch, array: Any, stream: Any = None) -> list[Thunk]:
+        """Prebuilt calls for one launch; `array(view)` gives the arrays. All streams of the CPU are alike."""
+        reads, writes, work = ([array(v) for v in views] for views in (launch.reads, launch.writes, launch.work))
+        return KERNELS[launch.kernel].bind(reads, writes, work, dict(launch.constants))
+
+    def read(self, array: Any) -> Any:
+        """The array for the host: here itself, elsewhere a copy, when all that was issued before has run."""
+        return array
+
+    def fetch(self, array: Any) -> Callable[[], Any]:
+        """A call that gives the array's values of now; elsewhere they are sent while the host goes on."""
+        values = array.copy()
+        return lambda: values
+
+    def not_finite(self) -> bool | None:
+        """Whether an update has used a gradient that is not finite since this was asked last; None: updates do not look."""
+        return None
+
+    def fetch_not_finite(self) -> Callable[[], bool | None]:
+        """The same as a call that waits for it, of what was issued before."""
+        return self.not_finite
+
+    def write(self, array: Any, value: Any) -> None:
+        """Host values into an array, after all that was issued before."""
+        array[...] = value
+
+    def duplicate(self, memory: Any) -> Any:
+        """Memory of its own with the same bytes."""
+        copy = self.allocate(len(memory))
+        copy[...] = memory
+        return copy
+
+    def snapshot(self, array: Any) -> Any:
+        """Memory of its own with an array's elements in row-major order."""
+        return array.copy().reshape(-1).view(np.uint8)
+
+    def copier(self, source: Any, out: Any) -> Thunk:
+        """A call that copies one array to another of its shape, after all that was issued before."""
+        return partial(np.copyto, out, source)
+
+    def pinned(self, shape: tuple[int, ...], dtype: str) -> Any:
+        """A host array, not yet written, that a step takes as an input fastest: here any."""
+        return np.empty(shape, dtype)
+
+    def feed(self, places: Sequence[Any]) -> Callable[[Sequence[Any]], None]:
+        """A call that copies host arrays to these places, before the next step."""
+
+        def put(values: Sequence[Any]) -> None:
+            for place, value in zip(places, values, strict=True):
+                np.copyto(place, value)
+
+        return put
+
+    def synchronize(self) -> None:
+        """Waits for all that was issued; on the CPU calls end when they return."""
+
+
+@cache
+def cpu() -> CPU:
+    """The one CPU of this process."""
+    return CPU()
+
+
+def get(name: str) -> Any:
+    """The device of this name: `cpu`, `cuda`, `cuda:1`. Raises ValueError for one that is not known, and DeviceError for
+    one that cannot be had here; the message says what is missing."""
+    if name == "cpu":
+        return cpu()
+    kind, colon, number = name.partition(":")
+    if kind == "cuda" and (number.isdigit() or not colon):
+        from .cuda.device import cuda_device
+
+        return cuda_device(int(number or 0))
+    raise ValueError(f"unknown device {name!r}; known: cpu, cuda, cuda:N")
+
+
+def of(memory: Any) -> Any:
+    """The device that memory was allocated on."""
+    if type(memory) is np.ndarray:
+        return cpu()
+    from .cuda.device import owner
+
+    return owner(memory)
+
+
+def strides_of(shape: Sequence[int]) -> tuple[int, ...]:
+    """Row-major strides in elements."""
+    strides, step = [], 1
+    for n in reversed(shape):
+        strides.append(step)
+        step *= n
+    return tuple(reversed(strides))

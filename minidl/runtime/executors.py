@@ -1,0 +1,54 @@
+"""Everything that runs a graph under a schedule: the oracle, the runtime by its short names, and the executor that looks
+for races."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..autograd import tape as tapes
+from ..graph import TaskGraph
+from ..program import lower
+from ..schedule import Schedule
+from .checking import CheckingExecutor, VersionError, random_order
+from .comm import Communicator
+from .comm.flight import CREDIT
+from .runtime import Runtime, TaskError
+from .sequential import SequentialExecutor
+
+__all__ = ["CheckingExecutor", "DistributedExecutor", "GraphExecutor", "Runtime", "SequentialExecutor", "StreamExecutor", "TaskError",
+           "VersionError", "executor", "random_order"]
+
+
+class StreamExecutor(Runtime):
+    """One device: a stream for each lane. The schedule may have late tasks (`4W0@1`)."""
+
+    captures = False
+
+    def __init__(self, graph: TaskGraph, schedule: Schedule, *, device: Any = None, trace: bool = False,
+                 memory_limit: int | None = None) -> None:
+        super().__init__(lower(graph, schedule, memory_limit=memory_limit), device=device, trace=trace, captured=self.captures)
+
+
+class GraphExecutor(StreamExecutor):
+    """The same, but a step is captured once as a CUDA graph and replayed by one launch. Raises DeviceError on a device
+    that cannot capture."""
+
+    captures = True
+
+
+class DistributedExecutor(Runtime):
+    """One rank among several, which all have the same schedule; captured where the device can."""
+
+    def __init__(self, graph: TaskGraph, schedule: Schedule, communicator: Communicator, *, device: Any = None, trace: bool = False,
+                 memory_limit: int | None = None, credit: int = CREDIT) -> None:
+        device = device or tapes.current().device
+        program = lower(graph, schedule, ranks=communicator.size, rank=communicator.rank, memory_limit=memory_limit)
+        super().__init__(program, device=device, transport=communicator, trace=trace, captured=device.captures, credit=credit)
+
+
+def executor(graph: TaskGraph, schedule: Schedule, *, device: Any = None, trace: bool = False,
+             memory_limit: int | None = None) -> StreamExecutor:
+    """What runs a recorded graph under a schedule; on a device that can capture, by one launch a step."""
+    device = device or tapes.current().device
+    kind = GraphExecutor if device.captures else StreamExecutor
+    return kind(graph, schedule, device=device, trace=trace, memory_limit=memory_limit)

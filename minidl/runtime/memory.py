@@ -1,0 +1,104 @@
+"""Where every buffer of a step lies: one arena, offsets fixed before the first run.
+
+Two storages may share bytes only if every task that touches the one has surely ended before any task that touches the
+other starts, under the schedule's happens-before; so nothing is reused that could race, and a step allocates nothing.
+Parameters and states have their own memory, since they outlive the step; they count toward the peak.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..graph import Ints, TaskGraph
+from ..schedule import Schedule
+
+ALIGNMENT = 256
+
+
+class MemoryLimitError(ValueError):
+    """The plan does not fit the limit; the message says by how much."""
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """`offset[s]`: byte at which storage s begins in the arena, -1 for persistent storages, which have their own
+    memory, and for those that no task touches. `peak_bytes` is all of it: arena, parameters and states."""
+
+    offset: Ints
+    arena_bytes: int
+    persistent_bytes: int
+
+    @property
+    def peak_bytes(self) -> int:
+        return self.arena_bytes + self.persistent_bytes
+
+
+def rounded(nbytes: Ints) -> Ints:
+    """Up to the alignment; a storage without elements still gets a place."""
+    up: Ints = np.maximum(-(-nbytes // ALIGNMENT), 1) * ALIGNMENT
+    return up
+
+
+def plan_memory(graph: TaskGraph, schedule: Schedule, limit: int | None = None) -> MemoryPlan:
+    """Packs the storages of a step, largest first, each at the lowest place free of those that it may overlap in time.
+
+    `limit` in bytes bounds the peak. Raises MemoryLimitError where the plan needs more.
+    """
+    size = rounded(np.array([s.bytes for s in graph.storages], np.int64))
+    persistent = np.array([s.role.persistent for s in graph.storages], bool)
+    touched = np.diff(graph.storage_users.ptr) > 0
+    touched[[view.storage for view in (*graph.inputs, *graph.outputs)]] = True
+    planned = np.flatnonzero(~persistent & touched)
+    free = may_share(graph, schedule)
+    offset = np.full(len(size), -1, np.int64)
+    placed = np.zeros(len(size), bool)
+    arena = 0
+    for s in sorted(planned.tolist(), key=lambda s: (-size[s], s)):
+        clash = np.flatnonzero(placed & ~free[s])
+        at = 0
+        if len(clash):
+            order = clash[np.argsort(offset[clash], kind="stable")]
+            begin, end = offset[order], np.maximum.accumulate(offset[order] + size[order])
+            gap = np.flatnonzero(begin - np.concatenate([[0], end[:-1]]) >= size[s])
+            at = int(end[gap[0] - 1]) if len(gap) and gap[0] else 0 if len(gap) else int(end[-1])
+        offset[s] = at
+        arena = max(arena, at + int(size[s]))
+        placed[s] = True
+    plan = MemoryPlan(offset, arena, int(size[persistent].sum()))
+    if limit is not None and plan.peak_bytes > limit:
+        raise MemoryLimitError(f"the plan needs {plan.peak_bytes:,} bytes ({plan.arena_bytes:,} in the arena, "
+                               f"{plan.persistent_bytes:,} for parameters and states), more than the limit of {limit:,}")
+    return plan
+
+
+def may_share(graph: TaskGraph, schedule: Schedule) -> Ints:
+    """Boolean matrix: storages s and t are never alive at the same time on any run of the schedule.
+
+    The caller counts as one more lane: it loads all inputs before the first task, and reads all outputs after the last.
+    """
+    clocks = schedule.clocks(graph)
+    users = graph.storage_users
+    n, lanes = len(graph.storages), clocks.clock.shape[1] + 1
+    if len(set(clocks.rank.tolist())) > 1:
+        raise ValueError("a memory plan is made for one rank at a time")
+    last = np.zeros((n, lanes), np.int64)  # per lane: one past the last task that touches s; the caller's lane comes last
+    known = np.full((n, lanes), np.iinfo(np.int64).max)  # what has surely ended when the first one starts
+    known[:, -1] = 1
+    for s in range(n):
+        tasks = users[s]
+        if len(tasks):
+            np.maximum.at(last[s], clocks.column[tasks], clocks.place[tasks] + 1)
+            known[s, :-1] = clocks.clock[tasks].min(axis=0)
+    inputs, outputs = ([view.storage for view in views] for views in (graph.inputs, graph.outputs))
+    known[inputs], last[inputs, -1] = 0, 1
+    last[outputs, -1] = 2
+    untouched = (last == 0).all(axis=1)
+    before = np.ones((n, n), bool)  # before[s, t]: s is dead when t is born
+    for lane in range(lanes):
+        before &= last[:, lane][:, None] <= known[:, lane][None, :]
+    share = before | before.T | untouched[:, None] | untouched[None, :]
+    np.fill_diagonal(share, False)
+    result: Ints = share
+    return result

@@ -1,0 +1,332 @@
+"""Runs a program: on a device, and over a transport where there are other ranks. Everything is bound beforehand.
+
+A call is one step. Where tasks cross the iteration boundary it runs the prologue first, then bodies, and leaves the late
+tasks of its step owed; whoever reads a parameter in between (`Tensor.numpy`, an eager op, another executor, a
+checkpoint) settles: runs the epilogue, so that what is read is what synchronous training leaves. Loop-back ranks share a
+process, where nobody knows whose parameters are read: they are settled by hand.
+
+How lanes run is the device's business (`device.lanes`, `device.captured`), how ranks talk the transport's. Lanes of
+communication run in a thread beside them (`minidl.runtime.comm.flight`), and may be under way still when a call returns.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ..autograd import tape as tapes
+from ..autograd.tape import Storage
+from ..autograd.tensor import ShapeError
+from ..graph import Ints, Role, StorageSpec, TaskGraph, View
+from ..kernels import Thunk
+from ..program import TALKS, Part, Program
+from ..schedule import Schedule
+from ..views.timeline import Timeline, What
+from . import debug
+from . import device as devices
+from .bound import Bound
+from .comm import Communicator, RankError
+from .comm.flight import CREDIT, TransferError
+from .communication import Communication, Meetings
+from .device import DeviceError
+from .guard import Guard
+from .lanes import LaneError, Work
+
+
+class TaskError(RuntimeError):
+    """A task failed; `task` is its name. The task's own error, with its traceback, is the cause."""
+
+    def __init__(self, message: str, task: str) -> None:
+        super().__init__(message)
+        self.task = task
+
+
+class Runtime:
+    """Call it with a step's inputs (with ranks: this rank's share); it returns the step's outputs.
+
+    `captured`: each part is one launch, or one between two meetings with communication; not with MINIDL_DEBUG, which
+    looks at values between tasks. `trace`: `timeline` tells of the last call. `credit`: bytes of communication in flight.
+
+    A task's own error is a TaskError, another rank's a RankError. Without other ranks the runtime can run again, but
+    parameters may be those of an unfinished step; with them the first error is the last.
+    """
+
+    def __init__(self, program: Program, *, device: Any = None, transport: Communicator | None = None, trace: bool = False,
+                 captured: bool = False, credit: int = CREDIT) -> None:
+        self.program, self.trace, self.transport = program, trace, transport
+        self.device = device or tapes.current().device
+        self.debug = debug.level()
+        if captured and not self.device.captures:
+            raise DeviceError(f"{self.device.name} has no graphs to capture; use StreamExecutor")
+        if self.debug:
+            print(program, file=sys.stderr)
+        self._storages = [self._lasting(s) for s in program.graph.storages]
+        self._snapshots = [self._snapshot(*pair) for pair in program.loop.snapshots]
+        self._communication = Communication(self.device, transport, program, trace=trace, credit=credit) if transport is not None else None
+        arena = self.device.allocate(max(1, *(part.memory.arena_bytes for part in program.parts)))  # parts take turns
+        made: dict[int, _Ready] = {}
+        for part in (*program.body, *program.prologue, *program.epilogue):
+            if id(part) not in made:
+                made[id(part)] = _Ready(self, part, arena, captured and not self.debug)
+        self._body, self._prologue, self._epilogue = ([made[id(p)] for p in parts] for parts in
+                                                      (program.body, program.prologue, program.epilogue))
+        threads = transport is not None or any(len(part.schedule.lanes) > 1 for part in program.parts)
+        self._guard = Guard(forks=not threads and not self.device.captures)
+        self._parity, self._owed = 0, False
+        self._running: _Ready | None = None
+        self._last: _Ready | None = None
+        self._timeline: Timeline | None = None
+        self._error: Exception | None = None
+
+    # ------------------------------------------------------------------------------------------------------ what it is
+    @property
+    def graph(self) -> TaskGraph:
+        """That of a body: a step as it repeats."""
+        return self.program.graph
+
+    @property
+    def schedule(self) -> Schedule:
+        """That of a body."""
+        return self.program.schedule
+
+    @property
+    def waits(self) -> Ints:
+        """Pairs (waiting task, awaited task) between the lanes of a body."""
+        return self.program.body[0].waits
+
+    @property
+    def peak_bytes(self) -> int:
+        """As the program's."""
+        return self.program.peak_bytes
+
+    @property
+    def timeline(self) -> Timeline | None:
+        """Of the last call, where `trace` was asked for. Waits for its communication to end."""
+        if self._timeline is None and self._last is not None and self.trace and self._error is None:
+            self._finish()
+            self._timeline = self._last.timeline()
+        return self._timeline
+
+    def timeline_of_all(self) -> Timeline | None:
+        """Of the last call on all ranks, which must all ask for it; on rank 0's clock."""
+        assert self.transport is not None
+        graph = self.graph
+        numbers = {int(graph.keys[t]): number for t, launches in enumerate(graph.launches)
+                   if (number := dict(launches[0].constants if launches else ()).get("message")) is not None}
+        found = self.transport.gather((self.timeline, numbers))
+        ahead = self.transport.clocks_ahead()
+        if any(timeline is None for timeline, _ in found):
+            return None
+        return Timeline.of_ranks([timeline for timeline, _ in found], ahead, [own for _, own in found])
+
+    def _lasting(self, spec: StorageSpec) -> StorageSpec:
+        """States that nobody holds get memory of their own: they are this run's."""
+        if spec.role != Role.STATE or spec.live is not None:
+            return spec
+        memory = self.device.allocate(max(spec.bytes, 1))
+        return replace(spec, live=Storage(spec.name, spec.shape, spec.dtype, Role.STATE, memory))
+
+    def _snapshot(self, source: int, copy: int) -> Thunk:
+        """A call that keeps the host's scalar for late tasks."""
+
+        def array(storage: int) -> Any:
+            spec = self._storages[storage]
+            return self.device.array(spec.live.data, View(0, spec.shape, devices.strides_of(spec.shape), 0, spec.dtype))
+
+        call: Thunk = self.device.copier(array(source), array(copy))
+        return call
+
+    # ------------------------------------------------------------------------------------------------------------ runs
+    def __call__(self, *inputs: Any) -> Any:
+        if self._error is not None:
+            raise self._error
+        with self._guard:
+            return self._step(inputs)
+
+    def _step(self, inputs: tuple[Any, ...]) -> Any:
+        if tapes.unsettled and tapes.unsettled != {self} and (self.transport is None or self.transport.own_process):
+            self._settle_others()
+        part = (self._body if self._owed else self._prologue)[self._parity]
+        part.bound.load(self._own(inputs), settles=False)
+        self._owed = False  # a step that fails leaves nothing that could be finished
+        tapes.unsettled.discard(self)
+        self._run(part)
+        for copy in self._snapshots:
+            copy()
+        self._last, self._timeline = part, None
+        if self._epilogue:
+            self._owed, self._parity = True, (self._parity + 1) % len(self._body)
+            if self.transport is None or self.transport.own_process:
+                tapes.unsettled.add(self)
+        return part.bound.results()
+
+    def _own(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Those of a step's inputs that this rank reads."""
+        takes = self.program.takes
+        if takes is None:
+            return inputs
+        if takes and takes[-1] >= len(inputs):
+            raise ShapeError(f"the step takes at least {takes[-1] + 1} inputs, not {len(inputs)}")
+        return tuple(inputs[i] for i in takes)
+
+    def _settle_others(self) -> None:
+        mine = self in tapes.unsettled
+        tapes.unsettled.discard(self)
+        try:
+            tapes.settle()
+        finally:
+            if mine:
+                tapes.unsettled.add(self)
+
+    def settle(self) -> None:
+        """Finishes the last step: its communication, then its late tasks."""
+        tapes.unsettled.discard(self)
+        if self._owed:
+            if self.trace:
+                self.timeline  # noqa: B018  (of the call; the epilogue is none)
+            with self._guard:
+                self._owed = False
+                self._run(self._epilogue[self._parity - 1])
+                self._finish()
+
+    def _run(self, part: _Ready) -> None:
+        self._running = part
+        try:
+            if self._communication is not None:
+                self._communication.start(part.meetings, part.lanes)
+            part.lanes.run()
+            if not self.program.runs_on:
+                self._finish()
+        except BaseException as error:
+            failed = self._failed(error, part)
+            if failed is error:
+                raise
+            raise failed from getattr(error, "error", error)
+        finally:
+            self._running = None
+        self._raise_failure(part)
+
+    def _finish(self) -> None:
+        """Waits for communication to end."""
+        if self._communication is not None:
+            self._communication.join()
+            self._raise_failure(self._last)
+
+    def _raise_failure(self, part: _Ready | None) -> None:
+        if self._communication is not None and self._communication.failure is not None and part is not None:
+            failure = self._communication.failure
+            raise self._failed(failure, part) from getattr(failure, "error", None)
+
+    def _failed(self, error: BaseException, part: _Ready) -> BaseException:
+        """The error that the caller gets; with other ranks it is the last."""
+        if self._communication is not None:
+            error = self._communication.stop(error)
+        if isinstance(error, LaneError) and isinstance(error.error, RankError | TransferError):
+            error = error.error  # of a transfer among other tasks
+        found = error
+        if isinstance(error, LaneError | TransferError):
+            task = part.part.graph[error.task]
+            where = f" on lane {part.part.schedule.lanes[part.lane_of[error.task]]}"
+            if self.transport is not None:
+                where = f" on rank {self.transport.rank}"
+            found = TaskError(f"task {task.label}{where} failed: {type(error.error).__name__}: {error.error}", task.name)
+        if self.transport is not None:
+            tapes.unsettled.discard(self)
+            self._owed = False
+            self._error = found if isinstance(found, Exception) else RuntimeError("the step was interrupted")
+        return found
+
+    def close(self) -> None:
+        """Settles, unless it has failed, and ends the threads."""
+        if self._error is None:
+            self.settle()
+            if self.trace:
+                self.timeline  # noqa: B018  (before what it is read from goes)
+            self._finish()
+            self.device.synchronize()  # before memory is given back that copies still use
+        for part in {id(p): p for p in (*self._body, *self._prologue, *self._epilogue)}.values():
+            part.lanes.close()
+        if self._communication is not None:
+            self._communication.close()
+
+
+class _Ready:
+    """A part bound to a device: arrays, calls, lanes."""
+
+    def __init__(self, runtime: Runtime, part: Part, arena: Any, captured: bool) -> None:
+        self.part, self.rank = part, runtime.program.rank
+        graph = replace(part.graph, storages=(*runtime._storages,))
+        self.bound = Bound(graph, part.memory, runtime.device, arena=arena)
+        schedule = part.schedule
+        lanes = [part.lane_tasks(i) for i in range(len(schedule.lanes))]
+        self.lane_of = {t: lane for lane, tasks in enumerate(lanes) for t in tasks}
+        calls = _calls_of(self.bound, runtime.debug)
+        self.meetings: Meetings | None = None
+        if runtime._communication is not None:
+            self.meetings = runtime._communication.meet(part, self.bound, calls)
+        elif np.isin(graph.kind, TALKS).any():
+            raise DeviceError("the step has communication; it needs a transport (DistributedExecutor)")
+        talks = part.communicates
+        self._compute = [i for i, talk in enumerate(talks) if not talk]
+        waits = [(w, s) for w, s in part.waits.tolist() if not talks[self.lane_of[w]] and not talks[self.lane_of[s]]]
+        work = Work([str(schedule.lanes[i]) for i in self._compute], [schedule.lanes[i].priority for i in self._compute],
+                    [lanes[i] for i in self._compute], waits, calls, graph.name, self.bound.persistent)
+        if self.meetings is not None:
+            work = replace(work, calls=self.meetings.calls, before=self.meetings.before, after=self.meetings.after)
+        if captured:
+            runtime.device.zero(arena)  # tasks run once before they are captured: what another step left are no labels
+        make = runtime.device.captured if captured else runtime.device.lanes
+        self.lanes = make(work, runtime.trace)
+
+    def timeline(self) -> Timeline:
+        """Three stamps a task: issued, started, ended; microseconds from the first of all."""
+        graph, schedule, ids = self.part.graph, self.part.schedule, self.part.ids
+        times = np.empty((len(graph), 3))
+        for number, stamps in zip(self._compute, self.lanes.stamps(), strict=True):
+            times[self.part.lane_tasks(number)] = stamps
+        if self.meetings is not None:
+            for task, stamps in self.meetings.times.items():
+                times[task] = stamps
+        begin = float(times.min(initial=np.inf))
+        times = (times[ids] - begin) * 1e6
+        waits = self.part.waits
+        waiting = np.zeros(len(graph), bool)
+        waiting[waits[:, 0]] = True
+        waited = waiting[ids]
+        entry = np.empty(len(graph), np.int64)
+        entry[ids] = np.arange(len(ids))
+
+        def both(tasks: Any, waits: Any) -> Any:
+            return np.concatenate([tasks, waits])
+
+        lane, count = schedule.lane_of_each(), int(waited.sum())
+        return Timeline(
+            lanes=tuple(replace(x, rank=self.rank) for x in schedule.lanes), what=both(np.full(len(ids), What.TASK), np.full(count, What.WAIT)),
+            key=both(schedule.keys, schedule.keys[waited]), lane=both(lane, lane[waited]),
+            issued=both(times[:, 0], times[waited, 0]), start=both(times[:, 1], times[waited, 0]),
+            end=both(times[:, 2], times[waited, 1]), bytes=both(graph.bytes[ids], np.zeros(count, np.int64)),
+            edges=entry[waits[:, ::-1]], labels=graph.unit_names, peak_bytes=self.part.memory.peak_bytes,
+            meta={"begin_s": begin})
+
+
+def _calls_of(bound: Bound, debug: int) -> Callable[[int, Any], list[Thunk]]:
+    """The calls of a task on a stream; when debugging with a look at what it wrote. Holds no executor, so that nothing
+    keeps one alive."""
+    if not debug:
+        return bound.thunks
+
+    def inspect(task: int) -> None:
+        if debug >= 2:
+            print(f"{bound.graph[task].label}", file=sys.stderr)
+        if debug >= 3:
+            for buffer in (*bound.graph[task].reads, *bound.graph[task].writes):
+                print(f"    {buffer.name}: {buffer.bytes} bytes at {bound.place(buffer.storage)[1]}", file=sys.stderr)
+        bound.device.synchronize()  # the task may be on another stream than what is read goes through
+        bound.check_finite(task)
+
+    return lambda task, stream: [*bound.thunks(task, stream), partial(inspect, task)]

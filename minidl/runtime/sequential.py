@@ -1,0 +1,28 @@
+"""The oracle: tasks in the order of emission, each storage in memory of its own. No schedule, no plan, no streams."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..graph import TaskGraph
+from .bound import Bound
+from .guard import Guard
+from .streams import run_program
+
+
+class SequentialExecutor:
+    """What every schedule must equal bit for bit. Call it with a step's inputs; it returns the step's outputs."""
+
+    def __init__(self, graph: TaskGraph, device: Any = None) -> None:
+        self.graph = graph
+        self._bound = Bound(graph, None, device)
+        self._guard = Guard(forks=not self._bound.device.captures)
+        self._program = [thunk for task in range(len(graph)) for thunk in self._bound.thunks(task)]
+
+    def __call__(self, *inputs: Any) -> Any:
+        with self._guard:
+            self._bound.load(inputs)
+            stop = run_program(self._program)
+            if stop.error is not None:
+                raise stop.error
+            return self._bound.results()

@@ -1,0 +1,245 @@
+"""Checkpoints: everything that a run needs to go on with the bits that it would have had uninterrupted.
+
+One safetensors file: parameters and states of the model, the optimizer's states with learning rate and Adam's powers,
+and the counter of dropouts as tensors; place in the data, seed and schedule as JSON beside them. A file is only
+data: nothing in it is ever executed. Nothing is changed by a load unless all of the file fits and its digest is right.
+
+A checkpoint stands between two steps: gradients that wait for an update are not kept. What recorded steps hold stays
+theirs, since everything is restored in place.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import stat
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from ..autograd import random
+from ..autograd.tensor import Tensor
+from ..files import LARGEST, claimed, write_atomic
+from ..nn import Module
+from ..nn.module import put, shown
+from ..optim import Optimizer
+
+NAME = "checkpoint.safetensors"  #: in a directory
+FORMAT = 2
+IDENTITY = ("name", "seed", "batch_size", "training")  #: of a loader; its order of samples follows from them
+
+
+class CheckpointError(ValueError):
+    """A file that cannot be saved, read, or used here; one line says why."""
+
+
+class Loader(Protocol):
+    """What a checkpoint needs of a data loader."""
+
+    def state(self) -> dict[str, int]: ...
+
+    def restore(self, state: Mapping[str, int]) -> None: ...
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a file says beside its tensors: steps done, the seed, the optimizer's class, the place in the data, the schedule
+    as CSV and the name of the scheduler that made it."""
+
+    step: int
+    seed: int
+    optimizer: str | None
+    loader: dict[str, Any] | None
+    schedule: str | None
+    scheduler: str | None
+
+
+def save(path: str | Path, model: Module, optimizer: Optimizer | None = None, *, step: int = 0,
+         loader: Loader | None = None, schedule: str | None = None, scheduler: str | None = None) -> Path:
+    """Writes a checkpoint to the file `path` (*.safetensors) or into the directory `path`; returns the file.
+
+    The file appears whole or not at all; on an error an earlier one stays. Raises CheckpointError.
+    """
+    from safetensors.numpy import save as serialize
+
+    waiting = [name for name, p in model.named_parameters() if p.grad is not None and not p.used]
+    if waiting:
+        raise CheckpointError(f"cannot save between backward and update: {waiting[0]} has a gradient that is not spent")
+    file = _file(path)
+    about: dict[str, Any] = {"format": FORMAT, "step": step, "seed": random.current_seed()}
+    about["optimizer"] = None if optimizer is None else type(optimizer).__name__
+    about["loader"] = None if loader is None else {"state": loader.state(), **_identity(loader)}
+    arrays = {name: np.asarray(shown(t), order="C") for name, t in _tensors(model, optimizer).items()}
+    texts = {"minidl": json.dumps(about, default=int), "schedule": schedule, "scheduler": scheduler}
+    header = {name: text for name, text in texts.items() if text is not None}
+    content = serialize(arrays, header | {"sha256": _digest(header, sorted(arrays.items()))})
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(file, content)
+    except OSError as error:
+        why = error.strerror or error
+        raise CheckpointError(f"cannot save {file}: {why}; what was there before is unchanged") from error
+    return file
+
+
+def load(path: str | Path, model: Module, optimizer: Optimizer | None = None, *,
+         loader: Loader | None = None) -> Checkpoint:
+    """Puts a checkpoint's contents into model, optimizer, loader and the dropout counter, in place. Without an optimizer
+    it is the model alone that is taken, from a run of any seed.
+
+    Raises CheckpointError, with nothing changed, for a file that is missing, damaged, foreign, of another model,
+    optimizer or order of data, or made with another seed than this run's (`minidl.seed`).
+    """
+    file = _file(path)
+    mine = _tensors(model, optimizer)
+    with _opened(file) as (about, header, content):
+        every = sorted(content.keys())
+        if optimizer is not None:
+            _fits(file, "seed", about.seed, random.current_seed())
+            _fits(file, "optimizer", about.optimizer, type(optimizer).__name__)
+        there = {name for name in every if optimizer is not None or name.startswith("model.")}
+        missing, unknown = sorted(mine.keys() - there), sorted(there - mine.keys())
+        if missing or unknown:
+            what = f"it lacks {missing[0]!r}" if missing else f"it has {unknown[0]!r}, which this run does not"
+            raise CheckpointError(f"{file} is of another model or optimizer: {what}")
+        for name, t in mine.items():  # before memory is taken for any of them
+            here, slot = shown(t), content.get_slice(name)
+            shape, dtype = tuple(slot.get_shape()), _dtype(slot.get_dtype())
+            if (dtype, shape) != (str(here.dtype), here.shape):
+                raise CheckpointError(f"{file} is of another model: {name} is {dtype} {shape} there, {here.dtype} {here.shape} here")
+        values: dict[str, Any] = {}
+
+        def tensors() -> Iterator[tuple[str, Any]]:
+            for name in every:
+                value = content.get_tensor(name)
+                if name in mine:
+                    values[name] = value
+                yield name, value
+
+        if _digest({k: v for k, v in header.items() if k != "sha256"}, tensors()) != header.get("sha256"):
+            raise CheckpointError(f"{file} is damaged: its digest is wrong")
+    if loader is not None:
+        if about.loader is None:
+            raise CheckpointError(f"{file} does not say where in the data it stands")
+        for key, value in _identity(loader).items():
+            _fits(file, f"data {key}", about.loader.get(key), value)
+        try:
+            loader.restore(about.loader["state"])
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise CheckpointError(f"{file} names no place in the data: {error}") from error
+    for name, t in mine.items():
+        put(t, values[name])
+    for p in model.parameters():
+        p.used = True  # a gradient of before belongs to no parameter that is here now
+    return about
+
+
+def peek(path: str | Path) -> Checkpoint:
+    """What a checkpoint says of itself, to make a model and a loader that fit; its tensors are not read. Raises
+    CheckpointError."""
+    with _opened(_file(path)) as (about, _, _):
+        return about
+
+
+def exists(path: str | Path) -> bool:
+    """Whether there is a checkpoint at `path`, a file or a directory."""
+    return _file(path).exists()
+
+
+@contextmanager
+def claim(path: str | Path) -> Iterator[None]:
+    """Keeps other runs from saving to `path`, a file or a directory, which is made, until the end. Raises CheckpointError
+    where one does."""
+    file = _file(path)
+    with ExitStack() as held:
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            held.enter_context(claimed(file.with_name(f".{file.name}.lock")))
+        except OSError as error:
+            if error.errno == errno.EBUSY:
+                raise CheckpointError(f"another run saves to {path}; wait for its end, or name another folder") from None
+            raise CheckpointError(f"cannot save to {path}: {error.strerror}") from None
+        yield
+
+
+def _file(path: str | Path) -> Path:
+    path = Path(path)
+    return path if path.suffix == ".safetensors" else path / NAME
+
+
+def _tensors(model: Module, optimizer: Optimizer | None) -> dict[str, Tensor]:
+    """All that is kept, by name: the model's as in its state dict, a shared parameter once for each name."""
+    tensors = {f"model.{name}": t for name, t in model.named_tensors()}
+    if optimizer is not None:
+        tensors |= {f"optimizer.{name}": t for name, t in optimizer.named_tensors()}
+        tensors["random.dropouts"] = Tensor(random.dropout_counter())
+    return tensors
+
+
+def _identity(loader: Loader) -> dict[str, Any]:
+    return {key: getattr(loader, key) for key in IDENTITY if hasattr(loader, key)}
+
+
+def _dtype(name: str) -> str:
+    """`F32` as NumPy calls it: float32."""
+    kind = name.rstrip("0123456789")
+    return {"F": "float", "I": "int", "U": "uint", "BF": "bfloat"}.get(kind, kind.lower()) + name[len(kind) :]
+
+
+def _fits(file: Path, what: str, there: Any, here: Any) -> None:
+    if there != here:
+        raise CheckpointError(f"{file} is of another run: {what} {there!r} there, {here!r} here")
+
+
+def _digest(header: Mapping[str, str], tensors: Iterable[tuple[str, Any]]) -> str:
+    """Of all that a file says: its texts, and name, type, shape and elements of each tensor."""
+    found = hashlib.sha256(json.dumps(dict(sorted(header.items()))).encode())
+    for name, value in tensors:
+        found.update(f"{name} {value.dtype.str} {value.shape}".encode())
+        found.update(np.ascontiguousarray(value).data)
+    return found.hexdigest()
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[tuple[Checkpoint, dict[str, str], Any]]:
+    """What a file says of itself, its texts, and the open file; whatever it makes its reader raise becomes one line."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        if not stat.S_ISREG(file.stat().st_mode):
+            raise CheckpointError(f"{file} is no checkpoint: it is not a regular file")
+        with open(file, "rb") as start:
+            if int.from_bytes(start.read(8), "little") > LARGEST["checkpoint header"]:
+                raise CheckpointError(f"{file} is damaged or no checkpoint: its header is larger than "
+                                      f"{LARGEST['checkpoint header'] >> 20} MiB")
+        with safe_open(file, framework="np") as content:
+            header = content.metadata() or {}
+            if "minidl" not in header:
+                raise CheckpointError(f"{file} is no checkpoint of minidl: it says nothing of where it comes from")
+            yield _about(file, json.loads(header["minidl"]), header), header, content
+    except CheckpointError:
+        raise
+    except FileNotFoundError:
+        raise CheckpointError(f"there is no checkpoint {file}") from None
+    except OSError as error:
+        raise CheckpointError(f"cannot read {file}: {error.strerror or error}") from error
+    except (SafetensorError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"{file} is damaged or no checkpoint: {str(error).splitlines()[0][:200]}") from error
+
+
+def _about(file: Path, raw: Any, header: Mapping[str, str]) -> Checkpoint:
+    if not isinstance(raw, dict) or raw.get("format") != FORMAT:
+        raise CheckpointError(f"{file} is no checkpoint of this format ({FORMAT})")
+    said: list[Any] = [raw.get(key) for key in ("step", "seed", "optimizer", "loader")]
+    step, seed, optimizer, loader = said
+    if type(step) is not int or step < 0 or type(seed) is not int or not isinstance(optimizer, str | None) or not isinstance(loader, dict | None):
+        raise CheckpointError(f"{file} is damaged: step, seed, optimizer and place in the data are {str(said)[1:100]}")
+    return Checkpoint(step, seed, optimizer, loader, header.get("schedule"), header.get("scheduler"))
+
+
+__all__ = ["Checkpoint", "CheckpointError", "Loader", "claim", "load", "peek", "save"]

@@ -1,0 +1,206 @@
+"""A training run on several ranks from names and numbers: do they agree, what does the link cost, and the run itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from ..graph import Kind, View
+from ..pricing.cost import CostModel
+from ..program import lower
+from ..runtime import device as devices
+from ..runtime.comm import Communicator
+from ..runtime.comm.flight import Entry, Flight
+from ..runtime.comm.handover import handover
+from ..runtime.executors import DistributedExecutor
+from ..schedule import Schedule
+from ..schedulers import data_parallel
+from ..schedulers.iterations import delayable
+from ..schedulers.layer_times import with_communication
+from .trainer import Prediction, Recorded, Trainer, TrainingError, params_sha256
+
+TRIAL_STEPS = 6  #: that each k tried takes when k is confirmed by measurement
+TRANSPORTS = ("staged", "cuda-aware", "nccl")  #: how gradients of a CUDA device are summed; the CPU's are where MPI takes them
+
+
+class Disagreement(ValueError):
+    """Ranks that were not started alike, or one that could not start; one line, the same on every rank."""
+
+
+def agree(communicator: Communicator, prepare: Callable[[], tuple[Any, Mapping[str, Any]]]) -> Any:
+    """Runs `prepare` on every rank; returns its first result where the second, what all must have alike, is equal.
+
+    Raises Disagreement on every rank with the first difference, or with the error of the first rank that failed.
+    """
+    made: Any = None
+    try:
+        made, mine = prepare()
+        report: Any = dict(mine)
+    except Exception as error:
+        report = str(error) or type(error).__name__
+    reports = communicator.gather(report)
+    broken = [r for r in range(communicator.size) if isinstance(reports[r], str)]
+    if broken:
+        everywhere = len({str(r) for r in reports}) == 1
+        raise Disagreement(reports[broken[0]] if everywhere else f"rank {broken[0]}: {reports[broken[0]]}")
+    for what in reports[0]:
+        for rank, other in enumerate(reports):
+            if other.get(what) != reports[0][what]:
+                raise Disagreement(f"{what} is {other.get(what)!r} on rank {rank} but {reports[0][what]!r} on rank 0; start every rank alike")
+    return made
+
+
+def identity(recorded: Recorded) -> dict[str, Any]:
+    """What every rank must have alike, the plainest first."""
+    import platform
+
+    from .. import __version__
+
+    job, data = recorded.job, recorded.train_data
+    return {"the version of minidl": __version__, "the version of Python": platform.python_version(), "the version of NumPy": np.__version__,
+            "the model": job.model, "the model's arguments": dict(job.model_args), "the type": job.dtype, "the seed": job.seed,
+            "the data set": data.name, "the number of samples": data.dataset.samples, "the batch size": job.batch_size,
+            "the share of a batch": recorded.share, "the number of micro-batches": job.micro_batches, "the optimizer": job.optimizer,
+            "the learning rate": job.lr, "the scheduler": job.scheduler, "the scheduler's arguments": dict(job.scheduler_args),
+            "the memory limit": job.memory_limit, "the kind of device": job.device.partition(":")[0], "TF32": job.tf32,
+            "determinism": job.deterministic, "the fusion": job.fusion, "the parameters' hash": params_sha256(recorded.model)}
+
+
+def device_of(name: str, communicator: Communicator) -> str:
+    """The device of this rank: under the name `cuda`, ranks of a machine take its GPUs in turn, and share them where they
+    outnumber them. Raises DeviceError without a GPU."""
+    if name != "cuda":
+        return name
+    from ..runtime.cuda.device import gpus
+
+    return f"cuda:{communicator.local_rank % gpus()}"
+
+
+def transport(name: str, communicator: Communicator, device: Any) -> Communicator:
+    """What sums gradients of a device, by its name in TRANSPORTS. Raises Disagreement where it cannot be had."""
+    if name == "staged":
+        return communicator
+
+    def make() -> tuple[Communicator, dict[str, Any]]:
+        if name == "nccl":
+            from ..runtime.comm.nccl import NCCL
+
+            return NCCL(communicator, device), {}
+        from ..runtime.comm.mpi import MPI
+
+        assert isinstance(communicator, MPI)
+        return communicator.for_devices(), {}
+
+    made: Communicator = agree(communicator, make)
+    return made
+
+
+def measure_link(communicator: Communicator, device: Any = None, sizes: tuple[int, int, int] = (4, 2**18, 2**22),
+                 repeats: int = 5) -> tuple[float, float]:
+    """Microseconds of an all-reduce of gradients on a device (default: the CPU): (each, per byte). The same on every rank,
+    since rank 0's are taken.
+
+    The smallest gives the first, the difference of the others the second, so that a link's burst does not count.
+    """
+    device = device or devices.cpu()
+    hand, flight, took = handover(device, communicator), Flight(communicator), []
+    for size in sizes:
+        count = max(size // 4, communicator.size)
+        memory = device.allocate(4 * count)
+        array = device.array(memory, View(0, (count,), (1,), 0, "float32"))
+        device.write(array, np.zeros(count, np.float32))
+        transfer = communicator.bind(Kind.A, hand.place([array], ()), 0)
+        times = []
+        for _ in range(repeats):
+            communicator.gather(None)
+            begin = perf_counter()
+            flight.submit(Entry(0, transfer, 0, array.nbytes))
+            flight.drain()
+            device.synchronize()
+            times.append((perf_counter() - begin) * 1e6)
+        took.append(float(np.median(times)))
+    slope = max(0.0, (took[2] - took[1]) / (sizes[2] - sizes[1]))
+    each, rate = communicator.gather((took[0], slope))[0]
+    return float(each), float(rate)
+
+
+def neighbours(k: int, largest: int) -> list[int]:
+    """The values of k that are measured beside the one that the simulator found: none, half and half as many again."""
+    return sorted({0, k // 2, min(largest, k + max(1, k // 2))} - {k})
+
+
+class RankTrainer(Trainer):
+    """One rank of a run. `cost` is that of rank 0 on every rank, so that all make the same plan.
+
+    `link`: microseconds of an all-reduce, each and per byte. `k`: of reverse_first_k; None searches it in the simulator,
+    and the first steps confirm it by measuring its neighbours: every k gives the same bits, so nothing is lost.
+    """
+
+    in_flight = 0  #: trials compare the times of single steps
+    late = 1
+
+    def __init__(self, recorded: Recorded, cost: CostModel, communicator: Communicator, link: tuple[float, float], *,
+                 k: int | None = None, buckets: int | None = None, trace: bool = False) -> None:
+        self.recorded, self.job, self.communicator, self.trace = recorded, recorded.job, communicator, trace
+        name, limit = recorded.job.scheduler, recorded.job.memory_limit
+        self.graph = data_parallel.prepare(name, recorded.graph, buckets=buckets)
+        self.cost = with_communication(self.graph, cost, lambda sizes: link[0] + link[1] * sum(sizes.values()))
+
+        def fits(schedule: Schedule) -> bool:
+            return limit is None or lower(self.graph, schedule).peak_bytes <= limit
+
+        self._fits = fits
+        self.plan = data_parallel.plan(name, self.graph, self.cost, k, fits)
+        self._start()
+        self._trials = self._neighbours() if k is None and communicator.size > 1 and data_parallel.policy(name).delays else []
+        self._tried: list[tuple[float, int]] = []
+        self._use(self.plan)
+
+    def _use(self, plan: data_parallel.Plan) -> None:
+        self.plan = plan
+        self.run: DistributedExecutor = DistributedExecutor(  # type: ignore[assignment]
+            plan.graph, plan.schedule, self.communicator, device=self.recorded.device, trace=self.trace, memory_limit=self.job.memory_limit)
+        self.prediction = Prediction(self.run.graph, self.run.schedule, len(self.run.program.body[0].waits),
+                                     (plan.period + self.cost.step) / 1000, self.run.peak_bytes)
+
+    def _neighbours(self) -> list[data_parallel.Plan]:
+        """Plans for the k found and some around it, without doubles."""
+        others = [data_parallel.plan(self.job.scheduler, self.graph, self.cost, k) for k in neighbours(self.plan.k, len(delayable(self.graph)))]
+        return [self.plan, *(p for p in others if self._fits(p.schedule))]
+
+    def step(self) -> None:
+        """One step on the next batch. Raises TrainingError, TaskError or RankError."""
+        if self._trials and len(self.seconds) % TRIAL_STEPS == 0:
+            self._next_trial()
+        super().step()
+
+    def _next_trial(self) -> None:
+        if self.seconds:
+            slowest = self.communicator.gather(float(np.median(self.seconds[-TRIAL_STEPS + 2 :])))
+            self._tried.append((max(slowest), self.plan.k))
+        if len(self._tried) == len(self._trials):
+            best = min(self._tried)[1]
+            chosen, self._trials = next(p for p in self._trials if p.k == best), []
+        else:
+            chosen = self._trials[len(self._tried)]
+        if chosen is not self.plan:
+            self.run.close()
+            self._use(chosen)
+
+    def share(self) -> None:
+        """Nothing: every rank has the whole model."""
+
+    def finish(self) -> None:
+        """Makes the last updates; losses become the means over ranks. Raises TrainingError as `collect` does, and where
+        parameters differ."""
+        self.collect()
+        self.run.close()
+        self.settle()
+        shares = self.communicator.gather((self.losses, self.params_sha256()))
+        self.losses = np.mean([losses for losses, _ in shares], axis=0).tolist()
+        different = [r for r, (_, sha) in enumerate(shares) if sha != shares[0][1]]
+        if different:
+            raise TrainingError(f"rank {different[0]} has other parameters than rank 0 after {len(self.losses)} steps")

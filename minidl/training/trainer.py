@@ -1,0 +1,316 @@
+"""A training run from names and numbers: model, data, optimizer, graph, schedule, executor. Prints nothing."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from .. import data, models, nn, ops, optim, schedulers
+from ..autograd import precision, random
+from ..autograd.recording import record
+from ..autograd.tape import Tape, micro_batch, no_grad, settle, unsettled, use
+from ..graph import TaskGraph
+from ..nn.module import shown
+from ..passes import fusion
+from ..pricing.corun import CoRun
+from ..pricing.cost import CostModel
+from ..pricing.measure_pairs import measure_pairs
+from ..pricing.simulation import simulate
+from ..program import lower
+from ..runtime import device as devices
+from ..runtime.executors import SequentialExecutor, executor
+from ..schedule import Schedule
+
+OPTIMIZERS: dict[str, Callable[..., optim.Optimizer]] = {
+    "sgd": lambda parameters, lr: optim.SGD(parameters, lr, momentum=0.9),
+    "adam": lambda parameters, lr: optim.Adam(parameters, lr),
+    "adamw": lambda parameters, lr: optim.AdamW(parameters, lr),
+}
+#: float types of a run, and for those that are mixed the type of products, while parameters are float32
+DTYPES = {"float32": None, "float64": None, "bf16": "bfloat16", "fp16": "float16"}
+
+
+class TrainingError(RuntimeError):
+    """A run that cannot go on; the message names the step."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to train, on what, how. Sizes in samples and bytes; arguments by name."""
+
+    model: str = "mlp"
+    model_args: Mapping[str, Any] = field(default_factory=dict)
+    data: str = "digits"
+    root: str | None = None
+    strict: bool = False
+    device: str = "cpu"
+    tf32: bool = False
+    deterministic: bool = True
+    dtype: str = "float32"
+    batch_size: int = 64
+    micro_batches: int = 1
+    optimizer: str = "sgd"
+    lr: float = 0.1
+    seed: int = 0
+    scheduler: str = "in_order"
+    scheduler_args: Mapping[str, Any] = field(default_factory=dict)
+    streams: int | None = None
+    memory_limit: int | None = None
+    fusion: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1 or self.micro_batches < 1:
+            raise ValueError(f"batch size {self.batch_size} and micro-batches {self.micro_batches} must be at least 1")
+        if self.batch_size % self.micro_batches:
+            raise ValueError(f"a batch of {self.batch_size} does not divide into {self.micro_batches} micro-batches")
+        if self.dtype not in DTYPES:
+            raise ValueError(f"unknown type {self.dtype!r}; known: {', '.join(DTYPES)}")
+        if self.low and not self.device.startswith("cuda"):
+            raise ValueError(f"{self.dtype} needs a CUDA device; {self.device} computes in float32 and float64")
+        if self.tf32 and not self.device.startswith("cuda"):
+            raise ValueError(f"tf32 is arithmetic of CUDA devices; {self.device} has none")
+        if not self.deterministic and not self.device.startswith("cuda"):
+            raise ValueError(f"nondeterministic is a choice of CUDA devices; {self.device} always repeats its bits")
+        if self.optimizer not in OPTIMIZERS:
+            raise ValueError(f"unknown optimizer {self.optimizer!r}; known: {', '.join(OPTIMIZERS)}")
+
+    @property
+    def low(self) -> str | None:
+        """The 16-bit type of products, in mixed precision."""
+        return DTYPES[self.dtype]
+
+    @property
+    def autocast(self) -> AbstractContextManager[None]:
+        """In which the model is called."""
+        return precision.autocast(self.low) if self.low else nullcontext()
+
+
+class Recorded:
+    """A job's model and optimizer, and its step as a graph. Nothing has run.
+
+    With ranks, it is the step of one of them on its equal share of each batch. Raises DataError or ValueError where the
+    batch does not divide. `notes`: what the scheduler had to say.
+    """
+
+    notes: tuple[str, ...] = ()
+
+    def __init__(self, job: Job, rank: int = 0, ranks: int = 1) -> None:
+        self.job, self.rank, self.ranks = job, rank, ranks
+        self.device = devices.get(job.device)
+        if self.device.captures:  # the device is the process's: an earlier job may have asked for something else
+            self.device.tf32, self.device.deterministic = job.tf32, job.deterministic
+        self.tape = Tape(self.device)
+        with use(self.tape):
+            random.seed(job.seed)
+            self.model = models.create(job.model, **job.model_args).astype(self.dtype)
+            self.optimizer = OPTIMIZERS[job.optimizer](self.model.parameters(), job.lr)
+            self.optimizer.scaler = optim.GradScaler() if job.low == "float16" else None
+        self.train_data = self._load("train").shard(rank, ranks)
+        self.share = job.batch_size // ranks  #: samples of a step here
+        if self.share % job.micro_batches:
+            raise ValueError(f"a rank's {self.share} samples of a batch of {job.batch_size} do not divide into "
+                             f"{job.micro_batches} micro-batches")
+        with use(self.tape), job.autocast:
+            graph = record(self._step, *self._split(*self._example()), name=job.model)
+        self.graph = self._fused(graph, ranks)
+
+    def _fused(self, graph: TaskGraph, ranks: int) -> TaskGraph:
+        """As the job says, or what suits the device. Gradients that go to other ranks are spent one by one."""
+        rules = self.job.fusion if self.job.fusion is not None else tuple(fusion.RULES) if self.device.captures else ()
+        rules = tuple(r for r in rules if r not in ("casts", "updates") or ranks == 1)
+        return fusion.fused(graph, self.device, rules) if rules else graph
+
+    @property
+    def dtype(self) -> str:
+        """That of parameters and inputs."""
+        return "float32" if self.job.low else self.job.dtype
+
+    def _load(self, split: str) -> data.Loader:
+        job, shape = self.job, self.model.input_shape
+        return data.load(job.data, batch_size=job.batch_size, root=job.root, split=split, seed=job.seed, strict=job.strict,
+                         image_size=shape[0], channels=shape[2], classes=self.model.classes, dtype=self.dtype)
+
+    def _example(self) -> tuple[Any, Any]:
+        x, y = next(self.train_data)
+        self.train_data.restore({"epoch": 0, "batch": 0})
+        return x, y
+
+    def _split(self, x: Any, y: Any) -> list[Any]:
+        """x and y of each micro-batch in turn."""
+        n = self.job.micro_batches
+        return [part for pair in zip(np.split(x, n), np.split(y, n), strict=True) for part in pair]
+
+    def _step(self, *parts: Any) -> Any:
+        n, total, scaler = self.job.micro_batches, None, self.optimizer.scaler
+        for i in range(n):
+            with micro_batch(i, self.rank * self.share + i * self.share // n):
+                loss = nn.cross_entropy(self.model(parts[2 * i]), parts[2 * i + 1])
+                if n > 1:
+                    loss = loss * (1 / n)
+                loss.backward(scaler.scale if scaler else None)
+                total = loss.detach() if total is None else ops.add(total, loss.detach())
+        self.optimizer.step()
+        return total
+
+    def schedule(self, cost: CostModel | None = None) -> Schedule:
+        """The job's scheduler on the graph. Raises ValueError for a scheduler or argument that does not exist."""
+        arguments = dict(self.job.scheduler_args)
+        if self.job.streams is not None:
+            if self.job.scheduler == "in_order" and self.job.streams != 1:
+                raise ValueError(f"--streams {self.job.streams} contradicts --scheduler in_order, which uses one stream")
+            if self.job.scheduler != "in_order":
+                arguments["streams"] = self.job.streams
+        for name, value in ("cost", cost), ("memory_limit", self.job.memory_limit):
+            if value is not None and name in schedulers.arguments(self.job.scheduler):
+                arguments[name] = value
+        if self.job.scheduler == "multi_region":
+            found = self.region_plan(**arguments)
+            self.notes = found.notes
+            return found.schedule
+        return schedulers.single(self.job.scheduler, self.graph, **arguments)
+
+    def region_plan(self, cost: CostModel | None = None, **arguments: Any) -> schedulers.RegionPlan:
+        """What multi_region makes of the graph, and why."""
+        schedulers.check("multi_region", self.job.scheduler_args)
+        return schedulers.region_plan(self.graph, cost, **{**self.job.scheduler_args, **arguments})
+
+    def with_pairs(self, cost: CostModel, measured: bool, progress: Callable[[float], None] | None = None) -> CostModel:
+        """The costs, with how much pairs slow each other down: measured now, or from flops and bytes."""
+        groups, pairs = schedulers.profile_groups(self.graph, cost)
+        if not measured:
+            return replace(cost, corun=CoRun.estimated(self.graph, groups, pairs))
+        return replace(cost, corun=measure_pairs(self.graph, cost, groups, pairs, device=self.device, progress=progress))
+
+    def measure(self, progress: Callable[[float], None] | None = None) -> CostModel:
+        return CostModel.measure(self.graph, device=self.device, progress=progress)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A job planned but not run: a step as it repeats. Times in milliseconds."""
+
+    graph: TaskGraph
+    schedule: Schedule
+    waits: int
+    predicted_step_ms: float
+    peak_bytes: int
+
+
+def predict(recorded: Recorded, cost: CostModel, schedule: Schedule | None = None) -> Prediction:
+    """Schedules (unless a schedule is given), proves, plans the memory and simulates; runs nothing."""
+    program = lower(recorded.graph, schedule or recorded.schedule(cost), memory_limit=recorded.job.memory_limit)
+    timeline = simulate(program.graph, program.schedule, cost)
+    return Prediction(program.graph, program.schedule, len(program.body[0].waits), (timeline.makespan + cost.step) / 1000,
+                      program.peak_bytes)
+
+
+class Trainer:
+    """Runs a job step by step. `seconds` grows by one entry a step, `losses` too, on a device that runs behind the host
+    some steps later: `collect` waits for the rest.
+
+    `schedule`: in place of the one that the job's scheduler would make.
+    """
+
+    in_flight = 8  #: losses of this many steps are not waited for, where the device runs behind the host
+    late = 0  #: how many steps after its own an update is made
+
+    def __init__(self, recorded: Recorded, cost: CostModel, *, trace: bool = False, schedule: Schedule | None = None) -> None:
+        self.recorded, self.job, self.cost = recorded, recorded.job, cost
+        self.prediction = predict(recorded, cost, schedule)
+        self.run = executor(recorded.graph, self.prediction.schedule, device=recorded.device, trace=trace,
+                            memory_limit=recorded.job.memory_limit)
+        self._start()
+
+    def _start(self) -> None:
+        self.losses: list[float] = []
+        self.seconds: list[float] = []
+        self._awaited: deque[tuple[Callable[[], Any], Callable[[], bool | None]]] = deque()
+        settle()
+        self.recorded.device.not_finite()  # what others did before is not told of this run
+
+    def step(self) -> None:
+        """One step on the next batch. Raises TrainingError as `collect` does, on CUDA of an earlier step."""
+        from time import perf_counter
+
+        parts = self.recorded._split(*next(self.recorded.train_data))
+        begin = perf_counter()
+        device = self.recorded.device
+        loss = self.run(*parts)
+        if loss is not None:  # of a pipeline the last rank has it
+            self._awaited.append((loss.fetch(), device.fetch_not_finite()))
+        self.collect(self.in_flight if device.captures else 0)
+        self.seconds.append(perf_counter() - begin)
+
+    def collect(self, rest: int = 0) -> None:
+        """Waits for losses until those of `rest` steps are still to come. Raises TrainingError for one that is not finite, and
+        on CUDA where an update of that step used a gradient that is not."""
+        while len(self._awaited) > rest:
+            value, not_finite = self._awaited.popleft()
+            loss, bad = float(value()), not_finite()
+            self.losses.append(loss)
+            step = len(self.losses)
+            if bad and (self.late or np.isfinite(loss)):
+                raise self._failed("a gradient is not finite", step - self.late)
+            if not np.isfinite(loss):
+                raise self._failed(f"the loss is {loss}", step)
+
+    def settle(self) -> None:
+        """Waits for all losses and makes the updates that are late. Raises TrainingError as `collect` does, also for these."""
+        self.collect()
+        for owing in unsettled & {self.run}:
+            owing.settle()
+        if self.recorded.device.not_finite():
+            raise self._failed("a gradient is not finite", len(self.losses))
+
+    def _failed(self, what: str, step: int) -> TrainingError:
+        return TrainingError(f"{what} at step {step} of {self.job.model} with lr {self.recorded.optimizer.lr:g}; try a smaller lr (MINIDL_DEBUG=1 names the layer)")
+
+    def accuracy(self) -> float | None:
+        """Share of the test samples whose largest logit is their label."""
+        model = self.recorded.model.eval()
+        runs: dict[int, SequentialExecutor] = {}
+        right = total = 0
+        try:
+            for x, y in self.recorded._load("test"):
+                if len(x) not in runs:
+                    with use(self.recorded.tape), no_grad(), self.job.autocast:
+                        runs[len(x)] = SequentialExecutor(record(model, x, name="eval"), self.recorded.device)
+                right += int((runs[len(x)](x).numpy().argmax(axis=-1) == y).sum())
+                total += y.size
+        finally:
+            model.train()
+        return right / total if total else None
+
+    def step_ms(self) -> dict[str, float]:
+        """Median, 10th and 90th percentile of the steps after the first, in milliseconds."""
+        times = np.array(self.seconds[1:] or self.seconds) * 1000
+        return {name: round(float(np.percentile(times, q)), 4) for name, q in (("median", 50), ("p10", 10), ("p90", 90))}
+
+    def params_sha256(self) -> str:
+        return params_sha256(self.recorded.model)
+
+
+def params_sha256(model: nn.Module) -> str:
+    """Of every parameter once, in state-dict order, little-endian."""
+    digest = hashlib.sha256()
+    for _, p in model.named_parameters():
+        array = np.ascontiguousarray(shown(p))
+        digest.update(array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes())
+    return digest.hexdigest()
+
+
+def interleaved(trainers: Sequence[Trainer], steps: int, progress: Callable[[int], None] | None = None) -> None:
+    """Steps all runs in turn, so that a busy machine disturbs each of them alike."""
+    for n in range(steps):
+        for trainer in trainers:
+            trainer.step()
+        if progress:
+            progress(n + 1)
+    for trainer in trainers:
+        trainer.settle()
