@@ -18,14 +18,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import PATIENCE, deadline
+from helpers import PATIENCE, deadline, until
 
 import minidl as ml
 from minidl import models, nn, ops, optim
 from minidl.graph import GraphBuilder, GraphError, Kind, parse_task, unpack
 from minidl.passes.messages import RECEIVES, SENDS, check_rendezvous
 from minidl.program import lower
-from minidl.runtime.comm import Host, RankError, Standstill
+from minidl.runtime.comm import Host, RankError, Standstill, Wait
 from minidl.runtime.comm.flight import Entry, Flight
 from minidl.runtime.comm.loopback import LoopBack, run_ranks
 from minidl.runtime.executors import DistributedExecutor, SequentialExecutor
@@ -375,9 +375,34 @@ def test_a_rank_at_work_is_waited_for_longer_but_not_for_ever(monkeypatch):
     assert found.startswith("rank 0 waits for rank 1 (0RO2), which is at work, for more than 1 s (MINIDL_MPI_WAIT_SECONDS")
 
 
+def test_a_rank_that_has_not_looked_since_something_came_stands_still_with_nobody(monkeypatch):
+    """As one to which a busy machine gives no turn: what it said last is that it waits."""
+    monkeypatch.setattr(LoopBack, "wait_seconds", 1.0)
+
+    def work(communicator):
+        if communicator.rank == 0:
+            receives(communicator, 1, "0RO2")
+            return
+
+        def is_awaited():
+            communicator.check()
+            wait = communicator._waits().get(0)
+            return wait and time.monotonic() - wait.since > 2 * LoopBack.wait_seconds
+
+        communicator.publish(Wait(0, "1RF7", since=0.0, looked=0.0))
+        until(is_awaited, "rank 0 has waited for long")
+        place = Host(communicator, [np.zeros(2048, "f")], sums=False)
+        flight = Flight(communicator)
+        flight.submit(Entry(0, communicator.bind(Kind.SF, place, None, 0), None, 8192, peer=0))
+        flight.drain()
+
+    with deadline():
+        run_ranks(2, work)
+
+
 def test_a_slow_rank_is_no_standstill(monkeypatch):
     """It waits and works by turns, always longer than a wait in a circle may take."""
-    monkeypatch.setattr(LoopBack, "wait_seconds", 0.2)
+    monkeypatch.setattr(LoopBack, "wait_seconds", 0.4)
 
     def work(communicator):
         flight, array = Flight(communicator), np.zeros(2048, "f")
@@ -385,7 +410,7 @@ def test_a_slow_rank_is_no_standstill(monkeypatch):
         for turn in range(4):
             mine = turn % 2 == communicator.rank
             if mine:
-                time.sleep(0.5)
+                time.sleep(1.0)
             flight.submit(Entry(0, communicator.bind(Kind.SF if mine else Kind.RF, place, None, 1 - communicator.rank), None, 8192, peer=1 - communicator.rank))
             flight.drain()
 

@@ -56,14 +56,22 @@ class Standstill(RankError):
 
 @dataclass(frozen=True)
 class Wait:
-    """What a rank waits for: `what`, from or to rank `peer` (None: all others), since `since` (`time.monotonic`)."""
+    """What a rank waits for: `what`, from or to rank `peer` (None: all others), since `since` and still when it looked at
+    `looked` (both `time.monotonic`)."""
 
     peer: int | None
     what: str
     since: float
+    looked: float
 
     def of(self, rank: int) -> str:
         return f"rank {rank} waits for {'all others' if self.peer is None else f'rank {self.peer}'} ({self.what})"
+
+    def lasts(self, seconds: float) -> bool:
+        """Whether it has lasted so long and has been looked at in that time. One that has not may be over: what came since
+        has not been seen yet, as its rank had no turn."""
+        now = time.monotonic()
+        return now - self.since > seconds and now - self.looked < seconds
 
 
 class Communicator:
@@ -111,7 +119,7 @@ class Communicator:
         """Lets the other ranks know what this one waits for."""
 
     def _waits(self) -> Mapping[int, Wait]:
-        """What others wait for, of those who have waited for half of `wait_seconds` or longer."""
+        """What others wait for, where it `lasts` half of `wait_seconds`."""
         raise NotImplementedError
 
     def check(self) -> None:

@@ -49,7 +49,7 @@ class Patience:
         time.sleep(min(2e-6 * self._turns, 2e-4))
         if time.monotonic() > self._next_check:
             self._communicator.check()
-            self._communicator.publish(wait := Wait(peer, what or "to meet", self._since))
+            self._communicator.publish(wait := Wait(peer, what or "to meet", self._since, time.monotonic()))
             self._told = True
             if what:
                 self._communicator.await_longer(wait)

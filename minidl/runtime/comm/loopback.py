@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
@@ -131,8 +130,7 @@ class LoopBack(Communicator):
             self._board.waits[self.rank] = wait
 
     def _waits(self) -> dict[int, Wait]:
-        now = time.monotonic()
-        return {rank: wait for rank, wait in self._board.waits.copy().items() if now - wait.since > self.wait_seconds / 2}
+        return {rank: wait for rank, wait in self._board.waits.copy().items() if wait.lasts(self.wait_seconds / 2)}
 
     def check(self) -> None:
         failed = self._board.failed

@@ -68,7 +68,7 @@ class Watch:
             heard.update(dict.fromkeys(self._receive(), now))
             if now >= beat:
                 wait = self.wait
-                self._tell(ALIVE, wait if wait is not None and now - wait.since > self._limit / 2 else None)
+                self._tell(ALIVE, wait if wait is not None and wait.lasts(self._limit / 2) else None)
                 beat = now + self._limit / BEATS
             silent = [r for r in self.others if now - heard[r] > self._limit]
             self._settled.update(silent)
