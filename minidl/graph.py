@@ -45,7 +45,9 @@ class Kind(IntEnum):
     RO = 11  #: receive gradient
 
 
-COMMUNICATION = frozenset({Kind.A, Kind.AS, Kind.AG, Kind.SF, Kind.RF, Kind.SO, Kind.RO})
+COLLECTIVE = (Kind.A, Kind.AS, Kind.AG)  #: what all ranks of a group do together
+SENDS, RECEIVES = (Kind.SF, Kind.SO), (Kind.RF, Kind.RO)  #: the two ends of messages
+COMMUNICATION = (*COLLECTIVE, *SENDS, *RECEIVES)
 
 
 class Role(StrEnum):
@@ -64,48 +66,142 @@ class Role(StrEnum):
         return self in (Role.PARAMETER, Role.STATE, Role.SCALAR)
 
 
-# ---------------------------------------------------------------------------------------------------------- task names
-# One 64-bit key is one task's identity: iteration (15 bits), micro-batch (20), unit (24), kind (4).
-_KIND_BITS, _UNIT_BITS, _MICRO_BITS, _ITERATION_BITS = 4, 24, 20, 15
-_NAME = re.compile(r"(\d+)(AS|AG|SF|RF|SO|RO|[FOWBUA])(\d+)(?:@(\d+))?")
+# ------------------------------------------------------------------------------------------------------- a task's identity
+# One 64-bit key is one task's identity. From the lowest bit: kind (4 bits), unit (20), micro-batch (20), index (10), late
+# (1), iteration (8). The index is a message's destination, or any other task's part.
+_KIND_BITS, _UNIT_BITS, _MICRO_BITS, _INDEX_BITS, _LATE_BITS, _ITERATION_BITS = 4, 20, 20, 10, 1, 8
+_UNIT = _KIND_BITS
+_MICRO = _UNIT + _UNIT_BITS
+_INDEX = _MICRO + _MICRO_BITS
+_LATE = _INDEX + _INDEX_BITS
+_ITERATION = _LATE + _LATE_BITS
+_BITS = {"unit": _UNIT_BITS, "micro-batch": _MICRO_BITS, "part": _INDEX_BITS, "destination": _INDEX_BITS, "late": _LATE_BITS,
+         "iteration": _ITERATION_BITS}
+NAME = re.compile(r"(\d+)(AS|AG|SF|RF|SO|RO|[FOWBUA])(\d+)(?:/(\d+)|>(\d+))?(?:@(\d+))?(?:#(\d+))?")
 _KIND_NAMES = [kind.name for kind in Kind]
-_RANGES = (("unit", _UNIT_BITS), ("micro-batch", _MICRO_BITS), ("iteration", _ITERATION_BITS))
 
 
-def pack(unit: Any, kind: Any, micro_batch: Any = 0, iteration: Any = 0) -> Any:
-    """The key(s) of tasks: integers or integer arrays in, int64 out."""
-    key = np.asarray(iteration, np.int64)
-    key = (key << _MICRO_BITS) | np.asarray(micro_batch, np.int64)
-    key = (key << _UNIT_BITS) | np.asarray(unit, np.int64)
-    return (key << _KIND_BITS) | np.asarray(kind, np.int64)
+def pack(unit: Any, kind: Any, micro_batch: Any = 0, *, part: Any = 0, destination: Any = 0, late: Any = 0, iteration: Any = 0) -> Any:
+    """The key(s) of tasks: integers or integer arrays in, int64 out. Raises GraphError for numbers that do not fit, and for
+    fields that a kind does not have: see `Identity`."""
+    fields = [np.asarray(value, np.int64) for value in (unit, micro_batch, part, destination, late, iteration)]
+    for (what, bits), value in zip(_BITS.items(), fields, strict=True):
+        if value.size and not 0 <= value.min() <= value.max() < 1 << bits:
+            raise _too_large(what, value.max() if value.min() >= 0 else value.min())
+    unit, micro_batch, part, destination, late, iteration = fields
+    kind = np.asarray(kind, np.int64)
+    if part.any() or destination.any() or kind.max(initial=0) >= Kind.A:
+        message, sums = kind >= Kind.SF, (kind >= Kind.A) & (kind < Kind.SF)
+        for what, wrong in (("parts", part * message), ("destination", destination * ~message), ("micro-batch", micro_batch * sums)):
+            if np.any(wrong):
+                raise GraphError(f"{Kind(np.broadcast_to(kind, np.shape(wrong)).flat[np.flatnonzero(wrong)[0]]).name} has no {what}")
+    key = (iteration << _LATE_BITS) | late
+    key = (key << _INDEX_BITS) | part | destination
+    key = (key << _MICRO_BITS) | micro_batch
+    key = (key << _UNIT_BITS) | unit
+    return (key << _KIND_BITS) | kind
 
 
-def unpack(key: Any) -> tuple[Any, Any, Any, Any]:
-    """(unit, kind, micro-batch, iteration) of key(s); the inverse of `pack`."""
-    kind = key & ((1 << _KIND_BITS) - 1)
-    key = key >> _KIND_BITS
-    unit = key & ((1 << _UNIT_BITS) - 1)
-    key = key >> _UNIT_BITS
-    return unit, kind, key & ((1 << _MICRO_BITS) - 1), key >> _MICRO_BITS
+def _too_large(what: str, value: Any) -> GraphError:
+    return GraphError(f"{what} {value} {'is too large' if value >= 0 else 'is negative'} (at most {(1 << _BITS[what]) - 1})")
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What the key of a task says, or the keys of several (then each field is an array): the inverse of `pack`.
+
+    Every field has one meaning, and the name one syntax for it (`task_name`):
+
+    - `unit`, `kind`, `micro_batch`: `4W0`;
+    - `part`: which piece of a task that is cut in several: `4A0/2` is part 2 of an all-reduce. Part 0 is not written;
+    - `destination`: of a message the rank that it goes to. `2SF0>1` sends what 2F0 made to rank 1, `2RF0>1` receives it there;
+    - `late`: 1 where the task runs one step late: `4W0@1` is the 4W0 of the step before;
+    - `iteration`: in an unrolled graph the step that the task is of: `4W0#2`.
+    """
+
+    key: Any
+
+    @property
+    def kind(self) -> Any:
+        return self.key & ((1 << _KIND_BITS) - 1)
+
+    @property
+    def unit(self) -> Any:
+        return (self.key >> _UNIT) & ((1 << _UNIT_BITS) - 1)
+
+    @property
+    def micro_batch(self) -> Any:
+        return (self.key >> _MICRO) & ((1 << _MICRO_BITS) - 1)
+
+    @property
+    def part(self) -> Any:
+        return self._index * (self.kind < Kind.SF)
+
+    @property
+    def destination(self) -> Any:
+        return self._index * (self.kind >= Kind.SF)
+
+    @property
+    def late(self) -> Any:
+        return (self.key >> _LATE) & 1
+
+    @property
+    def iteration(self) -> Any:
+        return self.key >> _ITERATION
+
+    @property
+    def _index(self) -> Any:
+        return (self.key >> _INDEX) & ((1 << _INDEX_BITS) - 1)
+
+
+def unpack(key: Any) -> Identity:
+    """The fields of a task's key, or of an array of keys."""
+    return Identity(key)
+
+
+def repack(keys: Any, **fields: Any) -> Any:
+    """The same keys with other fields, such as `late=1`."""
+    own = unpack(keys)
+    return pack(**{name: getattr(own, name) for name in ("unit", "kind", "micro_batch", "part", "destination", "late", "iteration")} | fields)
+
+
+def as_recorded(keys: Any) -> Any:
+    """The keys of the same tasks as they were recorded: in iteration 0, and not late."""
+    return keys & ((1 << _LATE) - 1)
 
 
 def task_name(key: int) -> str:
-    """`4W0`: unit, kind, micro-batch; `4W0@2` in iteration 2 of an unrolled graph."""
-    unit, kind, micro_batch, iteration = unpack(int(key))
-    return f"{unit}{_KIND_NAMES[kind]}{micro_batch}" + (f"@{iteration}" if iteration else "")
+    """`4W0`: unit, kind, micro-batch, and what `Identity` tells of the rest."""
+    own = unpack(int(key))
+    name = f"{own.unit}{_KIND_NAMES[own.kind]}{own.micro_batch}"
+    if own.kind >= Kind.SF:
+        name += f">{own.destination}"
+    elif own.part:
+        name += f"/{own.part}"
+    return name + (f"@{own.late}" if own.late else "") + (f"#{own.iteration}" if own.iteration else "")
 
 
 def parse_task(name: str) -> int:
     """The key of a task's name. Raises GraphError when it is no task name or out of range."""
-    match = _NAME.fullmatch(name.strip())
+    match = NAME.fullmatch(name.strip())
     if match is None:
         raise GraphError(f"{name[:40]!r} is not a task name; expected unit, kind, micro-batch, as in 4W0")
-    unit, kind, micro_batch, iteration = match.groups(default="0")
-    for (what, bits), value in zip(_RANGES, (unit, micro_batch, iteration), strict=True):
+    unit, kind, micro_batch, part, destination, late, iteration = match.groups(default="0")
+    for (what, bits), value in zip(_BITS.items(), (unit, micro_batch, part, destination, "0", iteration), strict=True):
         if len(value) > 20 or int(value) >= 1 << bits:
             raise GraphError(f"task {name[:40]!r}: {what} {value[:20]} is too large (at most {(1 << bits) - 1})")
-    key = int(iteration) << _MICRO_BITS | int(micro_batch)  # as `pack`, which is for arrays
-    return (key << _UNIT_BITS | int(unit)) << _KIND_BITS | Kind[kind]
+    own = Kind[kind]
+    if (own >= Kind.SF) != (match[5] is not None):
+        raise GraphError(f"task {name[:40]!r}: " + (
+            f"a message's name tells the rank that it goes to, as in {unit}{kind}{micro_batch}>1" if own >= Kind.SF else
+            f"only a message goes to a rank; part 1 is {unit}{kind}{micro_batch}/1"))
+    if own in COLLECTIVE and int(micro_batch):
+        raise GraphError(f"task {name[:40]!r}: what ranks sum is of all micro-batches; its part {micro_batch} is {unit}{kind}0/{micro_batch}")
+    if int(late) > 1:
+        raise GraphError(f"task {name[:40]!r}: a task runs at most one step late, @1; iteration {late} is {unit}{kind}{micro_batch}#{late}")
+    key = int(iteration) << _LATE_BITS | int(late)  # as `pack`, which is for arrays
+    key = (key << _INDEX_BITS | int(part) | int(destination)) << _MICRO_BITS | int(micro_batch)
+    return (key << _UNIT_BITS | int(unit)) << _KIND_BITS | own
 
 
 # --------------------------------------------------------------------------------------------------------------- views
@@ -171,6 +267,10 @@ class Rows:
         """For every id the row that it stands in."""
         return np.repeat(np.arange(len(self), dtype=np.int32), np.diff(self.ptr))
 
+    def followed_by(self, other: Rows) -> Rows:
+        """These rows, then those of the other."""
+        return Rows(np.append(self.ptr, self.ptr[-1] + other.ptr[1:]), np.append(self.ids, other.ids).astype(np.int32))
+
     def take(self, rows: Ints) -> Rows:
         """Row i of the result is row `rows[i]`; a row may be taken several times."""
         size = np.diff(self.ptr)[rows]
@@ -221,7 +321,7 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A view on one row of a graph."""
+    """A view on one row of a graph. What its name tells is in `Identity`."""
 
     graph: TaskGraph
     index: int
@@ -237,6 +337,18 @@ class Task:
     @property
     def micro_batch(self) -> int:
         return int(self.graph.micro_batch[self.index])
+
+    @property
+    def part(self) -> int:
+        return int(unpack(self.graph.keys[self.index]).part)
+
+    @property
+    def destination(self) -> int:
+        return int(unpack(self.graph.keys[self.index]).destination)
+
+    @property
+    def late(self) -> bool:
+        return bool(self.graph.late[self.index])
 
     @property
     def iteration(self) -> int:
@@ -361,15 +473,12 @@ def _no_rows() -> Rows:
 class TaskGraph:
     """Tasks in the order of emission, which is the sequential order, and the edges between them.
 
-    Columns of length `len(graph)`: unit, kind, micro_batch, iteration, flops, bytes. `reads` and `writes` give buffer
-    ids; `preds` and `succs` are derived. `inputs` and `outputs` are views for graphs that can run; `outputs` nests as
-    the recorded step's return value did.
+    Columns of length `len(graph)`: keys (the identity of each task, see `Identity`), flops, bytes. `reads` and `writes`
+    give buffer ids; `preds` and `succs` are derived. `inputs` and `outputs` are views for graphs that can run; `outputs`
+    nests as the recorded step's return value did.
     """
 
-    unit: Ints
-    kind: Ints
-    micro_batch: Ints
-    iteration: Ints
+    keys: Ints
     flops: Floats
     bytes: Ints
     reads: Rows
@@ -386,7 +495,7 @@ class TaskGraph:
     name_of_graph: str = field(default="graph", compare=False)
 
     def __len__(self) -> int:
-        return len(self.unit)
+        return len(self.keys)
 
     def __getitem__(self, task: int | str) -> Task:
         return Task(self, self.index(task) if isinstance(task, str) else range(len(self))[task])
@@ -395,12 +504,29 @@ class TaskGraph:
         return (Task(self, i) for i in range(len(self)))
 
     @cached_property
-    def keys(self) -> Ints:
-        for (what, bits), column in zip(_RANGES, (self.unit, self.micro_batch, self.iteration), strict=True):
-            if column.max(initial=0) >= 1 << bits:
-                raise GraphError(f"{what} {column.max()} is too large (at most {(1 << bits) - 1})")
-        keys: Ints = pack(self.unit, self.kind, self.micro_batch, self.iteration)
-        return keys
+    def unit(self) -> Ints:
+        unit: Ints = unpack(self.keys).unit.astype(np.int32)
+        return unit
+
+    @cached_property
+    def kind(self) -> Ints:
+        kind: Ints = unpack(self.keys).kind.astype(np.int8)
+        return kind
+
+    @cached_property
+    def micro_batch(self) -> Ints:
+        micro_batch: Ints = unpack(self.keys).micro_batch.astype(np.int32)
+        return micro_batch
+
+    @cached_property
+    def late(self) -> NDArray[np.bool_]:
+        late: NDArray[np.bool_] = unpack(self.keys).late.astype(bool)
+        return late
+
+    @cached_property
+    def iteration(self) -> Ints:
+        iteration: Ints = unpack(self.keys).iteration.astype(np.int32)
+        return iteration
 
     @cached_property
     def _sorted_keys(self) -> tuple[Ints, Ints]:
@@ -413,33 +539,29 @@ class TaskGraph:
 
     @cached_property
     def _dense(self) -> tuple[tuple[int, ...], Ints] | None:
-        """(extents of iteration, micro-batch, unit, kind; task id or -1 for each combination), unless it wastes space."""
-        columns = (self.iteration, self.micro_batch, self.unit, self.kind)
+        """(extents of `_columns`, task id or -1 for each combination), unless it wastes space or they do not tell tasks apart."""
+        columns = _columns(self.keys)
         extents = tuple(int(column.max(initial=0)) + 1 for column in columns)
         if math.prod(extents) > 8 * len(self) + 1024:
             return None
         table = np.full(math.prod(extents), -1, np.int32)
         at = np.ravel_multi_index(columns, extents)
         table[at] = np.arange(len(self), dtype=np.int32)
-        twice = np.flatnonzero(table[at] != np.arange(len(self)))
-        if twice.size:
-            raise GraphError(f"task {task_name(self.keys[twice[0]])} stands twice in the graph")
-        return extents, table
+        return (extents, table) if (table[at] == np.arange(len(self))).all() else None
 
     def find(self, keys: Ints) -> Ints:
         """The task id of each key, -1 where the graph has no such task."""
+        if not len(self):
+            return np.full(len(keys), -1, np.int64)
         if self._dense is not None:
             extents, table = self._dense
-            unit, kind, micro_batch, iteration = unpack(keys)
-            columns = (iteration, micro_batch, unit, kind)
+            columns = _columns(keys)
             known = np.ones(len(keys), bool)
             for column, extent in zip(columns, extents, strict=True):
                 known &= column < extent
-            at = np.ravel_multi_index(tuple(np.where(known, column, 0) for column in columns), extents)
-            return np.where(known, table[at], -1)
+            found = table[np.ravel_multi_index(tuple(np.where(known, column, 0) for column in columns), extents)]
+            return np.where(known & (found >= 0) & (self.keys[found] == keys), found, -1)
         sorted_keys, order = self._sorted_keys
-        if not len(sorted_keys):
-            return np.full(len(keys), -1, np.int64)
         at = np.minimum(np.searchsorted(sorted_keys, keys), len(sorted_keys) - 1)
         return np.where(sorted_keys[at] == keys, order[at], -1)
 
@@ -480,14 +602,51 @@ class TaskGraph:
         return Buffer(self, index)
 
     # ------------------------------------------------------------------------------------------------------- algebra
-    def take(self, tasks: Ints, **columns: Any) -> TaskGraph:
-        """These tasks in this order, on the same buffers; a task may be taken several times. `columns`: to put in place
-        of what the tasks have (such as their iteration, where a task stands several times)."""
+    def take(self, tasks: Ints, keys: Ints | None = None) -> TaskGraph:
+        """These tasks in this order, on the same buffers. A task may be taken several times; then `keys` tells them apart."""
         rows = np.asarray(tasks, np.int64)
-        own = {name: getattr(self, name)[rows] for name in ("unit", "kind", "micro_batch", "iteration", "flops", "bytes")}
-        own |= {name: np.asarray(column, own[name].dtype) for name, column in columns.items()}
-        return replace(self, **own, reads=self.reads.take(rows), writes=self.writes.take(rows),
+        return replace(self, keys=self.keys[rows] if keys is None else keys, flops=self.flops[rows], bytes=self.bytes[rows],
+                       reads=self.reads.take(rows), writes=self.writes.take(rows),
                        launches=tuple(self.launches[t] for t in rows.tolist()) if self.launches else ())
+
+    def insert(self, after: Ints, keys: Ints, reads: Rows, writes: Rows, nbytes: Ints, launches: Sequence[tuple[Launch, ...]] = ()) -> TaskGraph:
+        """The graph with further tasks: new task i, on buffers that there are, stands behind task `after[i]`, and behind
+        those before it in this list that do too."""
+        n, new = len(self), len(keys)
+        order = np.argsort(np.concatenate([np.arange(n), np.asarray(after, np.int64)]), kind="stable")
+        own = list(self.launches or ((),) * n) + list(launches or ((),) * new)
+        return replace(
+            self, keys=np.append(self.keys, keys)[order], flops=np.append(self.flops, np.zeros(new))[order],
+            bytes=np.append(self.bytes, nbytes)[order].astype(self.bytes.dtype), reads=self.reads.followed_by(reads).take(order),
+            writes=self.writes.followed_by(writes).take(order), launches=tuple(own[i] for i in order.tolist()) if any(own) else ())
+
+    def join(self, parts: Rows, keys: Ints) -> TaskGraph:
+        """One task for each row of `parts`, which hold every task of this graph once: it launches what they launch, in their
+        order, and reads what they do not make themselves."""
+        reads: list[list[int]] = []
+        writes: list[list[int]] = []
+        for i in range(len(parts)):
+            made: set[int] = set()
+            read: set[int] = set()
+            for t in parts[i].tolist():
+                read.update(b for b in self.reads[t].tolist() if b not in made)
+                made.update(self.writes[t].tolist())
+            reads.append(sorted(read))
+            writes.append(sorted(made))
+        group, count = np.empty(len(self), np.int64), len(parts)
+        group[parts.ids] = parts.row_of_each()
+        return replace(
+            self, keys=keys, flops=np.bincount(group, self.flops, count).astype(np.float64), bytes=np.bincount(group, self.bytes, count).astype(np.int64),
+            reads=Rows.of(reads), writes=Rows.of(writes),
+            launches=tuple(tuple(launch for t in parts[i].tolist() for launch in self.launches[t]) for i in range(count)) if self.launches else ())
+
+    def with_storages(self, specs: Sequence[StorageSpec]) -> TaskGraph:
+        """The graph with further storages, and a buffer on each. No task touches them yet."""
+        grown = self.with_buffers(np.zeros(len(specs), np.int64), len(self.storages) + np.arange(len(specs)), [spec.name for spec in specs],
+                                  np.array([spec.bytes for spec in specs], np.int64), specs)
+        role = grown.buffer_role.copy()
+        role[len(self.buffer_role):] = [ROLES.index(spec.role) for spec in specs]
+        return replace(grown, buffer_role=role)
 
     def with_buffers(self, like: Ints, storage: Ints, names: Sequence[str] = (), nbytes: Ints | None = None,
                      storages: Sequence[StorageSpec] = ()) -> TaskGraph:
@@ -562,6 +721,12 @@ class TaskGraph:
         return graph.remap(ids(self.reads), ids(self.writes), moves, group), moves
 
 
+def _columns(keys: Ints) -> tuple[Ints, ...]:
+    """Fields that mostly tell tasks apart: late and iteration, micro-batch, unit, kind."""
+    own = unpack(keys)
+    return keys >> _LATE, own.micro_batch, own.unit, own.kind
+
+
 def moved_views(views: Iterable[View], storages: Mapping[int, int]) -> tuple[View, ...]:
     """The same views on the storages that take the place of theirs."""
     return tuple(replace(v, storage=storages.get(v.storage, v.storage)) for v in views)
@@ -571,7 +736,7 @@ class GraphBuilder:
     """Collects buffers and tasks in order of emission; `build` freezes them into a `TaskGraph`."""
 
     def __init__(self) -> None:
-        self._tasks: list[tuple[int, int, int, int, float, int]] = []
+        self._tasks: list[tuple[int, int, int, int, int, int, int, float, int]] = []
         self._reads: list[tuple[int, ...]] = []
         self._writes: list[tuple[int, ...]] = []
         self._launches: list[tuple[Launch, ...]] = []
@@ -590,23 +755,22 @@ class GraphBuilder:
         self._buffers.append((name, nbytes, role, storage))
         return len(self._buffers) - 1
 
-    def task(self, unit: int, kind: Kind, micro_batch: int = 0, iteration: int = 0, *, reads: Iterable[int] = (),
-             writes: Iterable[int] = (), launches: tuple[Launch, ...] = (), flops: float = 0.0,
+    def task(self, unit: int, kind: Kind, micro_batch: int = 0, *, part: int = 0, destination: int = 0, late: int = 0, iteration: int = 0,
+             reads: Iterable[int] = (), writes: Iterable[int] = (), launches: tuple[Launch, ...] = (), flops: float = 0.0,
              nbytes: int = 0) -> int:
         """A new task's id. Reads and writes are buffer ids, in any order."""
-        self._tasks.append((unit, int(kind), micro_batch, iteration, flops, nbytes))
+        self._tasks.append((unit, int(kind), micro_batch, part, destination, late, iteration, flops, nbytes))
         self._reads.append(tuple(sorted(set(reads))))
         self._writes.append(tuple(sorted(set(writes))))
         self._launches.append(launches)
         return len(self._tasks) - 1
 
     def build(self, inputs: tuple[View, ...] = (), outputs: tuple[View, ...] = (), name: str = "graph") -> TaskGraph:
-        columns = list(zip(*self._tasks, strict=True)) or [()] * 6
-        units = max(columns[0], default=-1) + 1
+        unit, kind, micro_batch, part, destination, late, iteration, flops, nbytes = zip(*self._tasks, strict=True) if self._tasks else ((),) * 9
+        units = max(unit, default=-1) + 1
         graph = TaskGraph(
-            unit=np.array(columns[0], np.int32), kind=np.array(columns[1], np.int8),
-            micro_batch=np.array(columns[2], np.int32), iteration=np.array(columns[3], np.int32),
-            flops=np.array(columns[4], np.float64), bytes=np.array(columns[5], np.int64),
+            keys=pack(unit, kind, micro_batch, part=part, destination=destination, late=late, iteration=iteration),
+            flops=np.array(flops, np.float64), bytes=np.array(nbytes, np.int64),
             reads=Rows.of(self._reads), writes=Rows.of(self._writes),
             buffer_bytes=np.array([b[1] for b in self._buffers], np.int64),
             buffer_role=np.array([ROLES.index(b[2]) for b in self._buffers], np.int8),

@@ -13,15 +13,29 @@ from functools import cached_property
 
 import numpy as np
 
-from .graph import COMMUNICATION, ROLES, Ints, Kind, Launch, Role, Rows, TaskGraph, View, task_name, unpack
+from .graph import (
+    COLLECTIVE,
+    COMMUNICATION,
+    RECEIVES,
+    ROLES,
+    SENDS,
+    Ints,
+    Kind,
+    Launch,
+    Role,
+    Rows,
+    TaskGraph,
+    View,
+    task_name,
+    unpack,
+)
 from .passes.boundary import Loop, loop
-from .passes.messages import RECEIVES, SENDS, check_rendezvous
+from .passes.messages import check_rendezvous
 from .passes.rewrite import unroll
 from .runtime.memory import MemoryLimitError, MemoryPlan, plan_memory
 from .schedule import Lane, Schedule, ScheduleError
 
 TALKS = [int(kind) for kind in COMMUNICATION]  #: the kinds of tasks that a transport runs
-COLLECTIVE = (Kind.A, Kind.AS, Kind.AG)
 
 
 @dataclass(frozen=True)
@@ -138,7 +152,7 @@ def lower(graph: TaskGraph, schedule: Schedule, *, ranks: int = 1, rank: int = 0
 
 def _check_collectives(schedule: Schedule) -> None:
     """Every rank starts the same collectives in the same order if they are on one lane. Raises ScheduleError."""
-    at = np.flatnonzero(np.isin(unpack(schedule.keys)[1], [int(k) for k in COLLECTIVE]))
+    at = np.flatnonzero(np.isin(unpack(schedule.keys).kind, COLLECTIVE))
     lane = schedule.lane_of_each()[at]
     other = np.flatnonzero(lane != lane[:1])
     if other.size:
@@ -157,7 +171,7 @@ def of_rank(graph: TaskGraph, schedule: Schedule, rank: int) -> tuple[TaskGraph,
     """
     rank_of = np.empty(len(graph), np.int64)
     rank_of[schedule.ids(graph)] = np.array([lane.rank for lane in schedule.lanes], np.int64)[schedule.lane_of_each()]
-    sends, receives = (np.isin(graph.kind, kinds) for kinds in (SENDS, RECEIVES))
+    sends, receives = np.isin(graph.kind, SENDS), np.isin(graph.kind, RECEIVES)
     source, target = graph.preds.ids, graph.preds.row_of_each()
     bare = (rank_of[source] != rank_of[target]) & ~(sends[source] & receives[target])
     carries = bare & np.array([bool({*graph.writes[p].tolist()} & {*graph.reads[t].tolist()}) for p, t in
@@ -228,7 +242,7 @@ def _boundary_waits(part: Part, steps: Loop) -> tuple[tuple[int, int], ...] | No
     for lane, talk in enumerate(part.communicates):
         known: set[int] = set()
         for task in [] if talk else part.lane_tasks(lane):
-            if graph.iteration[task]:
+            if graph.late[task]:
                 found = {writer[b] for b in graph.reads[task].tolist() if b in writer} - known
                 waits += [(int(graph.keys[task]), int(graph.keys[t])) for t in sorted(found, key=place.__getitem__)]
                 known |= found

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from .graph import GraphError, Ints, Rows, TaskGraph, pack, parse_task, task_name, unpack
+from .graph import GraphError, Ints, Rows, TaskGraph, parse_task, repack, task_name, unpack
 from .loops import prepared
 from .walk import walk
 
@@ -310,10 +310,10 @@ class Schedule:
         """
         keys, ptr = [], [0]
         for lane in range(len(self.lanes)):
-            unit, kind, micro_batch, late = unpack(self.order(lane))
+            late = unpack(self.order(lane)).late
             for t in range(iterations + 1):
                 runs = late == 1 if t == iterations else late <= t
-                keys.append(pack(unit[runs], kind[runs], micro_batch[runs], t - late[runs]))
+                keys.append(repack(self.order(lane)[runs], late=0, iteration=t - late[runs]))
             ptr.append(sum(map(len, keys)))
         return Schedule(self.lanes, np.array(ptr, np.int64), np.concatenate([*keys, np.empty(0, np.int64)]))
 

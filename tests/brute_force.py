@@ -12,16 +12,22 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 COMPUTE, TALK = "FOWB", ("SF", "RF", "SO", "RO")
-_TASK = re.compile(r"(\d+)(AS|AG|SF|RF|SO|RO|[FOWBUA])(\d+)(?:@(\d+))?")
+_TASK = re.compile(r"(\d+)(AS|AG|SF|RF|SO|RO|[FOWBUA])(\d+)([/>]\d+)?(?:@(1))?")
 
-Name = tuple[int, str, int, int]  # unit, kind, micro-batch, iteration
+Name = tuple[int, str, int, int]  # unit, kind with part or destination ("O/1", "SF>2"), micro-batch, whether late
 Lane = tuple[int, str]
 Lanes = dict[Lane, list[list[Name]]]  # actions in order; an action is one task, or several at once
 
 
 def name_of(text: str) -> Name:
-    unit, kind, micro_batch, iteration = _TASK.fullmatch(text).groups(default="0")  # type: ignore[union-attr]
-    return int(unit), kind, int(micro_batch), int(iteration)
+    unit, kind, micro_batch, index, late = _TASK.fullmatch(text).groups(default="")  # type: ignore[union-attr]
+    return int(unit), kind + index, int(micro_batch), int(late or 0)
+
+
+def text_of(name: Name) -> str:
+    unit, kind, micro_batch, late = name
+    own = kind.rstrip("0123456789/>")
+    return f"{unit}{own}{micro_batch}{kind.removeprefix(own)}" + "@1" * late
 
 
 def lanes_of(text: str) -> Lanes:
@@ -111,12 +117,12 @@ class Pipeline:
 
     def judge(self, text: str) -> str:
         lanes = lanes_of(text)
-        compute = {lane: [a for action in actions if (a := [t for t in action if t[1] not in TALK])] for lane, actions in lanes.items()}
+        compute = {lane: [a for action in actions if (a := [t for t in action if t[1][:2] not in TALK])] for lane, actions in lanes.items()}
         compute = {lane: actions for lane, actions in compute.items() if actions}
         tasks = [t for actions in compute.values() for action in actions for t in action]
-        talk = [(t, lane) for lane, actions in lanes.items() for action in actions for t in action if t[1] in TALK]
+        talk = [(t, lane) for lane, actions in lanes.items() for action in actions for t in action if t[1][:2] in TALK]
         rank = {t: lane[0] for lane, actions in compute.items() for action in actions for t in action}
-        if any(len(action) > 1 and any(t[1] in TALK for t in action) for actions in lanes.values() for action in actions):
+        if any(len(action) > 1 and any(t[1][:2] in TALK for t in action) for actions in lanes.values() for action in actions):
             return "a message in a pair"
         top = max((t[0] for t in tasks if t[1] == "F"), default=0)
         stages = self.ranks * self.chunks if self.chunks else max(self.ranks, top + 1)
@@ -168,7 +174,7 @@ class Pipeline:
             for n in needs(t):
                 if rank[n] != rank[t]:
                     kind = "F" if n[1] == "F" else "O"
-                    crossing[n, t] = (n[0], f"S{kind}", n[2], 0), (t[0], f"R{kind}", n[2], 0)
+                    crossing[n, t] = tuple((n[0], f"{end}{kind}>{rank[t]}", n[2], 0) for end in "SR")
         if not Run(compute, needs).all():
             return "deadlock"
         if not talk:
@@ -183,7 +189,7 @@ class Pipeline:
         def waits(task: Name) -> list[Name]:
             if task in made:
                 return [made[task]]
-            return [received.get((n, task), n) for n in needs(task)] if task[1] not in TALK else []
+            return [received.get((n, task), n) for n in needs(task)] if task[1][:2] not in TALK else []
 
         if not Run(lanes, waits, dict(crossing.values()) | {r: s for s, r in crossing.values()}).all():
             return "deadlock under rendezvous"
@@ -259,7 +265,7 @@ class Stale(Pipeline):
             done: Counter[int] = Counter()
             for action in actions:
                 for s, kind, i, _ in action:
-                    if kind in TALK:
+                    if kind[:2] in TALK:
                         continue
                     if lane[0] != self.of_stage(s):
                         return "not in its place"
@@ -276,7 +282,7 @@ class Parts:
     ranks: int
     batches: int
     layers: int
-    rank: dict[tuple[int, str], int]  # (unit, kind); unit `layers + l` is the second part of layer l's O
+    rank: dict[tuple[int, str], int]  # (layer, kind); kind "O/1" is the second part of an O
     delay: Sequence[int]
     ring: Sequence[int]
     cap: float | None = None
@@ -293,14 +299,13 @@ class Parts:
             return "two lanes compute"
 
         def parts(layer: int, kind: str, i: int) -> list[Name]:
-            return [(u, kind, i, 0) for u in (layer, size + layer) if (u, kind) in self.rank]
+            return [(layer, k, i, 0) for k in (kind, f"{kind}/1") if (layer, k) in self.rank]
 
         def reads(layer: int, i: int) -> int:
             return max(0, i - self.delay[layer])
 
         def needs(task: Name) -> list[Name]:
-            unit, kind, i, _ = task
-            layer = unit % size
+            layer, kind, i, _ = task
             below = parts(layer - 1, "F", i) if layer else []
             if kind == "F":
                 before = below
@@ -320,7 +325,7 @@ class Parts:
             return "deadlock"
         self.peaks = [0.0] * self.ranks
         for lane, actions in lanes.items():
-            last = {(t[0] % size, t[2]): at for at, action in enumerate(actions) for t in action}
+            last = {(t[0], t[2]): at for at, action in enumerate(actions) for t in action}
             for at in range(len(actions)):  # the lane stands in this action while all others go on as far as they can
                 run = Run(lanes, needs)
                 while run.at[lane] < at:
@@ -406,7 +411,7 @@ class Device:
             return wrong
         if any(lane[0] for lane in lanes):
             return "no such rank"
-        if len({lane for lane, actions in lanes.items() for action in actions for t in action if t[1] in ("A", "AS", "AG")}) > 1:
+        if len({lane for lane, actions in lanes.items() for action in actions for t in action if t[1].partition("/")[0] in ("A", "AS", "AG")}) > 1:
             return "ranks could communicate in different orders"
         on_time = [t for t in self.tasks if t[0][:3] not in late]
         touched = set[int]().union(*(r | w for n, r, w in self.tasks if n[:3] in late))

@@ -202,8 +202,8 @@ def planned(*tasks: tuple[str, str, str], nbytes: int = 8) -> TaskGraph:
         for b in (*reads.split(), *writes.split()):
             if b not in names:
                 names[b] = builder.buffer(b, nbytes)
-        unit, kind, micro_batch, iteration = ml.graph.unpack(ml.graph.parse_task(name))
-        builder.task(unit, Kind(kind), micro_batch, iteration, reads=[names[b] for b in reads.split()],
+        own = ml.graph.unpack(ml.graph.parse_task(name))
+        builder.task(own.unit, Kind(own.kind), own.micro_batch, part=own.part, destination=own.destination, late=own.late, iteration=own.iteration, reads=[names[b] for b in reads.split()],
                      writes=[names[b] for b in writes.split()], nbytes=nbytes)
     return builder.build()
 

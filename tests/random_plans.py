@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from hypothesis import strategies as st
 
-from minidl.graph import GraphBuilder, Kind, TaskGraph
+from minidl.graph import GraphBuilder, Kind, TaskGraph, as_recorded, task_name
 from minidl.pricing.cost import CostModel, Link
 from minidl.pricing.simulation import simulate
 from minidl.schedule import Lane, Schedule
@@ -35,7 +35,9 @@ def plans(draw: st.DrawFn, most: int = 30, latency: bool = False, pairs: bool = 
     kinds = [Kind.F, Kind.O, Kind.W, Kind.B, Kind.U, Kind.A, Kind.SF]
     for i in range(tasks):
         reads = random.choice(buffers[:i], min(i, int(random.integers(0, 4))), replace=False) if i else []
-        builder.task(i // 3, random.choice(kinds), i, int(random.integers(0, 2)), reads=map(int, reads),
+        kind = Kind(random.choice(kinds))
+        number = {"part": i} if kind == Kind.A else {"micro_batch": i, "destination": int(random.integers(3)) if kind == Kind.SF else 0}
+        builder.task(i // 3, kind, **number, late=int(random.integers(2)), iteration=int(random.integers(2)), reads=map(int, reads),
                      writes=[buffers[i]], nbytes=int(random.integers(0, 999)))
     builder.unit_names = {i: f"layer.{i}" for i in range(0, tasks // 3 + 1, 2)}
     graph = builder.build()
@@ -54,7 +56,7 @@ def plans(draw: st.DrawFn, most: int = 30, latency: bool = False, pairs: bool = 
     time = random.integers(0, 6, tasks)
     if pairs:
         schedule = replace(schedule, joined=_joined(graph, schedule, order, time, random))
-    cost = CostModel(tasks={graph.name(i).split("@")[0]: float(time[i]) for i in range(tasks)}, unit="us",
+    cost = CostModel(tasks={task_name(as_recorded(graph.keys[i])): float(time[i]) for i in range(tasks)}, unit="us",
                      link=Link(3.0, 100.0) if latency else Link(), sync=2.0 if latency else 0.0)
     return Plan(graph, schedule, cost)
 

@@ -108,7 +108,7 @@ def test_timeline_of_random_plans(plan: Plan):
             continue  # may be merged with its neighbours
         s = next(s for s in tasks if re.split(r"[ ,]", s.tip)[0] == t.name(r))
         assert s.width == pytest.approx((t.end[r] - t.start[r]) * scale, abs=1)
-        kind = Kind(unpack(int(t.key[r]))[1]).name
+        kind = Kind(unpack(int(t.key[r])).kind).name
         assert s.colour == PALETTE["communication" if kind in ("A", "SF") else kind][0]
     for what, word in ((What.WAIT, "wait for"), (What.TRANSFER, "transfer for")):
         seen = [r for r in np.flatnonzero(t.what == what) if (t.end[r] - t.start[r]) * scale >= 1.5]
@@ -116,10 +116,10 @@ def test_timeline_of_random_plans(plan: Plan):
 
 
 def test_cells_show_what_fits_and_pairs_share_theirs():
-    schedule = Schedule.from_names({Lane(0): ["0F0", "(0F1;1B0)", "1B1"], Lane(1): ["1F0", "1W0@3"]})
+    schedule = Schedule.from_names({Lane(0): ["0F0", "(0F1;1B0)", "1B1"], Lane(1): ["1F0", "1W0#3"]})
     slices = {s.tip.split(",")[0]: s for s in drawn(schedule_svg(schedule))}
     assert slices["0F0"].texts == ["0F0"]
-    assert slices["1W0@3"].texts == ["1W0@3"]
+    assert slices["1W0#3"].texts == ["1W0#3"]
     up, down = slices["0F1"], slices["1B0"]
     assert (up.x, up.width) == (down.x, down.width)
     assert (up.y + up.height, up.height, down.height) == (down.y, 12, 12)
@@ -138,7 +138,7 @@ def test_gaps_are_visible():
 
 
 def test_legend_and_lanes_are_named():
-    schedule = Schedule.from_names({Lane(0): ["0F0", "0O0"], Lane(1, "grads"): ["0W0", "0A0", "0SO0"]})
+    schedule = Schedule.from_names({Lane(0): ["0F0", "0O0"], Lane(1, "grads"): ["0W0", "0A0", "0SO0>1"]})
     texts = [t.text for t in ET.fromstring(schedule_svg(schedule)).iter(SVG + "text")]
     assert {"0/main", "1/grads", "forward", "output gradient", "weight gradient", "communication"} <= set(texts)
     assert "update" not in texts
@@ -220,14 +220,14 @@ def test_black_is_readable_on_every_colour():
 
 
 def test_ansi_colours_tasks_and_changes_nothing_else():
-    schedule = Schedule.from_names({Lane(0): ["0F0", "(0F1;1B0)", "0SF0"], Lane(1, "2F2"): ["1W0@3", "1AG0"]})
+    schedule = Schedule.from_names({Lane(0): ["0F0", "(0F1;1B0)", "0SF0>1"], Lane(1, "2F2"): ["1W0#3", "1AG0"]})
     grid = schedule.grid(mark=[parse_task("0F0")])
     painted = ansi(grid, color=True)
     assert re.sub(r"\x1b\[[\d;]*m", "", painted) == grid
     found = dict(re.findall(r"\x1b\[38;5;16;48;5;(\d+)m(.*?)\x1b\[0m", painted)[i][::-1] for i in range(6))
-    assert list(found) == ["0F0", "0F1", "1B0", "0SF0", "1W0@3", "1AG0"]
+    assert list(found) == ["0F0", "0F1", "1B0", "0SF0>1", "1W0#3", "1AG0"]
     assert found["0F0"] == found["0F1"] != found["1B0"]
-    assert found["0SF0"] == found["1AG0"]
+    assert found["0SF0>1"] == found["1AG0"]
     assert len({ansi(f"1{kind}2", color=True).split("m")[0] for kind in "FOWBUA"}) == 6
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from helpers import closure, edge_pairs, planned, planned_graphs
@@ -12,51 +10,105 @@ from hypothesis import strategies as st
 
 from minidl import loops
 from minidl.graph import (
+    COLLECTIVE,
+    RECEIVES,
+    SENDS,
     GraphBuilder,
     GraphError,
     Kind,
     Role,
     Rows,
     TaskGraph,
+    as_recorded,
     derive_edges,
     pack,
     parse_task,
+    repack,
     task_name,
     unpack,
 )
 from minidl.schedule import Lane, Schedule
 
-PARTS = (st.integers(0, 2**24 - 1), st.sampled_from(list(Kind)), st.integers(0, 2**20 - 1), st.integers(0, 2**15 - 1))
+
+@st.composite
+def identities(draw):
+    """Any fields that a task can have."""
+    kind = draw(st.sampled_from(list(Kind)))
+    index = draw(st.integers(0, 2**10 - 1))
+    return {"unit": draw(st.integers(0, 2**20 - 1)), "kind": kind, "micro_batch": 0 if kind in COLLECTIVE else draw(st.integers(0, 2**20 - 1)),
+            "part": 0 if kind in SENDS + RECEIVES else index, "destination": index if kind in SENDS + RECEIVES else 0,
+            "late": draw(st.integers(0, 1)), "iteration": draw(st.integers(0, 2**8 - 1))}
 
 
-@given(*PARTS)
-def test_a_name_and_a_key_are_one_and_the_same(unit, kind, micro_batch, iteration):
-    key = int(pack(unit, kind, micro_batch, iteration))
+@given(identities())
+def test_a_task_s_fields_its_key_and_its_name_are_one_and_the_same(fields):
+    key = int(pack(**fields))
     assert key >= 0
-    assert unpack(key) == (unit, kind, micro_batch, iteration)
+    assert {name: getattr(unpack(key), name) for name in fields} == fields
     assert parse_task(task_name(key)) == key
-    assert task_name(key) == f"{unit}{kind.name}{micro_batch}" + (f"@{iteration}" if iteration else "")
+    assert unpack(as_recorded(key)) == unpack(int(pack(**fields | {"late": 0, "iteration": 0})))
+    assert int(repack(key, late=1, iteration=3)) == int(pack(**fields | {"late": 1, "iteration": 3}))
+
+
+@given(identities(), identities())
+def test_tasks_that_differ_have_names_that_differ(one, other):
+    assert (task_name(pack(**one)) == task_name(pack(**other))) == (one == other)
 
 
 def test_keys_pack_as_columns_too():
-    unit, kind, micro, iteration = np.array([1, 2]), np.array([0, 11]), np.array([5, 0]), np.array([0, 3])
-    for found, meant in zip(unpack(pack(unit, kind, micro, iteration)), (unit, kind, micro, iteration), strict=True):
-        assert found.tolist() == meant.tolist()
+    columns = {"unit": [1, 2, 3, 4], "kind": [Kind.F, Kind.RO, Kind.A, Kind.O], "micro_batch": [5, 0, 0, 1], "part": [0, 0, 2, 1],
+               "destination": [0, 6, 0, 0], "late": [1, 0, 0, 0], "iteration": [0, 3, 0, 0]}
+    keys = pack(**columns)
+    assert {name: getattr(unpack(keys), name).tolist() for name in columns} == columns
+    assert [task_name(key) for key in keys] == ["1F5@1", "2RO0>6#3", "3A0/2", "4O1/1"]
 
 
-@pytest.mark.parametrize("name", ["", "F", "4", "4W", "W0", "4X0", "4W0@", "4w0", "-1F0", "4W0 5F0", "4 W0", "4W-1", "(2F3;5B1)", "4WU0"])
+@pytest.mark.parametrize(("name", "fields"), [
+    ("4W0", {"unit": 4, "kind": Kind.W}), ("4W3@1", {"unit": 4, "kind": Kind.W, "micro_batch": 3, "late": 1}),
+    ("4A0", {"unit": 4, "kind": Kind.A}), ("12U0@1", {"unit": 12, "kind": Kind.U, "late": 1}), ("0B7", {"unit": 0, "kind": Kind.B, "micro_batch": 7})])
+def test_names_of_older_files_mean_what_they_meant(name, fields):
+    assert parse_task(name) == int(pack(**fields))
+
+
+@pytest.mark.parametrize(("name", "says"), [
+    ("4A2", "'4A2': what ranks sum is of all micro-batches; its part 2 is 4A0/2"),
+    ("4AS1", "its part 1 is 4AS0/1"),
+    ("2SF0", "'2SF0': a message's name tells the rank that it goes to, as in 2SF0>1"),
+    ("3RO1", "as in 3RO1>1"),
+    ("4W0@2", "'4W0@2': a task runs at most one step late, @1; iteration 2 is 4W0#2"),
+    ("4W0>1", "only a message goes to a rank; part 1 is 4W0/1"),
+    ("2SF0/1", "a message's name tells the rank")])
+def test_names_of_older_files_that_mean_nothing_now_say_what_to_write(name, says):
+    with pytest.raises(GraphError) as error:
+        parse_task(name)
+    assert says in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["", "F", "4", "4W", "W0", "4X0", "4W0@", "4w0", "-1F0", "4W0 5F0", "4 W0", "4W-1", "(2F3;5B1)", "4WU0",
+                                  "4W0#1@1", "4W0#", "4A0/", "4A0/1/2", "2SF0>", "2SF0/0>1", "4W0@-1"])
 def test_what_is_no_task_name_is_refused(name):
     with pytest.raises(GraphError, match=r"is not a task name; expected unit, kind, micro-batch"):
         parse_task(name)
 
 
-@pytest.mark.parametrize(("name", "what"), [(f"{2**24}F0", "unit"), (f"0F{2**20}", "micro-batch"), (f"0F0@{2**15}", "iteration")])
-def test_numbers_that_do_not_fit_a_key_are_refused(name, what):
+@pytest.mark.parametrize(("name", "fields"), [
+    (f"{2**20}F0", {"unit": 2**20}), (f"0F{2**20}", {"micro_batch": 2**20}), (f"0F0/{2**10}", {"part": 2**10}),
+    (f"0SF0>{2**10}", {"kind": Kind.SF, "destination": 2**10}), (f"0F0#{2**8}", {"iteration": 2**8})])
+def test_numbers_that_do_not_fit_a_key_are_refused(name, fields):
+    what = max(fields, key=fields.get).replace("_", "-")
     with pytest.raises(GraphError, match=f"{what} .* is too large"):
         parse_task(name)
-    unit, micro_batch, iteration = (2**24 * (what == "unit"), 2**20 * (what == "micro-batch"), 2**15 * (what == "iteration"))
-    with pytest.raises(GraphError, match=r"too large"):
-        _ = replace(planned(("0F0", "", "")), unit=np.array([unit]), micro_batch=np.array([micro_batch]), iteration=np.array([iteration])).keys
+    with pytest.raises(GraphError, match=f"{what} .* is too large"):
+        pack(**{"unit": 0, "kind": Kind.F} | fields)
+
+
+@pytest.mark.parametrize(("fields", "says"), [
+    ({"unit": -1, "kind": Kind.F}, "unit -1 is negative"), ({"unit": [0, 1], "kind": [Kind.A, Kind.SF], "part": [1, 1]}, "SF has no parts"),
+    ({"unit": 0, "kind": [Kind.F, Kind.AS], "micro_batch": [3, 1]}, "AS has no micro-batch"),
+    ({"unit": 0, "kind": [Kind.SF, Kind.F], "destination": 1}, "F has no destination")])
+def test_fields_that_a_task_cannot_have_are_refused(fields, says):
+    with pytest.raises(GraphError, match=says):
+        pack(**fields)
 
 
 def test_the_three_kinds_of_edges():
@@ -101,14 +153,15 @@ def test_views_tell_what_their_rows_hold():
     builder = GraphBuilder()
     w, x = builder.buffer("w", 8, Role.PARAMETER), builder.buffer("x", 4)
     builder.unit_names[3] = "head"
-    builder.task(3, Kind.W, 2, 1, reads=[x, w, x], writes=[w], flops=5.0, nbytes=12)
+    builder.task(3, Kind.W, 2, part=4, late=1, iteration=1, reads=[x, w, x], writes=[w], flops=5.0, nbytes=12)
     graph = builder.build()
     (task,) = graph
-    assert (task.unit, task.kind, task.micro_batch, task.iteration, task.flops, task.bytes) == (3, Kind.W, 2, 1, 5.0, 12)
-    assert (task.name, str(task), task.label, task.launches) == ("3W2@1", "3W2@1", "3W2@1 (head)", ())
+    assert (task.unit, task.kind, task.micro_batch, task.part, task.destination, task.late, task.iteration) == (3, Kind.W, 2, 4, 0, True, 1)
+    assert (task.flops, task.bytes) == (5.0, 12)
+    assert (task.name, str(task), task.label, task.launches) == ("3W2/4@1#1", "3W2/4@1#1", "3W2/4@1#1 (head)", ())
     assert [(b.name, b.bytes, b.role) for b in task.reads] == [("w", 8, Role.PARAMETER), ("x", 4, Role.ACTIVATION)]
     assert [b.shape for b in task.writes] == [(8,)]
-    assert graph["3W2@1"] == task == graph[-1]
+    assert graph["3W2/4@1#1"] == task == graph[-1]
     assert [r for r in Role if r.persistent] == [Role.PARAMETER, Role.STATE, Role.SCALAR]
 
 
@@ -139,7 +192,7 @@ def chain(n: int) -> TaskGraph:
     """0F0 -> 1F0 -> ..., as columns."""
     each = np.arange(n)
     reads = Rows(np.concatenate([[0], np.arange(n)]), np.arange(n - 1, dtype=np.int32))
-    return TaskGraph(each, np.zeros(n, np.int8), np.zeros(n, np.int32), np.zeros(n, np.int32), np.ones(n), np.ones(n, np.int64),
+    return TaskGraph(pack(each, Kind.F), np.ones(n), np.ones(n, np.int64),
                      reads, Rows(np.arange(n + 1), np.arange(n, dtype=np.int32)), np.full(n, 8), np.full(n, 4, np.int8), each)
 
 
@@ -150,7 +203,7 @@ def test_long_graphs_take_the_compiled_way_and_little_memory():
     schedule = Schedule.of(graph, {Lane(0): range(0, n, 2), Lane(0, "b"): range(1, n, 2)})
     slots = schedule.validate(graph).slots
     assert slots[: len(range(0, n, 2))].tolist() == list(range(0, n, 2))
-    columns = sum(getattr(graph, c).nbytes for c in ("unit", "kind", "micro_batch", "iteration", "flops", "bytes"))
+    columns = sum(getattr(graph, c).nbytes for c in ("keys", "unit", "kind", "micro_batch", "late", "iteration", "flops", "bytes"))
     rows = sum(r.ptr.nbytes + r.ids.nbytes for r in (graph.reads, graph.writes, graph.preds, graph.succs))
     assert (columns + rows) / n < 120, "bytes a task"
 

@@ -19,11 +19,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers import PATIENCE, deadline, until
+from helpers import planned as planned_tasks
 
 import minidl as ml
 from minidl import models, nn, ops, optim
-from minidl.graph import GraphBuilder, GraphError, Kind, parse_task, unpack
-from minidl.passes.messages import RECEIVES, SENDS, check_rendezvous
+from minidl.graph import RECEIVES, SENDS, GraphError, Kind
+from minidl.passes.messages import check_rendezvous
 from minidl.program import lower
 from minidl.runtime.comm import Host, RankError, Standstill, Wait
 from minidl.runtime.comm.flight import Entry, Flight
@@ -87,47 +88,39 @@ def refused(graph, schedule):
 
 def test_a_two_ranks_that_both_send_first():
     graph, schedule = talking("one_f_one_b", 2, 4)
-    assert refused(graph, inline(graph, schedule)) == {"0SF1", "1SO0"}
+    assert refused(graph, inline(graph, schedule)) == {"0SF1>1", "1SO0>0"}
     check_rendezvous(graph, schedule)
 
 
 def test_b_two_stages_on_each_of_two_ranks():
     graph, schedule = talking("interleaved", 2, 4)
     rows = inline(graph, schedule)
-    assert rows.names(0)[2:6] == ["0F1", "0SF1", "2RF0", "2F0"]
-    assert rows.names(1)[1:5] == ["1F0", "1SF0", "1RF1", "1F1"]
-    assert refused(graph, rows) == {"0SF1", "1SF0"}
+    assert rows.names(0)[2:6] == ["0F1", "0SF1>1", "1RF0>0", "2F0"]
+    assert rows.names(1)[1:5] == ["1F0", "1SF0>0", "0RF1>1", "1F1"]
+    assert refused(graph, rows) == {"0SF1>1", "1SF0>0"}
     check_rendezvous(graph, schedule)
 
 
 def test_c_the_same_swapped_by_parity():
     graph, schedule = talking("interleaved", 2, 4)
     rows = swapped_by_parity(inline(graph, schedule))
-    assert ",".join(rows.names(1)).find("3RF1,3SO0,3F1") > 0
-    assert {"0SF2", "3SO0"} <= refused(graph, rows)
+    assert ",".join(rows.names(1)).find("2RF1>1,3SO0>0,3F1") > 0
+    assert {"0SF2>1", "3SO0>0"} <= refused(graph, rows)
 
 
 def skipping():
-    """Rank 0's result goes to ranks 1 and 2: the graph of messages, units 3 and 4 for the one that skips."""
-    lanes = {"0F0": ([], ["a"]), "3SF0": (["a"], ["far"]), "0SF0": (["a"], ["near"]), "1RF0": (["near"], ["near"]), "1F0": (["near"], ["b"]),
-             "1SF0": (["b"], ["next"]), "2RF0": (["next"], ["next"]), "4RF0": (["far"], ["far"]), "2F0": (["next", "far"], ["c"])}
-    builder, buffers = GraphBuilder(), {}
-    for name, (reads, writes) in lanes.items():
-        unit, kind, micro_batch, _ = (int(x) for x in unpack(parse_task(name)))
-        for b in (*reads, *writes):
-            if b not in buffers:
-                buffers[b] = builder.buffer(b, 8192)
-        builder.task(unit, Kind(kind), reads=[buffers[b] for b in reads], writes=[buffers[b] for b in writes], micro_batch=micro_batch)
-    return builder.build()
+    """Rank 0's result goes to ranks 1 and 2."""
+    return planned_tasks(("0F0", "", "a"), ("0SF0>2", "a", "far"), ("0SF0>1", "a", "near"), ("0RF0>1", "near", "near"), ("1F0", "near", "b"),
+                         ("1SF0>2", "b", "next"), ("1RF0>2", "next", "next"), ("0RF0>2", "far", "far"), ("2F0", "next far", "c"), nbytes=8192)
 
 
 def test_d_a_skip_over_a_stage_whose_receives_are_one_batch():
     graph = skipping()
-    rank0, rank1 = ["0F0", "3SF0", "0SF0"], ["1RF0", "1F0", "1SF0"]
-    wrong = Schedule.from_names({Lane(0): rank0, Lane(1): rank1, Lane(2): ["2RF0", "4RF0", "2F0"]})
-    assert {"3SF0", "0SF0"} <= refused(graph, wrong)
-    apart = Schedule.from_names({Lane(0): ["0F0"], Lane(0, "send->2"): ["3SF0"], Lane(0, "send->1"): ["0SF0"], Lane(1): rank1,
-                                 Lane(2): ["2F0"], Lane(2, "recv<-0"): ["4RF0"], Lane(2, "recv<-1"): ["2RF0"]})
+    rank0, rank1 = ["0F0", "0SF0>2", "0SF0>1"], ["0RF0>1", "1F0", "1SF0>2"]
+    wrong = Schedule.from_names({Lane(0): rank0, Lane(1): rank1, Lane(2): ["1RF0>2", "0RF0>2", "2F0"]})
+    assert {"0SF0>2", "0SF0>1"} <= refused(graph, wrong)
+    apart = Schedule.from_names({Lane(0): ["0F0"], Lane(0, "send->2"): ["0SF0>2"], Lane(0, "send->1"): ["0SF0>1"], Lane(1): rank1,
+                                 Lane(2): ["2F0"], Lane(2, "recv<-0"): ["0RF0>2"], Lane(2, "recv<-1"): ["1RF0>2"]})
     check_rendezvous(graph, apart)
 
 
@@ -312,9 +305,9 @@ def test_a_run_is_proved_before_it_starts():
 
 def test_a_message_without_its_other_end_is_refused():
     graph = skipping()
-    kept = graph.take(np.array([i for i in range(len(graph)) if graph.name(i) != "4RF0"]))
-    schedule = Schedule.from_names({Lane(0): ["0F0", "3SF0", "0SF0"], Lane(1): ["1RF0", "1F0", "1SF0"], Lane(2): ["2RF0", "2F0"]})
-    with pytest.raises(ScheduleError, match="3SF0 is a send with 0 receives; it needs one"):
+    kept = graph.take(np.array([i for i in range(len(graph)) if graph.name(i) != "0RF0>2"]))
+    schedule = Schedule.from_names({Lane(0): ["0F0", "0SF0>2", "0SF0>1"], Lane(1): ["0RF0>1", "1F0", "1SF0>2"], Lane(2): ["1RF0>2", "2F0"]})
+    with pytest.raises(ScheduleError, match="0SF0>2 is a send with 0 receives; it needs one"):
         check_rendezvous(kept, schedule)
 
 

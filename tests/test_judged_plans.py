@@ -133,21 +133,23 @@ def doubled(rows: Rows, rng: np.random.Generator) -> Rows:
 
 
 def renamed(rows: Rows, rng: np.random.Generator) -> Rows:
-    """A unit, a kind, a micro-batch or an iteration becomes another."""
+    """A unit, a kind, a micro-batch, a part or destination, or being late becomes another."""
     i = _at(rows, rng)
     if rows[i][2].startswith("("):
         return rows
-    unit, kind, number, iteration = brute_force.name_of(rows[i][2])
+    unit, kind, number, late = brute_force.name_of(rows[i][2])
     match rng.integers(5):
         case 0:
             unit = max(0, unit + int(rng.choice([-1, 1])))
         case 1:
-            kind = str(rng.choice(["F", "O", "W", "B", "U", "A", "SF", "RF", "SO", "RO"]))
+            kind = str(rng.choice(["F", "O", "W", "B", "U", "A", "A/1", "O/1", "SF>0", "RF>1", "SO>1", "RO>0"]))
         case 2:
             number = max(0, number + int(rng.choice([-1, 1])))
+        case 3 if kind[-1].isdigit():
+            kind = kind[:-1] + str(rng.integers(3))
         case _:
-            iteration = 1 - min(iteration, 1)
-    rows[i][2] = f"{unit}{kind}{number}" + (f"@{iteration}" if iteration else "")
+            late = 1 - late
+    rows[i][2] = brute_force.text_of((unit, kind, 0 if kind[0] == "A" else number, late))
     return rows
 
 
@@ -184,9 +186,9 @@ def late_with_all_after(rows: Rows, rng: np.random.Generator) -> Rows:
     unit, *_ = brute_force.name_of(rows[i][2])
     for row in rows:
         if "(" not in row[2]:
-            own, kind, number, iteration = brute_force.name_of(row[2])
+            own, kind, number, late = brute_force.name_of(row[2])
             if own == unit and kind in "WU":
-                row[2] = f"{own}{kind}{number}" + ("" if iteration else "@1")
+                row[2] = brute_force.text_of((own, kind, number, 1 - late))
     return rows
 
 
@@ -261,12 +263,13 @@ def layerpipe_of(rng: np.random.Generator) -> Judged | None:
     made = planned("layerpipe", p, m, rng, method=str(rng.choice(["intra", "inter"])))
     assert made is not None
     layers, cap = made.placement.stages, cap_near(made, rng)
-    unit, kind, batch, _ = (c.tolist() for c in unpack(made.schedule.keys))
-    rank = {(u, Kind(k).name): int(made.placement.parts[k, u]) for u, k in zip(unit, kind, strict=True)}
+    own = unpack(made.schedule.keys)
+    unit, kind, batch, part = (c.tolist() for c in (own.unit, own.kind, own.micro_batch, own.part))
+    rank = {(u, Kind(k).name + "/1" * h): int(made.placement.parts[k, h, u]) for u, k, h in zip(unit, kind, part, strict=True)}
     delay = [m] * layers  # more than anything reads, where nothing tells it
     for u, k, i, version in zip(unit, kind, batch, made.versions.of.tolist(), strict=True):
         if version and k != Kind.W:
-            delay[u % layers] = i - version
+            delay[u] = i - version
     ring = [sum(b.startswith(f"weights {layer},") for b in made.graph.buffer_names) for layer in range(layers)]
     checker = brute_force.Parts(p, m, layers, rank, delay, ring, cap)
     return Judged(f"layerpipe p={p} m={m} layers={layers} cap={cap}", made.schedule.to_csv(),

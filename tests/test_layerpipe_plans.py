@@ -60,15 +60,15 @@ def test_without_latency_layerpipe_runs_at_the_period_of_its_partition(data, ran
 def test_layerpipe2_reads_weights_of_2s_updates_ago(data, ranks, chunks, batches):
     cost = costs(place("layerpipe2", ranks, chunks), *per_stage(data, ranks * chunks))
     made = plan("layerpipe2", ranks, batches, cost, chunks=chunks)
-    stage, _, batch, _ = unpack(made.schedule.keys)
+    stage, batch = unpack(made.schedule.keys).unit, unpack(made.schedule.keys).micro_batch
     delay = np.array(delays((np.arange(ranks * chunks) // chunks).tolist()))
     assert (made.versions.of == np.maximum(0, batch - delay[stage])).all()
     # every forward reads the newest version there is on its rank
     lane = made.schedule.lane_of_each()
     for r in range(ranks):
         own = made.schedule.order(r)
-        done = np.cumsum(unpack(own)[1] == Kind.W) // chunks
-        forward = unpack(own)[1] == Kind.F
+        done = np.cumsum(unpack(own).kind == Kind.W) // chunks
+        forward = unpack(own).kind == Kind.F
         assert (made.versions.of[lane == r][forward] == done[forward]).all()
 
 
@@ -132,7 +132,7 @@ def test_a_cut_output_gradient_is_two_tasks():
     cost = costs(place("layerpipe", 2), [1, 1], [4, 1], [1, 1])
     made = plan("layerpipe", 2, 4, cost)
     assert made.steady == pytest.approx(4.5)
-    assert "2O0" in made.schedule.names(1)
+    assert ("0O0" in made.schedule.names(0), "0O0/1" in made.schedule.names(1)) == (True, True)
     assert price(made).period == pytest.approx(4.5)
     with pytest.raises(PipelineError, match=r"rank \d holds 1 activations; the cap is 0.5"):
         plan("layerpipe", 2, 4, cost, activation_cap=0.5)

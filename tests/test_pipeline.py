@@ -191,7 +191,7 @@ def test_chained_iterations_are_those_of_the_unrolled_graph():
 
 
 def chained(schedule: Schedule, iterations: int) -> Schedule:
-    lanes = {lane: [f"{name}@{t}" if "(" not in name else "(" + ";".join(f"{n}@{t}" for n in name[1:-1].split(";")) + ")"
+    lanes = {lane: [f"{name}#{t}" if "(" not in name else "(" + ";".join(f"{n}#{t}" for n in name[1:-1].split(";")) + ")"
                     for t in range(iterations) for name in schedule.names(i)] for i, lane in enumerate(schedule.lanes)}
     return Schedule.from_names(lanes)
 

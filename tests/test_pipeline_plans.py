@@ -103,7 +103,7 @@ def test_torch_reads_what_is_written():
     read = [[str(schedules._Action.from_str(cell)) for cell in row.split(",") if cell] for row in text.splitlines()]
     assert read == [[cell for cell in row.split(",") if cell] for row in text.splitlines()]
     assert pipeline.from_torch("0F0,0SEND_F0,0RECV_B0,0I0,0W0\n1RECV_F0,1F0,1B0,1SEND_B0").names(1) == [
-        "1RF0", "1F0", "1B0", "1SO0"]
+        "0RF0>1", "1F0", "1B0", "1SO0>0"]
 
 
 @pytest.mark.parametrize("name", [n for n in SWEPT if n not in ("zb_v", "v_half", "v_min")])
@@ -188,7 +188,7 @@ def test_a_wrong_plan_shows_its_culprit(edit, says, marked):
     ("0F0,(0F1;0B0),0B1\n1F0,1F1,1B0,1B1", "deadlock: 1B0 waits for 1F1 waits for 0B0 waits for 1B0"),
     ("0F0,0SEND_F0,(0F1;0SEND_F1),0RECV_B0,0B0,0RECV_B1,0B1\n1RECV_F0,1F0,1B0,1SEND_B0,1RECV_F1,1F1,1B1,1SEND_B1", "part of a pair"),
     ("0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1,1SEND_B1\n1RECV_F0,1F0,1B0,1SEND_B0,1RECV_F1,1F1,1B1",
-     "1SO1 stands on rank 0, but stage 1 lives on rank 1")])
+     "1SO1>0 stands on rank 0, but stage 1 lives on rank 1")])
 def test_a_pair_is_one_action_and_a_message_has_its_rank(text, says):
     with pytest.raises(ScheduleError, match=says):
         pipeline.read_plan(pipeline.read_schedule(text), 2, 2)
@@ -221,20 +221,20 @@ def test_two_ranks_that_both_send_first_deadlock_only_under_rendezvous():
     text = ("0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1\n"
             "1RECV_F0,1F0,1B0,1SEND_B0,1RECV_F1,1F1,1B1,1SEND_B1")
     schedule = pipeline.read_schedule(text)
-    with pytest.raises(ScheduleError, match="rendezvous.*posted: 1SO0 waits for 0SF1 waits for 1SO0"):
+    with pytest.raises(ScheduleError, match="rendezvous.*posted: 1SO0>0 waits for 0SF1>1 waits for 1SO0>0"):
         pipeline.read_plan(schedule, 2, 2)
-    cured = pipeline.read_plan(pipeline.swap(schedule, "1SO0", "1RF1"), 2, 2)
+    cured = pipeline.read_plan(pipeline.swap(schedule, "1SO0>0", "0RF1>1"), 2, 2)
     schedule.validate(cured.graph)  # buffered sends get through
 
 
 def test_receives_that_disagree_with_sends_deadlock():
     plan = pipeline.plan("one_f_one_b", 2, 4)
     graph, schedule = pipeline.add_communication(plan.graph, plan.schedule)
-    wrong = pipeline.swap(schedule, "1RF0", "1RF3")
+    wrong = pipeline.swap(schedule, "0RF0>1", "0RF3>1")
     with pytest.raises(ScheduleError, match="rendezvous"):
         check_rendezvous(graph, wrong)
     with pytest.raises(ScheduleError, match="no such task"):
-        pipeline.swap(schedule, "1RF0", "9RF9")
+        pipeline.swap(schedule, "0RF0>1", "9RF9>1")
 
 
 @pytest.mark.parametrize(("text", "says"), [
@@ -251,7 +251,8 @@ def test_text_that_is_no_plan(text, says):
 def test_stale_plans_read_versions_that_exist(name, p):
     options = {"mini_batches": 3} if name == "pipedream_2bw" else {}
     plan = pipeline.plan(name, p, 8, **options)
-    stage, kind, micro_batch, _ = unpack(plan.schedule.keys)
+    own = unpack(plan.schedule.keys)
+    stage, kind, micro_batch = own.unit, own.kind, own.micro_batch
     late = micro_batch // plan.versions.every - plan.versions.of  # updates between reading weights and changing them
     steady = micro_batch >= plan.versions.every + p
     if name == "pipedream":
@@ -299,7 +300,7 @@ def test_transfers_queue_on_a_link_of_finite_bandwidth():
     assert times(graph, schedule, fast)[1].max() == times(plan.graph, plan.schedule, fast)[1].max()
     slow = pipeline.costs(plan.placement, 1, 1, 1, latency=0.5, bandwidth=25)  # 4 per message: slower than any task
     _, end, _ = times(graph, schedule, slow)
-    received = [end[graph.index(f"1RF{i}")] for i in range(4)]
+    received = [end[graph.index(f"0RF{i}>1")] for i in range(4)]
     assert received == pytest.approx([1 + 4 * (i + 1) + 0.5 for i in range(4)])
 
 

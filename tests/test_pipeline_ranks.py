@@ -289,12 +289,12 @@ def one_rank(lane, key, start, end, begin, waits=()):
 
 def test_a_wait_becomes_a_transfer_when_what_is_awaited_is_sent():
     """Rank 1's clock is 5 s ahead. It stands still from 0 to 100; rank 0 computes to 70 and sends until 100."""
-    first = one_rank((Lane(0), Lane(0, "send->1")), ["0F0", "0SF0"], [0, 70], [70, 100], 3.0)
-    second = one_rank((Lane(1), Lane(1, "recv<-0")), ["1F0", "1RF0"], [100, 0], [120, 98], 8.0, [("1F0", 0, 100)])
-    whole = Timeline.of_ranks([first, second], [0.0, 5.0], [{parse_task("0SF0"): 4}, {parse_task("1RF0"): 4}])
+    first = one_rank((Lane(0), Lane(0, "send->1")), ["0F0", "0SF0>1"], [0, 70], [70, 100], 3.0)
+    second = one_rank((Lane(1), Lane(1, "recv<-0")), ["1F0", "0RF0>1"], [100, 0], [120, 98], 8.0, [("1F0", 0, 100)])
+    whole = Timeline.of_ranks([first, second], [0.0, 5.0], [{parse_task("0SF0>1"): 4}, {parse_task("0RF0>1"): 4}])
     records = {(whole.name(i), What(whole.what[i]).name): (whole.start[i], whole.end[i]) for i in range(len(whole))}
     assert {k: tuple(np.round(v, 3)) for k, v in records.items()} == {
-        ("0F0", "TASK"): (0, 70), ("0SF0", "TASK"): (70, 100), ("1F0", "TASK"): (100, 120), ("1RF0", "TASK"): (70, 98),
+        ("0F0", "TASK"): (0, 70), ("0SF0>1", "TASK"): (70, 100), ("1F0", "TASK"): (100, 120), ("0RF0>1", "TASK"): (70, 98),
         ("1F0", "WAIT"): (0, 70), ("1F0", "TRANSFER"): (70, 100)}
 
 

@@ -8,7 +8,7 @@ from helpers import closure, edge_pairs, lane_pairs, planned, scheduled_graphs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minidl.graph import Kind, parse_task
+from minidl.graph import COLLECTIVE, Kind, parse_task, unpack
 from minidl.schedule import Lane, Schedule, ScheduleError
 
 MAIN, SUB = Lane(0), Lane(0, "sub")
@@ -205,8 +205,9 @@ def test_clocks_know_exactly_what_has_surely_ended(pair):
 
 # ------------------------------------------------------------------------------------------------------- text and files
 LANE = st.builds(Lane, st.integers(0, 12), st.sampled_from(["main", "sub", "send 1", "a,b", 'say "x"', "comm"]))
-TASK = st.builds(lambda u, k, m, i: f"{u}{k.name}{m}" + (f"@{i}" if i else ""), st.integers(0, 9999), st.sampled_from(list(Kind)),
-                 st.integers(0, 99), st.integers(0, 3))
+TASK = st.builds(
+    lambda u, k, m, i, late, t: f"{u}{k.name}{m * (k not in COLLECTIVE)}" + (f">{i}" if k >= Kind.SF else f"/{i}" * (i > 0)) + "@1" * late
+    + f"#{t}" * (t > 0), st.integers(0, 9999), st.sampled_from(list(Kind)), st.integers(0, 99), st.integers(0, 9), st.booleans(), st.integers(0, 3))
 ACTION = st.one_of(TASK, st.builds(lambda a, b: f"({a};{b})", TASK, TASK))
 
 
@@ -303,3 +304,30 @@ def test_lanes():
     assert schedule.ranks == 4
     assert len(schedule) == 1
     assert [schedule.order(i).tolist() for i in range(2)] == [[parse_task("0F0")], []]
+
+
+OLD = """rank,lane,task
+0,main,0F0
+0,main,1F0
+0,main,(2F3;5B1)
+0,sub,1W0@1
+0,comm,1A0
+0,main,1U0
+"""
+
+
+def test_older_files_mean_what_they_meant():
+    schedule = Schedule.from_csv(OLD)
+    assert schedule.to_csv() == OLD.replace("0,main,1U0\n", "").replace("0,sub", "0,main,1U0\n0,sub", 1)
+    late = unpack(schedule.order(1)[0])
+    assert (late.unit, late.kind, late.micro_batch, late.late, late.iteration) == (1, Kind.W, 0, 1, 0)
+
+
+@pytest.mark.parametrize(("row", "says"), [
+    ("0,comm,1A3", "task '1A3': what ranks sum is of all micro-batches; its part 3 is 1A0/3"),
+    ("0,send->1,0SF0", "task '0SF0': a message's name tells the rank that it goes to, as in 0SF0>1"),
+    ("1,main,0F0@2", "task '0F0@2': a task runs at most one step late, @1; iteration 2 is 0F0#2")])
+def test_older_files_that_mean_nothing_now_fail_with_the_line(row, says):
+    with pytest.raises(ScheduleError) as error:
+        Schedule.from_csv(OLD + row, "plan.csv")
+    assert str(error.value) == f"plan.csv, line 8: {says}"

@@ -234,7 +234,7 @@ def test_what_a_loop_carries_is_what_its_bodies_in_a_row_say(data):
     for i in range(n):
         for t in bodies[i % 2]:
             reads, writes = (rows[t.index] for rows in (bodies[i % 2].reads, bodies[i % 2].writes))
-            builder.task(t.unit, t.kind, t.micro_batch, i, reads=reads, writes=writes)
+            builder.task(t.unit, t.kind, t.micro_batch, iteration=i, reads=reads, writes=writes)
     row, cost = builder.build(), CostModel(kinds={"F": 1.0, "O": 2.5, "W": 3.0, "U": 0.5}, sync=0.25)
     _, end, _ = times(row, schedule.repeated(n).validate(row), cost)
     lanes = Lanes.of(graph, schedule)

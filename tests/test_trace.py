@@ -86,7 +86,7 @@ def checked(text: str, t: Timeline) -> list[dict[str, Any]]:
             assert threads[launch["tid"]] == (lane.rank, "host")
             assert launch["ts"] <= e["ts"]
             assert e["args"]["stream"] > 0
-            assert bool(re.match("^nccl.*Kernel", e["name"])) == (Kind(unpack(int(t.key[i]))[1]) in COMMUNICATION)
+            assert bool(re.match("^nccl.*Kernel", e["name"])) == (Kind(unpack(int(t.key[i])).kind) in COMMUNICATION)
 
     # launches lie within the steps that HTA counts by
     for launch in launches.values():
@@ -135,12 +135,12 @@ def two_steps() -> Timeline:
     x, w = builder.buffer("x", 8), builder.buffer("w", 8)
     builder.task(0, Kind.F, reads=[w], writes=[x], nbytes=40)
     builder.task(0, Kind.A, reads=[x], writes=[x])
-    builder.task(1, Kind.SF, reads=[x])
+    builder.task(1, Kind.SF, destination=2, reads=[x])
     builder.task(0, Kind.U, reads=[x], writes=[w])
     builder.unit_names = {0: "first"}
     graph = unroll(builder.build(), 2)
-    schedule = Schedule.from_names({Lane(0): ["0F0", "0U0", "0F0@1", "0U0@1"],
-                                    Lane(0, "comm"): ["0A0", "1SF0", "0A0@1", "1SF0@1"]})
+    schedule = Schedule.from_names({Lane(0): ["0F0", "0U0", "0F0#1", "0U0#1"],
+                                    Lane(0, "comm"): ["0A0", "1SF0>2", "0A0#1", "1SF0>2#1"]})
     cost = CostModel(kinds={"F": 3.5, "A": 2.0, "SF": 1.0, "U": 0.0}, unit="us")
     return replace(simulate(graph, schedule, cost), peak_bytes=77, meta={"device": "cpu"})
 
@@ -152,7 +152,7 @@ def test_what_a_trace_says():
                                             "correlation": 1, "queued": 0.0}
     reduce = by_name["ncclDevKernel_AllReduce 0A0 first"]
     assert (reduce["ts"], reduce["dur"]) == (3.5, 2)
-    assert by_name["ncclDevKernel_SendRecv 1SF0"]["cat"] == "kernel"
+    assert by_name["ncclDevKernel_SendRecv 1SF0>2"]["cat"] == "kernel"
     assert (by_name["wait 0A0"]["ts"], by_name["wait 0A0"]["dur"]) == (0, 3.5)
     steps = {name: e for name, e in by_name.items() if name.startswith("ProfilerStep")}
     assert set(steps) == {"ProfilerStep#0", "ProfilerStep#1"}

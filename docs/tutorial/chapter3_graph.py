@@ -123,7 +123,7 @@ assert two.index("0W0") not in two.preds[two.index("1O1")]  # the chain does not
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# A pass makes a graph from a graph. `unroll` puts several steps in a row. A task of the next step gets @1. Two kinds of
+# A pass makes a graph from a graph. `unroll` puts several steps in a row. A task of the next step gets #1. Two kinds of
 # edges cross the border between the steps.
 
 unrolled = ml.unroll(graph, 2)
@@ -134,8 +134,8 @@ def crossing(g):
 
 
 print("\nacross the border of two steps:", *(f"{a} -> {b}" for a, b in sorted(crossing(unrolled))), sep="\n    ")
-assert ("2U0", "2F0@1") in crossing(unrolled)  # the next forward pass reads the updated weight
-assert ("2W0", "1F0@1") in crossing(unrolled)  # ... and it writes the activation that 2W0 has yet to read
+assert ("2U0", "2F0#1") in crossing(unrolled)  # the next forward pass reads the updated weight
+assert ("2W0", "1F0#1") in crossing(unrolled)  # ... and it writes the activation that 2W0 has yet to read
 
 # The first kind is the training itself: U -> F. The second kind, W -> F, is only about memory: the forward pass of the
 # next step writes into the same activation buffers. A second set of buffers, used in turn, takes it away. That pass is
@@ -143,7 +143,7 @@ assert ("2W0", "1F0@1") in crossing(unrolled)  # ... and it writes the activatio
 
 renamed = ml.rename(unrolled, copies=2)
 print("\nwith two sets of buffers:", *(f"{a} -> {b}" for a, b in sorted(crossing(renamed))), sep="\n    ")
-assert all(earlier.split("@")[0][1] == "U" for earlier, _ in crossing(renamed))
+assert all(earlier.split("#")[0][1] == "U" for earlier, _ in crossing(renamed))
 
 # What remains starts at an update. So 2W0 may now run beside the next forward pass, until its own layer's turn comes.
 # That is how far out of order backprop can go and still be exactly the same training.

@@ -48,7 +48,7 @@ assert barrier.period == 25
 
 # Look where the updates U stand in the grid: in front. It shows one iteration as it repeats, so its updates are those
 # of the iteration before. In a schedule without a barrier each update stands just before its layer's forward, and only
-# that forward waits. Gradients are also cut in parts, 0A0 to 0A7, and the part that is needed first goes first.
+# that forward waits. Gradients are also cut in parts, 0A0 to 0A0/7, and the part that is needed first goes first.
 
 priority = planned("priority")
 print(f"by priority, across the border of the iteration: {priority.period:g}")

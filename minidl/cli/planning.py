@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..graph import TaskGraph, pack, parse_task, task_name
+from ..graph import TaskGraph, parse_task, repack, task_name
 from ..pricing.cost import CostModel
 from ..pricing.explain import explain as explain_task
 from ..pricing.simulation import simulate as price
@@ -98,7 +98,7 @@ def explain(arguments: Any) -> int:
 def _as_planned(graph: TaskGraph, name: str) -> str:
     """The name of this task in a plan: 4W0, or 4W0@1 where it runs one step late. Raises GraphError for what is no name."""
     key = int(parse_task(name))
-    late = key + int(pack(0, 0, 0, 1))
+    late = int(repack(key, late=1))
     here, one_step_late = (graph.find(np.array([key, late])) >= 0).tolist()
     return task_name(late) if one_step_late and not here else name
 

@@ -15,11 +15,22 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ..graph import ROLES, GraphError, Ints, Kind, Role, Rows, TaskGraph, moved_views, task_name, unpack
+from ..graph import (
+    ROLES,
+    GraphError,
+    Ints,
+    Kind,
+    Role,
+    Rows,
+    TaskGraph,
+    moved_views,
+    repack,
+    task_name,
+    unpack,
+)
 from ..schedule import Schedule
 
 Mask = NDArray[np.bool_]
-_BARE = (1 << 48) - 1  # a task's key without its iteration
 
 
 class BoundaryError(GraphError):
@@ -143,7 +154,8 @@ def _check(graph: TaskGraph, crosses: Mask) -> None:
 def _part(graph: TaskGraph, then: Ints, now: Ints, copy: Ints, parity: int, lasting: Mask) -> tuple[TaskGraph, list[dict[int, int]]]:
     """The late tasks `then` of the step before, and the tasks `now` of the step of this parity, each on its copies; and
     which storage takes the place of which, by group. Without `now` the late tasks are of the step of this parity."""
-    tasks = graph.take(np.concatenate([then, now]), iteration=np.repeat([1, 0], [len(then), len(now)]))
+    rows = np.concatenate([then, now])
+    tasks = graph.take(rows, repack(graph.keys[rows], late=np.repeat([1, 0], [len(then), len(now)])))
     before = 1 - parity if len(now) else parity
     part, moves = tasks.with_copies(copy, np.repeat([2 + before, parity], [len(then), len(now)]))
     role = part.buffer_role.copy()
@@ -187,21 +199,17 @@ def _storages(graph: TaskGraph, task: int, *of: Rows) -> set[int]:
 # ----------------------------------------------------------------------------------------------- schedules with late tasks
 def late_tasks(graph: TaskGraph, schedule: Schedule) -> Ints:
     """The ids in the recorded graph of the tasks that a schedule calls late. Raises ScheduleError for unknown ones."""
-    if graph.iteration.any():
-        return np.empty(0, np.int64)
-    late = schedule.keys[unpack(schedule.keys)[3] == 1]
-    ids = graph.find(late & _BARE)
+    late = schedule.keys[unpack(schedule.keys).late == 1]
+    ids = graph.find(repack(late, late=0))
     if (ids < 0).any():
         key = int(late[int(np.argmax(ids < 0))])
-        raise schedule.error(f"unknown task {task_name(key)}: the graph has no {task_name(key & _BARE)}", [key])
+        raise schedule.error(f"unknown task {task_name(key)}: the graph has no {task_name(repack(key, late=0))}", [key])
     return ids
 
 
 def with_late(schedule: Schedule, graph: TaskGraph, tasks: Ints) -> Schedule:
     """The schedule with these tasks of the graph called late."""
-    keys = schedule.keys.copy()
-    keys[np.isin(keys, graph.keys[tasks])] += _BARE + 1
-    return replace(schedule, keys=keys, slots=None)
+    return replace(schedule, keys=repack(schedule.keys, late=np.isin(schedule.keys, graph.keys[tasks])), slots=None)
 
 
 def loop(graph: TaskGraph, schedule: Schedule) -> Loop:
@@ -209,4 +217,4 @@ def loop(graph: TaskGraph, schedule: Schedule) -> Loop:
     try:
         return cross_boundary(graph, late_tasks(graph, schedule).tolist())
     except BoundaryError as error:
-        raise schedule.error(str(error), [int(graph.keys[error.task]) + _BARE + 1]) from None
+        raise schedule.error(str(error), [int(repack(graph.keys[error.task], late=1))]) from None

@@ -1,4 +1,4 @@
-"""Messages between ranks as tasks of a schedule: which kinds they are, and the proof that none waits for ever.
+"""Messages between ranks as tasks of a schedule: the proof that none waits for ever.
 
 A send and its receive meet by the number that `minidl.program` gives the message, whatever else is under way between the two ranks.
 """
@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..graph import Kind, Rows, TaskGraph, task_name
+from ..graph import RECEIVES, SENDS, Rows, TaskGraph, task_name
 from ..loops import run_loop
 from ..schedule import Schedule
-
-SENDS, RECEIVES = (Kind.SF, Kind.SO), (Kind.RF, Kind.RO)
 
 
 def check_rendezvous(graph: TaskGraph, schedule: Schedule) -> None:

@@ -12,14 +12,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..graph import ROLES, GraphError, Ints, Kind, Role, Rows, TaskGraph, moved_views
+from ..graph import ROLES, GraphError, Ints, Kind, Role, Rows, TaskGraph, moved_views, repack, task_name
 from ..pricing.carried import own_buffers
 
 _RENAMED = (Role.ACTIVATION, Role.GRADIENT, Role.WORKSPACE)
 
 
 def unroll(graph: TaskGraph, iterations: int) -> TaskGraph:
-    """`iterations` steps in a row as one graph; task `4W0` of step t is `4W0@t`.
+    """`iterations` steps in a row as one graph; task `4W0` of step t is `4W0#t`.
 
     Parameters and states carry over, which yields `U -> F`; activations are the same memory in every step, which
     yields the write-after-read edge `W(t) -> F(t+1)`. Inputs and outputs are separate in each step, but for a parameter
@@ -32,7 +32,7 @@ def unroll(graph: TaskGraph, iterations: int) -> TaskGraph:
         raise GraphError("the graph is unrolled already")
     separate = own_buffers(graph)
     iteration = np.repeat(np.arange(iterations), len(graph))
-    tiled = graph.take(np.tile(np.arange(len(graph)), iterations), iteration=iteration)
+    tiled = graph.take(np.tile(np.arange(len(graph)), iterations), repack(np.tile(graph.keys, iterations), iteration=iteration))
     unrolled, moves = tiled.with_copies(np.where(separate[:, None], np.arange(iterations), 0), iteration)
     return replace(unrolled, inputs=tuple(v for m in moves for v in moved_views(graph.inputs, m)),
                    outputs=tuple(v for m in moves for v in moved_views(graph.outputs, m)))
@@ -77,7 +77,7 @@ def coarsen(graph: TaskGraph, stage_of_unit: Sequence[int]) -> tuple[TaskGraph, 
                     needed.append(q)
     micro_batch = np.where(backward | (kind == Kind.F), graph.micro_batch, 0)
     names = tuple(_stage_name(graph, np.flatnonzero(stage_of == s)) for s in range(int(stage_of.max(initial=-1)) + 1))
-    return merge(replace(graph, unit_names=names), stage, kind, micro_batch)
+    return merge(replace(graph, unit_names=names), repack(graph.keys, unit=stage, kind=kind, micro_batch=micro_batch))
 
 
 def _stage_name(graph: TaskGraph, units: Ints) -> str:
@@ -95,18 +95,15 @@ def fuse(graph: TaskGraph, which: np.ndarray | None = None) -> TaskGraph:
     if which is not None:
         backward &= np.asarray(which, bool)[graph.unit, graph.micro_batch]
     kind = np.where(backward, int(Kind.B), graph.kind)
-    return merge(graph, graph.unit, kind, graph.micro_batch)[0]
+    return merge(graph, repack(graph.keys, kind=kind))[0]
 
 
-def merge(graph: TaskGraph, unit: Ints, kind: Ints, micro_batch: Ints) -> tuple[TaskGraph, Ints]:
-    """(one task for all tasks that get the same unit, kind, micro-batch and iteration, its number for each task).
+def merge(graph: TaskGraph, keys: Ints) -> tuple[TaskGraph, Ints]:
+    """(one task for all tasks that get the same key, its number for each task); `keys`: of each task.
 
-    A merged task reads what its parts do not make themselves, and launches what they launch, in their order. Raises
-    GraphError where merged tasks would wait for each other in a circle.
+    Raises GraphError where merged tasks would wait for each other in a circle.
     """
-    columns = np.stack([graph.iteration, unit, kind, micro_batch], axis=1).astype(np.int64)
-    distinct, first, group = np.unique(columns, axis=0, return_index=True, return_inverse=True)
-    group = group.reshape(-1)
+    distinct, first, group = np.unique(keys, return_index=True, return_inverse=True)
     count = len(distinct)
     edges = np.unique(np.stack([group[graph.preds.ids], group[graph.preds.row_of_each()]], axis=1), axis=0)
     edges = edges[edges[:, 0] != edges[:, 1]]
@@ -123,29 +120,9 @@ def merge(graph: TaskGraph, unit: Ints, kind: Ints, micro_batch: Ints) -> tuple[
             if missing[h] == 0:
                 heapq.heappush(ready, (int(first[h]), h))
     if len(order) < count:
-        stuck = distinct[int(np.argmax(missing > 0))]
-        raise GraphError(f"{stuck[1]}{Kind(stuck[2]).name}{stuck[3]} would have to run both before and after another task; "
+        raise GraphError(f"{task_name(distinct[np.argmax(missing > 0)])} would have to run both before and after another task; "
                          f"cut the graph elsewhere")
     place = np.empty(count, np.int64)
     place[order] = np.arange(count)
     group = place[group]
-    by_group = Rows.from_pairs(group, np.arange(len(graph)), count)
-    reads: list[list[int]] = []
-    writes: list[list[int]] = []
-    for parts in (by_group[g] for g in range(count)):
-        made: set[int] = set()
-        read: set[int] = set()
-        for t in parts.tolist():
-            read.update(b for b in graph.reads[t].tolist() if b not in made)
-            made.update(graph.writes[t].tolist())
-        reads.append(sorted(read))
-        writes.append(sorted(made))
-    distinct = distinct[order]
-    return replace(
-        graph, unit=distinct[:, 1].astype(np.int32), kind=distinct[:, 2].astype(np.int8),
-        micro_batch=distinct[:, 3].astype(np.int32), iteration=distinct[:, 0].astype(np.int32),
-        flops=np.bincount(group, graph.flops, count).astype(np.float64),
-        bytes=np.bincount(group, graph.bytes, count).astype(np.int64),
-        reads=Rows.of(reads), writes=Rows.of(writes),
-        launches=tuple(tuple(launch for t in parts.tolist() for launch in graph.launches[t]) for parts in (by_group[g] for g in range(count)))
-        if graph.launches else ()), group
+    return graph.join(Rows.from_pairs(group, np.arange(len(graph)), count), distinct[order]), group

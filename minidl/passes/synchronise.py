@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..graph import ROLES, GraphError, Ints, Kind, Launch, Role, Rows, TaskGraph, View
+from ..graph import COLLECTIVE, ROLES, GraphError, Ints, Kind, Launch, Role, Rows, TaskGraph, View, pack
 
-COLLECTIVE = {Kind.A: "all_reduce", Kind.AS: "reduce_scatter", Kind.AG: "all_gather"}  #: what a launch of each is called
+CALLS = {Kind.A: "all_reduce", Kind.AS: "reduce_scatter", Kind.AG: "all_gather"}  #: what a launch of each is called
 
 
 @dataclass(frozen=True)
@@ -57,11 +57,11 @@ def synchronise(graph: TaskGraph, groups: Sequence[Sequence[int]] | None = None,
     """Adds what sums gradients over ranks, before the updates.
 
     `groups`: update tasks whose gradients travel together (default: each alone); a group's communication is named by
-    its lowest unit, and its parts by the micro-batch. `part_bytes`: the largest part of a group. `scatter`: AS and AG
+    its lowest unit: `4A0`, and `4A0/1` its second part. `part_bytes`: the largest part of a group. `scatter`: AS and AG
     in place of A. Raises GraphError for a graph that does anything but updates after its first update, that reads a
     gradient which ranks have not summed, or that returns what updates or sums over ranks still change.
     """
-    if np.isin(graph.kind, [int(k) for k in COLLECTIVE]).any():
+    if np.isin(graph.kind, COLLECTIVE).any():
         raise GraphError("the graph is synchronised already")
     spent = gradients(graph)
     if not spent:
@@ -111,78 +111,56 @@ def _view_of(graph: TaskGraph, update: int, buffer: int) -> View | None:
 
 
 def _assemble(graph: TaskGraph, updates: Ints, groups: Sequence[Sequence[int]], pieces: list[_Piece], scatter: bool) -> TaskGraph:
-    of_buffer: dict[int, list[int]] = {}  # gradient buffer -> buffers of its pieces, the first being itself
-    extra: list[tuple[int, int]] = []  # (gradient buffer, bytes) of every further piece
-    piece_buffer: list[int] = []
-    nbytes = graph.buffer_bytes.copy()
-    for p in pieces:
-        known = of_buffer.setdefault(p.buffer, [])
-        if known:
-            piece_buffer.append(len(nbytes) + len(extra))
-            extra.append((p.buffer, p.nbytes))
-        else:
-            piece_buffer.append(p.buffer)
-            nbytes[p.buffer] = p.nbytes
-        known.append(piece_buffer[-1])
-
-    def spread(rows: Rows, task: int) -> list[int]:
-        return sorted(c for b in rows[task].tolist() for c in of_buffer.get(b, [b]))
-
+    cut, buffer_of = _in_pieces(graph, pieces)
     # where the sums of a batch norm are its gradients, an output gradient still needs this rank's own: it goes first
     touched = {b: t for t in range(int(updates[0])) for b in (*graph.reads[t].tolist(), *graph.writes[t].tolist())}
-    after: dict[int, list[tuple[int, int, list[int]]]] = {}  # task -> communication that follows: (unit, part, pieces)
+    transfers: list[tuple[int, int, int, list[int]]] = []  # (the task that it follows, unit, part, pieces)
     for g, group in enumerate(groups):
-        unit = min(int(graph.unit[u]) for u in group)
+        lowest = min(int(graph.unit[u]) for u in group)
         mine = [i for i, p in enumerate(pieces) if p.group == g]
-        for part in sorted({pieces[i].part for i in mine}):
-            chosen = [i for i in mine if pieces[i].part == part]
-            last = max(touched[pieces[i].buffer] for i in mine)
-            after.setdefault(last, []).append((unit, part, chosen))
-
-    columns: list[tuple[int, int, int, float, int]] = []
-    reads, writes, launches = [], [], []
-
-    def keep(task: int) -> None:
-        columns.append((int(graph.unit[task]), int(graph.kind[task]), int(graph.micro_batch[task]), float(graph.flops[task]), int(graph.bytes[task])))
-        reads.append(spread(graph.reads, task))
-        writes.append(spread(graph.writes, task))
-        launches.append(graph.launches[task] if graph.launches else ())
-
-    def communicate(kind: Kind, unit: int, part: int, chosen: list[int]) -> None:
-        columns.append((unit, int(kind), part, 0.0, sum(pieces[i].nbytes for i in chosen)))
-        buffers = sorted(piece_buffer[i] for i in chosen)
-        reads.append(buffers)
-        writes.append(buffers)
-        views = tuple(v for i in chosen if (v := pieces[i].view) is not None)
-        launches.append((Launch(COLLECTIVE[kind], views, views),) if views else ())
-
-    gathers = []
-    for task in range(int(updates[0])):
-        keep(task)
-        for unit, part, chosen in after.get(task, []):
-            communicate(Kind.AS if scatter else Kind.A, unit, part, chosen)
-            gathers.append((unit, part, chosen))
-    for unit, part, chosen in sorted(gathers) if scatter else []:
-        communicate(Kind.AG, unit, part, chosen)
-    for u in updates.tolist():
-        keep(u)
-
-    units, kinds, part_of, flops, moved = (np.array(c) for c in zip(*columns, strict=True))
-    old = np.array([b for b, _ in extra], np.int64)
-    grown = graph.with_buffers(old, graph.buffer_storage[old], [f"{graph.buffer_names[b]}+" for b in old] if graph.buffer_names else (),
-                               np.array([n for _, n in extra], np.int64))
-    result = replace(
-        grown, unit=units.astype(np.int32), kind=kinds.astype(np.int8), micro_batch=part_of.astype(np.int32),
-        iteration=np.zeros(len(columns), np.int32), flops=flops.astype(np.float64), bytes=moved.astype(np.int64),
-        reads=Rows.of(reads), writes=Rows.of(writes), buffer_bytes=np.concatenate([nbytes, grown.buffer_bytes[len(nbytes):]]),
-        launches=tuple(launches) if any(launches) else ())
+        last = max(touched[pieces[i].buffer] for i in mine)
+        transfers += [(last, lowest, part, [i for i in mine if pieces[i].part == part]) for part in sorted({pieces[i].part for i in mine})]
+    transfers.sort(key=lambda transfer: transfer[0])
+    kinds = [Kind.AS if scatter else Kind.A] * len(transfers)
+    if scatter:
+        kinds += [Kind.AG] * len(transfers)
+        transfers += [(int(updates[0]) - 1, unit, part, those) for _, unit, part, those in sorted(transfers, key=lambda transfer: transfer[1:3])]
+    after, unit, part, chosen = zip(*transfers, strict=True)
+    views = [tuple(v for i in those if (v := pieces[i].view) is not None) for those in chosen]
+    buffers = Rows.of([sorted(buffer_of[i] for i in those) for those in chosen])
+    result = cut.insert(
+        np.array(after), pack(unit, kinds, part=part), buffers, buffers, np.array([sum(pieces[i].nbytes for i in those) for those in chosen]),
+        [(Launch(CALLS[k], own, own),) if own else () for k, own in zip(kinds, views, strict=True)])
     _check(result)
     return result
 
 
+def _in_pieces(graph: TaskGraph, pieces: Sequence[_Piece]) -> tuple[TaskGraph, list[int]]:
+    """The graph with a buffer for each piece, and which it is. The first piece of a gradient has the gradient's own buffer."""
+    first = dict[int, int]()  # gradient buffer -> its first piece
+    for i, p in enumerate(pieces):
+        first.setdefault(p.buffer, i)
+    further = [i for i, p in enumerate(pieces) if first[p.buffer] != i]
+    old = np.array([pieces[i].buffer for i in further], np.int64)
+    grown = graph.with_buffers(old, graph.buffer_storage[old], [f"{graph.buffer_names[b]}+" for b in old] if graph.buffer_names else (),
+                               np.array([pieces[i].nbytes for i in further], np.int64))
+    nbytes = grown.buffer_bytes.copy()
+    nbytes[list(first)] = [pieces[i].nbytes for i in first.values()]
+    buffer_of = [p.buffer for p in pieces]
+    of_buffer: dict[int, list[int]] = {}
+    for number, i in enumerate(further, len(graph.buffer_bytes)):
+        buffer_of[i] = number
+        of_buffer.setdefault(pieces[i].buffer, []).append(number)
+
+    def spread(rows: Rows) -> Rows:
+        return Rows.of([sorted(c for b in row.tolist() for c in (b, *of_buffer.get(b, ()))) for row in map(rows.__getitem__, range(len(rows)))])
+
+    return replace(grown, buffer_bytes=nbytes, reads=spread(graph.reads), writes=spread(graph.writes)), buffer_of
+
+
 def _check(graph: TaskGraph) -> None:
     """Only updates may wait for communication."""
-    communication = np.isin(graph.kind, [int(k) for k in COLLECTIVE])
+    communication = np.isin(graph.kind, COLLECTIVE)
     bad = np.flatnonzero(communication[graph.preds.ids] & ~(communication | (graph.kind == Kind.U))[graph.preds.row_of_each()])
     if bad.size:
         task = int(graph.preds.row_of_each()[bad[0]])

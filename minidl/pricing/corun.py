@@ -12,9 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..graph import Floats, Ints, TaskGraph, task_name
-
-_BARE = (1 << 48) - 1  # a task's key without its iteration
+from ..graph import Floats, Ints, TaskGraph, as_recorded, task_name
 
 
 @dataclass(frozen=True)
@@ -47,7 +45,7 @@ class CoRun:
         """The group number of each task of the graph, and the slowdown of each group beside each other."""
         names = sorted({*self.slowdown, *(b for row in self.slowdown.values() for b in row)})
         number = {name: i + 1 for i, name in enumerate(names)}  # 0: whatever has no group
-        group = [number.get(self.groups.get(task_name(key & _BARE), ""), 0) for key in graph.keys.tolist()]
+        group = [number.get(self.groups.get(task_name(as_recorded(key)), ""), 0) for key in graph.keys.tolist()]
         factor = np.ones((len(names) + 1, len(names) + 1))
         factor[1:, 1:] = [[self.factor(a, b) for b in names] for a in names]
         return np.array(group, np.int64), factor
@@ -59,7 +57,7 @@ class CoRun:
         slow down alike. Defaults: one modest CPU core."""
         arithmetic, traffic = dict[str, float](), dict[str, float]()
         for task, key in enumerate(graph.keys.tolist()):
-            name = groups.get(task_name(key & _BARE), "")
+            name = groups.get(task_name(as_recorded(key)), "")
             arithmetic[name] = arithmetic.get(name, 0.0) + float(graph.flops[task]) / flops_per_us
             traffic[name] = traffic.get(name, 0.0) + float(graph.bytes[task]) / bytes_per_us
         share = {g: min(1.0, traffic[g] / max(arithmetic[g], traffic[g], 1e-12)) for g in traffic}

@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from ..graph import COMMUNICATION, Floats, Kind, TaskGraph, parse_task
+from ..graph import COMMUNICATION, RECEIVES, SENDS, Floats, Ints, Kind, TaskGraph, as_recorded, parse_task, unpack
 from .corun import CoRun
 
 _RATES = {"flops_per_us", "bytes_per_us"}
-_KINDS = {*Kind.__members__, *_RATES}
+SECOND = "O/1"  #: among kinds: the second part of an O that is cut in two
+_KINDS = {*Kind.__members__, SECOND, *_RATES}
 _PAIR = re.compile(r"(0|[1-9][0-9]*)->(0|[1-9][0-9]*)")
-_BARE = (1 << 48) - 1  # a task's key without its iteration
 LEAST, MOST = 1e-9, 1e18  #: of rates, and of any number here: sums and quotients of them stay finite
 
 
@@ -57,7 +57,8 @@ class Link:
 class CostModel:
     """Durations of tasks.
 
-    `tasks`: by task name. `kinds`: by kind's name, one number or one per unit, for tasks not named. Where neither is
+    `tasks`: by task name. `kinds`: by kind's name, one number or one per unit, for tasks not named; "O/1" is the second part
+    of an O that is cut. Where neither is
     given, a send costs its bytes over the link's bandwidth, a receive nothing, a collective the link's time. `links`:
     of single pairs of ranks, as "0->1", that are not joined by `link`. `launch`: added to every task. `sync`: added
     where a task waits for another lane. `wake`: what it costs a lane to let one of the same device go on that waits for
@@ -134,22 +135,20 @@ class CostModel:
         for kind in Kind:
             mine = graph.kind == kind
             if kind.name in self.kinds and mine.any():
-                value = np.asarray(self.kinds[kind.name], np.float64)
-                if value.ndim and graph.unit[mine].max() >= len(value):
-                    raise CostError(f"{len(value)} costs are given for {kind.name}, but the graph has a unit "
-                                    f"{graph.unit[mine].max()}")
-                time[mine] = value[graph.unit[mine]] if value.ndim else value
+                time[mine] = self._of_kind(kind.name, graph.unit[mine])
             elif kind in COMMUNICATION and self.source != "analytic":
                 # a message's latency lies between send and receive; a collective is one task with all of its time
                 link = self.link if kind in (Kind.A, Kind.AS, Kind.AG) else replace(self.link, latency=0.0)
-                time[mine] = 0.0 if kind in (Kind.RF, Kind.RO) else link.time(graph.bytes[mine])
+                time[mine] = 0.0 if kind in RECEIVES else link.time(graph.bytes[mine])
+        if SECOND in self.kinds and (mine := (graph.kind == Kind.O) & (unpack(graph.keys).part == 1)).any():
+            time[mine] = self._of_kind(SECOND, graph.unit[mine])
         if self.tasks:
             keys = np.array([parse_task(name) for name in self.tasks], np.int64)
             order = np.argsort(keys)
             values = np.fromiter(self.tasks.values(), np.float64)[order]
             keys = keys[order]
             # every iteration of an unrolled graph costs the same
-            bare = graph.keys & _BARE
+            bare = as_recorded(graph.keys)
             at = np.minimum(np.searchsorted(keys, bare), len(keys) - 1)
             hit = keys[at] == bare
             time[hit] = values[at[hit]]
@@ -159,15 +158,22 @@ class CostModel:
                             f"({unknown.size} of {len(graph)} tasks); measure them for this graph")
         return time
 
+    def _of_kind(self, name: str, unit: Ints) -> Any:
+        """What `kinds` says under this name of each unit."""
+        value = np.asarray(self.kinds[name], np.float64)
+        if value.ndim and unit.max() >= len(value):
+            raise CostError(f"{len(value)} costs are given for {name}, but the graph has a unit {unit.max()}")
+        return value[unit] if value.ndim else value
+
     def link_between(self, source: int, target: int) -> Link:
         """From one rank to another."""
         return self.links.get(f"{source}->{target}", self.link)
 
     def by_link(self, graph: TaskGraph) -> Any:
         """Mask of the sends that nothing but the link says how long they take."""
-        sends = [int(k) for k in (Kind.SF, Kind.SO) if k.name not in self.kinds and self.source != "analytic"]
+        sends = [int(k) for k in SENDS if k.name not in self.kinds and self.source != "analytic"]
         named = [parse_task(name) for name in self.tasks]
-        return np.isin(graph.kind, sends) & ~np.isin(graph.keys & _BARE, named)
+        return np.isin(graph.kind, sends) & ~np.isin(as_recorded(graph.keys), named)
 
     def save(self, path: str | Path) -> None:
         """Writes JSON, whole or not at all."""

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..graph import COMMUNICATION, Floats, Ints, Kind, Rows, TaskGraph
+from ..graph import COMMUNICATION, RECEIVES, Floats, Ints, Rows, TaskGraph
 from ..loops import prepared, run_loop
 from ..schedule import Schedule, ScheduleError
 from ..views.timeline import Timeline
@@ -356,7 +356,7 @@ class _Network:
         graph, time = self.graph, self.cost.durations(self.graph)
         if self.cost.links:
             source, target = graph.preds.ids, graph.preds.row_of_each()
-            met = self.cost.by_link(graph)[source] & np.isin(graph.kind[target], (Kind.RF, Kind.RO))
+            met = self.cost.by_link(graph)[source] & np.isin(graph.kind[target], RECEIVES)
             source, target = source[met], target[met]
             time[source] = self._figures(source, target)[1] * graph.bytes[source]
         return time

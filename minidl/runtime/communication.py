@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ..graph import Kind, TaskGraph, View, task_name
+from ..graph import RECEIVES, SENDS, Kind, TaskGraph, View, task_name
 from ..kernels import Thunk
 from ..program import TALKS, Part, Program
 from .bound import Bound
@@ -26,7 +26,7 @@ from .comm.places import Host
 from .streams import Event, Stop, Stream
 
 Calls = Callable[[int, Any], list[Thunk]]
-MESSAGES = [int(kind) for kind in (Kind.SF, Kind.RF, Kind.SO, Kind.RO)]
+MESSAGES = (*SENDS, *RECEIVES)
 
 
 class Arrival(Event):

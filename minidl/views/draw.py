@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
-from ..graph import COMMUNICATION, Ints, Kind, TaskGraph, task_name, unpack
+from ..graph import COMMUNICATION, NAME, Ints, Kind, TaskGraph, task_name, unpack
 from ..schedule import Lane, Schedule
 from .report import count_of, readable_unit
 from .timeline import Timeline, What
@@ -133,13 +133,13 @@ class _Look:
 
 
 def _look(labels: tuple[str, ...], versions: Mapping[int, int] | None, keys: Ints) -> _Look:
-    return _Look(labels, versions or {}, not unpack(keys)[2].any())
+    return _Look(labels, versions or {}, not unpack(keys).micro_batch.any())
 
 
 def _task(row: int, begin: float, end: float, key: int, part: tuple[int, int], look: _Look, when: str) -> _Slice:
     """One task's slice; `part`: which of how many that share an action."""
-    unit, number, micro_batch, _ = unpack(key)
-    kind, name = Kind(number), task_name(key)
+    own = unpack(key)
+    unit, kind, micro_batch, name = own.unit, Kind(own.kind), own.micro_batch, task_name(key)
     label = f"{name} {look.labels[unit]}" if unit < len(look.labels) and look.labels[unit] else name
     version = f"v{look.versions[key]}" if key in look.versions else ""
     short = (f"{unit}{kind.name}", str(unit)) if look.by_unit else (f"{kind.name}{micro_batch}", str(micro_batch))
@@ -264,8 +264,7 @@ def _clean(text: str) -> str:
 
 
 # ---------------------------------------------------------------------------------------------------------------- text
-_KINDS = "|".join(sorted((kind.name for kind in Kind), key=len, reverse=True))
-_TASK = re.compile(rf"(?<![\w/])\d+({_KINDS})\d+(@\d+)?(?!\w)")
+_TASK = re.compile(rf"(?<![\w/]){NAME.pattern}(?!\w)")
 
 
 def ansi(grid: str, color: bool | None = None) -> str:
@@ -279,7 +278,7 @@ def ansi(grid: str, color: bool | None = None) -> str:
         return grid
 
     def paint(match: re.Match[str]) -> str:
-        kind = Kind[match[1]]
+        kind = Kind[match[2]]
         colour = PALETTE["communication" if kind in COMMUNICATION else kind.name][0]
         red, green, blue = (round(int(colour[i : i + 2], 16) / 51) for i in (1, 3, 5))
         return f"\x1b[38;5;16;48;5;{16 + 36 * red + 6 * green + blue}m{match[0]}\x1b[0m"

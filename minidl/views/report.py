@@ -104,7 +104,7 @@ def critical_path(timeline: Timeline) -> CriticalPath:
         way += members[::-1].tolist()
         start = min(float(t.start[at]), upto)
         for member in members.tolist():
-            time[_KINDS[unpack(int(t.key[member]))[1]]] += (upto - start) / len(members)
+            time[_KINDS[unpack(int(t.key[member])).kind]] += (upto - start) / len(members)
         source, arrival = int(producer[at]), float(min(there[at], start))
         on_lane = a > 0 and t.lane[tasks[first[a - 1]]] == t.lane[at]
         if on_lane and (source < 0 or free[a] >= arrival):
@@ -121,7 +121,7 @@ def critical_path(timeline: Timeline) -> CriticalPath:
 
 def kinds(timeline: Timeline) -> dict[str, float]:
     """Time per kind of task, all lanes together."""
-    kind = unpack(timeline.key[timeline.tasks])[1]
+    kind = unpack(timeline.key[timeline.tasks]).kind
     total = np.bincount(kind, timeline.durations[timeline.tasks], len(_KINDS))
     return {_KINDS[k]: float(total[k]) for k in np.unique(kind)}
 
@@ -129,14 +129,14 @@ def kinds(timeline: Timeline) -> dict[str, float]:
 def longest(timeline: Timeline, count: int = 8) -> list[dict[str, Any]]:
     """The units and kinds that took most time, over all micro-batches and iterations, longest first."""
     tasks = timeline.tasks
-    unit, kind, _, _ = unpack(timeline.key[tasks])
-    group, which = np.unique(pack(unit, kind), return_inverse=True)
+    own = unpack(timeline.key[tasks])
+    group, which = np.unique(pack(own.unit, own.kind), return_inverse=True)
     took = timeline.durations[tasks]
     total, number, most = np.bincount(which, took), np.bincount(which), np.zeros(len(group))
     np.maximum.at(most, which, took)
     found = []
     for g in np.argsort(-total, kind="stable")[:count].tolist():
-        unit, kind, _, _ = unpack(int(group[g]))
+        unit, kind = unpack(int(group[g])).unit, unpack(int(group[g])).kind
         where = timeline.labels[unit] if unit < len(timeline.labels) else ""
         found.append({"label": f"{unit}{_KINDS[kind]} {where}".strip(), "tasks": int(number[g]),
                       "total": float(total[g]), "mean": float(total[g] / number[g]), "longest": float(most[g])})
@@ -236,7 +236,7 @@ def _by_key(t: Timeline) -> dict[int, float]:
 
 
 def _task_label(t: Timeline, key: int) -> str:
-    unit = int(unpack(key)[0])
+    unit = int(unpack(key).unit)
     return _cut(f"{task_name(key)} {t.labels[unit] if unit < len(t.labels) else ''}".strip(), 40)
 
 

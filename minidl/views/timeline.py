@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ..graph import Floats, Ints, Kind, task_name, unpack
+from ..graph import RECEIVES, Floats, Ints, task_name, unpack
 from ..schedule import Lane
 
 UNITS = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "s": 1e6}  #: in microseconds; any other unit is the user's own
@@ -105,7 +105,7 @@ class Timeline:
         for t, base, number in zip(own, records, messages, strict=False):
             for i in np.flatnonzero(t.what == What.TASK).tolist():
                 if (k := int(t.key[i])) in number:
-                    ends[int(unpack(k)[1] in (Kind.RF, Kind.RO))][number[k]] = base + i
+                    ends[int(unpack(k).kind in RECEIVES)][number[k]] = base + i
         met = np.array([(ends[0][n], ends[1][n]) for n in ends[0] if n in ends[1]], np.int64).reshape(-1, 2)
         sent, got = met.T
         start[got] = np.clip(start[sent], start[got], end[got])
@@ -139,7 +139,7 @@ class Timeline:
 
     def label(self, record: int) -> str:
         """The task's name and its unit's, where that has one: `4W0 layers.2`."""
-        unit = int(unpack(int(self.key[record]))[0])
+        unit = int(unpack(int(self.key[record])).unit)
         where = self.labels[unit] if unit < len(self.labels) else ""
         return f"{self.name(record)} {where}" if where else self.name(record)
 

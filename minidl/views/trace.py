@@ -123,7 +123,7 @@ def _steps(timeline: Timeline, host: dict[int, int]) -> Iterator[tuple[int, dict
     tasks = timeline.tasks
     if not len(tasks):
         return
-    iteration = unpack(timeline.key[tasks])[3]
+    iteration = unpack(timeline.key[tasks]).iteration
     rank_of = np.array([lane.rank for lane in timeline.lanes])[timeline.lane[tasks]]
     for rank in np.unique(rank_of).tolist():
         mine = tasks[rank_of == rank]
@@ -145,7 +145,7 @@ def _slices(timeline: Timeline, thread: list[int], host: dict[int, int]) -> Iter
     for flow, (producer, consumer) in enumerate(timeline.edges.tolist()):
         ends[consumer].append(("f", flow))
         ends[producer].append(("s", flow))
-    kind = unpack(timeline.key)[1].tolist()
+    kind = unpack(timeline.key).kind.tolist()
     for i in sorted(range(len(timeline)), key=lambda i: (thread[i], start[i], end[i])):
         rank, what = timeline.lanes[timeline.lane[i]].rank, What(timeline.what[i])
         place = {"pid": rank + 1, "tid": thread[i]}

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ...graph import COMMUNICATION, ROLES, GraphError, Ints, Kind, Role, TaskGraph, pack, task_name, unpack
+from ...graph import COMMUNICATION, RECEIVES, ROLES, GraphError, Ints, Kind, Role, TaskGraph, pack, task_name, unpack
 from ...passes.messages import check_rendezvous
 from ...passes.rewrite import fuse
 from ...runtime.memory import MemoryLimitError
@@ -52,8 +52,8 @@ def prove(plan: Plan) -> Plan:
 
 def chunks_in(schedule: Schedule, ranks: int) -> int:
     """How many stages a rank seems to have: forwards tell."""
-    unit, kind, _, _ = unpack(schedule.keys)
-    return max(1, round((int(unit[kind == Kind.F].max(initial=0)) + 1) / ranks))
+    own = unpack(schedule.keys)
+    return max(1, round((int(own.unit[own.kind == Kind.F].max(initial=0)) + 1) / ranks))
 
 
 def read_plan(schedule: Schedule, ranks: int, micro_batches: int, chunks: int | None = None, cap: float | None = None, *,
@@ -99,17 +99,16 @@ def _versions_of(schedule: Schedule, like: Plan) -> Versions | None:
     """The weight versions that the schedule reads, if every stage and micro-batch reads what it reads in the other plan."""
     if like.versions is None:
         return None
-    unit, kind, micro_batch, _ = unpack(like.schedule.keys)
-    forward = kind == Kind.F
+    theirs, own = unpack(like.schedule.keys), unpack(schedule.keys)
+    forward = theirs.kind == Kind.F
     read = np.zeros((like.micro_batches, like.placement.stages), np.int64)
-    read[micro_batch[forward], unit[forward]] = like.versions.of[forward]
-    unit, _, micro_batch, _ = unpack(schedule.keys)
-    return replace(like.versions, of=read[micro_batch, unit])
+    read[theirs.micro_batch[forward], theirs.unit[forward]] = like.versions.of[forward]
+    return replace(like.versions, of=read[own.micro_batch, own.unit])
 
 
 def split(schedule: Schedule) -> tuple[Schedule, bool]:
     """The schedule without its communication, and whether it had any."""
-    message = np.isin(unpack(schedule.keys)[1], [int(k) for k in COMMUNICATION])
+    message = np.isin(unpack(schedule.keys).kind, COMMUNICATION)
     if not message.any():
         return schedule, False
     count = np.bincount(schedule.lane_of_each()[~message], minlength=len(schedule.lanes))
@@ -121,11 +120,12 @@ def split(schedule: Schedule) -> tuple[Schedule, bool]:
 
 def _once(schedule: Schedule, ranks: int, stages: int, micro_batches: int, kinds: tuple[Kind, ...]) -> None:
     """Kinds, ranks and ids in range, and no task twice."""
-    unit, kind, micro_batch, iteration = unpack(schedule.keys)
+    own = unpack(schedule.keys)
+    unit, kind, micro_batch = own.unit, own.kind, own.micro_batch
     rank = np.array([lane.rank for lane in schedule.lanes], np.int64)[schedule.lane_of_each()]
     for bad, what in (
-            (~np.isin(kind, [int(k) for k in kinds]) | (iteration > 0),
-             f"does not belong here: the tasks of one iteration are {', '.join(k.name for k in kinds)}"),
+            (~np.isin(kind, kinds) | (schedule.keys != pack(unit, kind, micro_batch)),
+             f"does not belong here: the tasks of one iteration are {', '.join(k.name for k in kinds)}, none late or in parts"),
             (rank >= ranks, f"stands on a rank that does not exist: ranks are 0..{ranks - 1}"),
             (unit >= stages, f"is out of range: stages are 0..{stages - 1}"),
             (micro_batch >= micro_batches, f"is out of range: micro-batches are 0..{micro_batches - 1}")):
@@ -137,15 +137,15 @@ def _once(schedule: Schedule, ranks: int, stages: int, micro_batches: int, kinds
     if twice.size:
         key = int(order[twice[0]])
         where = ", ".join(str(schedule.lanes[i]) for i in schedule.lane_of_each()[schedule.keys == key])
-        counted = "; its weight gradient would count twice" if unpack(key)[1] in (Kind.W, Kind.B) else ""
+        counted = "; its weight gradient would count twice" if unpack(key).kind in (Kind.W, Kind.B) else ""
         raise schedule.error(f"task {task_name(key)} stands twice, on {where}{counted}", [key])
 
 
 def _complete(schedule: Schedule, stages: int, micro_batches: int) -> None:
     """Each (stage, micro-batch) has one F, and one B or one O and one W."""
-    unit, kind, micro_batch, _ = unpack(schedule.keys)
+    own = unpack(schedule.keys)
     has = np.zeros((max(COMPUTE) + 1, micro_batches, stages), bool)
-    has[kind, micro_batch, unit] = True
+    has[own.kind, own.micro_batch, own.unit] = True
     both = has[Kind.B] & (has[Kind.O] | has[Kind.W])
     if both.any():
         i, s = (int(x) for x in np.argwhere(both)[0])
@@ -164,7 +164,8 @@ def _complete(schedule: Schedule, stages: int, micro_batches: int) -> None:
 def _placement(schedule: Schedule, ranks: int, micro_batches: int, chunks: int, asked: int | None, complete: bool) -> Placement:
     """Where the stages live, read off the forwards (of what has none, off any task): on one rank each, or with `asked` 2 or
     None as in a bidirectional pipeline. Raises ScheduleError where neither is so, or where `complete` and a stage has none."""
-    unit, kind, micro_batch, _ = unpack(schedule.keys)
+    own = unpack(schedule.keys)
+    unit, kind, micro_batch = own.unit, own.kind, own.micro_batch
     rank = np.array([lane.rank for lane in schedule.lanes], np.int64)[schedule.lane_of_each()]
     table = np.full(ranks * chunks, -1, np.int64)
     if not complete:
@@ -185,15 +186,20 @@ def _placement(schedule: Schedule, ranks: int, micro_batches: int, chunks: int, 
 
 
 def _at_home(schedule: Schedule, placement: Placement, micro_batches: int) -> None:
-    """Every task, messages included, on the rank of its stage."""
-    unit, kind, micro_batch, _ = unpack(schedule.keys)
+    """Every task on the rank of its stage, sends included; a receive where its message goes."""
     rank = np.array([lane.rank for lane in schedule.lanes], np.int64)[schedule.lane_of_each()]
-    _same_rank(schedule, rank, placement.home(unit, kind, micro_batch, micro_batches))
+    own = unpack(schedule.keys)
+    receives = np.isin(own.kind, RECEIVES)
+    astray = np.flatnonzero(receives & (rank != own.destination))
+    if astray.size:
+        key = int(schedule.keys[astray[0]])
+        raise schedule.error(f"task {task_name(key)} stands on rank {rank[astray[0]]}, but its message goes to rank {unpack(key).destination}", [key])
+    _same_rank(schedule, rank, np.where(receives, rank, placement.home(schedule.keys, micro_batches)))
 
 
 def _one_lane(schedule: Schedule) -> None:
     """A rank computes on one lane; messages may have lanes of their own, and are not part of pairs."""
-    message = np.isin(unpack(schedule.keys)[1], [int(k) for k in COMMUNICATION])
+    message = np.isin(unpack(schedule.keys).kind, COMMUNICATION)
     if schedule.joined is not None:
         second = np.asarray(schedule.joined, bool)
         mixed = np.flatnonzero(message & (second | np.append(second[1:], False)))
@@ -214,7 +220,7 @@ def _same_rank(schedule: Schedule, rank: Ints, home: Ints) -> None:
     stray = np.flatnonzero(rank != home)
     if stray.size:
         key = int(schedule.keys[stray[0]])
-        raise schedule.error(f"task {task_name(key)} stands on rank {rank[stray[0]]}, but stage {unpack(key)[0]} lives on "
+        raise schedule.error(f"task {task_name(key)} stands on rank {rank[stray[0]]}, but stage {unpack(key).unit} lives on "
                              f"rank {home[stray[0]]}; its weights are there", [key])
 
 
@@ -245,10 +251,11 @@ def _versions(plan: Plan) -> None:
     assert versions is not None
     if len(versions.of) != len(schedule):
         raise schedule.error(f"{len(versions.of)} weight versions are given for {len(schedule)} tasks")
-    message = np.isin(unpack(schedule.keys)[1], [int(k) for k in COMMUNICATION])
+    message = np.isin(unpack(schedule.keys).kind, COMMUNICATION)
     versions = replace(versions, of=versions.of[~message])
     schedule, _ = split(schedule)
-    unit, kind, micro_batch, _ = unpack(schedule.keys)
+    own = unpack(schedule.keys)
+    unit, kind, micro_batch = own.unit, own.kind, own.micro_batch
     ends = (kind == Kind.W) | (kind == Kind.B)
     order = np.lexsort((np.arange(len(schedule)), unit))  # stage by stage, in lane order: a stage has one lane
     done = np.concatenate([[0], np.cumsum(ends[order])])[:-1]

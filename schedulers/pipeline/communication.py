@@ -13,9 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from ...graph import COMMUNICATION, GraphError, Ints, Kind, Rows, TaskGraph, pack, unpack
+from ...graph import COMMUNICATION, RECEIVES, SENDS, GraphError, Ints, Kind, Rows, TaskGraph, pack, parse_task, unpack
 from ...loops import run_loop
-from ...passes.messages import RECEIVES, SENDS
 from ...schedule import Lane, Schedule, ScheduleError
 
 SENDABLE = (Kind.F, Kind.O, Kind.B)  #: whose results can be sent
@@ -23,17 +22,16 @@ SENDABLE = (Kind.F, Kind.O, Kind.B)  #: whose results can be sent
 
 def talks(schedule: Schedule) -> bool:
     """Whether messages stand in the schedule as tasks."""
-    return bool(np.isin(unpack(schedule.keys)[1], [int(k) for k in COMMUNICATION]).any())
+    return bool(np.isin(unpack(schedule.keys).kind, COMMUNICATION).any())
 
 
 @dataclass(frozen=True)
 class Messages:
-    """One for all that a task hands to a rank: `sender[i]` to rank `to[i]`, whose first task that reads it is `reader[i]`.
-    Buffer `copied[j]` travels in message `of[j]` and is buffer `copy[j]` there."""
+    """One for all that a task hands to a rank: `sender[i]` to rank `to[i]`. Buffer `copied[j]` travels in message `of[j]` and
+    is buffer `copy[j]` there."""
 
     sender: Ints
     to: Ints
-    reader: Ints
     of: Ints
     copied: Ints
     copy: Ints
@@ -49,8 +47,6 @@ def received(graph: TaskGraph, rank: Ints) -> tuple[TaskGraph, Messages]:
     reader, buffer, writer = crossing(graph, rank)
     ranks, buffers = int(rank.max(initial=0)) + 1, len(graph.buffer_bytes)
     message, of_read = np.unique(writer * ranks + rank[reader], return_inverse=True)
-    first = np.full(len(message), len(graph), np.int64)
-    np.minimum.at(first, of_read, reader)
     copies, of_copy = np.unique(of_read * buffers + buffer, return_inverse=True)
     copied, of = copies % buffers, copies // buffers
     copy = buffers + np.arange(len(copies))
@@ -81,7 +77,7 @@ def received(graph: TaskGraph, rank: Ints) -> tuple[TaskGraph, Messages]:
     else:
         storage, specs, moves, move = copy, [], [{}], np.zeros(len(graph), np.int64)
     grown = graph.with_buffers(copied, storage, names, storages=specs)
-    return grown.remap(moved, graph.writes.ids, moves, move), Messages(message // ranks, message % ranks, first, of, copied, copy)
+    return grown.remap(moved, graph.writes.ids, moves, move), Messages(message // ranks, message % ranks, of, copied, copy)
 
 
 def _in_parts(graph: TaskGraph, task: int, buffer: int) -> GraphError:
@@ -92,12 +88,11 @@ def _in_parts(graph: TaskGraph, task: int, buffer: int) -> GraphError:
 def add_communication(graph: TaskGraph, schedule: Schedule) -> tuple[TaskGraph, Schedule]:
     """The graph and schedule with a send and a receive for every result that another rank reads.
 
-    A message holds all that one task hands to one rank: `2SF0` on the sender's lane `send->1` reads it, `3RF0` on the
-    receiver's lane `recv<-0` writes the copies that the readers there read from then on. Raises GraphError for results
-    that no F, O or B made, and where one task's result goes to two ranks or two results come to one task's stage at
-    once: cut the stages elsewhere.
+    A message holds all that one task hands to one rank: `2SF0>1` on the sender's lane `send->1` reads it, `2RF0>1` on the
+    receiver's lane `recv<-0` writes the copies that the readers there read from then on. A result that several ranks read
+    goes to each in a message of its own. Raises GraphError for results that no F, O or B made.
     """
-    n, rank = len(graph), ranks_of(graph, schedule)
+    rank = ranks_of(graph, schedule)
     own, messages = received(graph, rank)
     k, sender = len(messages), messages.sender
     if not k:
@@ -107,45 +102,24 @@ def add_communication(graph: TaskGraph, schedule: Schedule) -> tuple[TaskGraph, 
         raise GraphError(f"the result of {graph.name(int(sender[np.argmax(stray)]))} is read on another rank; only those "
                          f"of F, O and B can be sent")
     size = np.bincount(messages.of, graph.buffer_bytes[messages.copied], k).astype(np.int64)
-    forward = graph.kind[sender] == Kind.F
-    # rows: the graph's, then sends, then receives; put in order of emission
-    sent, got = n + messages.of, n + k + messages.of
-    reads = Rows.from_pairs(np.concatenate([own.reads.row_of_each(), sent, got]),
-                            np.concatenate([own.reads.ids, messages.copied, messages.copy]), n + 2 * k)
-    writes = Rows.from_pairs(np.concatenate([own.writes.row_of_each(), sent, got]),
-                             np.concatenate([own.writes.ids, messages.copy, messages.copy]), n + 2 * k)
-    order = np.argsort(np.concatenate([np.arange(n) * 3, sender * 3 + 1, sender * 3 + 2]), kind="stable")
-
-    def column(tasks: Ints, sends: Ints, receives: Ints) -> Ints:
-        return np.concatenate([tasks, sends, receives])[order].astype(tasks.dtype)
-
-    talking = replace(
-        own, unit=column(own.unit, own.unit[sender], own.unit[messages.reader]),
-        kind=column(own.kind, np.where(forward, Kind.SF, Kind.SO), np.where(forward, Kind.RF, Kind.RO)),
-        micro_batch=column(own.micro_batch, own.micro_batch[sender], own.micro_batch[sender]),
-        iteration=column(own.iteration, own.iteration[sender], own.iteration[sender]),
-        flops=np.concatenate([own.flops, np.zeros(2 * k)])[order], bytes=column(own.bytes, size, size),
-        reads=reads.take(order), writes=writes.take(order),
-        launches=tuple(own.launches[i] if i < n else () for i in order) if own.launches else ())
-    try:
-        talking.find(talking.keys[:1])
-    except GraphError as error:
-        raise GraphError(f"{error}: a stage's result goes to two ranks, or comes from two; cut the stages elsewhere") from None
-    return talking, _with_lanes(graph, schedule, talking, rank, sender, messages.to, messages.reader, forward)
+    made = unpack(graph.keys[sender])
+    send, receive = (pack(made.unit, np.where(made.kind == Kind.F, *kinds), made.micro_batch, destination=messages.to, late=made.late,
+                          iteration=made.iteration) for kinds in (SENDS, RECEIVES))
+    travel, arrive = (Rows.from_pairs(messages.of, buffers, k) for buffers in (messages.copied, messages.copy))
+    both = np.repeat(np.arange(k), 2)  # each send, then its receive
+    talking = own.insert(
+        sender[both], np.stack([send, receive], axis=1).ravel(), travel.followed_by(arrive).take(both + np.tile([0, k], k)),
+        arrive.take(both), size[both])
+    return talking, _with_lanes(graph, schedule, send, receive, rank, messages)
 
 
-def _with_lanes(graph: TaskGraph, schedule: Schedule, talking: TaskGraph, rank: Ints, sender: Ints, to: Ints,
-                reader: Ints, forward: Ints) -> Schedule:
-    """The schedule with lanes `send->peer` and `recv<-peer`, in the order in which the messages are made."""
+def _with_lanes(graph: TaskGraph, schedule: Schedule, send: Ints, receive: Ints, rank: Ints, messages: Messages) -> Schedule:
+    """The schedule with lanes `send->peer` and `recv<-peer`, in the order in which the messages are made. `send`, `receive`: the
+    keys of each message."""
     place = np.empty(len(graph), np.int64)
     place[schedule.ids(graph)] = np.arange(len(graph))
-    made = np.argsort(place[sender], kind="stable")
-    sender, to, reader, forward = sender[made], to[made], reader[made], forward[made]
-    send = pack(graph.unit[sender], np.where(forward, Kind.SF, Kind.SO), graph.micro_batch[sender],
-                graph.iteration[sender])
-    receive = pack(graph.unit[reader], np.where(forward, Kind.RF, Kind.RO), graph.micro_batch[sender],
-                   graph.iteration[sender])
-    source = rank[sender]
+    made = np.argsort(place[messages.sender], kind="stable")
+    source, to, send, receive = rank[messages.sender[made]], messages.to[made], send[made], receive[made]
     lanes, keys = list(schedule.lanes), [schedule.order(i) for i in range(len(schedule.lanes))]
     for a, b in sorted(set(zip(source.tolist(), to.tolist(), strict=True))):
         here = (source == a) & (to == b)
@@ -153,7 +127,7 @@ def _with_lanes(graph: TaskGraph, schedule: Schedule, talking: TaskGraph, rank: 
         keys += [send[here], receive[here]]
     joined = None
     if schedule.joined is not None:
-        joined = np.concatenate([np.asarray(schedule.joined, bool), np.zeros(2 * len(sender), bool)])
+        joined = np.concatenate([np.asarray(schedule.joined, bool), np.zeros(2 * len(send), bool)])
     order = sorted(range(len(lanes)), key=lambda i: lanes[i].rank)  # stable: a rank's own lanes stay first
     ptr = np.concatenate([[0], np.cumsum([len(keys[i]) for i in order])])
     old = np.concatenate([[0], np.cumsum([len(k) for k in keys])])
@@ -164,8 +138,6 @@ def _with_lanes(graph: TaskGraph, schedule: Schedule, talking: TaskGraph, rank: 
 
 def swap(schedule: Schedule, a: str, b: str) -> Schedule:
     """The schedule with tasks `a` and `b` in each other's place, say two receives; prove it before use."""
-    from ...graph import parse_task
-
     keys = schedule.keys.copy()
     at = [np.flatnonzero(keys == parse_task(name)) for name in (a, b)]
     for name, found in zip((a, b), at, strict=True):

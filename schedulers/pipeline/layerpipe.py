@@ -26,19 +26,18 @@ from .problem import Order, Problem, schedule_of
 def layerpipe(problem: Problem, method: str = "inter") -> Plan:
     """F, O and W of layers spread over ranks by linear partition, O cut in two where that evens the loads (`inter`).
 
-    A layer is a stage of the problem. The second part of a cut O is a task of unit `stages + layer`. The graph holds a
-    ring of weight versions per layer, so that its edges prove that versions are there when they are read and last as
-    long as they are needed. Reconstructed.
+    A layer is a stage of the problem. The two parts of a cut O are `4O0` and `4O0/1`. The graph holds a ring of weight versions
+    per layer, so that its edges prove that versions are there when they are read and last as long as they are needed.
+    Reconstructed.
     """
     found = assign(LayerCosts.given(*(t.tolist() for t in (problem.forward, problem.output_grad, problem.weight_grad))),
                    problem.ranks, method)
     ticks = Ticks(problem.stages, found.parts, problem.latency)
     graph = ticks.graph(problem.micro_batches)
     schedule = schedule_of(ticks.orders(problem.ranks, problem.micro_batches))
-    unit, _, batch, _ = unpack(schedule.keys)
-    delay = np.array(ticks.delays * 2)
+    own = unpack(schedule.keys)
     return Plan("layerpipe", replace(problem.placement, parts=ticks.homes()), problem.micro_batches, graph, schedule, ticks.cost(),
-                Versions(np.maximum(0, batch - delay[unit])), ticks.steady(), notes={"method": found.method})
+                Versions(np.maximum(0, own.micro_batch - np.array(ticks.delays)[own.unit])), ticks.steady(), notes={"method": found.method})
 
 
 def layerpipe2(problem: Problem) -> Schedule:
@@ -48,8 +47,8 @@ def layerpipe2(problem: Problem) -> Schedule:
 
 def layerpipe2_versions(problem: Problem, schedule: Schedule) -> Versions:
     """Delay(l) = 2 S(l): the weights of 2 S updates ago, S being the number of ranks after the stage's."""
-    stage, _, batch, _ = unpack(schedule.keys)
-    return Versions(np.maximum(0, batch - 2 * (problem.ranks - 1 - problem.placement.table[0, stage])))
+    own = unpack(schedule.keys)
+    return Versions(np.maximum(0, own.micro_batch - 2 * (problem.ranks - 1 - problem.placement.table[0, own.unit])))
 
 
 def layerpipe2_steady(problem: Problem) -> float:
@@ -116,10 +115,9 @@ class Ticks:
         begin = self.at[self.of[layer, Kind.F][0]]
         return 1 + max(self.delays[layer], *(self.at[o] - begin + self.apart(o, w) for o in self.of[layer, Kind.O]))
 
-    def unit(self, i: int) -> int:
-        """The layer, or `layers + layer` for the second part of a cut output gradient."""
-        part = self.parts[i]
-        return part.layer + self.layers * (self.of[part.layer, part.kind].index(i) > 0)
+    def part(self, i: int) -> int:
+        """Which part of its layer's computation it is: 1 for the second of a cut output gradient, else 0."""
+        return self.of[self.parts[i].layer, self.parts[i].kind].index(i)
 
     def runs(self, batches: int) -> list[tuple[int, int]]:
         """(part, batch) in the order of ticks."""
@@ -130,8 +128,8 @@ class Ticks:
         mine: list[list[tuple[int, int]]] = [[] for _ in range(ranks)]
         for i, batch in self.runs(batches):
             mine[self.parts[i].processor].append((i, batch))
-        return [Order([self.parts[i].kind for i, _ in own], [self.unit(i) for i, _ in own], [b for _, b in own])
-                for own in mine]
+        return [Order([self.parts[i].kind for i, _ in own], [self.parts[i].layer for i, _ in own], [b for _, b in own],
+                      part=[self.part(i) for i, _ in own]) for own in mine]
 
     def graph(self, batches: int) -> TaskGraph:
         """Tasks in the order of ticks. Version v of a layer's weights lies in slot v mod ring."""
@@ -148,23 +146,23 @@ class Ticks:
                 writes = [ring[(batch + 1) % len(ring)]]
             else:
                 reads.append(ring[max(0, batch - self.delays[part.layer]) % len(ring)])
-                made[i, batch] = builder.buffer(f"{part.kind.name}{self.unit(i)} of batch {batch}", 0)
+                made[i, batch] = builder.buffer(f"{part.kind.name}{part.layer}{'/1' * self.part(i)} of batch {batch}", 0)
                 writes = [made[i, batch]]
-            builder.task(self.unit(i), part.kind, batch, reads=reads, writes=writes)
+            builder.task(part.layer, part.kind, batch, part=self.part(i), reads=reads, writes=writes)
         return builder.build(name=f"{self.layers} layers, {batches} batches")
 
     def homes(self) -> Ints:
-        """[kind, unit]: the rank of these parts."""
-        homes = np.zeros((max(Kind.F, Kind.O, Kind.W) + 1, 2 * self.layers), np.int64)
+        """[kind, part, layer]: the rank of each."""
+        homes = np.zeros((max(Kind.F, Kind.O, Kind.W) + 1, 2, self.layers), np.int64)
         for i, part in enumerate(self.parts):
-            homes[part.kind, self.unit(i)] = part.processor
+            homes[part.kind, self.part(i), part.layer] = part.processor
         return homes
 
     def cost(self) -> CostModel:
-        """The times of the parts by unit."""
-        kinds = {kind.name: [0.0] * (2 * self.layers) for kind in (Kind.F, Kind.O, Kind.W)}
+        """The times of the parts by layer."""
+        kinds = {name: [0.0] * self.layers for name in ("F", "O", "O/1", "W")}
         for i, part in enumerate(self.parts):
-            kinds[part.kind.name][self.unit(i)] = part.time
+            kinds[part.kind.name + "/1" * self.part(i)][part.layer] = part.time
         return CostModel(kinds=kinds, link=Link(self.latency), unit="")
 
     def steady(self) -> float:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ...graph import ROLES, Floats, Ints, Kind, Role, Rows, TaskGraph
+from ...graph import ROLES, Floats, Ints, Kind, Role, TaskGraph, repack
 from ...passes.boundary import Mask
 from ...passes.rewrite import coarsen
 from ...pricing.cost import CostModel
@@ -62,28 +62,19 @@ def counted_by_each(graph: TaskGraph, stage_of_unit: Ints) -> tuple[TaskGraph, I
     copies = [(t, s) for t in counts for s in sorted(set[int]().union(*(users[b] for b in graph.writes[t].tolist())) - {stage[t]})]
     if not copies:
         return graph, stage_of_unit, np.arange(len(graph))
-    own: dict[tuple[int, int], int] = {}  # (buffer, stage) -> the stage's copy of it
-    for t, s in copies:
-        for b in graph.writes[t].tolist():
-            own.setdefault((b, s), len(graph.buffer_bytes) + len(own))
     units = len(stage_of_unit)
     rows = sorted([(t, stage[t], int(graph.unit[t])) for t in range(len(graph))] + [(t, s, units + i) for i, (t, s) in enumerate(copies)])
-    task, _, unit = (np.array(column) for column in zip(*rows, strict=True))
-
-    def moved(old: Rows) -> Rows:
-        return Rows.of([sorted(own.get((b, s), b) for b in old[t].tolist()) for t, s, _ in rows])
-
-    old = np.array([b for b, _ in own], np.int64)
+    task, where, unit = (np.array(column) for column in zip(*rows, strict=True))
+    old, of_stage = (np.array(column) for column in zip(*sorted({(b, s) for t, s in copies for b in graph.writes[t].tolist()}), strict=True))
+    stages = int(stage_of_unit.max()) + 1
+    number = np.repeat(np.arange(len(graph.buffer_bytes))[:, None], stages, axis=1)  # [buffer, stage]: which buffer it is there
+    number[old, of_stage] = len(graph.buffer_bytes) + np.arange(len(old))
     names = graph.unit_names + ("",) * (units - len(graph.unit_names)) + tuple(graph.unit_names[graph.unit[t]] for t, _ in copies)
-    grown = replace(
-        graph, unit=unit.astype(graph.unit.dtype), kind=graph.kind[task], micro_batch=graph.micro_batch[task],
-        iteration=graph.iteration[task], flops=graph.flops[task], bytes=graph.bytes[task], reads=moved(graph.reads),
-        writes=moved(graph.writes), buffer_bytes=np.append(graph.buffer_bytes, graph.buffer_bytes[old]),
-        buffer_role=np.append(graph.buffer_role, graph.buffer_role[old]),
-        buffer_storage=np.append(graph.buffer_storage, graph.buffer_storage[old]), unit_names=names,
-        buffer_names=graph.buffer_names + tuple(f"{graph.buffer_names[b]} of stage {s}" for b, s in own) if graph.buffer_names else (),
-        launches=tuple(graph.launches[t] for t in task.tolist()) if graph.launches else ())
-    return grown, np.append(stage_of_unit, [s for _, s in copies]), task
+    taken = graph.take(task, repack(graph.keys[task], unit=unit)).with_buffers(
+        old, graph.buffer_storage[old], [f"{graph.buffer_names[b]} of stage {s}" for b, s in zip(old, of_stage, strict=True)] if graph.buffer_names else ())
+    reads, writes = (number[rows.ids, where[rows.row_of_each()]] for rows in (taken.reads, taken.writes))
+    moved = taken.remap(reads, writes, [{}], np.zeros(len(taken), np.int64))
+    return replace(moved, unit_names=names), np.append(stage_of_unit, [s for _, s in copies]), task
 
 
 def balanced(graph: TaskGraph, cost: CostModel, stages: int) -> Ints:

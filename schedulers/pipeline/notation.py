@@ -1,7 +1,9 @@
 """The per-rank grid of torch.distributed.pipelining: one row per rank, cells such as `2F0`, `1I0` (our O), `3W1`, `0B2`.
 
 An empty cell is a bubble. A pair is `(2F3;5B1)OVERLAP_F_B`; its suffix may be missing. Sends and receives are
-`SEND_F`, `RECV_F`, `SEND_B`, `RECV_B`. The format has no lanes: everything of a rank is on its `main` lane.
+`SEND_F`, `RECV_F`, `SEND_B`, `RECV_B`, each with the stage that does it; what it sends goes to the next stage, or the one
+before: `2SEND_F0` and `3RECV_F0` are our `2SF0>r` and `2RF0>r` where rank r has stage 3. The format has no lanes: everything
+of a rank is on its `main` lane.
 """
 
 from __future__ import annotations
@@ -10,14 +12,19 @@ import csv
 import io
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
 
-from ...graph import GraphError, Kind, parse_task, task_name, unpack
+import numpy as np
+
+from ...graph import RECEIVES, SENDS, GraphError, Ints, Kind, pack, parse_task, repack, task_name, unpack
+from ...passes.boundary import Mask
 from ...schedule import HEADER, MOST_LANES, Lane, Schedule, ScheduleError, cells_by_line
 
 THEIRS = {Kind.F: "F", Kind.O: "I", Kind.W: "W", Kind.B: "B", Kind.SF: "SEND_F", Kind.RF: "RECV_F", Kind.SO: "SEND_B",
           Kind.RO: "RECV_B"}
-OURS = {theirs: kind.name for kind, theirs in THEIRS.items()}
+OURS = {theirs: kind for kind, theirs in THEIRS.items()}
+_SHIFT = {Kind.RF: 1, Kind.RO: -1}  # theirs is the stage that receives, ours the one whose result it is
 PAIR = "OVERLAP_F_B"
 _ACTION = re.compile(r"(\d+)(SEND_F|RECV_F|SEND_B|RECV_B|[FIWB])(\d+)")
 
@@ -45,7 +52,35 @@ def from_torch(text: str, where: str = "the plan") -> Schedule:
     schedule = Schedule.from_names({Lane(row - 1): names(row, cells) for row, cells in rows})
     if not len(schedule):
         raise ScheduleError(f"{where} is empty; expected one row of tasks per rank")
-    return schedule
+    rank, keys = _rank_of_reader(schedule), schedule.keys
+    lost = np.flatnonzero(rank < 0)
+    if lost.size:
+        own = unpack(int(keys[lost[0]]))
+        raise ScheduleError(f"{where}: {_theirs(int(keys[lost[0]]))} goes to a stage without a forward of micro-batch {own.micro_batch}")
+    return replace(schedule, keys=np.where(_is_message(keys), repack(keys, destination=rank), keys))
+
+
+def _is_message(keys: Ints) -> Mask:
+    return np.isin(unpack(keys).kind, SENDS + RECEIVES)
+
+
+def _rank_of_reader(schedule: Schedule) -> Ints:
+    """For each message of a schedule the rank that has the forward of the stage that it goes to in this notation, -1 where
+    none has; for other tasks 0."""
+    keys, message = schedule.keys, _is_message(schedule.keys)
+    found = np.zeros(len(keys), np.int64)
+    if not message.any():
+        return found
+    rank = np.array([lane.rank for lane in schedule.lanes], np.int64)[schedule.lane_of_each()]
+    forward = np.flatnonzero(unpack(keys).kind == Kind.F)
+    forward = forward[np.argsort(keys[forward])]
+    own = unpack(keys[message])
+    stage = own.unit + np.where(np.isin(own.kind, (Kind.SF, Kind.RF)), 1, -1)
+    wanted = pack(np.maximum(stage, 0), Kind.F, own.micro_batch)
+    at = np.minimum(np.searchsorted(keys[forward], wanted), max(len(forward) - 1, 0))
+    there = (stage >= 0) & (keys[forward][at] == wanted) if len(forward) else np.zeros(len(wanted), bool)
+    found[message] = np.where(there, rank[forward][at] if len(forward) else 0, -1)
+    return found
 
 
 def to_torch(schedule: Schedule) -> str:
@@ -56,6 +91,10 @@ def to_torch(schedule: Schedule) -> str:
     ranks = [lane.rank for lane in schedule.lanes]
     if len(set(ranks)) < len(ranks):
         raise ScheduleError("the grid notation has one lane per rank; take the schedule without its communication")
+    past = np.flatnonzero(_is_message(schedule.keys) & (_rank_of_reader(schedule) != unpack(schedule.keys).destination))
+    if past.size:
+        raise ScheduleError(f"the grid notation has no name for {task_name(schedule.keys[past[0]])}: there a message goes to the next stage or "
+                            f"the one before")
     rows: list[list[str]] = [[] for _ in range(schedule.ranks)]
     for i, rank in enumerate(ranks):
         row = rows[rank]
@@ -85,13 +124,18 @@ def _single(cell: str) -> str:
     match = _ACTION.fullmatch(cell)
     if match is None:
         raise GraphError(f"{cell[:40]!r} is no action; expected stage, F, I, W or B, micro-batch, as in 2F0")
-    name = match[1] + OURS[match[2]] + match[3]
-    parse_task(name)
-    return name
+    kind = OURS[match[2]]
+    name = f"{match[1]}{kind.name}{match[3]}"
+    if kind not in SENDS + RECEIVES:
+        parse_task(name)
+        return name
+    own = unpack(parse_task(name + ">0"))  # the rank is found when all forwards are known
+    return task_name(pack(own.unit - _SHIFT.get(kind, 0), kind, own.micro_batch))
 
 
 def _theirs(key: int) -> str:
-    unit, kind, micro_batch, iteration = unpack(key)
-    if Kind(kind) not in THEIRS or iteration:
+    own = unpack(key)
+    kind = Kind(own.kind)
+    if kind not in THEIRS or own.iteration or own.late or own.part:
         raise ScheduleError(f"the grid notation has no name for task {task_name(key)}")
-    return f"{unit}{THEIRS[Kind(kind)]}{micro_batch}"
+    return f"{own.unit + _SHIFT.get(kind, 0)}{THEIRS[kind]}{own.micro_batch}"

@@ -23,9 +23,9 @@ COMPUTE = (Kind.F, Kind.O, Kind.W, Kind.B)
 def activations(plan: Plan) -> Floats:
     """For every entry of a valid schedule with slots: live full-stage activations on its rank while it runs."""
     schedule, stages = plan.schedule, plan.placement.stages
-    unit, kind, micro_batch, _ = unpack(schedule.keys)
+    kind = unpack(schedule.keys).kind
     action, _ = schedule.actions()
-    which = micro_batch * stages + unit % stages  # the activation
+    which = _activation(schedule.keys, stages)
     home = which
     if plan.placement.parts is not None:  # several ranks may hold one
         rank = np.array([lane.rank for lane in schedule.lanes], np.int64)[schedule.lane_of_each()]
@@ -73,8 +73,15 @@ def _arrivals(plan: Plan, action: Ints) -> Ints:
                 here[rank[p]] = max(here[rank[p]], place[p] + 1)
     found = np.zeros((ranks, plan.micro_batches * stages), np.int64)
     forward = np.flatnonzero(graph.kind == Kind.F)
-    found[:, graph.micro_batch[forward].astype(np.int64) * stages + graph.unit[forward] % stages] = next_one[forward].T
+    found[:, _activation(graph.keys[forward], stages)] = next_one[forward].T
     return found
+
+
+def _activation(keys: Ints, stages: int) -> Ints:
+    """The activation, by a number, that each task makes or uses."""
+    own = unpack(keys)
+    number: Ints = own.micro_batch * stages + own.unit
+    return number
 
 
 def peak_bytes(graph: TaskGraph, schedule: Schedule) -> tuple[int, ...]:

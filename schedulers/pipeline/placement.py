@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ...graph import Ints
+from ...graph import Ints, unpack
 
 
 class PipelineError(ValueError):
@@ -21,7 +21,7 @@ class Placement:
 
     With one direction every micro-batch has direction 0. With two, the first half of the micro-batches goes down
     (direction 0) and the second half up; each rank then holds two copies of weights. Where the tasks of a stage live apart,
-    `parts[kind, unit]` is the rank of each instead.
+    `parts[kind, part, stage]` is the rank of each instead.
     """
 
     name: str
@@ -56,9 +56,10 @@ class Placement:
         """The rank(s) on which tasks of the stage(s) for the micro-batch(es) run."""
         return self.table[self.direction(micro_batch, micro_batches), stage]
 
-    def home(self, unit: Any, kind: Any, micro_batch: Any, micro_batches: int) -> Any:
+    def home(self, keys: Any, micro_batches: int) -> Any:
         """The rank(s) of task(s), which must be in range."""
-        return self.rank(unit, micro_batch, micro_batches) if self.parts is None else self.parts[kind, unit]
+        own = unpack(keys)
+        return self.rank(own.unit, own.micro_batch, micro_batches) if self.parts is None else self.parts[own.kind, own.part, own.unit]
 
     def held(self, rank: int, direction: int = 0) -> Ints:
         """The stages on a rank, ascending."""

@@ -37,7 +37,7 @@ def plan(name: str, ranks: int, micro_batches: int, cost: CostModel | None = Non
     if isinstance(made, Plan):
         return _proved(replace(made, cap=activation_cap, notes=options | made.notes))
     schedule, notes = made
-    total = int(unpack(schedule.keys)[2].max()) + 1  # a stale plan may span several mini-batches
+    total = int(unpack(schedule.keys).micro_batch.max()) + 1  # a stale plan may span several mini-batches
     graph = stage_graph(placement.stages, total, fused_in(schedule, placement.stages, total), placement.directions,
                         message_bytes)
     return _proved(Plan(name, placement, total, graph, schedule, cost,

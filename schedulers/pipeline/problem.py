@@ -90,12 +90,13 @@ def costs(placement: Placement, forward: float | Sequence[float], output_grad: f
 
 @dataclass(frozen=True)
 class Order:
-    """The tasks of one rank in order: columns kind, stage, micro-batch; `joined`: one action with the entry before."""
+    """The tasks of one rank in order: columns kind, stage, micro-batch, part; `joined`: one action with the entry before."""
 
     kind: Sequence[int] | np.ndarray
     stage: Sequence[int] | np.ndarray
     micro_batch: Sequence[int] | np.ndarray
     joined: Sequence[bool] | np.ndarray | None = None
+    part: Sequence[int] | int = 0
 
 
 def schedule_of(orders: Sequence[Order]) -> Schedule:
@@ -105,7 +106,7 @@ def schedule_of(orders: Sequence[Order]) -> Schedule:
     keys = np.empty(ptr[-1], np.int64)
     joined = np.zeros(ptr[-1], bool) if any(o.joined is not None for o in orders) else None
     for rank, order in enumerate(orders):
-        keys[ptr[rank] : ptr[rank + 1]] = pack(order.stage, order.kind, order.micro_batch)
+        keys[ptr[rank] : ptr[rank + 1]] = pack(order.stage, order.kind, order.micro_batch, part=order.part)
         if joined is not None and order.joined is not None:
             joined[ptr[rank] : ptr[rank + 1]] = order.joined
     return Schedule(tuple(Lane(rank) for rank in range(len(orders))), ptr, keys,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...graph import ROLES, Ints, Kind, Role, Rows, TaskGraph, unpack
+from ...graph import ROLES, Ints, Kind, Role, Rows, TaskGraph, pack, unpack
 from ...schedule import Schedule
 
 NAMED = 100_000  #: up to so many buffers have names for messages
@@ -60,16 +60,16 @@ def stage_graph(stages: int, micro_batches: int, fused: bool | np.ndarray = Fals
         names += tuple(f"the weight gradient of stage {i}" + (f", direction {d}" if directions > 1 else "")
                        for d in range(directions) for i in range(s))
     return TaskGraph(
-        unit=unit, kind=kind, micro_batch=micro, iteration=np.zeros(n, np.int32), flops=np.zeros(n),
-        bytes=np.zeros(n, np.int64), reads=reads, writes=writes, buffer_bytes=size, buffer_role=role,
+        keys=pack(unit, kind, micro), flops=np.zeros(n), bytes=np.zeros(n, np.int64), reads=reads, writes=writes, buffer_bytes=size, buffer_role=role,
         buffer_storage=np.arange(buffers, dtype=np.int32), buffer_names=names, unit_names=stage_names,
         name_of_graph=f"{s} stages, {m} micro-batches")
 
 
 def fused_in(schedule: Schedule, stages: int, micro_batches: int) -> bool | np.ndarray:
     """For `stage_graph`: where the schedule has one B in place of O and W. Tasks out of range are left to the proof."""
-    unit, kind, micro_batch, _ = unpack(schedule.keys)
-    joint = (kind == Kind.B) & (unit < stages) & (micro_batch < micro_batches)
+    own = unpack(schedule.keys)
+    unit, micro_batch = own.unit, own.micro_batch
+    joint = (own.kind == Kind.B) & (unit < stages) & (micro_batch < micro_batches)
     if not joint.any():
         return False
     fused = np.zeros((stages, micro_batches), bool)

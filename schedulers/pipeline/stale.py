@@ -18,14 +18,15 @@ from .problem import Problem
 def pipedream_versions(problem: Problem, schedule: Schedule) -> Versions:
     """An update after every micro-batch (PipeDream's mini-batch). Rank s has p - s in flight, so F and backward of
     micro-batch i read version i - (p - s) + 1: the newest one when F runs, stashed until the backward."""
-    stage, _, micro_batch, _ = unpack(schedule.keys)
+    own = unpack(schedule.keys)
+    stage, micro_batch = own.unit, own.micro_batch
     return Versions(np.maximum(0, micro_batch - (problem.stages - stage) + 1))
 
 
 def two_buffered_versions(problem: Problem, schedule: Schedule) -> Versions:
     """One update per mini-batch; the mini-batch after it still reads the weights before: two versions, stale by one."""
     every = problem.micro_batches
-    _, _, micro_batch, _ = unpack(schedule.keys)
+    micro_batch = unpack(schedule.keys).micro_batch
     return Versions(np.maximum(0, micro_batch // every - 1), every)
 
 

@@ -79,7 +79,7 @@ def _handmade(problem: Problem, cap: float) -> list[Ints]:
     fitting += [zb_h2] if cap >= 2 * p - 1 <= m else []
     orders: list[Ints] = []
     for order in fitting:
-        kinds = unpack(order(problem).keys)[1]
+        kinds = unpack(order(problem).keys).kind
         joint = kinds == Kind.B
         split = np.repeat(kinds, np.where(joint, 2, 1))
         split[split == Kind.B] = np.tile([Kind.O, Kind.W], int(joint.sum()))

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ...graph import ROLES, Launch, Role, Rows, StorageSpec, TaskGraph, View
+from ...graph import ROLES, Launch, Role, Rows, StorageSpec, TaskGraph, View, repack
 from ...kernels import KERNELS
 from ...runtime.device import strides_of
 
@@ -156,27 +156,14 @@ class Draft:
         return all(other is None or i in besides or not (other.writes & touched or other.reads & entry.writes)
                    for i, other in enumerate(self.entries[low + 1 : high], low + 1))
 
-    def _with_made(self) -> TaskGraph:
-        g, new = self.graph, self.made
-        if not new:
-            return g
-        first = len(g.storages)
-        return replace(
-            g, storages=g.storages + tuple(new), buffer_bytes=np.concatenate([g.buffer_bytes, [s.bytes for s in new]]).astype(g.buffer_bytes.dtype),
-            buffer_role=np.concatenate([g.buffer_role, [ROLES.index(s.role) for s in new]]).astype(g.buffer_role.dtype),
-            buffer_storage=np.concatenate([g.buffer_storage, np.arange(first, first + len(new))]).astype(g.buffer_storage.dtype),
-            buffer_names=g.buffer_names + tuple(s.name for s in new) if g.buffer_names else ())
-
     def graph_of_it(self) -> TaskGraph:
         """The tasks that are left, in their order."""
         entries = list(self.alive())
-        rows = np.array([e.row for e in entries], np.int64)
-        g = self._with_made()
+        g, rows = self.graph.with_storages(self.made), np.array([e.row for e in entries], np.int64)
+        taken = g.take(rows, repack(g.keys[rows], unit=[e.unit for e in entries]))
         nbytes = np.array([int(g.buffer_bytes[sorted(e.reads | e.writes)].sum()) for e in entries], g.bytes.dtype)
-        return replace(g, unit=np.array([e.unit for e in entries], g.unit.dtype), kind=g.kind[rows], micro_batch=g.micro_batch[rows],
-                       iteration=g.iteration[rows], flops=np.array([e.flops for e in entries], g.flops.dtype), bytes=nbytes,
-                       reads=Rows.of([sorted(e.reads) for e in entries]), writes=Rows.of([sorted(e.writes) for e in entries]),
-                       launches=tuple(e.launches for e in entries), unit_names=tuple(self.units))
+        return replace(taken, flops=np.array([e.flops for e in entries], g.flops.dtype), bytes=nbytes, reads=Rows.of([sorted(e.reads) for e in entries]),
+                       writes=Rows.of([sorted(e.writes) for e in entries]), launches=tuple(e.launches for e in entries), unit_names=tuple(self.units))
 
 
 class _Shaped:
