@@ -334,6 +334,15 @@ def test_what_is_no_file_is_refused_and_not_waited_for(capsys, tmp_path, what, f
     assert str(path) in one_line(err)
 
 
+@pytest.mark.parametrize("argv", [["plan", "--save"], ["plan", "--svg"], ["plan", "--save-costs"], ["plan", "--costs"], ["plan", "--config"], ["plan", "--data"],
+                                  ["simulate", "--trace"], ["train", "--checkpoint"]])
+def test_a_name_of_a_file_that_is_empty_is_refused(capsys, argv):
+    """As a shell gives it for a variable that is not set; nothing would be saved."""
+    code, out, err = run(capsys, argv[0], *SMALL, argv[1], "")
+    assert (code, out) == (2, "")
+    assert one_line(err) == f"minidl: argument {argv[1]}: the name is empty (see minidl {argv[0]} --help)\n"
+
+
 def test_a_byte_order_mark_and_other_ends_of_lines_change_nothing(capsys, tmp_path):
     plan, grid, config = tmp_path / "plan.csv", tmp_path / "grid.csv", tmp_path / "run.toml"
     assert run(capsys, "plan", *SMALL, "--save", str(plan))[0] == 0

@@ -270,6 +270,22 @@ def test_dropout_drops_about_its_share_and_keeps_the_mean():
     assert rows.max() < 0.5
 
 
+def test_a_recorded_dropout_keeps_its_seed_and_its_count():
+    ml.seed(1)
+    x = np.ones((20, 10))
+    eager = [ops.dropout(ml.array(x), 0.3).numpy() for _ in range(2)]
+    ml.seed(1)
+    run = ml.SequentialExecutor(ml.record(lambda x: ops.dropout(x, 0.3), x))
+    recorded = [run(x).numpy().copy()]
+    ml.seed(2)
+    other = ops.dropout(ml.array(x), 0.3).numpy()
+    recorded.append(run(x).numpy())
+    assert np.array_equal(recorded, eager)
+    ml.seed(2)
+    assert np.array_equal(ops.dropout(ml.array(x), 0.3).numpy(), other)
+    assert not np.array_equal(other, eager[0])
+
+
 # ------------------------------------------------------------------------------------------------------------ bad input
 F3, F34, D3 = np.ones(3, np.float32), np.ones((3, 4), np.float32), np.ones(3)
 L3 = np.zeros(3, np.int64)

@@ -28,7 +28,8 @@ _state = _State()
 
 
 def seed(value: int) -> None:
-    """Starts over: weights made from now on, and dropout, follow from `value` alone. Raises ValueError below 0."""
+    """Starts over: weights made from now on, and dropout, follow from `value` alone. A step that was recorded before keeps its
+    seed and goes on with its own count: seed first, then record. Raises ValueError below 0."""
     if value < 0:
         raise ValueError(f"the seed is {value}; it must be at least 0")
     _state.seed, _state.made = int(value), 0

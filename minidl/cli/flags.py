@@ -78,6 +78,13 @@ def number(least: float) -> Callable[[str], float]:
     return read
 
 
+def path(text: str) -> str:
+    """The name of a file or a folder."""
+    if not text:
+        raise argparse.ArgumentTypeError("the name is empty")
+    return text
+
+
 def k_or_auto(text: str) -> int | None:
     return None if text == "auto" else whole(0)(text)
 
@@ -141,8 +148,8 @@ FLAGS: dict[str, dict[str, Flag]] = {
         "--model": _flag("info:* " + NETWORK, metavar="NAME", help="a network; see `minidl models`"),
         "--model-arg": _flag("info:* " + NETWORK, ("a network; name it with --model", lambda a: a.model), type=pair, action="append", default=[],
                              metavar="K=V", help="an argument of the network, such as classes=10, width=64, preset=tiny"),
-        "--data": _flag(NETWORK, default="digits", help="a data set's name or a path (default: the embedded digits)"),
-        "--root": _flag(NETWORK, ("data sets that are looked for by name", lambda a: a.data in STORED), help="folder in which named data sets are looked for"),
+        "--data": _flag(NETWORK, type=path, default="digits", help="a data set's name or a path (default: the embedded digits)"),
+        "--root": _flag(NETWORK, ("data sets that are looked for by name", lambda a: a.data in STORED), type=path, help="folder in which named data sets are looked for"),
         "--strict": _flag(NETWORK, ("data sets that are looked for by name", lambda a: a.data in STORED), action="store_true",
                           help="an error instead of a substitute where named data are missing"),
         "--batch-size": _flag(NETWORK, type=whole(1), default=64, metavar="B", help="of a step, over all ranks (default 64)"),
@@ -172,19 +179,19 @@ FLAGS: dict[str, dict[str, Flag]] = {
                                  ("one policy, by --scheduler; --table shows them all", lambda a: not a.table and _of_policy(a)), type=pair, action="append", default=[], metavar="K=V"),
         "--streams": _flag("train:s compare:s plan:s explain:s simulate:s", ("schedulers of several streams", lambda a: _streamed(a) or a.streams != 1),
                            type=whole(1, 1024), metavar="N", help="streams of the scheduler"),
-        "--costs": _flag(PRICED + " check:sc", metavar="measured|analytic|FILE", default="measured",
+        "--costs": _flag(PRICED + " check:sc", type=path, metavar="measured|analytic|FILE", default="measured",
                          help="task costs for plans and predictions; a pipeline's stages are cut by FILE's, else by analytic ones, that a check cuts alike"),
         "--pairs": _flag("train:s compare:s plan:s explain:s simulate:s", ("schedulers of several streams, and --save-costs",
                                                                           lambda a: _streamed(a) or a.save_costs),
                          choices=["measured", "estimated", "none"],
                          help="how much tasks on two streams slow each other down (default: as --costs for multi_region, else none)"),
-        "--save-costs": _flag(PRICED, metavar="FILE.json", help="write costs and pairs, for --costs"),
+        "--save-costs": _flag(PRICED, type=path, metavar="FILE.json", help="write costs and pairs, for --costs"),
         "--curve": _flag("plan:s", action="store_true", help="predicted step time against memory limit (multi_region)"),
     },
     "run": {
         "--steps": _flag(RUN, type=whole(1), metavar="N"),
         "--epochs": _flag(RUN, ("runs without --steps; leave one out", lambda a: not a.steps), type=whole(1), metavar="N"),
-        "--checkpoint": _flag("train:src", metavar="DIR", help="save parameters and all that a run needs to go on"),
+        "--checkpoint": _flag("train:src", type=path, metavar="DIR", help="save parameters and all that a run needs to go on"),
         "--resume": _flag("train:src", action="store_true", help="go on from the checkpoint; an --lr that is given wins over the one there"),
         "--cases": _flag("fuzz:*", type=whole(1), metavar="N", help="how many, each with the seed after the last (default: 100 random steps, 3 of your own)"),
         "--dry-run": _flag("train:src", action="store_true", help="plan and predict, but do not train"),
@@ -219,11 +226,11 @@ FLAGS: dict[str, dict[str, Flag]] = {
                              help="for gradients on CUDA: MPI through pinned host memory (staged, the default), an MPI that was built for CUDA, or NCCL"),
     },
     "files": {
-        "--save": _flag("plan:scp", ("one plan; --curve shows many", lambda a: not a.curve), metavar="FILE.csv", help="write the schedule"),
-        "--svg": _flag("plan:scp simulate:srlcp", ("one plan", lambda a: not (a.curve or a.table)), metavar="FILE.svg", help="draw the predicted timeline"),
-        "--trace": _flag("train:src simulate:srlcp", ("one plan", lambda a: not a.table), metavar="FILE",
+        "--save": _flag("plan:scp", ("one plan; --curve shows many", lambda a: not a.curve), type=path, metavar="FILE.csv", help="write the schedule"),
+        "--svg": _flag("plan:scp simulate:srlcp", ("one plan", lambda a: not (a.curve or a.table)), type=path, metavar="FILE.svg", help="draw the predicted timeline"),
+        "--trace": _flag("train:src simulate:srlcp", ("one plan", lambda a: not a.table), type=path, metavar="FILE",
                          help="timeline of the last step, or the predicted one, for ui.perfetto.dev"),
-        "--config": _flag(EVERY.removeprefix("info:* models:* "), metavar="FILE.toml", help="flags from a file: batch-size = 32; the command line wins"),
+        "--config": _flag(EVERY.removeprefix("info:* models:* "), type=path, metavar="FILE.toml", help="flags from a file: batch-size = 32; the command line wins"),
         "--json": _flag(EVERY + " fuzz:*", action="store_true", help="one JSON object on standard output and nothing else"),
     },
     "ranks": {
