@@ -1,0 +1,145 @@
+"""Results that go to several ranks, and several that come to one: skip connections over stages leave the bits of one process."""
+
+from __future__ import annotations
+
+import functools
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers import PATIENCE, deadline
+
+from minidl import nn, ops
+from minidl.graph import RECEIVES, SENDS, TaskGraph
+from minidl.models.registry import model
+from minidl.pricing.cost import CostModel, Link
+from minidl.runtime.comm.loopback import run_ranks
+from minidl.training.pipeline import PipelineTrainer
+from minidl.training.trainer import Job, Recorded, Trainer
+
+MPIEXEC = shutil.which("mpiexec") or shutil.which("mpiexec", path=str(Path(sys.executable).parent))
+STEPS, WIDTH = 3, 64  # all blocks about alike, so that each is a stage
+
+
+class Block(nn.Module):
+    """A layer and its activation, of one block, so that cuts lie between them."""
+
+    def __init__(self, width: int = WIDTH, out: int = WIDTH) -> None:
+        self.linear = nn.Linear(width, out)
+
+    def forward(self, *inputs):
+        return nn.relu(self.linear(functools.reduce(ops.add, inputs)))
+
+
+class Skipping(nn.Module):
+    """Blocks in a row, of which each reads the result before it, and those that `reads` gives: what it reads besides."""
+
+    def __init__(self, blocks: int, reads: dict[int, list[int]]) -> None:
+        self.input_shape, self.classes, self.reads = (8, 8, 1), 10, reads
+        self.blocks = nn.ModuleList(Block(64 if i == 0 else WIDTH, WIDTH if i < blocks - 1 else 10) for i in range(blocks))
+
+    def forward(self, x):
+        made = []
+        for i, block in enumerate(self.blocks):
+            made.append(block(*(made[j] for j in self.reads.get(i, [])), made[-1] if made else x.reshape(x.shape[0], 64)))
+        return made[-1]
+
+
+@model()
+def over_a_stage():
+    """The result of the first block goes to the second and the third."""
+    return Skipping(3, {2: [0]})
+
+
+@model()
+def to_every_stage():
+    """Every block reads the results of all before it."""
+    return Skipping(4, {2: [0], 3: [0, 1]})
+
+
+@model()
+def within_chunks():
+    """With two chunks on each of two ranks, two results of one rank come to one block of the other."""
+    return Skipping(4, {3: [0, 1]})
+
+
+def job(name: str, scheduler: str) -> Job:
+    return Job(model=name, scheduler=scheduler, batch_size=16, micro_batches=4, lr=0.05)
+
+
+@functools.cache
+def alone(name: str) -> tuple[list[float], str]:
+    """Losses and parameters of one process."""
+    trainer = Trainer(Recorded(job(name, "in_order")), CostModel.analytic())
+    for _ in range(STEPS):
+        trainer.step()
+    trainer.settle()
+    return trainer.losses, trainer.params_sha256()
+
+
+def on_a_rank(communicator, recorded: Recorded) -> tuple[list[float], str, TaskGraph]:
+    trainer = PipelineTrainer(recorded, CostModel.analytic(), communicator, Link(50.0, 1e3))
+    for _ in range(STEPS):
+        trainer.step()
+    trainer.finish()
+    return trainer.losses, trainer.params_sha256(), trainer.run.program.graph
+
+
+def together(name: str, ranks: int, scheduler: str) -> list[tuple[list[float], str, TaskGraph]]:
+    """Of each of so many loop-back ranks. All record first: the random numbers of a process are drawn by one at a time."""
+    own = [Recorded(job(name, scheduler)) for _ in range(ranks)]
+    with deadline():
+        return run_ranks(ranks, lambda communicator: on_a_rank(communicator, own[communicator.rank]))
+
+
+def messages(graph: TaskGraph) -> set[str]:
+    """The sends and receives of the first micro-batch."""
+    return {t.name for t in graph if t.kind in SENDS + RECEIVES and t.micro_batch == 0}
+
+
+@pytest.mark.parametrize("scheduler", ["gpipe", "one_f_one_b", "zb_h1", "fast_forward"])
+@pytest.mark.parametrize(("name", "ranks"), [("over_a_stage", 3), ("to_every_stage", 4), ("to_every_stage", 3)])
+def test_a_result_that_goes_to_several_ranks(name, ranks, scheduler):
+    for losses, parameters, _ in together(name, ranks, scheduler):
+        assert (losses, parameters) == alone(name)
+
+
+def test_every_rank_that_reads_a_result_gets_a_message_of_its_own():
+    sent, _, got = (messages(graph) for _, _, graph in together("over_a_stage", 3, "gpipe"))
+    assert {"0SF0>1", "0SF0>2"} <= sent, "one result goes to two ranks"
+    assert {"0RF0>2", "1RF0>2"} <= got, "two results come to one rank"
+
+
+@pytest.mark.parametrize("scheduler", ["looped_bfs", "interleaved", "modulo"])
+def test_two_results_of_one_rank_come_to_one_stage(scheduler):
+    found = together("within_chunks", 2, scheduler)
+    for losses, parameters, _ in found:
+        assert (losses, parameters) == alone("within_chunks")
+    assert {"0RF0>1", "2RF0>1"} <= messages(found[1][2])
+
+
+UNDER_MPI = """
+import sys
+sys.path.insert(0, "tests")
+import test_pipeline_skips as t
+from minidl.runtime.comm.mpi import MPI
+
+comm = MPI()
+for scheduler in ("one_f_one_b", "zb_h1"):
+    *found, _ = t.on_a_rank(comm, t.Recorded(t.job("over_a_stage", scheduler)))
+    if comm.rank == 0:
+        assert tuple(found) == t.alone("over_a_stage"), scheduler
+        print(scheduler, "equal", flush=True)
+comm.gather(None)
+comm.close()
+"""
+
+
+@pytest.mark.mpi
+@pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec; install minidl[mpich]")
+def test_ranks_of_mpi_leave_the_same_bits():
+    done = subprocess.run([str(MPIEXEC), "-n", "3", sys.executable, "-c", UNDER_MPI], capture_output=True, text=True, timeout=PATIENCE,
+                          cwd=Path(__file__).parent.parent)
+    assert (done.returncode, done.stdout) == (0, "one_f_one_b equal\nzb_h1 equal\n"), done.stderr
