@@ -164,9 +164,10 @@ class Tape:
                             labels=self.place.labels, inner=True)
 
     def end_step(self) -> None:
-        """Units count from 0 again."""
+        """Units count from 0 again. After an update within a micro-batch the others still count as it did."""
         self.place.unit = self.place.units = 0
-        self._round = None
+        if not self.place.inner:
+            self._round = None
 
     def remember(self, parameter: Tensor) -> None:
         """Called before a parameter's gradient changes."""
@@ -269,8 +270,9 @@ class Recorder(Tape):
         return counter, self._next_draw()
 
     def end_step(self) -> None:
-        """Units go on, so that several updates in one graph keep their tasks apart."""
-        self._round = None
+        """Units go on, so that several updates in one graph keep their tasks apart; those within micro-batches are by these."""
+        if not self.place.inner:
+            self._round = None
 
     def storage(self, name: str, shape: tuple[int, ...], dtype: str, role: Role) -> Storage:
         if role == Role.ACTIVATION:  # so that messages can tell two layers' outputs apart

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
+from ..files import write_atomic
 from ..pricing.cost import Link
 from ..schedulers import pipeline as pipelines
 from . import data_parallel, show
@@ -29,6 +31,7 @@ def train(read: Callable[[], Any]) -> int:
 
 
 def _train(read: Callable[[], Any], communicator: Any, held: ExitStack) -> int:
+    from ..runtime.version_log import as_lines
     from ..training import checkpoint
     from ..training.data_parallel import agree, device_of, identity, transport
     from ..training.trainer import Recorded
@@ -44,7 +47,11 @@ def _train(read: Callable[[], Any], communicator: Any, held: ExitStack) -> int:
         if first:
             training.check_outputs(arguments)
         arguments.device = device_of(arguments.device, communicator)
-        recorded = Recorded(job(arguments), *((communicator.rank, communicator.size) if arguments.parallel == "data" else (0, 1)))
+        described = job(arguments)
+        if arguments.parallel == "pipeline":
+            described = replace(described, update_every=pipelines.update_every(arguments.scheduler, described.micro_batches,
+                                                                               dict(arguments.scheduler_arg).get("mini_batches")))
+        recorded = Recorded(described, *((communicator.rank, communicator.size) if arguments.parallel == "data" else (0, 1)))
         if first:
             held.enter_context(training.claimed(arguments))
         saved = training.resumed(arguments, recorded) if arguments.resume else None
@@ -75,6 +82,10 @@ def _train(read: Callable[[], Any], communicator: Any, held: ExitStack) -> int:
         record = training.run_record(trainer.job, trainer) | {"ranks": communicator.size}
         if arguments.scheduler == "reverse_first_k":
             record["k"] = trainer.plan.k
+        if arguments.parallel == "pipeline" and trainer.log:
+            record["staleness"] = trainer.staleness()
+        if arguments.version_log:
+            write_atomic(arguments.version_log, "".join(f"{line}\n" for line in as_lines(trainer.log)))
         if timeline is not None:
             timeline.save(arguments.trace)
         show.emit(arguments, record, lambda: training._summary(record))
@@ -103,8 +114,8 @@ def _check_pipeline(arguments: Any, communicator: Any) -> None:
     name = arguments.scheduler
     if name not in pipelines.names():
         raise UsageError(f"unknown pipeline scheduler {name!r}; {nearest(name, pipelines.names())}")
-    if pipelines.policy(name).stale:
-        raise UsageError(f"{name} trains on older weights, which no run does yet; `minidl simulate` prices it")
+    if pipelines.policy(name).builds:
+        raise UsageError(f"{name} makes tasks that are parts of layers, and no run does yet; `minidl simulate` prices it")
     if arguments.transport == "nccl":
         raise UsageError("--transport nccl is for --parallel data; a pipeline sends through MPI")
     if communicator.size < 2:

@@ -140,6 +140,12 @@ NETWORK = "train:src compare:s plan:sc check:sc explain:sc simulate:src"
 RUN = "train:src compare:s"
 PRICED = "train:src compare:s plan:sc explain:sc simulate:src"
 
+def _stale(arguments: Any) -> bool:
+    from ..schedulers.pipeline import POLICIES
+
+    return arguments.scheduler in POLICIES and POLICIES[arguments.scheduler].stale
+
+
 LAYERPIPE = ("--scheduler layerpipe, which cuts by them", lambda a: a.command != "check" or a.scheduler == "layerpipe")
 OPTIMAL = ("--scheduler optimal", lambda a: a.scheduler == "optimal")
 
@@ -230,6 +236,8 @@ FLAGS: dict[str, dict[str, Flag]] = {
         "--svg": _flag("plan:scp simulate:srlcp", ("one plan", lambda a: not (a.curve or a.table)), type=path, metavar="FILE.svg", help="draw the predicted timeline"),
         "--trace": _flag("train:src simulate:srlcp", ("one plan", lambda a: not a.table), type=path, metavar="FILE",
                          help="timeline of the last step, or the predicted one, for ui.perfetto.dev"),
+        "--version-log": _flag("train:c", ("a scheduler that trains on older weights", _stale), type=path, metavar="FILE.jsonl",
+                               help="which version of its weights each task read, a line for each"),
         "--config": _flag(EVERY.removeprefix("info:* models:* "), type=path, metavar="FILE.toml", help="flags from a file: batch-size = 32; the command line wins"),
         "--json": _flag(EVERY + " fuzz:*", action="store_true", help="one JSON object on standard output and nothing else"),
     },

@@ -146,7 +146,7 @@ def resumed(arguments: Any, recorded: Recorded) -> checkpoint.Checkpoint:
 
 def check_outputs(arguments: Any) -> None:
     """Looks at every file that is to be written, before the work that it is for. Raises FileError or ValueError."""
-    for flag in ("save", "svg", "trace", "save_costs"):
+    for flag in ("save", "svg", "trace", "save_costs", "version_log"):
         if path := getattr(arguments, flag):
             if flag == "trace":
                 check_trace(path)

@@ -58,7 +58,8 @@ def coarsen(graph: TaskGraph, stage_of_unit: Sequence[int]) -> tuple[TaskGraph, 
     """(the graph whose units are stages, the coarse task of each task of `graph`).
 
     `stage_of_unit[u]` is the stage of unit u. A stage's O holds every backward task of a micro-batch that one of its
-    output gradients needs, the sums of a batch norm included; its W holds the rest, its U all updates. A stage that
+    output gradients needs, the sums of a batch norm included; its W holds the rest, its U all updates (where a step updates
+    after several micro-batches, one U for each). A stage that
     passes no gradient on and has one layer has no O. Raises GraphError where stages would wait for each other in a
     circle.
     """
@@ -75,9 +76,20 @@ def coarsen(graph: TaskGraph, stage_of_unit: Sequence[int]) -> tuple[TaskGraph, 
                 if kind[q] == Kind.W and stage[q] == stage[t] and graph.micro_batch[q] == graph.micro_batch[t]:
                     kind[q] = Kind.O
                     needed.append(q)
-    micro_batch = np.where(backward | (kind == Kind.F), graph.micro_batch, 0)
+    micro_batch = np.where(backward | (kind == Kind.F), graph.micro_batch, _updates_of(graph))
     names = tuple(_stage_name(graph, np.flatnonzero(stage_of == s)) for s in range(int(stage_of.max(initial=-1)) + 1))
     return merge(replace(graph, unit_names=names), repack(graph.keys, unit=stage, kind=kind, micro_batch=micro_batch))
+
+
+def _updates_of(graph: TaskGraph) -> Ints:
+    """The micro-batch of each update, where a step updates after several of them; what follows belongs to the one before."""
+    update = graph.kind == Kind.U
+    changes = np.zeros(len(graph), bool)
+    changes[graph.writes.row_of_each()[graph.buffer_role[graph.writes.ids] == ROLES.index(Role.PARAMETER)]] = True
+    if not np.ptp(graph.micro_batch[update & changes]) if (update & changes).any() else True:
+        return np.zeros(len(graph), np.int64)
+    found: Ints = np.maximum.accumulate(np.where(update, graph.micro_batch, 0))
+    return found
 
 
 def _stage_name(graph: TaskGraph, units: Ints) -> str:

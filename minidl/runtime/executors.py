@@ -14,6 +14,7 @@ from .comm import Communicator
 from .comm.flight import CREDIT
 from .runtime import Runtime, TaskError
 from .sequential import SequentialExecutor
+from .version_log import VersionLog
 
 __all__ = ["CheckingExecutor", "DistributedExecutor", "GraphExecutor", "Runtime", "SequentialExecutor", "StreamExecutor", "TaskError",
            "VersionError", "executor", "random_order"]
@@ -37,13 +38,15 @@ class GraphExecutor(StreamExecutor):
 
 
 class DistributedExecutor(Runtime):
-    """One rank among several, which all have the same schedule; captured where the device can."""
+    """One rank among several, which all have the same schedule; captured where the device can. `logged`: `log` has which
+    version of its weights each task read, and nothing is captured."""
 
     def __init__(self, graph: TaskGraph, schedule: Schedule, communicator: Communicator, *, device: Any = None, trace: bool = False,
-                 memory_limit: int | None = None, credit: int = CREDIT) -> None:
+                 memory_limit: int | None = None, credit: int = CREDIT, logged: bool = False) -> None:
         device = device or tapes.current().device
         program = lower(graph, schedule, ranks=communicator.size, rank=communicator.rank, memory_limit=memory_limit)
-        super().__init__(program, device=device, transport=communicator, trace=trace, captured=device.captures, credit=credit)
+        super().__init__(program, device=device, transport=communicator, trace=trace, captured=device.captures and not logged, credit=credit,
+                         log=VersionLog(program.graph) if logged else None)
 
 
 def executor(graph: TaskGraph, schedule: Schedule, *, device: Any = None, trace: bool = False,

@@ -36,6 +36,7 @@ from .communication import Communication, Meetings
 from .device import DeviceError
 from .guard import Guard
 from .lanes import LaneError, Work
+from .version_log import VersionLog
 
 
 class TaskError(RuntimeError):
@@ -51,14 +52,15 @@ class Runtime:
 
     `captured`: each part is one launch, or one between two meetings with communication; not with MINIDL_DEBUG, which
     looks at values between tasks. `trace`: `timeline` tells of the last call. `credit`: bytes of communication in flight.
+    `log`: keeps which weights tasks read.
 
     A task's own error is a TaskError, another rank's a RankError. Without other ranks the runtime can run again, but
     parameters may be those of an unfinished step; with them the first error is the last.
     """
 
     def __init__(self, program: Program, *, device: Any = None, transport: Communicator | None = None, trace: bool = False,
-                 captured: bool = False, credit: int = CREDIT) -> None:
-        self.program, self.trace, self.transport = program, trace, transport
+                 captured: bool = False, credit: int = CREDIT, log: VersionLog | None = None) -> None:
+        self.program, self.trace, self.transport, self.log = program, trace, transport, log
         self.device = device or tapes.current().device
         self.debug = debug.level()
         if captured and not self.device.captures:
@@ -153,6 +155,8 @@ class Runtime:
             self._settle_others()
         part = (self._body if self._owed else self._prologue)[self._parity]
         part.bound.load(self._own(inputs), settles=False)
+        if self.log is not None:
+            self.log.step += 1
         self._owed = False  # a step that fails leaves nothing that could be finished
         tapes.unsettled.discard(self)
         self._run(part)
@@ -266,6 +270,8 @@ class _Ready:
         lanes = [part.lane_tasks(i) for i in range(len(schedule.lanes))]
         self.lane_of = {t: lane for lane, tasks in enumerate(lanes) for t in tasks}
         calls = _calls_of(self.bound, runtime.debug)
+        if runtime.log is not None:
+            calls = runtime.log.around(calls)
         self.meetings: Meetings | None = None
         if runtime._communication is not None:
             self.meetings = runtime._communication.meet(part, self.bound, calls)

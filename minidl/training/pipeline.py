@@ -15,6 +15,7 @@ from ..runtime.comm import Communicator
 from ..runtime.comm.flight import Patience
 from ..runtime.device import strides_of
 from ..runtime.executors import DistributedExecutor
+from ..runtime.version_log import Entry, staleness
 from ..schedulers import pipeline as pipelines
 from .trainer import Prediction, Recorded, Trainer
 
@@ -52,7 +53,7 @@ class PipelineTrainer(Trainer):
     """One rank of a run. `cost` and `link` are those of rank 0 on every rank, so that all make the same plan.
 
     Every rank has recorded the whole step and reads the whole batch; it holds and runs its own stages. Only the rank with
-    the last stage sees losses until `finish`.
+    the last stage sees losses until `finish`. A stale policy is stale within a step, after which nothing is under way.
     """
 
     def __init__(self, recorded: Recorded, cost: CostModel, communicator: Communicator, link: Link, *, chunks: int | None = None,
@@ -64,7 +65,8 @@ class PipelineTrainer(Trainer):
                                          **dict(job.scheduler_args))
         self.run: DistributedExecutor = DistributedExecutor(  # type: ignore[assignment]
             *pipelines.add_communication(self.plan.graph, self.plan.schedule), communicator, device=recorded.device, trace=trace,
-            memory_limit=job.memory_limit)
+            memory_limit=job.memory_limit, logged=pipelines.policy(job.scheduler).stale)
+        self.log: list[Entry] = []  #: of all ranks after `finish`, where the policy is stale
         peak = max(communicator.gather(self.run.peak_bytes))
         self.prediction = Prediction(self.plan.graph, self.plan.schedule, self.plan.waits,
                                      (self.plan.timeline.makespan + self.cost.step) / 1000, peak)
@@ -90,3 +92,11 @@ class PipelineTrainer(Trainer):
         self.share()
         self.run.close()
         self.losses = next(losses for losses in self.communicator.gather(self.losses) if losses)
+        if self.run.log is not None:
+            self.log = [entry for entries in self.communicator.gather(self.run.log.entries) for entry in entries]
+
+    def staleness(self) -> dict[str, Any]:
+        """Updates between reading weights and changing them: mean and most of all forwards, and of each stage the most."""
+        late = staleness(self.log)
+        every = np.concatenate(list(late.values()))
+        return {"mean": round(float(every.mean()), 4), "most": int(every.max()), "most_of_stages": [int(late[s].max()) for s in sorted(late)]}

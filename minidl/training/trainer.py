@@ -55,6 +55,7 @@ class Job:
     dtype: str = "float32"
     batch_size: int = 64
     micro_batches: int = 1
+    update_every: int | None = None  #: micro-batches; None: all of a step
     optimizer: str = "sgd"
     lr: float = 0.1
     seed: int = 0
@@ -69,6 +70,8 @@ class Job:
             raise ValueError(f"batch size {self.batch_size} and micro-batches {self.micro_batches} must be at least 1")
         if self.batch_size % self.micro_batches:
             raise ValueError(f"a batch of {self.batch_size} does not divide into {self.micro_batches} micro-batches")
+        if self.update_every is not None and (self.update_every < 1 or self.micro_batches % self.update_every):
+            raise ValueError(f"{self.micro_batches} micro-batches do not divide into updates after every {self.update_every}")
         if self.dtype not in DTYPES:
             raise ValueError(f"unknown type {self.dtype!r}; known: {', '.join(DTYPES)}")
         if self.low and not self.device.startswith("cuda"):
@@ -148,14 +151,19 @@ class Recorded:
 
     def _step(self, *parts: Any) -> Any:
         n, total, scaler = self.job.micro_batches, None, self.optimizer.scaler
+        every = self.job.update_every or n
         for i in range(n):
             with micro_batch(i, self.rank * self.share + i * self.share // n):
                 loss = nn.cross_entropy(self.model(parts[2 * i]), parts[2 * i + 1])
-                if n > 1:
-                    loss = loss * (1 / n)
+                if every > 1:
+                    loss = loss * (1 / every)
                 loss.backward(scaler.scale if scaler else None)
-                total = loss.detach() if total is None else ops.add(total, loss.detach())
-        self.optimizer.step()
+                part = loss.detach() if every == n else loss.detach() * (every / n)
+                total = part if total is None else ops.add(total, part)
+                if every < n and (i + 1) % every == 0:
+                    self.optimizer.step()
+        if every == n:
+            self.optimizer.step()
         return total
 
     def schedule(self, cost: CostModel | None = None) -> Schedule:

@@ -15,10 +15,11 @@ from ...schedule import Schedule, ScheduleError
 from .checking import CapError, prove
 from .models import cut
 from .placement import PipelineError, Placement
-from .plan import Plan
+from .plan import Plan, Versions
 from .problem import Problem, check_numbers, costs
 from .registry import Policy, place, policy
 from .stages import fused_in, stage_graph
+from .versions import updates, with_updates, with_versions
 
 
 def plan(name: str, ranks: int, micro_batches: int, cost: CostModel | None = None, chunks: int | None = None,
@@ -57,21 +58,41 @@ def plan_model(graph: TaskGraph, name: str, ranks: int, cost: CostModel, chunks:
     """
     chosen = policy(name)
     placement = place(name, ranks, chunks)
-    if chosen.stale:
-        raise PipelineError(f"{name} reads older weights; a recorded step has one version")
+    if chosen.builds:
+        raise PipelineError(f"{name} makes tasks that are parts of layers, and no run does yet; `minidl simulate` prices it")
     if placement.directions > 1:
         raise PipelineError(f"{name} holds every stage twice; a recorded model has each parameter once")
     micro_batches = int(graph.micro_batch.max(initial=0)) + 1
     check_numbers(placement.stages, micro_batches, activation_cap)
     stages = cut(graph, cost, placement.stages, stage_of_unit)
-    made = _ordered(name, chosen, _problem(stages.graph, stages.time, placement, micro_batches, cost, activation_cap), options)
+    each = int(options.get("mini_batches", 1))  # policies that work in mini-batches order several of them
+    problem = _problem(stages.graph, stages.time, placement, micro_batches // each, cost, activation_cap)
+    made = _ordered(name, chosen, problem, options)
     if isinstance(made, Plan):
         raise PipelineError(f"{name} makes its own graph and cannot order a recorded one")
     schedule, notes = made
     joint = fused_in(schedule, placement.stages, micro_batches)
     merged = fuse(stages.graph, np.broadcast_to(joint, (placement.stages, micro_batches)))
-    return _proved(Plan(name, placement, micro_batches, merged, _completed(merged, schedule, placement), stages.cost(merged, cost),
+    if chosen.versions is None:
+        ordered = _completed(merged, schedule, placement)
+    else:
+        merged, ordered = _stale(name, merged, schedule, placement, chosen.versions(problem, schedule))
+    return _proved(Plan(name, placement, micro_batches, merged, ordered, stages.cost(merged, cost),
                         cap=activation_cap, limit=memory_limit, kept=options.get("kept", 1.0), notes=options | notes), ScheduleError)
+
+
+def _stale(name: str, graph: TaskGraph, schedule: Schedule, placement: Placement, versions: Versions) -> tuple[TaskGraph, Schedule]:
+    """The graph whose tasks read the versions that the policy says, and the order with updates in it. Raises PipelineError for a
+    step that updates at other times than the policy does."""
+    unit, _, micro_batch, _ = unpack(schedule.keys)
+    after = {int(i) for i in graph.micro_batch[updates(graph)]}
+    count = int(micro_batch.max()) + 1
+    if after != set(range(versions.every - 1, count, versions.every)):
+        raise PipelineError(f"{name} updates after every {versions.every} of {count} micro-batches; this step was recorded with other updates")
+    read = np.zeros((placement.stages, count), np.int64)
+    read[unit, micro_batch] = versions.of
+    ordered = with_updates(graph, schedule, placement)
+    return with_versions(graph, ordered, read), ordered
 
 
 def _ordered(name: str, chosen: Policy, problem: Problem, options: dict[str, Any]) -> Plan | tuple[Schedule, dict[str, Any]]:

@@ -111,6 +111,16 @@ def names() -> list[str]:
     return sorted(POLICIES)
 
 
+def update_every(name: str, micro_batches: int, mini_batches: int | None = None) -> int:
+    """After how many of a step's micro-batches a run under this policy updates. Raises PipelineError for numbers that do not fit."""
+    if name == "pipedream_2bw":
+        if mini_batches is None or mini_batches < 2 or micro_batches % mini_batches:
+            raise PipelineError(f"{name} needs a step of several mini-batches, as with --scheduler-arg mini_batches=2, whose number divides that of "
+                                f"micro-batches; it has {mini_batches or 1} of {micro_batches}")
+        return micro_batches // mini_batches
+    return 1 if policy(name).stale else micro_batches
+
+
 def policy(name: str) -> Policy:
     """The policy of that name. Raises PipelineError with the known names."""
     if name not in POLICIES:

@@ -1,0 +1,198 @@
+"""Stale pipelines run: each task on the weights that the policy says, as the run's own log has it, with the bits of one process
+that replays the log."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers import deadline
+from test_pipeline_ranks import command
+
+import minidl as ml
+from minidl import models, nn, ops, optim
+from minidl.graph import Kind, Role, unpack
+from minidl.runtime.comm.loopback import run_ranks
+from minidl.runtime.executors import DistributedExecutor, SequentialExecutor
+from minidl.runtime.version_log import Replay, staleness
+from minidl.schedulers import pipeline
+from minidl.schedulers.pipeline import PipelineError, add_communication
+
+MPIEXEC = shutil.which("mpiexec") or shutil.which("mpiexec", path=str(Path(sys.executable).parent))
+MICRO_BATCHES, SHARE, STEPS = 8, 4, 3
+COST = ml.CostModel.analytic()
+OPTIMIZERS = {"sgd": lambda p: optim.SGD(p, 0.02, momentum=0.9), "adamw": lambda p: optim.AdamW(p, 0.003)}
+POLICIES = {"pipedream": {}, "pipedream_2bw": {"mini_batches": 2}, "layerpipe2": {}}
+
+
+class Mixed(nn.Module):
+    """Batch norm, dropout, and layers with parameters of their own, over several blocks."""
+
+    def __init__(self):
+        self.layers = nn.ModuleList([nn.Linear(12, 16), *(nn.Linear(16, 16) for _ in range(5)), nn.Linear(16, 5)])
+        self.norms = nn.ModuleList([nn.BatchNorm2d(16) for _ in range(6)])
+        self.drop = nn.Dropout(0.25)
+
+    def forward(self, x):
+        for layer, norm in zip(self.layers, self.norms, strict=False):
+            x = self.drop(ops.relu(ops.reshape(norm(ops.reshape(layer(x), (SHARE, 1, 1, 16))), (SHARE, 16))))
+        return self.layers[len(self.layers) - 1](x)
+
+
+def batches():
+    random = np.random.default_rng(3)
+    return [[part for _ in range(MICRO_BATCHES) for part in (random.standard_normal((SHARE, 12)).astype("f"), random.integers(0, 5, SHARE))]
+            for _ in range(STEPS)]
+
+
+def recorded(every, optimizer="sgd", network=lambda: models.mlp(12, *[16] * 7, 5)):
+    ml.seed(1)
+    model = network()
+    opt = OPTIMIZERS[optimizer](model.parameters())
+
+    def step(*parts):
+        total = None
+        for i in range(MICRO_BATCHES):
+            with ml.micro_batch(i, i * SHARE):
+                loss = nn.cross_entropy(model(parts[2 * i]), parts[2 * i + 1]) * (1 / every)
+                loss.backward()
+                part = loss.detach() * (every / MICRO_BATCHES)
+                total = part if total is None else ops.add(total, part)
+                if (i + 1) % every == 0:
+                    opt.step()
+        return total
+
+    return model, ml.record(step, *batches()[0])
+
+
+def run(name, ranks, **options):
+    """Of a stale run on ranks: losses, each parameter as its rank left it, the log of all ranks, and the plan."""
+    every = pipeline.update_every(name, MICRO_BATCHES, POLICIES[name].get("mini_batches"))
+    own = []
+    for _ in range(ranks):
+        model, graph = recorded(every, **options)
+        plan = pipeline.plan_model(graph, name, ranks, COST, **POLICIES[name])
+        own.append((model, *add_communication(plan.graph, plan.schedule)))
+
+    def work(communicator):
+        model, graph, schedule = own[communicator.rank]
+        run = DistributedExecutor(graph, schedule, communicator, logged=True)
+        losses = [run(*parts) for parts in batches()]
+        run.close()
+        held = {id(s.live) for s in run.program.graph.storages if s.live is not None}
+        return losses, [p.numpy().tobytes() if id(p.storage) in held else None for p in model.parameters()], run.log.entries
+
+    with deadline():
+        found = run_ranks(ranks, work)
+    losses = [float(value) for value in found[-1][0]]
+    return losses, [next(b for b in bits if b is not None) for bits in zip(*(f[1] for f in found), strict=True)], [e for f in found for e in f[2]], plan
+
+
+def replayed(name, ranks, log, **options):
+    """Losses and parameters of one process that does what the log says."""
+    every = pipeline.update_every(name, MICRO_BATCHES, POLICIES[name].get("mini_batches"))
+    model, graph = recorded(every, **options)
+    replay = Replay(graph, pipeline.balanced(graph, COST, pipeline.place(name, ranks).stages))
+    losses = [float(replay(tuple(parts), [e for e in log if e.step == i])) for i, parts in enumerate(batches())]
+    return losses, [p.numpy().tobytes() for p in model.parameters()]
+
+
+CASES = [(name, ranks, {}) for name in POLICIES for ranks in (1, 2, 3, 4)] + [(name, 3, {"optimizer": "adamw"}) for name in POLICIES] + \
+        [(name, 3, {"network": Mixed, "optimizer": "adamw"}) for name in POLICIES]
+
+
+@pytest.mark.parametrize(("name", "ranks", "options"), CASES, ids=lambda x: "-".join(f"{v if isinstance(v, str) else v.__name__}" for v in x.values())
+                         if isinstance(x, dict) else str(x))
+def test_a_run_leaves_the_bits_of_its_log_replayed(name, ranks, options):
+    losses, parameters, log, _ = run(name, ranks, **options)
+    assert (losses, parameters) == replayed(name, ranks, log, **options)
+
+
+@pytest.mark.parametrize(("name", "late"), [("pipedream", [3, 2, 1, 0]), ("pipedream_2bw", [1, 1, 1, 1]), ("layerpipe2", [6, 4, 2, 0])])
+def test_the_log_says_what_was_published(name, late):
+    _, _, log, plan = run(name, 4)
+    found = staleness(log)
+    assert [int(found[s].max()) for s in range(4)] == late
+    versions = {(e.step, *(int(x) for x in unpack(e.key)[:3])): e.version for e in log}
+    updates = MICRO_BATCHES // pipeline.update_every(name, MICRO_BATCHES, POLICIES[name].get("mini_batches"))
+    made = pipeline.plan(name, 4, MICRO_BATCHES // POLICIES[name].get("mini_batches", 1), **POLICIES[name])
+    unit, kind, micro_batch, _ = unpack(made.schedule.keys)
+    for u, k, i, v in zip(unit.tolist(), kind.tolist(), micro_batch.tolist(), made.versions.of.tolist(), strict=True):
+        for step in range(STEPS):
+            if (step, u, k, i) in versions:  # a task that reads weights
+                assert versions[step, u, k, i] == step * updates + v
+    assert len(log) > STEPS * 4 * MICRO_BATCHES
+    assert plan.peak_bytes is not None
+
+
+def test_a_rank_keeps_as_many_copies_as_are_read_at_a_time():
+    *_, plan = run("pipedream", 4)
+    copies = [sum(s.role == Role.STATE and ", copy " in s.name for s in plan.graph.storages if s.name.startswith(f"mlp/layer{i}.weight")) for i in (1, 7)]
+    assert copies == [3, 0], "rank 0 has its weights four times, the last rank once"
+
+
+def test_a_replay_of_another_log_leaves_other_bits():
+    losses, parameters, log, _ = run("pipedream", 3)
+    first = next(e for e in log if e.step == 1 and unpack(e.key)[1] == Kind.F and e.version % MICRO_BATCHES > 2)
+    other = [replace(e, version=e.version - 1) if e == first else e for e in log]
+    assert replayed("pipedream", 3, other) != (losses, parameters)
+
+
+def test_one_rank_is_synchronous():
+    model, graph = recorded(1)
+    alone = SequentialExecutor(graph)
+    losses = [float(alone(*parts)) for parts in batches()]
+    assert run("pipedream", 1)[:2] == (losses, [p.numpy().tobytes() for p in model.parameters()])
+
+
+def test_a_step_with_other_updates_is_refused():
+    _, graph = recorded(2)
+    with pytest.raises(PipelineError, match="pipedream updates after every 1 of 8 micro-batches; this step was recorded with other updates"):
+        pipeline.plan_model(graph, "pipedream", 2, COST)
+    with pytest.raises(PipelineError, match="pipedream_2bw needs a step of several mini-batches.*; it has 1 of 8"):
+        pipeline.update_every("pipedream_2bw", 8)
+    with pytest.raises(PipelineError, match="layerpipe makes tasks that are parts of layers, and no run does yet"):
+        pipeline.plan_model(graph, "layerpipe", 2, COST)
+
+
+# ---------------------------------------------------------------------------------------------------------- the command
+FLAGS = ["--model", "mlp", "--model-arg", "layers=4", "--lr", "0.01", "--parallel", "pipeline", "--micro-batches", "8"]
+
+
+@pytest.mark.mpi
+@pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec; install minidl[mpich]")
+def test_training_on_stale_weights_learns_and_says_how_stale(tmp_path):
+    code, found, errors = command(2, *FLAGS, "--scheduler", "pipedream", "--epochs", "3", "--version-log", str(tmp_path / "log.jsonl"))
+    assert code == 0, errors
+    assert found["staleness"] == {"mean": 0.4375, "most": 1, "most_of_stages": [1, 0]}
+    assert found["accuracy"] > 0.8
+    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert {"step": 1, "task": "0F1", "version": 0} in lines
+    assert {"step": 2, "task": "1F7", "version": 15} in lines
+    assert max(line["step"] for line in lines) == found["steps"]
+
+
+@pytest.mark.mpi
+@pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec; install minidl[mpich]")
+def test_a_stale_run_goes_on_where_it_was(tmp_path):
+    flags = [*FLAGS, "--scheduler", "pipedream_2bw", "--scheduler-arg", "mini_batches=2", "--optimizer", "adam"]
+    wanted = command(2, *flags, "--steps", "6")[1]["params_sha256"]
+    assert command(2, *flags, "--steps", "4", "--checkpoint", str(tmp_path / "run"))[0] == 0
+    assert command(2, *flags, "--steps", "6", "--checkpoint", str(tmp_path / "run"), "--resume")[1]["params_sha256"] == wanted
+
+
+@pytest.mark.mpi
+@pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec; install minidl[mpich]")
+@pytest.mark.parametrize(("flags", "line"), [
+    (["--scheduler", "layerpipe"], "layerpipe makes tasks that are parts of layers, and no run does yet"),
+    (["--scheduler", "pipedream_2bw"], "pipedream_2bw needs a step of several mini-batches"),
+    (["--scheduler", "gpipe", "--version-log", "x.jsonl"], "--version-log has no effect here; it is for a scheduler that trains on older weights")])
+def test_what_cannot_be_stale_is_one_line(flags, line):
+    code, record, errors = command(2, *FLAGS, "--steps", "2", *flags)
+    assert (code, record, len(errors.splitlines())) == (2, None, 1)
+    assert line in errors
