@@ -227,7 +227,7 @@ def test_a_run_goes_on_on_another_number_of_ranks(tmp_path):
 @pytest.mark.mpi
 @pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec; install minidl[mpich]")
 @pytest.mark.parametrize(("flags", "line"), [
-    (["--scheduler", "pipedream"], "pipedream trains on older weights, which no run does yet"),
+    (["--scheduler", "layerpipe"], "layerpipe makes tasks that are parts of layers, and no run does yet"),
     (["--scheduler", "zb_h7"], "unknown pipeline scheduler 'zb_h7'"),
     (["--scheduler", "gpipe", "--streams", "2"], "--streams has no effect on a network cut into a pipeline"),
     (["--scheduler", "gpipe", "--batch-size", "10", "--micro-batches", "4"], "a batch of 10 does not divide into 4 micro-batches"),

@@ -118,11 +118,11 @@ def test_the_log_says_what_was_published(name, late):
     _, _, log, plan = run(name, 4)
     found = staleness(log)
     assert [int(found[s].max()) for s in range(4)] == late
-    versions = {(e.step, *(int(x) for x in unpack(e.key)[:3])): e.version for e in log}
+    versions = {(e.step, unpack(e.key).unit, unpack(e.key).kind, unpack(e.key).micro_batch): e.version for e in log}
     updates = MICRO_BATCHES // pipeline.update_every(name, MICRO_BATCHES, POLICIES[name].get("mini_batches"))
     made = pipeline.plan(name, 4, MICRO_BATCHES // POLICIES[name].get("mini_batches", 1), **POLICIES[name])
-    unit, kind, micro_batch, _ = unpack(made.schedule.keys)
-    for u, k, i, v in zip(unit.tolist(), kind.tolist(), micro_batch.tolist(), made.versions.of.tolist(), strict=True):
+    own = unpack(made.schedule.keys)
+    for u, k, i, v in zip(own.unit.tolist(), own.kind.tolist(), own.micro_batch.tolist(), made.versions.of.tolist(), strict=True):
         for step in range(STEPS):
             if (step, u, k, i) in versions:  # a task that reads weights
                 assert versions[step, u, k, i] == step * updates + v
@@ -138,7 +138,7 @@ def test_a_rank_keeps_as_many_copies_as_are_read_at_a_time():
 
 def test_a_replay_of_another_log_leaves_other_bits():
     losses, parameters, log, _ = run("pipedream", 3)
-    first = next(e for e in log if e.step == 1 and unpack(e.key)[1] == Kind.F and e.version % MICRO_BATCHES > 2)
+    first = next(e for e in log if e.step == 1 and unpack(e.key).kind == Kind.F and e.version % MICRO_BATCHES > 2)
     other = [replace(e, version=e.version - 1) if e == first else e for e in log]
     assert replayed("pipedream", 3, other) != (losses, parameters)
 

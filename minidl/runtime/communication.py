@@ -147,6 +147,12 @@ class Meetings:
         own = {t: lane for lane, tasks in enumerate(apart) for t in tasks}
         pairs = [(w, s) for w, s in part.waits.tolist() if w in own or s in own]
         pairs += [(t, int(p)) for t in own for p in graph.preds[t] if own.get(int(p)) == own[t]]  # lanes overlap their transfers
+        for lane in apart:  # but what is received may lie where something was sent from, if the plan has it later
+            sent = None
+            for t in lane:
+                if graph.kind[t] in RECEIVES and sent is not None:
+                    pairs.append((t, sent))
+                sent = t if graph.kind[t] in SENDS else sent
         for waiter, source in pairs:
             event = common.event()
             self._records[source].append(event.record)

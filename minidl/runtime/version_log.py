@@ -75,11 +75,11 @@ def staleness(entries: Iterable[Entry]) -> dict[int, Ints]:
     made: dict[tuple[int, int], list[tuple[int, int]]] = {}
     read: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for e in entries:
-        unit, kind, micro_batch, _ = (int(x) for x in unpack(e.key))
-        if kind == Kind.U:
-            made.setdefault((e.step, unit), []).append((micro_batch, e.version - 1))
-        elif kind == Kind.F:
-            read.setdefault((e.step, unit), []).append((micro_batch, e.version))
+        task = unpack(e.key)
+        if task.kind == Kind.U:
+            made.setdefault((e.step, task.unit), []).append((task.micro_batch, e.version - 1))
+        elif task.kind == Kind.F:
+            read.setdefault((e.step, task.unit), []).append((task.micro_batch, e.version))
     found: dict[int, list[int]] = {}
     for (step, unit), pairs in sorted(read.items()):
         updates = sorted(made[step, unit])
@@ -112,11 +112,11 @@ class Replay:
         read: dict[tuple[int, bool, int], int] = {}
         made: dict[tuple[int, int], int] = {}
         for e in entries:
-            stage, kind, micro_batch, _ = (int(x) for x in unpack(e.key))
-            if kind == Kind.U:
-                made[stage, micro_batch] = e.version
+            task = unpack(e.key)
+            if task.kind == Kind.U:
+                made[task.unit, task.micro_batch] = e.version
             else:
-                read[stage, kind == Kind.F, micro_batch] = e.version
+                read[task.unit, task.kind == Kind.F, task.micro_batch] = e.version
         self._bound.load(inputs)
         for t in range(len(self.graph)):
             stage, micro_batch = self._stage[t], int(self.graph.micro_batch[t])

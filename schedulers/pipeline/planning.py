@@ -84,13 +84,13 @@ def plan_model(graph: TaskGraph, name: str, ranks: int, cost: CostModel, chunks:
 def _stale(name: str, graph: TaskGraph, schedule: Schedule, placement: Placement, versions: Versions) -> tuple[TaskGraph, Schedule]:
     """The graph whose tasks read the versions that the policy says, and the order with updates in it. Raises PipelineError for a
     step that updates at other times than the policy does."""
-    unit, _, micro_batch, _ = unpack(schedule.keys)
+    own = unpack(schedule.keys)
     after = {int(i) for i in graph.micro_batch[updates(graph)]}
-    count = int(micro_batch.max()) + 1
+    count = int(own.micro_batch.max()) + 1
     if after != set(range(versions.every - 1, count, versions.every)):
         raise PipelineError(f"{name} updates after every {versions.every} of {count} micro-batches; this step was recorded with other updates")
     read = np.zeros((placement.stages, count), np.int64)
-    read[unit, micro_batch] = versions.of
+    read[own.unit, own.micro_batch] = versions.of
     ordered = with_updates(graph, schedule, placement)
     return with_versions(graph, ordered, read), ordered
 
