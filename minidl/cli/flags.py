@@ -140,6 +140,7 @@ NETWORK = "train:src compare:s plan:sc check:sc explain:sc simulate:src"
 RUN = "train:src compare:s"
 PRICED = "train:src compare:s plan:sc explain:sc simulate:src"
 
+
 def _stale(arguments: Any) -> bool:
     from ..schedulers.pipeline import POLICIES
 
