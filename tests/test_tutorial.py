@@ -150,6 +150,32 @@ def capture(issues):
             now |= events[name]
     return edges
 """,
+    11: """rank,lane,task
+0,main,0F0
+0,main,0SF0>1
+0,main,0F1
+0,main,0SF1>1
+0,main,1RO0>0
+0,main,0B0
+0,main,0F2
+0,main,0SF2>1
+0,main,1RO1>0
+0,main,0B1
+0,main,1RO2>0
+0,main,0B2
+1,main,0RF0>1
+1,main,1F0
+1,main,1B0
+1,main,0RF1>1
+1,main,1SO0>0
+1,main,1F1
+1,main,1B1
+1,main,0RF2>1
+1,main,1SO1>0
+1,main,1F2
+1,main,1B2
+1,main,1SO2>0
+""",
 }
 
 

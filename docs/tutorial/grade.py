@@ -249,8 +249,18 @@ def exercise10(path):
     return "every captured graph is right"
 
 
+def exercise11(path):
+    """Two ranks, three micro-batches, messages in one row with the computation: no rendezvous that waits for ever."""
+    schedule = ml.Schedule.load(path)
+    pipeline.read_plan(schedule, ranks=2, micro_batches=3)
+    for lane, order in enumerate(("0F0 0F1 0B0 0F2 0B1 0B2", "1F0 1B0 1F1 1B1 1F2 1B2")):
+        mine = [name for name in schedule.names(lane) if not {"S", "R"} & set(name)]
+        require(len(schedule.lanes) == 2 and " ".join(mine) == order, f"rank {lane} computes {' '.join(mine)} now; it should be {order}, on one lane")
+    return f"it runs, whatever the size of the messages\n{schedule.grid()}"
+
+
 EXERCISES = {1: exercise1, 2: exercise2, 3: exercise3, 4: exercise4, 5: exercise5, 6: exercise6, 7: exercise7, 8: exercise8,
-             9: exercise9, 10: exercise10}
+             9: exercise9, 10: exercise10, 11: exercise11}
 
 
 def main(arguments):
