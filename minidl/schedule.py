@@ -126,6 +126,18 @@ class Schedule:
         joined = None if self.joined is None else (np.asarray(self.joined, bool) & np.append(False, keep[:-1]))[keep]
         return Schedule(tuple(self.lanes[i] for i in used), np.append(0, np.cumsum(count[used])), self.keys[keep], joined)
 
+    def with_lanes(self, lanes: Mapping[Lane, Ints]) -> Schedule:
+        """The schedule with further lanes, each behind those of its rank: the keys of their tasks, in order."""
+        every = [*self.lanes, *lanes]
+        keys = [*(self.order(i) for i in range(len(self.lanes))), *lanes.values()]
+        order = sorted(range(len(every)), key=lambda i: every[i].rank)  # stable: a rank's own lanes stay first
+        joined = None
+        if self.joined is not None:
+            own = np.split(np.asarray(self.joined, bool), self.ptr[1:-1])
+            own += [np.zeros(len(k), bool) for k in lanes.values()]
+            joined = np.concatenate([own[i] for i in order])
+        return Schedule(tuple(every[i] for i in order), _pointers([keys[i] for i in order]), np.concatenate([keys[i] for i in order]), joined)
+
     def actions(self) -> tuple[Ints, Ints]:
         """(the action of every entry, where each lane begins among the actions): a pair is one action, any other entry too."""
         if self.joined is None:

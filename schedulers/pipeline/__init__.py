@@ -16,9 +16,10 @@ from .planning import plan, plan_model
 from .pricing import Price, price
 from .problem import Problem, costs
 from .registry import POLICIES, Policy, names, place, policy, update_every
+from .replicas import add_all_reduces
 from .stages import fused_in, stage_graph
 
 __all__ = [
-    "POLICIES", "PipelineError", "Placement", "Plan", "Policy", "Price", "Problem", "Versions", "add_communication",
+    "POLICIES", "PipelineError", "Placement", "Plan", "Policy", "Price", "Problem", "Versions", "add_all_reduces", "add_communication",
     "balanced", "chunks_in", "costs", "cut", "from_torch", "fused_in", "grid", "names", "place", "plan", "plan_model", "policy", "price", "prove",
     "read_plan", "read_schedule", "stage_graph", "swap", "to_torch", "update_every"]

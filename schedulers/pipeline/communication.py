@@ -120,20 +120,11 @@ def _with_lanes(graph: TaskGraph, schedule: Schedule, send: Ints, receive: Ints,
     place[schedule.ids(graph)] = np.arange(len(graph))
     made = np.argsort(place[messages.sender], kind="stable")
     source, to, send, receive = rank[messages.sender[made]], messages.to[made], send[made], receive[made]
-    lanes, keys = list(schedule.lanes), [schedule.order(i) for i in range(len(schedule.lanes))]
+    lanes: dict[Lane, Ints] = {}
     for a, b in sorted(set(zip(source.tolist(), to.tolist(), strict=True))):
         here = (source == a) & (to == b)
-        lanes += [Lane(a, f"send->{b}"), Lane(b, f"recv<-{a}")]
-        keys += [send[here], receive[here]]
-    joined = None
-    if schedule.joined is not None:
-        joined = np.concatenate([np.asarray(schedule.joined, bool), np.zeros(2 * len(send), bool)])
-    order = sorted(range(len(lanes)), key=lambda i: lanes[i].rank)  # stable: a rank's own lanes stay first
-    ptr = np.concatenate([[0], np.cumsum([len(keys[i]) for i in order])])
-    old = np.concatenate([[0], np.cumsum([len(k) for k in keys])])
-    if joined is not None:
-        joined = np.concatenate([joined[old[i] : old[i + 1]] for i in order])
-    return Schedule(tuple(lanes[i] for i in order), ptr, np.concatenate([keys[i] for i in order]), joined)
+        lanes |= {Lane(a, f"send->{b}"): send[here], Lane(b, f"recv<-{a}"): receive[here]}
+    return schedule.with_lanes(lanes)
 
 
 def swap(schedule: Schedule, a: str, b: str) -> Schedule:
