@@ -41,16 +41,14 @@ sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent / "tests")]
 from common import machine, ratio, save, spread
 
 import minidl as ml
-from minidl import models, nn, optim
+from minidl import models, nn, optim, schedulers
 from minidl.graph import Kind
 from minidl.kernels import kernel
 from minidl.passes.synchronise import gradients
 from minidl.pricing.cost import CostModel
 from minidl.runtime.comm.mpi import MPI
 from minidl.runtime.executors import DistributedExecutor
-from minidl.schedulers.data_parallel import POLICIES, plan, prepare
-from minidl.schedulers.iterations import delayable
-from minidl.schedulers.layer_times import with_communication
+from minidl.schedulers.data_parallel import POLICIES
 from minidl.training.data_parallel import measure_link, neighbours
 from minidl.training.trainer import params_sha256
 
@@ -148,9 +146,10 @@ def work(name: str, computation: str, rounds: int) -> None:
 
     def add(arm: str, scheduler: str, k: int | None = None) -> None:
         model, graph = recorded(name, comm.rank)
-        made = prepare(scheduler, waiting(graph)[0] if computation == "waits" else graph, bucket_bytes=bucket_bytes(model))
-        plans[arm] = plan(scheduler, made, with_communication(made, cost, lambda sizes: link[0] + link[1] * sum(sizes.values())), k)
-        arms[arm] = DistributedExecutor(made, plans[arm].schedule, any_order if arm == AS_MPI_LIKES else comm)
+        machine = ml.Machine(comm.size, collective=lambda sizes: link[0] + link[1] * sum(sizes.values()))
+        made = plans[arm] = ml.plan(waiting(graph)[0] if computation == "waits" else graph, scheduler, cost, machine,
+                                    **schedulers.find(scheduler).known(bucket_bytes=bucket_bytes(model), k=k))
+        arms[arm] = DistributedExecutor(made.graph, made.schedule, any_order if arm == AS_MPI_LIKES else comm)
         for _ in range(2):
             arms[arm](x, y)
         arms[arm].settle()
@@ -160,9 +159,9 @@ def work(name: str, computation: str, rounds: int) -> None:
     for scheduler in POLICIES:
         add(scheduler, scheduler)
     add(AS_MPI_LIKES, "buckets")
-    found_k = plans["reverse_first_k"].k
+    found_k = plans["reverse_first_k"].notes["k"]
     candidates = {found_k: "reverse_first_k"}
-    for k in neighbours(found_k, len(delayable(plans["reverse_first_k"].graph))):
+    for k in neighbours(found_k, plans["reverse_first_k"].notes["largest_k"]):
         candidates[k] = f"reverse_first_k, k = {k}"
         add(candidates[k], "reverse_first_k", k)
     samples: dict[str, list[float]] = {arm: [] for arm in arms}

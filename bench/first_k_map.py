@@ -19,8 +19,9 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
 
 from common import save
 
-from minidl.schedulers.data_parallel import plan, prepare
-from minidl.schedulers.layer_times import layers, with_communication
+import minidl as ml
+from minidl import schedulers
+from minidl.schedulers.layer_times import layers
 
 RATIOS = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
 UNEVENNESS = (-4.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0, 6.0)
@@ -35,9 +36,9 @@ def point(count: int, ratio: float, unevenness: float) -> dict[str, Any]:
     found = {}
     for name in ("barrier", "priority", "reverse_first_k"):
         graph, cost = layers(ones, ones, ones, parts=PARTS)
-        graph = prepare(name, graph, part_bytes=1)
-        found[name] = plan(name, graph, with_communication(graph, cost, lambda sizes: sum(comm[u] * n / PARTS for u, n in sizes.items())))
-    return {"ratio": ratio, "unevenness": unevenness, "k": found["reverse_first_k"].k, "bound": found["priority"].bound,
+        machine = ml.Machine(2, collective=lambda sizes: sum(comm[u] * n / PARTS for u, n in sizes.items()))
+        found[name] = ml.plan(graph, name, cost, machine, **schedulers.find(name).known(part_bytes=1))
+    return {"ratio": ratio, "unevenness": unevenness, "k": found["reverse_first_k"].notes["k"], "bound": found["priority"].notes["lower_bound"],
             **{name: p.period for name, p in found.items()}, "gain": found["priority"].period / found["reverse_first_k"].period,
             "gain_over_barrier": found["barrier"].period / found["reverse_first_k"].period}
 

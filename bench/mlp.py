@@ -151,7 +151,7 @@ def _equal_bits(sizes: list[int], batch: int) -> bool:
     found = []
     for name in ("in_order", "multi_stream"):
         model, graph, x, y = recorded(sizes, batch)
-        run = ml.StreamExecutor(graph, schedulers.single(name, graph))
+        run = ml.StreamExecutor(graph, ml.plan(graph, name).schedule)
         for _ in range(3):
             run(x, y)
         run.close()

@@ -103,7 +103,7 @@ class Arm:
             self.graph = waiting(self.graph)[0]
         self.placement = pipeline.place(scheduler, comm.size)
         self.stage_of_unit = pipeline.balanced(self.graph, cost, self.placement.stages)
-        self.plan = pipeline.plan_model(self.graph, scheduler, comm.size, cost, stage_of_unit=self.stage_of_unit)
+        self.plan = ml.plan(self.graph, scheduler, cost, ml.Machine(comm.size), stage_of_unit=self.stage_of_unit)
         talking = add_communication(self.plan.graph, self.plan.schedule)
         tracemalloc.start()
         self.run = DistributedExecutor(*talking, comm)

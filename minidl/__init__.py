@@ -17,6 +17,7 @@ _WHERE = {
     "CostError": "pricing.cost", "CostModel": "pricing.cost", "Link": "pricing.cost",
     "CheckingExecutor": "runtime.executors", "SequentialExecutor": "runtime.executors", "GraphExecutor": "runtime.executors", "Runtime": "runtime.executors", "StreamExecutor": "runtime.executors", "TaskError": "runtime.executors",
     "cross_boundary": "passes.boundary", "lower": "program", "Program": "program",
+    "Machine": "plans", "Plan": "plans", "plan": "schedulers.registry",
     "Buffer": "graph", "GraphBuilder": "graph", "GraphError": "graph", "Kind": "graph", "Role": "graph", "Task": "graph",
     "TaskGraph": "graph",
     "MemoryLimitError": "runtime.memory", "MemoryPlan": "runtime.memory", "plan_memory": "runtime.memory",

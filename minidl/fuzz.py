@@ -21,15 +21,13 @@ from .autograd.tensor import Parameter, Tensor, array
 from .graph import GraphError, TaskGraph
 from .passes.boundary import cross_boundary, must_stay
 from .passes.rewrite import rename, unroll
-from .pricing.cost import CostModel
+from .plans import Machine
 from .runtime.checking import random_schedule
 from .runtime.comm.loopback import run_ranks
 from .runtime.device import CPU
 from .runtime.executors import CheckingExecutor, DistributedExecutor, SequentialExecutor, StreamExecutor
 from .runtime.lanes import LaneError, Work
 from .runtime.streams import run_program
-from .schedulers.data_parallel import POLICIES, plan, prepare
-from .schedulers.layer_times import with_communication
 
 Run = Callable[..., Any]
 Trace = dict[str, bytes]  #: all that can be seen of a run, by name
@@ -184,7 +182,7 @@ def _arrangements(graph: TaskGraph, training: Training, make: Callable[[int], An
         return _trace(training, run, looks)
 
     def scheduled(name: str) -> Trace:
-        return traced(StreamExecutor(graph, schedulers.single(name, graph), device=Shuffled(choices)))
+        return traced(StreamExecutor(graph, schedulers.plan(graph, name).schedule, device=Shuffled(choices)))
 
     def checked(lanes: int) -> Trace:
         return traced(CheckingExecutor(graph, random_schedule(graph, lanes, choices), seed=int(choices.integers(2**31)), device=Shuffled(choices)))
@@ -194,7 +192,7 @@ def _arrangements(graph: TaskGraph, training: Training, make: Callable[[int], An
         return traced(StreamExecutor(graph, random_schedule(body, int(choices.integers(1, 4)), choices), device=Shuffled(choices)))
 
     yield "sequential", lambda: traced(SequentialExecutor(graph, Shuffled(choices)))
-    for name in schedulers.SINGLE:
+    for name in schedulers.names("none"):
         if name != "multi_region" or every or choices.random() < 0.05:
             yield f"scheduler {name}", partial(scheduled, name)
     yield "threads", lambda: traced(StreamExecutor(graph, random_schedule(graph, 3, choices)))
@@ -238,13 +236,14 @@ def _unrolled(graph: TaskGraph, training: Training, choices: np.random.Generator
 
 def _on_two_ranks(make: Callable[[int], Any], seed: int, choices: np.random.Generator) -> Trace:
     """The mean of two equal gradients is each of them, so both ranks leave what one alone does."""
-    name = list(POLICIES)[int(choices.integers(len(POLICIES)))]
+    name = str(choices.choice(schedulers.names("data")))
+    options = schedulers.find(name).known(part_bytes=40, bucket_bytes=100)
+    machine = Machine(2, collective=lambda sizes: 1.0)
     own = []
     for _ in range(2):
         training = _made(make, seed)
-        graph = prepare(name, record(training.step, *training.inputs[0]), part_bytes=40, bucket_bytes=100)
-        cost = with_communication(graph, CostModel.analytic(), lambda sizes: 1.0)
-        own.append((training, training.tensors(), plan(name, graph, cost)))
+        graph = record(training.step, *training.inputs[0])
+        own.append((training, training.tensors(), schedulers.plan(graph, name, machine=machine, **options)))
 
     def work(communicator: Any) -> Trace:
         training, tensors, found = own[communicator.rank]

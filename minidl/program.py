@@ -143,11 +143,16 @@ def lower(graph: TaskGraph, schedule: Schedule, *, ranks: int = 1, rank: int = 0
     if waits:  # a lane that is still under way meets the next step
         schedule.repeated(2).validate(_two_steps(graph, steps))
     program = Program(rank, ranks, steps, prologue, body, epilogue, takes, waits is not None, waits or ())
-    if memory_limit is not None and program.peak_bytes > memory_limit:
+    check_limit(program, memory_limit)
+    return program
+
+
+def check_limit(program: Program, limit: int | None) -> None:
+    """Raises MemoryLimitError where the program needs more bytes than the limit."""
+    if limit is not None and program.peak_bytes > limit:
         arena = max(part.memory.arena_bytes for part in program.parts)
         raise MemoryLimitError(f"the plan needs {program.peak_bytes:,} bytes ({arena:,} in the arena, {program.peak_bytes - arena:,} "
-                               f"for parameters, states and what outlives a step), more than the limit of {memory_limit:,}")
-    return program
+                               f"for parameters, states and what outlives a step), more than the limit of {limit:,}")
 
 
 def _check_collectives(schedule: Schedule) -> None:

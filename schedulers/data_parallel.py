@@ -1,6 +1,6 @@
 """Data-parallel schedules: in which order gradients are computed, summed over ranks, and spent.
 
-All on a synchronised graph (`minidl.passes.synchronise`): one compute lane, one communication lane, and updates one step late
+Each takes a recorded step and makes a plan of its synchronised graph (`minidl.passes.synchronise`): one compute lane, one communication lane, and updates one step late
 (`minidl.passes.boundary`), so that communication may go on into the next forward. What the schedules differ in:
 
 - `no_overlap`: all communication after the backward pass, on the compute lane;
@@ -19,53 +19,90 @@ Every rank gets the same schedule, so communication is in one agreed order witho
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from ..graph import COMMUNICATION, Kind, TaskGraph
 from ..passes.boundary import Loop, cross_boundary
 from ..passes.synchronise import gradients, reverse_buckets, synchronise
+from ..plans import Machine, Plan
 from ..pricing.cost import CostModel
-from ..schedule import Schedule
-from .iterations import Iterations, Policy, delayable
+from ..program import lower
+from .iterations import Iterations, Order
+from .layer_times import with_communication
 
 BUCKET_BYTES = 25 * 2**20  #: as DDP
 PART_BYTES = 2**20
 
 
-POLICIES = {
-    "no_overlap": Policy(crosses=False, overlaps=False),
-    "barrier": Policy(crosses=False),
-    "buckets": Policy(cut="bucket", crosses=False),
-    "fifo": Policy(),
-    "priority": Policy(cut="part", first="need"),
-    "dear": Policy(scatter=True),
-    "reverse_first_k": Policy(cut="part", first="need", delays=True),
-}
+def no_overlap(graph: TaskGraph, cost: CostModel, machine: Machine) -> Plan:
+    return _plan("no_overlap", synchronise(graph), cost, machine, Order(crosses=False, overlaps=False))
 
 
-def policy(name: str) -> Policy:
-    """Raises ValueError for an unknown name."""
-    if name not in POLICIES:
-        raise ValueError(f"unknown data-parallel scheduler {name!r}; known: {', '.join(POLICIES)}")
-    return POLICIES[name]
+def barrier(graph: TaskGraph, cost: CostModel, machine: Machine) -> Plan:
+    return _plan("barrier", synchronise(graph), cost, machine, Order(crosses=False))
 
 
-def prepare(name: str, graph: TaskGraph, *, buckets: int | None = None, bucket_bytes: int = BUCKET_BYTES,
-            part_bytes: int = PART_BYTES) -> TaskGraph:
-    """The synchronised graph that a schedule is for. `buckets`: this many with equal numbers of layers, in place of
-    `bucket_bytes`."""
-    of = policy(name)
-    groups: list[list[int]] | None = None
-    if of.cut == "bucket":
-        groups = reverse_buckets(graph, bucket_bytes)
-        if buckets is not None:
-            layers = sorted(gradients(graph), key=lambda u: -int(graph.unit[u]))
-            if not 1 <= buckets <= len(layers):
-                raise ValueError(f"{len(layers)} layers cannot fill {buckets} buckets")
-            groups = [part.tolist() for part in np.array_split(np.array(layers), buckets)]
-    return synchronise(graph, groups, part_bytes=part_bytes if of.cut == "part" else None, scatter=of.scatter)
+def buckets(graph: TaskGraph, cost: CostModel, machine: Machine, *, buckets: int | None = None, bucket_bytes: int = BUCKET_BYTES) -> Plan:
+    """`buckets`: this many with equal numbers of layers, in place of `bucket_bytes`. Raises ValueError for more than layers."""
+    groups = reverse_buckets(graph, bucket_bytes)
+    if buckets is not None:
+        layers = sorted(gradients(graph), key=lambda u: -int(graph.unit[u]))
+        if not 1 <= buckets <= len(layers):
+            raise ValueError(f"{len(layers)} layers cannot fill {buckets} buckets")
+        groups = [part.tolist() for part in np.array_split(np.array(layers), buckets)]
+    return _plan("buckets", synchronise(graph, groups), cost, machine, Order(crosses=False))
+
+
+def fifo(graph: TaskGraph, cost: CostModel, machine: Machine) -> Plan:
+    return _plan("fifo", synchronise(graph), cost, machine, Order())
+
+
+def priority(graph: TaskGraph, cost: CostModel, machine: Machine, *, part_bytes: int = PART_BYTES) -> Plan:
+    return _plan("priority", synchronise(graph, part_bytes=part_bytes), cost, machine, Order(first="need"))
+
+
+def dear(graph: TaskGraph, cost: CostModel, machine: Machine) -> Plan:
+    return _plan("dear", synchronise(graph, scatter=True), cost, machine, Order())
+
+
+def reverse_first_k(graph: TaskGraph, cost: CostModel, machine: Machine, *, k: int | None = None, part_bytes: int = PART_BYTES) -> Plan:
+    """`k`: layers whose weight gradients wait; None searches the one of the shortest period (without contention) among those
+    that fit the machine's memory. Raises ValueError for more layers than there are, or where none fits."""
+    graph = synchronise(graph, part_bytes=part_bytes)
+    iterations = Iterations(late_updates(graph).body[0], _with_communication(graph, cost, machine), Order(first="need"))
+    layers, limit = len(iterations.delayable), machine.memory_limit
+    if k is None:
+        fits = None if limit is None else lambda n: lower(graph, iterations.schedule(n)).peak_bytes <= limit
+        k = search(lambda n: iterations.run(n)[0], layers, fits)
+    elif not 0 <= k <= layers:
+        raise ValueError(f"k is {k}; it must be from 0 to {layers}, the layers whose weight gradient may wait")
+    return _of("reverse_first_k", graph, cost, machine, iterations, k)
+
+
+#: a policy by its name
+POLICIES: dict[str, Callable[..., Plan]] = {f.__name__: f for f in (no_overlap, barrier, buckets, fifo, priority, dear, reverse_first_k)}
+
+
+def _plan(name: str, graph: TaskGraph, cost: CostModel, machine: Machine, order: Order) -> Plan:
+    """The order that a synchronised graph's lanes settle to."""
+    return _of(name, graph, cost, machine, Iterations(late_updates(graph).body[0], _with_communication(graph, cost, machine), order))
+
+
+def _of(name: str, graph: TaskGraph, cost: CostModel, machine: Machine, iterations: Iterations, k: int | None = None) -> Plan:
+    """`notes`: sums of one iteration's times; `lower_bound`: no order of this graph has a shorter period; `k`, and the largest."""
+    duration = iterations.clock.duration
+    cost = _with_communication(graph, cost, machine)
+    notes: dict[str, Any] = {"compute": float(duration[iterations.compute].sum()), "communication": float(duration[iterations.communication].sum()),
+                             "lower_bound": lower_bound(iterations.graph, cost)}
+    if k is not None:
+        notes |= {"k": k, "largest_k": len(iterations.delayable)}
+    return Plan(name, graph, iterations.schedule(k or 0), cost, machine.ranks, machine.memory_limit, notes)
+
+
+def _with_communication(graph: TaskGraph, cost: CostModel, machine: Machine) -> CostModel:
+    return cost if machine.collective is None else with_communication(graph, cost, machine.collective)
 
 
 def late_updates(graph: TaskGraph) -> Loop:
@@ -73,46 +110,12 @@ def late_updates(graph: TaskGraph) -> Loop:
     return cross_boundary(graph, np.flatnonzero(graph.kind == Kind.U).tolist())
 
 
-@dataclass(frozen=True)
-class Plan:
-    """One iteration's schedule, as it repeats, and what the simulator says of it. Times in the costs' unit.
-
-    `period`: of an iteration in the steady state; `compute` and `communication`: sums of one iteration; `bound`: no
-    order of this graph has a shorter period. `k`: how many layers' weight gradients were delayed.
-    """
-
-    graph: TaskGraph
-    schedule: Schedule
-    period: float
-    compute: float
-    communication: float
-    bound: float
-    k: int = 0
-
-    @property
-    def hidden(self) -> float:
-        """The share of the communication that computation covers; 1.0 where there is none."""
-        if not self.communication:
-            return 1.0
-        return max(0.0, 1 - max(0.0, self.period - self.compute) / self.communication)  # waits cost time too
-
-
-def plan(name: str, graph: TaskGraph, cost: CostModel, k: int | None = None, fits: Callable[[Schedule], bool] | None = None) -> Plan:
-    """The named schedule of a synchronised graph.
-
-    `k` is for `reverse_first_k`: None searches the k of the shortest period (without contention) among those whose
-    schedule `fits` (for instance in memory). Raises ValueError for a k that is no number of layers, or where none fits.
-    """
-    of, body = policy(name), late_updates(graph).body[0]
-    layers = len(delayable(body))
-    if k is not None and not (of.delays and 0 <= k <= layers):
-        raise ValueError(f"k = {k}: it must be from 0 to {layers}, the layers whose weight gradient may wait" if of.delays else
-                         f"k is for reverse_first_k; scheduler {name} takes none")
-    iterations = Iterations(body, cost, of)
-    if of.delays and k is None:
-        k = search(lambda n: iterations.run(n)[0], layers, None if fits is None else lambda n: fits(iterations.schedule(n)))
-    return Plan(graph, iterations.schedule(k or 0), iterations.period(k or 0), float(iterations.clock.duration[iterations.compute].sum()),
-                float(iterations.clock.duration[iterations.communication].sum()), lower_bound(body, cost), k or 0)
+def hidden(plan: Plan) -> float:
+    """The share of the communication that computation covers; 1.0 where there is none."""
+    communication = plan.notes["communication"]
+    if not communication:
+        return 1.0
+    return float(max(0.0, 1 - max(0.0, plan.period - plan.notes["compute"]) / communication))  # waits cost time too
 
 
 def search(period: Callable[[int], float], largest: int, fits: Callable[[int], bool] | None = None) -> int:

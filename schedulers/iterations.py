@@ -20,17 +20,14 @@ from ..schedule import Lane, Schedule
 
 
 @dataclass(frozen=True)
-class Policy:
-    """`cut`: what travels together: a layer's gradients, a bucket of layers, or parts of a layer. `crosses`: updates
-    wait until the next forward needs them. `first`: which of the ready gradients goes first, the one that has waited
-    longest (ready) or the one that the next forward needs first (need)."""
+class Order:
+    """`crosses`: updates wait until the next forward needs them. `first`: which of the ready gradients goes first, the one that
+    has waited longest (ready) or the one that the next forward needs first (need). `overlaps`: communication has a lane of
+    its own."""
 
-    cut: str = "layer"
     crosses: bool = True
     first: str = "ready"
     overlaps: bool = True
-    scatter: bool = False
-    delays: bool = False
 
 
 def delayable(graph: TaskGraph) -> list[int]:
@@ -52,7 +49,7 @@ class Iterations:
     comes before the last forward.
     """
 
-    def __init__(self, graph: TaskGraph, cost: CostModel, of: Policy) -> None:
+    def __init__(self, graph: TaskGraph, cost: CostModel, of: Order) -> None:
         self.graph, self.of = graph, of
         carried = Carried.of(graph)
         self.clock = Clock.of(graph, cost, Lanes.of_tasks([range(len(graph))]), carried)

@@ -13,8 +13,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate, chain, combinations, islice, permutations
+from typing import Any
 
 from ..graph import TaskGraph
+from ..plans import Machine, Plan
 from ..pricing.cost import CostModel
 from ..pricing.simulation import simulate
 from ..program import lower
@@ -73,27 +75,34 @@ class RegionPlan:
         return found
 
 
-def multi_region(graph: TaskGraph, cost: CostModel | None = None, memory_limit: int | None = None,
-                 crossing: bool = True, streams: int = 2) -> Schedule:
+def multi_region(graph: TaskGraph, cost: CostModel | None = None, machine: Machine | None = None, *, crossing: bool = True,
+                 streams: int = 2) -> Schedule:
     """Weight gradients beside the regions that they go best with, on `main` and `sub`; `4W0@1` runs one step late.
 
     `cost` says how long tasks take and how much pairs slow each other down (default: from flops and bytes, not at all);
-    `crossing=False` keeps the border of the iteration. Raises MemoryLimitError, with the smallest limit that can work,
-    where nothing fits, and ValueError for other than 2 `streams`.
+    `crossing=False` keeps the iteration boundary. Raises MemoryLimitError, with the smallest limit that can work,
+    where nothing fits the machine's, and ValueError for other than 2 `streams`.
     """
-    return plan(graph, cost, memory_limit, crossing, streams).schedule
+    return search(graph, cost, (machine or Machine()).memory_limit, crossing, streams).schedule
 
 
-def plan(graph: TaskGraph, cost: CostModel | None = None, memory_limit: int | None = None, crossing: bool = True,
-         streams: int = 2, curve: bool = False) -> RegionPlan:
-    """As `multi_region`, with all that led there. `curve`: prices every level of giving back, also without a limit."""
+def planned(graph: TaskGraph, cost: CostModel, machine: Machine, *, crossing: bool = True, streams: int = 2, curve: bool = False) -> Plan:
+    """As `multi_region`, with what it has to say. `curve`: also the fastest plan for every memory limit."""
+    found = search(graph, cost, machine.memory_limit, crossing, streams, curve)
+    notes: dict[str, Any] = {"curve": found.curve, "smallest_limit": found.smallest_limit} if curve else {}
+    return Plan("multi_region", graph, found.schedule, cost, machine.ranks, machine.memory_limit, notes, found.notes)
+
+
+def search(graph: TaskGraph, cost: CostModel | None = None, memory_limit: int | None = None, crossing: bool = True,
+           streams: int = 2, curve: bool = False) -> RegionPlan:
+    """What led to the schedule, too. `curve`: prices every level of giving back, also without a limit."""
     _check(memory_limit, crossing, streams)
     step = Step.of(replace(graph, launches=()), cost or CostModel.analytic())
     cut = regions(graph, step.chain, step.duration)
     notes: list[str] = []
     if crossing and step.global_update:
         crossing = False
-        notes.append("nothing crosses the border of the iteration: an update waits for the weight gradients of several "
+        notes.append("nothing crosses the iteration boundary: an update waits for the weight gradients of several "
                      "layers, as clipping by global norm does")
     crossing = crossing and not graph.iteration.any()
     early, late = _starts(step, cut, crossing)

@@ -12,18 +12,20 @@ import heapq
 import numpy as np
 
 from ..graph import Floats, Ints, Kind, TaskGraph
+from ..plans import Machine
 from ..pricing.cost import CostModel
 from ..schedule import Lane, Schedule
+from .published import published
 
 CHAIN = (Kind.F, Kind.O, Kind.B)  #: what a step's critical chain is made of
 
 
-def in_order(graph: TaskGraph) -> Schedule:
+def in_order(graph: TaskGraph, cost: CostModel | None = None, machine: Machine | None = None) -> Schedule:
     """Every task on one stream in the order in which it was recorded: the conventional order."""
     return Schedule.of(graph, {Lane(0): range(len(graph))})
 
 
-def multi_stream(graph: TaskGraph, streams: int = 2, cost: CostModel | None = None,
+def multi_stream(graph: TaskGraph, cost: CostModel | None = None, machine: Machine | None = None, *, streams: int = 2,
                  map: str | None = None) -> Schedule:
     """F and O on `main`, W and U on `streams - 1` sub streams in the order in which they become ready.
 
@@ -32,8 +34,6 @@ def multi_stream(graph: TaskGraph, streams: int = 2, cost: CostModel | None = No
     mobilenet_v3. Raises ValueError for fewer than 2 streams, and for a map that does not fit.
     """
     if map is not None:
-        from .published import published
-
         if streams != 2:
             raise ValueError(f"the map {map} is for 2 streams, not {streams}")
         return published(graph, map, cost)

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import strategies as st
 
 import minidl as ml
-from minidl import nn, ops, optim
+from minidl import nn, ops, optim, schedulers
 from minidl.autograd.tape import Storage
 from minidl.graph import GraphBuilder, Kind, Role, TaskGraph
 from minidl.passes.boundary import cross_boundary
@@ -383,3 +383,8 @@ def with_memory(graph):
         return replace(spec, live=Storage(spec.name, spec.shape, spec.dtype, Role.STATE, memory))
 
     return replace(graph, storages=tuple(own(s) if s.role == Role.STATE and s.live is None else s for s in graph.storages))
+
+
+def replicas(graph, name, cost=None, collective=None, ranks=2, limit=None, **options):
+    """The named data-parallel plan, told those options that it takes."""
+    return ml.plan(graph, name, cost, ml.Machine(ranks, limit, collective=collective), **schedulers.find(name).known(**options))

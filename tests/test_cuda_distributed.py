@@ -13,12 +13,11 @@ import cuda_runtime
 import numpy as np
 import pytest
 from cuda_signatures import check
-from helpers import bits, deadline
+from helpers import bits, deadline, replicas
 
 import minidl as ml
 from minidl import models, optim
 from minidl.autograd.tape import Tape, use
-from minidl.pricing.cost import CostModel
 from minidl.runtime.comm import Communicator, OnDevice, RankError, Staged, nccl
 from minidl.runtime.comm.handover import Streams
 from minidl.runtime.comm.loopback import LoopBack, run_ranks
@@ -26,8 +25,7 @@ from minidl.runtime.comm.nccl import NCCL, NCCLError
 from minidl.runtime.cuda import device as cuda_device
 from minidl.runtime.cuda.device import Cuda
 from minidl.runtime.executors import DistributedExecutor, SequentialExecutor
-from minidl.schedulers.data_parallel import POLICIES, plan, prepare
-from minidl.schedulers.layer_times import with_communication
+from minidl.schedulers.data_parallel import POLICIES
 from minidl.training import data_parallel
 
 SHARE, STEPS = 4, 5  # captured from the third step on
@@ -214,9 +212,8 @@ def prepared(name, devices, ranks=None):
     found = []
     for device in devices:
         model, opt, graph = recorded(device, ranks or len(devices))
-        graph = prepare(name, graph, buckets=2, part_bytes=300)
-        cost = with_communication(graph, CostModel.analytic(), lambda sizes: 1 + sum(sizes.values()) / 100)
-        found.append((model, opt, plan(name, graph, cost, 2 if name == "reverse_first_k" else None)))
+        found.append((model, opt, replicas(graph, name, None, lambda sizes: 1 + sum(sizes.values()) / 100, len(devices), buckets=2,
+                                           part_bytes=300, k=2)))
     return found
 
 

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import Case, recorded
+from helpers import Case, recorded, replicas
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import minidl as ml
+from minidl import schedulers
 from minidl.cli import main
 from minidl.graph import GraphError, Kind, Role, task_name
 from minidl.passes.rewrite import unroll
@@ -24,9 +25,9 @@ from minidl.pricing.cost import CostError, CostModel, Link
 from minidl.pricing.simulation import times
 from minidl.program import lower
 from minidl.schedulers import data_parallel
-from minidl.schedulers.data_parallel import POLICIES, delayable, late_updates, plan, prepare, search
-from minidl.schedulers.iterations import Iterations
-from minidl.schedulers.layer_times import layers, with_communication
+from minidl.schedulers.data_parallel import POLICIES, late_updates, search
+from minidl.schedulers.iterations import Iterations, Order, delayable
+from minidl.schedulers.layer_times import layers
 
 EXPECTED = json.loads((Path(__file__).parent / "data" / "pipeline.json").read_text())["data_parallel"]
 NAMES = {"serial": ("no_overlap", None), "ddp_layerwise_barrier": ("barrier", None), "ddp_2_equal_buckets_barrier": ("buckets", None),
@@ -35,33 +36,32 @@ NAMES |= {f"reverse_first_k={k}_priority": ("reverse_first_k", k) for k in range
 HEAD_HEAVY = {"f": [1, 2, 2, 1], "b": [1, 2, 2, 1], "w": [1, 2, 2, 1], "c": [8, 1, 1, 1]}
 
 
-def problem(name, case, parts=8, buckets=2):
-    """The prepared graph and its costs."""
+def planned(name, case, k=None, parts=8, buckets=2, **more):
+    """The plan on given layer times."""
     graph, cost = layers(case["f"], case["b"], case["w"], parts=parts)
-    graph = prepare(name, graph, buckets=min(buckets, len(case["f"])), part_bytes=1)
-    return graph, with_communication(graph, cost, lambda sizes: sum(case["c"][u] * n / parts for u, n in sizes.items()))
+    return replicas(graph, name, replace(cost, **more), lambda sizes: sum(case["c"][u] * n / parts for u, n in sizes.items()),
+                    buckets=min(buckets, len(case["f"])), part_bytes=1, k=k)
 
 
 def period(name, case, k=None):
-    return plan(name, *problem(name, case), k).period
+    return planned(name, case, k).period
 
 
 @pytest.mark.parametrize("case", EXPECTED, ids=lambda c: c["case"])
 def test_the_published_steady_states(case):
     for label, wanted in case["period"].items():
         name, k = NAMES[label]
-        graph, cost = problem(name, case)
-        found = plan(name, graph, cost, k)
+        found = planned(name, case, k)
         assert found.period == pytest.approx(wanted, abs=1e-9), label
-        assert found.bound == pytest.approx(case["lower_bounds"]["max"])
+        assert found.notes["lower_bound"] == pytest.approx(case["lower_bounds"]["max"])
 
 
 def test_a_heavy_first_layer_needs_its_weight_gradient_early():
     wanted = {("no_overlap", None): 28, ("barrier", None): 25, ("dear", None): 25, ("priority", None): 25,
               ("reverse_first_k", 2): 23, ("reverse_first_k", 3): 21, ("reverse_first_k", 4): 20}
     assert {key: period(*key[:1], HEAD_HEAVY, key[1]) for key in wanted} == pytest.approx(wanted)
-    best = plan("reverse_first_k", *problem("reverse_first_k", HEAD_HEAVY))
-    assert (best.k, best.period, best.bound) == (4, pytest.approx(20), 20)
+    best = planned("reverse_first_k", HEAD_HEAVY)
+    assert (best.notes["k"], best.period, best.notes["lower_bound"]) == (4, pytest.approx(20), 20)
 
 
 def reference(name, case, k=0, parts=8, buckets=2, iterations=60):
@@ -138,12 +138,11 @@ def test_periods_are_those_of_an_event_driven_run(case, name, data):
        data=st.data())
 def test_the_simulator_says_the_same_of_the_plan_unrolled(case, name, sync, wake, data):
     k = data.draw(st.integers(0, len(case["f"]))) if name == "reverse_first_k" else None
-    graph, cost = problem(name, case)
-    cost = replace(cost, sync=sync, wake=wake)
-    found = plan(name, graph, cost, k)
+    found = planned(name, case, k, sync=sync, wake=wake)
+    graph, cost = found.graph, found.cost
     lower(graph, found.schedule)
-    assert found.period >= found.bound - 1e-9
-    assert 0 <= found.hidden <= 1 + 1e-9
+    assert found.period >= found.notes["lower_bound"] - 1e-9
+    assert 0 <= data_parallel.hidden(found) <= 1 + 1e-9
     n = 24
     rolled = unroll(graph, n)
     _, end, _ = times(rolled, found.schedule.repeated(n).validate(rolled), cost)
@@ -178,11 +177,12 @@ def test_reverse_first_k_is_within_five_percent_of_every_order_with_few_layers(s
     count = 4
     case = {x: random.integers(1, 6, count).tolist() for x in "fbwc"}
     case["c"] = (random.dirichlet(np.full(count, 0.6)) * sum(case["f"] + case["b"] + case["w"])).round(3).tolist()
-    graph, cost = problem("priority", case)
+    found = planned("priority", case)
+    graph, cost = found.graph, found.cost
     best = np.inf
     for order in orders_of_backward(count):
         body = late_updates(graph).body[0]
-        steady = Iterations(body, cost, POLICIES["priority"])
+        steady = Iterations(body, cost, Order(first="need"))
         forward = [t for t in steady.body if body.kind[t] == Kind.F]
         steady.body = [*forward, *(body.index(f"{i}{what.upper()}0") for what, i in order)]
         best = min(best, steady.run()[0])
@@ -205,15 +205,15 @@ def test_search_finds_the_smallest_of_the_best_and_asks_less_than_all():
 
 
 def test_what_cannot_be_asked_for():
-    graph, cost = problem("reverse_first_k", HEAD_HEAVY)
+    graph, cost = layers([1] * 4, [1] * 4, [1] * 4)
     with pytest.raises(ValueError, match="from 0 to 4"):
-        plan("reverse_first_k", graph, cost, 5)
-    with pytest.raises(ValueError, match="takes none"):
-        plan("priority", graph, cost, 1)
-    with pytest.raises(ValueError, match=r"unknown.*priority"):
-        data_parallel.policy("prio")
+        planned("reverse_first_k", HEAD_HEAVY, 5)
+    with pytest.raises(ValueError, match="scheduler priority takes no argument 'k'; it takes: part_bytes"):
+        ml.plan(graph, "priority", cost, k=1)
+    with pytest.raises(ValueError, match=r"unknown data-parallel scheduler 'prio'; near it: priority"):
+        schedulers.find("prio", "data")
     with pytest.raises(ValueError, match="cannot fill 9 buckets"):
-        prepare("buckets", layers([1] * 4, [1] * 4, [1] * 4)[0], buckets=9)
+        ml.plan(graph, "buckets", cost, buckets=9)
     with pytest.raises(ValueError, match="one time for each layer"):
         layers([1, 2], [1], [1, 2])
 
@@ -251,13 +251,13 @@ def test_only_the_updates_wait_for_communication():
 
 
 def test_a_program_waits_across_the_boundary_for_every_transfer_once():
-    graph, cost = problem("priority", HEAD_HEAVY)
-    program = lower(graph, plan("priority", graph, cost).schedule)
+    found = planned("priority", HEAD_HEAVY)
+    graph, program = found.graph, found.programs[0]
     transfers = {t.name for t in graph if t.kind == Kind.A}
     assert program.runs_on
     assert sorted(task_name(transfer) for _, transfer in program.boundary_waits) == sorted(transfers)
     assert all(task_name(late).endswith("U0@1") for late, _ in program.boundary_waits)
-    kept = lower(graph, plan("no_overlap", graph, cost).schedule)
+    kept = planned("no_overlap", HEAD_HEAVY).programs[0]
     assert not kept.runs_on
     assert not kept.boundary_waits
 
@@ -310,23 +310,21 @@ def test_what_cannot_be_synchronised():
 
 @pytest.mark.parametrize("name", list(POLICIES))
 def test_every_schedule_of_a_real_network_is_valid_over_several_iterations(name):
-    graph = prepare(name, recorded(CASE), buckets=2, part_bytes=64)
-    cost = with_communication(graph, CostModel.analytic(), lambda sizes: 2.0 + sum(sizes.values()) / 50)
-    found = plan(name, graph, cost)
-    rolled = unroll(graph, 3)
+    found = replicas(recorded(CASE), name, None, lambda sizes: 2.0 + sum(sizes.values()) / 50, buckets=2, part_bytes=64)
+    rolled = unroll(found.graph, 3)
     found.schedule.repeated(3).validate(rolled)
-    assert lower(graph, found.schedule).peak_bytes > 0
+    assert found.peak_bytes[0] > 0
 
 
 def test_a_memory_limit_bounds_k():
-    graph = prepare("reverse_first_k", recorded(Case(("linear",) * 6, width=32, batch=64)), part_bytes=1000)
-    cost = with_communication(graph, CostModel.analytic(), lambda sizes: 5.0)
-    steady = Iterations(late_updates(graph).body[0], cost, POLICIES["reverse_first_k"])
-    peaks = [lower(graph, steady.schedule(k)).peak_bytes for k in range(len(delayable(graph)) + 1)]
+    step = recorded(Case(("linear",) * 6, width=32, batch=64))
+
+    def found(k=None, limit=None):
+        return replicas(step, "reverse_first_k", None, lambda sizes: 5.0, limit=limit, part_bytes=1000, k=k)
+
+    peaks = [found(k).peak_bytes[0] for k in range(len(delayable(step)) + 1)]
     assert peaks[-1] > peaks[0]
-    limit = peaks[0]
-    found = plan("reverse_first_k", graph, cost, fits=lambda s: lower(graph, s).peak_bytes <= limit)
-    assert lower(graph, found.schedule).peak_bytes <= limit
+    assert found(limit=peaks[0]).peak_bytes[0] <= peaks[0]
 
 
 @pytest.mark.slow
@@ -340,12 +338,11 @@ def test_resnet50_reaches_the_ceiling_over_a_barrier():
     for ratio, ceiling in ((0.5, 1.0), (0.75, 1.09), (1.0, 1.34), (1.25, 1.27), (1.5, 1.22)):
         found = {}
         for name in ("barrier", "priority", "reverse_first_k"):
-            graph = prepare(name, step.graph)
-            found[name] = plan(name, graph, with_communication(graph, flops, lambda s, r=ratio: r * compute * sum(s.values()) / nbytes))
+            found[name] = replicas(step.graph, name, flops, lambda s, r=ratio: r * compute * sum(s.values()) / nbytes)
         gain = found["barrier"].period / found["reverse_first_k"].period
         assert gain == pytest.approx(ceiling, abs=0.01)
         assert found["reverse_first_k"].period <= found["priority"].period
-        assert found["reverse_first_k"].period <= found["reverse_first_k"].bound / 0.95
+        assert found["reverse_first_k"].period <= found["reverse_first_k"].notes["lower_bound"] / 0.95
 
 
 # --------------------------------------------------------------------------------------------------------- collectives
@@ -395,8 +392,8 @@ def test_the_command_prices_a_network_on_many_ranks(capsys):
 
 
 @pytest.mark.parametrize(("flags", "says"), [
-    (["--scheduler", "prio", *TIMES], "nearest: priority"),
-    (["--scheduler", "priority", "--k", "2", *TIMES], "takes none"),
+    (["--scheduler", "prio", *TIMES], "near it: priority"),
+    (["--scheduler", "priority", "--k", "2", *TIMES], "--k has no effect here; it is for --scheduler reverse_first_k"),
     (["--scheduler", "reverse_first_k", "--k", "7", *TIMES], "from 0 to 4"),
     (["--scheduler", "priority", *TIMES[:-2]], "--comm"),
     (["--scheduler", "priority", *TIMES[:-1], "1,2"], "one time for each layer"),

@@ -7,7 +7,7 @@ import threading
 
 import numpy as np
 import pytest
-from helpers import bits, deadline
+from helpers import bits, deadline, replicas
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,15 +16,13 @@ from minidl import models, nn, ops, optim
 from minidl.autograd import tape
 from minidl.graph import Kind
 from minidl.passes.synchronise import gradients
-from minidl.pricing.cost import CostModel
 from minidl.runtime.comm import SLOTS, Communicator, Host, RankError
 from minidl.runtime.comm.flight import Entry, Flight
 from minidl.runtime.comm.loopback import LoopBack, run_ranks
 from minidl.runtime.executors import DistributedExecutor, SequentialExecutor, TaskError
 from minidl.schedule import Lane as ScheduleLane
 from minidl.schedule import Schedule, ScheduleError
-from minidl.schedulers.data_parallel import POLICIES, plan, prepare
-from minidl.schedulers.layer_times import with_communication
+from minidl.schedulers.data_parallel import POLICIES
 
 SHARE, STEPS = 6, 4
 OPTIMIZERS = {"sgd": lambda p: optim.SGD(p, 0.05, momentum=0.9), "adam": lambda p: optim.Adam(p, 0.01),
@@ -67,9 +65,8 @@ def prepared(name, ranks, optimizer="sgd", k=None, optimizers=None):
             return loss
 
         x, y = batches(ranks)
-        graph = prepare(name, ml.record(step, x[0, 0], y[0, 0]), buckets=2, part_bytes=300)
-        cost = with_communication(graph, CostModel.analytic(), lambda sizes: 1 + sum(sizes.values()) / 100)
-        found.append((model, plan(name, graph, cost, k)))
+        found.append((model, replicas(ml.record(step, x[0, 0], y[0, 0]), name, None, lambda sizes: 1 + sum(sizes.values()) / 100, ranks,
+                                      buckets=2, part_bytes=300, k=k)))
         if optimizers is not None:
             optimizers.append(opt)
     return found
@@ -222,8 +219,8 @@ def test_setting_a_learning_rate_settles_nothing():
         opt.step()
 
     x, y = batches(1)
-    graph = prepare("priority", ml.record(step, x[0, 0], y[0, 0]))
-    run = DistributedExecutor(graph, plan("priority", graph, CostModel.analytic()).schedule, _Own(0, LoopBack.ranks(1)[0]._board))
+    plan = replicas(ml.record(step, x[0, 0], y[0, 0]), "priority")
+    run = DistributedExecutor(plan.graph, plan.schedule, _Own(0, LoopBack.ranks(1)[0]._board))
     run(x[0, 0], y[0, 0])
     opt.lr = 0.5
     assert run in tape.unsettled
@@ -422,9 +419,9 @@ def test_the_gradient_of_a_parameter_that_is_used_as_a_view_is_summed_too():
     own = []
     for r in range(2):
         v, step = made()
-        graph = prepare("fifo", ml.record(lambda part, step=step: step(part), x[0, r]))
-        assert [len(b) for b in gradients(graph).values()] == [1]
-        own.append((v, plan("fifo", graph, with_communication(graph, CostModel.analytic(), lambda sizes: 1.0))))
+        plan = replicas(ml.record(lambda part, step=step: step(part), x[0, r]), "fifo", None, lambda sizes: 1.0)
+        assert [len(b) for b in gradients(plan.graph).values()] == [1]
+        own.append((v, plan))
 
     def work(communicator):
         v, found = own[communicator.rank]

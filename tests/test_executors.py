@@ -121,7 +121,7 @@ def test_multi_stream_keeps_the_chain_on_main_and_the_rest_beside_it():
     with pytest.raises(ValueError, match=r"at least 2 streams, not 1"):
         schedulers.multi_stream(graph, streams=1)
     with pytest.raises(ValueError, match=r"unknown scheduler 'multi_streem'; near it: multi_stream"):
-        schedulers.single("multi_streem", graph)
+        ml.plan(graph, "multi_streem")
 
 
 def test_weight_gradients_and_updates_on_a_second_lane_give_the_oracles_bits_over_many_steps():

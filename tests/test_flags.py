@@ -22,7 +22,9 @@ COMMANDS = {
     **{(verb, "c"): [verb, *more, "--ranks", "2", "--model", "mlp"]
        for verb, more in (("plan", []), ("check", ["p.csv"]), ("explain", ["4W0"]), ("simulate", []))},
     ("train", "c"): ["train", "--model", "mlp", "--parallel", "pipeline"],
-    ("simulate", "r"): ["simulate", "--parallel", "data", "--model", "mlp"], ("simulate", "l"): ["simulate", "--parallel", "data"],
+    **{(verb, "r"): [verb, *more, "--parallel", "data", "--model", "mlp"]
+       for verb, more in (("plan", []), ("check", ["p.csv"]), ("explain", ["4W0"]), ("simulate", []))},
+    **{(verb, "l"): [verb, *more, "--parallel", "data"] for verb, more in (("plan", []), ("explain", ["4W0"]), ("simulate", []))},
 }
 VALUES = {"--model-arg": "classes=10", "--scheduler-arg": "kept=0.5", "--dtype": "float64", "--fusion": "all", "--parallel": "none", "--pairs": "none",
           "--objective": "span", "--collective": "tree", "--transport": "nccl", "--optimizer": "adam", "--device": "cpu", "--scheduler": "zb_h1",

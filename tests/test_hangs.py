@@ -209,7 +209,7 @@ def planned(name, ranks, micro_batches):
     found = []
     for _ in range(ranks):
         model, graph = recorded(micro_batches)
-        plan = pipeline.plan_model(graph, name, ranks, ml.CostModel.analytic())
+        plan = ml.plan(graph, name, ml.CostModel.analytic(), ml.Machine(ranks))
         found.append((model, *add_communication(plan.graph, plan.schedule)))
     graph = found[0][1]
     assert graph.bytes[np.isin(graph.kind, SENDS)].min() >= 8192
@@ -268,7 +268,7 @@ def test_d_a_network_with_a_skip_over_a_stage_is_refused_in_one_line_or_runs():
         own = []
         for _ in range(4):
             model, graph = made()
-            plan = pipeline.plan_model(graph, "gpipe", 4, ml.CostModel.analytic())
+            plan = ml.plan(graph, "gpipe", ml.CostModel.analytic(), ml.Machine(4))
             own.append((model, *add_communication(plan.graph, plan.schedule)))
     except (GraphError, PipelineError) as error:
         said = str(error)

@@ -17,7 +17,7 @@ FOLDERS = {"minidl": ROOT / "minidl", "minidl.kernels": ROOT / "kernels", "minid
 LINKS = ("kernels", "schedulers", "models")
 
 # data, and functions from data to data: they run nothing and know no device
-PURE = {"graph", "schedule", "program", "loops", "walk", "files", "passes.boundary", "passes.messages", "passes.rewrite", "passes.synchronise", "pricing.carried",
+PURE = {"graph", "schedule", "program", "plans", "loops", "walk", "files", "passes.boundary", "passes.communication", "passes.messages", "passes.rewrite", "passes.synchronise", "pricing.carried",
         "pricing.circuits", "pricing.collectives", "pricing.contention", "pricing.corun", "pricing.cost", "pricing.simulation", "runtime.memory",
         "views.timeline"}
 ENGINE = {"graph", "kernels", "runtime.device", "autograd.tape", "autograd.tensor", "autograd.precision"}
@@ -26,6 +26,7 @@ LAYERS: dict[str, set[str]] = {
     "kernels": {"kernels"},
     "loops": set(),
     "files": set(),
+    "loading": set(),
     "runtime.debug": set(),
     "runtime.streams": set(),
     "graph": {"loops"},
@@ -34,7 +35,7 @@ LAYERS: dict[str, set[str]] = {
     **dict.fromkeys(PURE - {"loops", "files", "graph", "walk", "schedule", "pricing.cost", "views.timeline"}, PURE),
     "pricing.cost": {*PURE, "pricing.measure", "pricing.measure_pairs"},  # when it is asked to
     "views.timeline": {*PURE, "views.report", "views.trace"},
-    "schedulers": {*PURE, "schedulers"},
+    "schedulers": {*PURE, "schedulers", "loading"},
     "runtime.lanes": {"kernels", "runtime.streams"},
     "runtime.device": {"graph", "kernels", "runtime.lanes", "runtime.cuda"},
     "autograd.tape": ENGINE,

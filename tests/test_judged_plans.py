@@ -313,7 +313,7 @@ def network_of(rng: np.random.Generator) -> Judged | None:
     cut = pipeline.cut(graph, COST, stages, of)
     cap = float(rng.integers(1, 4)) if rng.random() < 0.3 else None
     try:
-        text = pipeline.plan_model(graph, name, p, COST, chunks, of).schedule.to_csv()
+        text = ml.plan(graph, name, COST, ml.Machine(p), **schedulers.find(name).known(chunks=chunks, stage_of_unit=of)).schedule.to_csv()
     except (PipelineError, GraphError) as error:  # no plan of it holds: its tasks in the order of the graph, each on its stage's rank
         if "multiples" in str(error):
             return None

@@ -23,7 +23,7 @@ from minidl.runtime.memory import MemoryLimitError
 from minidl.schedulers.exhaustive import shortest
 from minidl.schedulers.give_back import given_back
 from minidl.schedulers.movable import Place, Step
-from minidl.schedulers.multi_region import plan
+from minidl.schedulers.multi_region import search
 from minidl.schedulers.regions import regions
 
 
@@ -190,37 +190,37 @@ def test_never_slower_than_the_others_under_the_same_limit(seed: int, layers: in
     groups = {graph.name(t): graph.kind[t].item() for t in range(len(graph))}
     corun = CoRun({k: str(v) for k, v in groups.items()}, {"0": {"2": slow}, "1": {"2": 1.2}, "2": {"0": slow, "1": 1.1}})
     cost = ml.CostModel(**{**vars(random_costs(seed, layers)), "corun": corun})
-    others = {n: schedulers.single(n, graph, **({"cost": cost} if n == "multi_stream" else {})) for n in ("in_order", "multi_stream")}
+    others = {n: ml.plan(graph, n, cost).schedule for n in ("in_order", "multi_stream")}
     peaks = {name: lower(graph, s).peak_bytes for name, s in others.items()}
     limit = data.draw(st.one_of(st.none(), st.integers(min(peaks.values()), 2 * max(peaks.values()))))
-    mine = plan(graph, cost, limit, crossing)
+    mine = search(graph, cost, limit, crossing)
     run = lower(graph, mine.schedule)
     assert limit is None or run.peak_bytes <= limit
     assert crossing or not len(late_tasks(graph, mine.schedule))
     fitting = [s for name, s in others.items() if limit is None or peaks[name] <= limit]
     assert price(graph, mine.schedule, cost) <= min(price(graph, s, cost) for s in fitting) * (1 + 1e-9)
-    assert plan(graph, cost, limit, crossing).schedule.to_csv() == mine.schedule.to_csv()
+    assert search(graph, cost, limit, crossing).schedule.to_csv() == mine.schedule.to_csv()
 
 
 @pytest.mark.slow
 def test_the_smallest_limit_that_can_work_is_named() -> None:
     graph, cost = network(5), random_costs(1, 5)
-    least = plan(graph, cost, curve=True).smallest_limit
+    least = search(graph, cost, curve=True).smallest_limit
     assert least <= lower(graph, schedulers.in_order(graph)).peak_bytes
-    assert lower(graph, schedulers.multi_region(graph, cost, memory_limit=least)).peak_bytes <= least
+    assert lower(graph, schedulers.multi_region(graph, cost, ml.Machine(memory_limit=least))).peak_bytes <= least
     with pytest.raises(MemoryLimitError, match=f"the smallest limit that can work is {least:,}"):
-        schedulers.multi_region(graph, cost, memory_limit=least - 1)
+        schedulers.multi_region(graph, cost, ml.Machine(memory_limit=least - 1))
 
 
 @pytest.mark.slow
 def test_the_curve_falls() -> None:
     graph = network(5)
     cost = ml.CostModel.given(1, 1, 3)
-    curve = plan(graph, cost, curve=True).curve
+    curve = search(graph, cost, curve=True).curve
     assert len(curve) > 1
     assert all(a.peak_bytes < b.peak_bytes and a.makespan > b.makespan for a, b in itertools.pairwise(curve))
     for c in curve:
-        assert plan(graph, cost, memory_limit=c.peak_bytes).chosen.makespan <= c.makespan * (1 + 1e-9)
+        assert search(graph, cost, memory_limit=c.peak_bytes).chosen.makespan <= c.makespan * (1 + 1e-9)
 
 
 @given(st.data())
@@ -250,23 +250,23 @@ def test_overlap_is_given_back_step_by_step() -> None:
         return loss
 
     graph = ml.record(train, np.zeros((4, *model.input_shape), np.float32), np.zeros(4, int))
-    found = plan(graph)
+    found = search(graph)
     peaks = {name: lower(graph, found.step.schedule(places)).peak_bytes for name, places in given_back(found.step, found.places)}
     recorded = schedulers.in_order(graph)
     peak = lower(graph, recorded).peak_bytes
     assert peaks["all on one stream"] == min(peaks.values()) < peak < found.chosen.peak_bytes
-    fitting = plan(graph, memory_limit=peak)
+    fitting = search(graph, memory_limit=peak)
     assert fitting.chosen.peak_bytes <= peak
     assert fitting.chosen.makespan < price(graph, recorded, ml.CostModel.analytic())
     assert "overlap is given back" in fitting.notes[0]
-    assert plan(graph, memory_limit=10**12).schedule.to_csv() == found.schedule.to_csv()
+    assert search(graph, memory_limit=10**12).schedule.to_csv() == found.schedule.to_csv()
 
 
 @pytest.mark.parametrize(("given", "message"), [
     ({"streams": 3}, "2 streams, not 3"), ({"crossing": "false"}, "True or False, not 'false'"), ({"memory_limit": "2GiB"}, "number of bytes, not '2GiB'")])
 def test_what_multi_region_cannot_be_told(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        schedulers.multi_region(network(2), **given)
+        search(network(2), **given)
 
 
 def test_graphs_with_nothing_to_move() -> None:

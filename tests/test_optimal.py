@@ -33,7 +33,7 @@ def problem_of(p, m, forward=1, output_grad=1, weight_grad=1, latency=0.0, cap=N
 
 def priced(problem, cost, schedule):
     graph = stage_graph(problem.stages, problem.micro_batches)
-    return price(prove(Plan("optimal", problem.placement, problem.micro_batches, graph, schedule, cost, cap=problem.cap)))
+    return price(prove(Plan("optimal", graph, schedule, cost, problem.ranks, placement=problem.placement, micro_batches=problem.micro_batches, cap=problem.cap)))
 
 
 @pytest.mark.parametrize(("cap", "makespan", "span"), [

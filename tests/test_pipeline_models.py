@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import minidl as ml
-from minidl import models, nn, optim
+from minidl import models, nn, optim, schedulers
 from minidl.autograd.tape import micro_batch
 from minidl.graph import GraphError, Kind
 from minidl.passes.rewrite import coarsen, fuse
@@ -63,7 +63,7 @@ def execute(graph, schedule):
     ("gpipe", 2, None), ("one_f_one_b", 3, None), ("zb_h1", 2, None), ("interleaved", 2, 2), ("modulo_greedy", 2, 2)])
 def test_a_pipeline_of_stages_computes_the_same_bits(name, ranks, chunks):
     def run(graph):
-        plan = pipeline.plan_model(graph, name, ranks, COST, chunks)
+        plan = ml.plan(graph, name, COST, ml.Machine(ranks), **schedulers.find(name).known(chunks=chunks))
         assert pipeline.price(plan).makespan > 0
         talking, schedule = pipeline.add_communication(plan.graph, plan.schedule)
         schedule.validate(talking)
@@ -125,7 +125,7 @@ def test_every_rank_counts_adams_steps_and_dropouts_for_itself():
         return x
 
     graph = steps(model, opt, X, Y)
-    plan = pipeline.plan_model(graph, "gpipe", 3, COST)
+    plan = ml.plan(graph, "gpipe", COST, ml.Machine(3))
     of_rank = {t.name: plan.placement.table[0, t.unit] for t in plan.graph}
     crossing = {(plan.graph.name(int(q)), t.name) for t in plan.graph for q in plan.graph.preds[t.index] if of_rank[t.name] != of_rank[plan.graph.name(int(q))]}
     assert crossing
@@ -142,7 +142,7 @@ def test_a_parameter_of_two_ranks_is_refused():
     graph = steps(lambda x: first(nn.relu(second(nn.relu(first(x))))), opt, X, Y)
     cuts = np.minimum(np.arange(int(graph.unit.max()) + 1) // 2, 1)
     with pytest.raises(pipeline.PipelineError, match=r"zb_h1: .*(each rank has a memory of its own|stays as it was|no message can carry it)"):
-        pipeline.plan_model(graph, "zb_h1", 2, COST, stage_of_unit=cuts)
+        ml.plan(graph, "zb_h1", COST, ml.Machine(2), stage_of_unit=cuts)
 
 
 def test_a_clipped_norm_of_all_ranks_is_refused():
@@ -150,7 +150,7 @@ def test_a_clipped_norm_of_all_ranks_is_refused():
     model = models.mlp(8, 16, 16, 4)
     graph = steps(model, optim.SGD(model.parameters(), 0.1, max_norm=1.0), X, Y)
     with pytest.raises((pipeline.PipelineError, GraphError)):
-        pipeline.plan_model(graph, "gpipe", 2, COST)
+        ml.plan(graph, "gpipe", COST, ml.Machine(2))
 
 
 def test_activations_of_a_stage_without_parameters_end_with_its_output_gradients():
@@ -159,7 +159,7 @@ def test_activations_of_a_stage_without_parameters_end_with_its_output_gradients
     graph = steps(lambda x: nn.relu(nn.relu(layer(x))), optim.SGD(layer.parameters(), 0.1), X, Y, 6)
     names = list(graph.unit_names)
     cuts = np.array([0 if "linear" in name else 1 for name in names])
-    plan = pipeline.plan_model(graph, "one_f_one_b", 2, COST, stage_of_unit=cuts)
+    plan = ml.plan(graph, "one_f_one_b", COST, ml.Machine(2), stage_of_unit=cuts)
     assert not any(t.unit == 1 and t.kind == Kind.W for t in pipeline.cut(graph, COST, 2, cuts).graph)
     assert plan.peaks == (2, 1)
 
@@ -167,15 +167,15 @@ def test_activations_of_a_stage_without_parameters_end_with_its_output_gradients
 @pytest.mark.parametrize("name", ["gpipe", "zb_h1"])
 def test_one_rank_needs_the_memory_of_one_device(name):
     graph = recorded()
-    plan = pipeline.plan_model(graph, name, 1, COST)
+    plan = ml.plan(graph, name, COST, ml.Machine(1))
     assert plan.peak_bytes == (plan_memory(plan.graph, plan.schedule).peak_bytes,)
-    first, second = pipeline.plan_model(graph, name, 2, COST).peak_bytes
+    first, second = ml.plan(graph, name, COST, ml.Machine(2)).peak_bytes
     assert max(first, second) < plan.peak_bytes[0] < first + second
 
 
 @pytest.mark.parametrize(("name", "ranks", "chunks"), [("gpipe", 2, None), ("zb_h1", 3, None), ("interleaved", 2, 2)])
 def test_a_ranks_peak_is_that_of_its_program(name, ranks, chunks):
-    plan = pipeline.plan_model(recorded(), name, ranks, COST, chunks)
+    plan = ml.plan(recorded(), name, COST, ml.Machine(ranks), **schedulers.find(name).known(chunks=chunks))
     talking = pipeline.add_communication(plan.graph, plan.schedule)
     assert plan.peak_bytes == tuple(lower(*talking, ranks=ranks, rank=r).peak_bytes for r in range(ranks))
 
@@ -187,10 +187,10 @@ def test_cuts_that_make_no_sense():
     with pytest.raises(GraphError, match="cut the graph elsewhere"):
         coarsen(graph, [0, 1] + [0] * (len(graph.unit_names) - 2))
     with pytest.raises(pipeline.PipelineError, match="only .* blocks"):
-        pipeline.plan_model(graph, "gpipe", 40, COST)
+        ml.plan(graph, "gpipe", COST, ml.Machine(40))
     for name in ("chimera", "pipedream"):
         with pytest.raises(pipeline.PipelineError, match="recorded"):
-            pipeline.plan_model(graph, name, 2, COST)
+            ml.plan(graph, name, COST, ml.Machine(2))
 
 
 @settings(deadline=None)

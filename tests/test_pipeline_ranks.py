@@ -23,7 +23,6 @@ from minidl.runtime.comm import RankError
 from minidl.runtime.comm.loopback import run_ranks
 from minidl.runtime.executors import DistributedExecutor, SequentialExecutor, TaskError
 from minidl.schedule import Lane, ScheduleError
-from minidl.schedulers import pipeline
 from minidl.schedulers.pipeline import add_communication
 from minidl.views.timeline import Timeline, What
 
@@ -70,7 +69,7 @@ def planned(name, ranks, **options):
     found = []
     for _ in range(ranks):
         model, graph = recorded(**options)
-        plan = pipeline.plan_model(graph, name, ranks, ml.CostModel.analytic())
+        plan = ml.plan(graph, name, ml.CostModel.analytic(), ml.Machine(ranks))
         found.append((model, *add_communication(plan.graph, plan.schedule)))
     return found
 
@@ -117,7 +116,7 @@ def test_each_rank_plans_memory_for_its_own_part_alone():
 
 def test_a_result_that_no_message_carries_is_refused():
     _, graph = recorded()
-    plan = pipeline.plan_model(graph, "gpipe", 2, ml.CostModel.analytic())
+    plan = ml.plan(graph, "gpipe", ml.CostModel.analytic(), ml.Machine(2))
     with pytest.raises(ScheduleError, match=r"on rank 1 reads what \S+ makes on rank 0, and no message carries it"):
         lower(plan.graph, plan.schedule, ranks=2, rank=0)
     talking = add_communication(plan.graph, plan.schedule)

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from test_pipeline_ranks import recorded
 
+import minidl as ml
 from minidl.graph import COLLECTIVE, COMMUNICATION, RECEIVES, SENDS, GraphError, Kind
 from minidl.passes.messages import check_rendezvous
 from minidl.pricing.cost import CostModel, Link
 from minidl.pricing.simulation import simulate
 from minidl.program import lower
 from minidl.schedule import Schedule
-from minidl.schedulers import pipeline
 from minidl.schedulers.pipeline import add_all_reduces, add_communication
 
 LINK = Link(2.0, 100.0)
@@ -20,7 +20,7 @@ LINK = Link(2.0, 100.0)
 
 def both(name: str, ranks: int, part_bytes: int | None = None):
     """The plan of one replica, and its graph and schedule with all-reduces and messages."""
-    plan = pipeline.plan_model(recorded()[1], name, ranks, CostModel.analytic())
+    plan = ml.plan(recorded()[1], name, CostModel.analytic(), ml.Machine(ranks))
     return plan, *add_communication(*add_all_reduces(plan.graph, plan.schedule, part_bytes))
 
 
@@ -77,7 +77,7 @@ def test_a_rank_s_program_has_its_all_reduce_and_its_messages():
 
 
 def test_all_reduces_are_added_once():
-    plan = pipeline.plan_model(recorded()[1], "gpipe", 2, CostModel.analytic())
+    plan = ml.plan(recorded()[1], "gpipe", CostModel.analytic(), ml.Machine(2))
     with pytest.raises(GraphError, match="synchronised already"):
         add_all_reduces(*add_all_reduces(plan.graph, plan.schedule))
 

@@ -134,9 +134,9 @@ def test_a_map_is_for_its_network(name: str, network: str) -> None:
 def test_clipping_by_global_norm_keeps_the_border_and_says_so() -> None:
     _, _, graph, _ = training("mobilenet_v3_large", max_norm=1.0)
     cost = ml.CostModel.analytic()
-    found = schedulers.region_plan(graph, cost)
+    found = ml.plan(graph, "multi_region", cost)
     assert not len(late_tasks(graph, found.schedule))
-    assert any("clipping by global norm" in note for note in found.notes)
+    assert any("clipping by global norm" in note for note in found.remarks)
 
 
 def test_pairs_are_measured_on_copies_and_kept_in_the_file_of_costs(tmp_path: Any) -> None:

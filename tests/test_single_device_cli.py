@@ -84,10 +84,10 @@ def test_the_curve_is_of_limits_that_work(capsys):
 @pytest.mark.parametrize(("argv", "says"), [
     (["plan", *MODEL, "--curve", "--save", "x.csv"], "--save"),
     (["plan", *MODEL, "--curve", "--memory-limit", "1GB"], "--memory-limit"),
-    (["plan", *MODEL, "--curve", "--scheduler", "in_order"], "--curve is for"),
+    (["plan", *MODEL, "--curve", "--scheduler", "in_order"], "--curve has no effect here; it is for --scheduler multi_region"),
     (["plan", *MODEL, "--streams", "3"], "2 streams, not 3"),
-    (["plan", *MODEL, "--scheduler-arg", "crossing=false"], "True or False, not 'false'"),
-    (["plan", *MODEL, "--scheduler-arg", "memory_limit=2GiB"], "number of bytes"),
+    (["plan", *MODEL, "--scheduler-arg", "crossing=false"], "crossing must be of type bool, not 'false'"),
+    (["plan", *MODEL, "--scheduler-arg", "memory_limit=2GiB"], "takes no argument 'memory_limit'"),
     (["plan", *MODEL, "--scheduler-arg", "map=densenet121"], "takes no argument 'map'")])
 def test_what_cannot_be_is_one_clear_line(capsys, argv, says):
     code, out, err = run(capsys, *argv)

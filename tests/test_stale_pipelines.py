@@ -76,7 +76,7 @@ def run(name, ranks, **options):
     own = []
     for _ in range(ranks):
         model, graph = recorded(every, **options)
-        plan = pipeline.plan_model(graph, name, ranks, COST, **POLICIES[name])
+        plan = ml.plan(graph, name, COST, ml.Machine(ranks), **POLICIES[name])
         own.append((model, *add_communication(plan.graph, plan.schedule)))
 
     def work(communicator):
@@ -153,11 +153,11 @@ def test_one_rank_is_synchronous():
 def test_a_step_with_other_updates_is_refused():
     _, graph = recorded(2)
     with pytest.raises(PipelineError, match="pipedream updates after every 1 of 8 micro-batches; this step was recorded with other updates"):
-        pipeline.plan_model(graph, "pipedream", 2, COST)
+        ml.plan(graph, "pipedream", COST, ml.Machine(2))
     with pytest.raises(PipelineError, match="pipedream_2bw needs a step of several mini-batches.*; it has 1 of 8"):
         pipeline.update_every("pipedream_2bw", 8)
     with pytest.raises(PipelineError, match="layerpipe makes tasks that are parts of layers, and no run does yet"):
-        pipeline.plan_model(graph, "layerpipe", 2, COST)
+        ml.plan(graph, "layerpipe", COST, ml.Machine(2))
 
 
 # ---------------------------------------------------------------------------------------------------------- the command

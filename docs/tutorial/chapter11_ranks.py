@@ -51,7 +51,7 @@ def recorded():
 # The plan: two stages, in the order called 1F1B. B is a whole backward, O and W in one.
 
 model, graph = recorded()
-plan = pipeline.plan_model(graph, "one_f_one_b", 2, ml.CostModel.analytic())
+plan = ml.plan(graph, "one_f_one_b", ml.CostModel.analytic(), ml.Machine(ranks=2))
 print(plan.schedule.grid(), "\n")
 
 # Rank 1 reads what rank 0 makes. One pass adds a send and a receive for each such result. 0SF0>1 sends what 0F0 made to rank
@@ -147,7 +147,7 @@ assert not circle(talking_looped, lanes)
 own = []
 for _ in range(2):
     model, graph = recorded()
-    found = pipeline.plan_model(graph, "one_f_one_b", 2, ml.CostModel.analytic())
+    found = ml.plan(graph, "one_f_one_b", ml.CostModel.analytic(), ml.Machine(ranks=2))
     own.append((model, *pipeline.add_communication(found.graph, found.schedule)))
 
 

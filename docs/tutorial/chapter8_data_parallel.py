@@ -9,12 +9,10 @@ gradients, and every rank updates alike. This chapter is about the order in whic
 import numpy as np
 
 import minidl as ml
-from minidl import models, nn, optim
-from minidl.program import lower
+from minidl import models, nn, optim, schedulers
 from minidl.runtime.comm.loopback import run_ranks
 from minidl.runtime.executors import DistributedExecutor
-from minidl.schedulers.data_parallel import plan, prepare
-from minidl.schedulers.layer_times import layers, with_communication
+from minidl.schedulers.layer_times import layers
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Four layers. The numbers are times: of the forward, of the output gradient (layer 0 needs none), of the weight gradient,
@@ -27,23 +25,22 @@ PARTS = 8
 def planned(scheduler, k=None):
     """One iteration as it repeats, on a compute lane and a communication lane, and what it costs."""
     graph, cost = layers(FORWARD, OUTPUT_GRAD, WEIGHT_GRAD, parts=PARTS)
-    graph = prepare(scheduler, graph, buckets=2, part_bytes=1)
-    cost = with_communication(graph, cost, lambda sizes: sum(COMM[layer] * n / PARTS for layer, n in sizes.items()))
-    return plan(scheduler, graph, cost, k)
+    machine = ml.Machine(ranks=2, collective=lambda sizes: sum(COMM[layer] * n / PARTS for layer, n in sizes.items()))
+    return ml.plan(graph, scheduler, cost, machine, **schedulers.find(scheduler).known(part_bytes=1, k=k))
 
 
 # The plainest way: compute, then communicate. Everything takes its turn.
 
 serial = planned("no_overlap")
-print(f"no overlap: {serial.compute:g} of computation and {serial.communication:g} of communication make {serial.period:g}\n")
-assert serial.period == serial.compute + serial.communication == 28
+print(f"no overlap: {serial.notes['compute']:g} of computation and {serial.notes['communication']:g} of communication make {serial.period:g}\n")
+assert serial.period == serial.notes["compute"] + serial.notes["communication"] == 28
 
 # A gradient can travel while the backward pass goes on. But the next forward starts with layer 0, whose gradient comes
 # last. If all sums must be there before any update (a barrier), the largest sum is exposed.
 
 barrier = planned("barrier")
 print(f"with a barrier: {barrier.period:g}")
-print(lower(barrier.graph, barrier.schedule).schedule.grid(), "\n")
+print(barrier.programs[0].schedule.grid(), "\n")
 assert barrier.period == 25
 
 # Look where the updates U stand in the grid: in front. It shows one iteration as it repeats, so its updates are those
@@ -51,8 +48,8 @@ assert barrier.period == 25
 # that forward waits. Gradients are also cut in parts, 0A0 to 0A0/7, and the part that is needed first goes first.
 
 priority = planned("priority")
-print(f"by priority, across the border of the iteration: {priority.period:g}")
-print(lower(priority.graph, priority.schedule).schedule.grid(), "\n")
+print(f"by priority, across the iteration boundary: {priority.period:g}")
+print(priority.programs[0].schedule.grid(), "\n")
 assert priority.period == 25
 
 # Nothing gained! The sum of layer 0 is needed first, but it cannot start before the gradient of layer 0 is computed, and
@@ -66,21 +63,21 @@ for k in range(5):
     found = planned("reverse_first_k", k)
     print(f"    k = {k}   period {found.period:4g}   {'#' * round(2 * found.period)}")
 best = planned("reverse_first_k")  # without a k it is searched for
-print(f"\nthe best is k = {best.k}:")
-print(lower(best.graph, best.schedule).schedule.grid(), "\n")
-assert (best.k, best.period) == (4, 20)
+print(f"\nthe best is k = {best.notes['k']}:")
+print(best.programs[0].schedule.grid(), "\n")
+assert (best.notes["k"], best.period) == (4, 20)
 
 # Nothing can be better than 20, and that can be proved. There is one compute stream and one channel, so a period is at
 # least all computation, and at least all communication. And there is a circuit for each layer: from its forward up
 # through the layers above and back down to its weight gradient, then the sum, and then its next forward.
 
-assert best.bound == 20
-print(f"computation {best.compute:g}, communication {best.communication:g}, the slowest circuit and so the bound {best.bound:g}\n")
+assert best.notes["lower_bound"] == 20
+print(f"computation {best.notes['compute']:g}, communication {best.notes['communication']:g}, the slowest circuit and so the bound {best.notes['lower_bound']:g}\n")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Now for real. Ranks are processes under `mpiexec`; here they are threads of one process, joined by a loop-back. Each
-# records its own step. The pass behind `prepare` adds the sums to the graph.
+# records its own step. The policy adds the sums to the graph.
 
 RANKS, SHARE = 2, 16
 random = np.random.default_rng(0)
@@ -106,9 +103,9 @@ def on_two_ranks(scheduler, k=None):
             optimizer.step()
             return loss
 
-        graph = prepare(scheduler, ml.record(step, images[0, 0], labels[0, 0]), part_bytes=1000)
-        cost = with_communication(graph, ml.CostModel.analytic(), lambda sizes: 5 + sum(sizes.values()) / 100)
-        ranks.append((model, plan(scheduler, graph, cost, k)))
+        machine = ml.Machine(RANKS, collective=lambda sizes: 5 + sum(sizes.values()) / 100)
+        ranks.append((model, ml.plan(ml.record(step, images[0, 0], labels[0, 0]), scheduler, machine=machine,
+                                     **schedulers.find(scheduler).known(part_bytes=1000, k=k))))
 
     def work(communicator):
         model, found = ranks[communicator.rank]

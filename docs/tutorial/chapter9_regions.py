@@ -97,7 +97,7 @@ assert price(schedulers.multi_region(graph, shared), shared) < price(schedulers.
 # ---------------------------------------------------------------------------------------------------------------------
 # Waiting costs memory: what a late task reads stays alive. A limit makes the scheduler give overlap back.
 
-for candidate in schedulers.region_plan(graph, cost, curve=True).curve:
+for candidate in ml.plan(graph, "multi_region", cost, curve=True).notes["curve"]:
     print(f"{candidate.peak_bytes:12,} bytes   {candidate.makespan:5.1f}")
 
 
@@ -120,7 +120,7 @@ print("\nafter 20 steps: equal losses, and equal parameters bit for bit")
 
 # One thing keeps the border. Clipping by the global norm needs every gradient before the first update.
 
-print(*schedulers.region_plan(build(max_norm=1.0)[2], cost).notes, sep="\n")
+print(*ml.plan(build(max_norm=1.0)[2], "multi_region", cost).remarks, sep="\n")
 
 # On a network of your own:
 #

@@ -14,10 +14,11 @@ import numpy as np
 
 import minidl as ml
 from minidl import data, models, nn, optim
+from minidl.passes.synchronise import synchronise
 from minidl.program import lower
 from minidl.runtime import executors
 from minidl.schedulers import pipeline
-from minidl.schedulers.data_parallel import late_updates, prepare
+from minidl.schedulers.data_parallel import late_updates
 from minidl.schedulers.data_parallel import lower_bound as bound
 from minidl.schedulers.layer_times import layers as chain
 from minidl.schedulers.layer_times import with_communication
@@ -191,7 +192,7 @@ def exercise8(path):
         times = [random.integers(1, 9, count).tolist() for _ in range(3)]
         comm = (random.integers(1, 9, count) * random.choice([1, 6], count)).tolist()
         graph, cost = chain(*times, parts=1)
-        graph = prepare("fifo", graph)
+        graph = synchronise(graph)
         body = late_updates(graph).body[0]
         right = bound(body, with_communication(graph, cost, lambda sizes, comm=comm: sum(comm[layer] for layer in sizes)))
         mine = function(*times, comm)

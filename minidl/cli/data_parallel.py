@@ -1,53 +1,41 @@
-"""Data parallelism: schedules priced on given layer times or on a network's costs and a link, and training on MPI ranks."""
+"""Data parallelism: plans on given layer times, or on a network's costs and a link."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from ..graph import TaskGraph
+from .. import schedulers
 from ..passes.rewrite import unroll
+from ..plans import Machine, Plan
 from ..pricing.collectives import Collective
-from ..pricing.cost import CostModel, Link
-from ..pricing.simulation import simulate as price
-from ..program import lower
-from ..schedule import Schedule
-from ..schedulers import data_parallel
-from ..schedulers.layer_times import layers, with_communication
+from ..pricing.cost import Link
+from ..pricing.simulation import simulate
+from ..schedulers.data_parallel import hidden
+from ..schedulers.layer_times import layers
+from ..training.trainer import Recorded
+from ..views.timeline import Timeline
 from . import show
-from .flags import UsageError, job, nearest
+from .flags import UsageError, job
+from .inputs import costs, scheduler_of
 
 SHOWN = 4  #: iterations in a row that are drawn
 
 
-def check_scheduler(name: str) -> None:
-    if name not in data_parallel.POLICIES:
-        raise UsageError(f"unknown data-parallel scheduler {name!r}; {nearest(name, list(data_parallel.POLICIES))}")
+def planned(arguments: Any) -> Plan:
+    """The plan that the flags ask for."""
+    chosen = scheduler_of(arguments)
+    return _of_network(arguments) if arguments.model else _of_times(arguments, chosen)
 
 
-def simulate(arguments: Any) -> int:
-    """Period, lower bound and how much of the communication is hidden."""
-    check_scheduler(arguments.scheduler)
-    if arguments.k is not None and arguments.scheduler != "reverse_first_k":
-        raise UsageError(f"--k is for reverse_first_k; scheduler {arguments.scheduler} takes none")
-    graph, cost = _of_network(arguments) if arguments.model else _of_times(arguments)
-    limit = arguments.memory_limit
-    plan = data_parallel.plan(arguments.scheduler, graph, cost, arguments.k,
-                              None if limit is None else lambda schedule: lower(graph, schedule).peak_bytes <= limit)
-    if limit is not None:
-        lower(plan.graph, plan.schedule, memory_limit=limit)
-    if arguments.svg or arguments.trace:
-        _draw(arguments, plan.graph, plan.schedule, cost)
-    record = {"scheduler": arguments.scheduler, "period": plan.period, "lower_bound": plan.bound, "compute": plan.compute,
-              "communication": plan.communication, "hidden": plan.hidden}
-    if arguments.scheduler == "reverse_first_k":
-        record["k"] = plan.k
-    show.emit(arguments, record, lambda: _text(plan, record, cost.unit))
-    return 0
+def given(arguments: Any) -> dict[str, Any]:
+    """The scheduler's options as flags give them."""
+    return dict(arguments.scheduler_arg) | scheduler_of(arguments).known(k=arguments.k, buckets=arguments.buckets)
 
 
-def _of_times(arguments: Any) -> tuple[TaskGraph, CostModel]:
+def _of_times(arguments: Any, chosen: schedulers.Scheduler) -> Plan:
     times = {f"--{name.replace('_', '-')}": getattr(arguments, name) for name in ("forward", "output_grad", "weight_grad", "comm")}
     missing = [flag for flag, value in times.items() if value is None]
     if missing:
@@ -59,39 +47,44 @@ def _of_times(arguments: Any) -> tuple[TaskGraph, CostModel]:
         raise UsageError("--comm: a time must be a finite number >= 0")
     *compute, comm = lists.values()
     graph, cost = layers(*compute, parts=arguments.parts)
-    buckets = min(2, len(comm)) if arguments.buckets is None else arguments.buckets
-    graph = data_parallel.prepare(arguments.scheduler, graph, buckets=buckets, part_bytes=1)
-    return graph, with_communication(graph, cost, lambda sizes: sum(comm[u] * n / arguments.parts for u, n in sizes.items()))
+    options = {"buckets": min(2, len(comm)), "part_bytes": 1} | given(arguments)
+
+    def collective(sizes: Mapping[int, int]) -> float:
+        return float(sum(comm[u] * n / arguments.parts for u, n in sizes.items()))
+
+    return schedulers.plan(graph, chosen, cost, Machine(2, arguments.memory_limit, collective=collective),
+                           **chosen.known(**options))
 
 
-def _of_network(arguments: Any) -> tuple[TaskGraph, CostModel]:
-    from ..training.trainer import Recorded
-    from .training import costs
-
+def _of_network(arguments: Any) -> Plan:
     if not arguments.ranks:
         raise UsageError("over how many ranks? give --ranks P")
-    recorded = Recorded(job(arguments, "in_order"))
+    recorded = Recorded(job(arguments))
     link = Link(arguments.latency, None if arguments.bandwidth is None else arguments.bandwidth / 1e6)  # microseconds
     collective = Collective(arguments.ranks, link, arguments.collective, arguments.servers)
-    graph = data_parallel.prepare(arguments.scheduler, recorded.graph, buckets=arguments.buckets)
-    cost = costs(arguments, recorded)
-    return graph, with_communication(graph, cost, lambda sizes: collective.time(sum(sizes.values())))
+    machine = Machine(arguments.ranks, arguments.memory_limit, collective=lambda sizes: collective.time(sum(sizes.values())))
+    return recorded.plan(costs(arguments, recorded), machine, **given(arguments))
 
 
-def _text(plan: data_parallel.Plan, record: dict[str, Any], unit: str) -> str:
-    grid = lower(plan.graph, plan.schedule).schedule.grid() + "\n\n" if len(plan.graph) <= 200 else ""
+def figures(plan: Plan) -> dict[str, Any]:
+    """Period, lower bound and how much of the communication is hidden."""
+    notes = plan.notes
+    record = {"scheduler": plan.scheduler, "period": plan.period}
+    if "compute" in notes:
+        record |= {name: notes[name] for name in ("lower_bound", "compute", "communication")} | {"hidden": hidden(plan)}
+    return record | ({"k": notes["k"]} if "k" in notes else {})
+
+
+def text(plan: Plan) -> str:
+    """The plan's schedule and figures for people."""
+    grid = plan.programs[0].schedule.grid() + "\n\n" if len(plan.graph) <= 200 else ""
     meaning = {"period": "per step, in the steady state", "lower_bound": "no order is faster", "hidden": "share of the communication",
                "k": "layers whose weight gradients wait"}
-    rows = [(name, value, meaning.get(name, "")) for name, value in record.items() if name != "scheduler"]
-    return grid + show.table((f"{record['scheduler']}{f' ({unit})' if unit else ''}", "", "meaning"), rows)
+    rows = [(name, value, meaning.get(name, "")) for name, value in figures(plan).items() if name != "scheduler"]
+    unit = f" ({plan.cost.unit})" if plan.cost.unit else ""
+    return grid + show.table((f"{plan.scheduler}{unit}", "", "meaning"), rows)
 
 
-def _draw(arguments: Any, graph: TaskGraph, schedule: Schedule, cost: CostModel) -> None:
-    from ..files import write_atomic
-    from ..views.draw import timeline_svg
-
-    timeline = price(unroll(graph, SHOWN), schedule.repeated(SHOWN), cost)
-    if arguments.svg:
-        write_atomic(arguments.svg, timeline_svg(timeline))
-    if arguments.trace:
-        timeline.save(arguments.trace)
+def several(plan: Plan) -> Timeline:
+    """Some iterations in a row, as predicted."""
+    return simulate(unroll(plan.graph, SHOWN), plan.schedule.repeated(SHOWN), plan.cost)

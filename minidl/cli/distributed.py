@@ -11,7 +11,8 @@ from ..files import write_atomic
 from ..pricing.cost import Link
 from ..schedulers import pipeline as pipelines
 from . import data_parallel, show
-from .flags import UsageError, job, nearest
+from .flags import UsageError, job
+from .inputs import costs, scheduler_of
 
 
 def train(read: Callable[[], Any]) -> int:
@@ -80,8 +81,8 @@ def _train(read: Callable[[], Any], communicator: Any, held: ExitStack) -> int:
     timeline = trainer.run.timeline_of_all() if arguments.trace else None
     if first:
         record = training.run_record(trainer.job, trainer) | {"ranks": communicator.size}
-        if arguments.scheduler == "reverse_first_k":
-            record["k"] = trainer.plan.k
+        if "k" in trainer.plan.notes:
+            record["k"] = trainer.plan.notes["k"]
         if arguments.parallel == "pipeline" and trainer.log:
             record["staleness"] = trainer.staleness()
         if arguments.version_log:
@@ -104,17 +105,15 @@ def _check_flags(arguments: Any, communicator: Any) -> None:
     if arguments.parallel == "pipeline":
         _check_pipeline(arguments, communicator)
     else:
-        _check_data(arguments)
+        scheduler_of(arguments)
     if arguments.transport != "staged" and not arguments.device.startswith("cuda"):
         raise UsageError(f"--transport {arguments.transport} is for arrays on a GPU; give --device cuda too")
     training.check_run(arguments)
 
 
 def _check_pipeline(arguments: Any, communicator: Any) -> None:
-    name = arguments.scheduler
-    if name not in pipelines.names():
-        raise UsageError(f"unknown pipeline scheduler {name!r}; {nearest(name, pipelines.names())}")
-    if pipelines.policy(name).builds:
+    name = scheduler_of(arguments).name
+    if name in pipelines.POLICIES and pipelines.policy(name).builds:
         raise UsageError(f"{name} makes tasks that are parts of layers, and no run does yet; `minidl simulate` prices it")
     if arguments.transport == "nccl":
         raise UsageError("--transport nccl is for --parallel data; a pipeline sends through MPI")
@@ -122,38 +121,31 @@ def _check_pipeline(arguments: Any, communicator: Any) -> None:
         raise UsageError("a pipeline needs at least 2 ranks; start it with mpiexec -n P")
 
 
-def _check_data(arguments: Any) -> None:
-    data_parallel.check_scheduler(arguments.scheduler)
-    if arguments.k is not None and arguments.scheduler != "reverse_first_k":
-        raise UsageError(f"--k is for reverse_first_k; scheduler {arguments.scheduler} takes none")
-
-
 def _data(arguments: Any, recorded: Any, communicator: Any) -> Any:
     from ..training.data_parallel import RankTrainer, measure_link
-    from . import training
 
-    cost = communicator.gather(training.costs(arguments, recorded))[0]
+    cost = communicator.gather(costs(arguments, recorded))[0]
     link = (50.0, 1e-3) if arguments.costs == "analytic" else measure_link(communicator, recorded.device)
     return RankTrainer(recorded, cost, communicator, link, k=arguments.k, buckets=arguments.buckets, trace=bool(arguments.trace))
 
 
 def _pipeline(arguments: Any, recorded: Any, communicator: Any) -> Any:
     from ..training.pipeline import PipelineTrainer, measure_messages
-    from . import training
 
-    cost = communicator.gather(training.costs(arguments, recorded))[0]
+    cost = communicator.gather(costs(arguments, recorded))[0]
     link = Link(50.0, 1e3) if arguments.costs == "analytic" else measure_messages(communicator)
     return PipelineTrainer(recorded, cost, communicator, link, chunks=arguments.chunks, cap=arguments.activation_cap,
                            trace=bool(arguments.trace))
 
 
 def _dry_run(arguments: Any, trainer: Any, first: bool) -> int:
-    plan, found = trainer.plan, trainer.prediction
+    plan = trainer.plan
     if first:
-        record = {"model": arguments.model, "ranks": trainer.communicator.size, "scheduler": arguments.scheduler, "tasks": len(plan.graph),
-                  "edges": plan.graph.edges, "waits": found.waits, "predicted_step_ms": found.predicted_step_ms, "peak_bytes": found.peak_bytes}
+        record = {"model": arguments.model, "ranks": trainer.communicator.size, "scheduler": arguments.scheduler, **plan.as_json()}
         if arguments.parallel == "data":
-            record |= {"lower_bound_ms": plan.bound / 1000, "hidden": plan.hidden, "k": plan.k}
-        show.emit(arguments, record, lambda: found.schedule.grid() + "\n" + show.table(("what", "value"), list(record.items())))
+            found = data_parallel.figures(plan)
+            record |= {"lower_bound_ms": found["lower_bound"] / 1000} if "lower_bound" in found else {}
+            record |= {name: found[name] for name in ("hidden", "k") if name in found}
+        show.emit(arguments, record, lambda: plan.schedule.grid() + "\n" + show.table(("what", "value"), list(record.items())))
     trainer.run.close()
     return 0

@@ -11,8 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .. import schedulers
 from ..passes.fusion import RULES
 from ..pricing.collectives import SHAPES
+from ..schedulers import pipeline as pipelines
 from ..training.data_parallel import TRANSPORTS
 from ..training.trainer import DTYPES, OPTIMIZERS, Job
 
@@ -135,20 +137,31 @@ def _flag(serves: str, needs: tuple[str, Callable[[Any], bool]] | None = None, *
 
 
 STORED = ("mnist", "cifar10", "cifar100")  #: data that are looked for in files by name
-EVERY = "info:* models:* train:src compare:s plan:scp check:scp explain:scp simulate:srlcp"
-NETWORK = "train:src compare:s plan:sc check:sc explain:sc simulate:src"
+EVERY = "info:* models:* train:src compare:s plan:srlcp check:srcp explain:srlcp simulate:srlcp"
+NETWORK = "train:src compare:s plan:src check:src explain:src simulate:src"
 RUN = "train:src compare:s"
-PRICED = "train:src compare:s plan:sc explain:sc simulate:src"
+PRICED = "train:src compare:s plan:src explain:src simulate:src"
+
 
 
 def _stale(arguments: Any) -> bool:
-    from ..schedulers.pipeline import POLICIES
-
-    return arguments.scheduler in POLICIES and POLICIES[arguments.scheduler].stale
+    return arguments.scheduler in pipelines.POLICIES and pipelines.POLICIES[arguments.scheduler].stale
 
 
-LAYERPIPE = ("--scheduler layerpipe, which cuts by them", lambda a: a.command != "check" or a.scheduler == "layerpipe")
-OPTIMAL = ("--scheduler optimal", lambda a: a.scheduler == "optimal")
+def _told(option: str) -> tuple[str, Callable[[Any], bool]]:
+    """What a flag needs that schedulers are told by: one that takes this option."""
+    takers = [s.name for s in schedulers.SCHEDULERS.values() if option in s.options]
+    return f"--scheduler {' or '.join(takers)}", lambda a: takes(a, option)
+
+
+def takes(arguments: Any, option: str) -> bool:
+    """Whether a scheduler that is asked for can be told this; an unknown one is found elsewhere."""
+    names = arguments.schedulers.split(",") if arguments.command == "compare" else [arguments.scheduler]
+    return any(name not in schedulers.SCHEDULERS or option in schedulers.SCHEDULERS[name].options for name in map(str.strip, names))
+
+
+CUTS = [name for name, policy in pipelines.POLICIES.items() if policy.builds]
+BY_TIMES = (f"--scheduler {' or '.join(CUTS)}, which cuts by them", lambda a: a.command != "check" or a.scheduler in CUTS)
 
 FLAGS: dict[str, dict[str, Flag]] = {
     "network and data": {
@@ -160,7 +173,7 @@ FLAGS: dict[str, dict[str, Flag]] = {
         "--strict": _flag(NETWORK, ("data sets that are looked for by name", lambda a: a.data in STORED), action="store_true",
                           help="an error instead of a substitute where named data are missing"),
         "--batch-size": _flag(NETWORK, type=whole(1), default=64, metavar="B", help="of a step, over all ranks (default 64)"),
-        "--micro-batches": _flag("train:src compare:s plan:scp check:scp explain:scp simulate:srcp", type=whole(1, 1 << 20), default=1, metavar="M",
+        "--micro-batches": _flag("train:src compare:s plan:srcp check:srcp explain:srcp simulate:srcp", type=whole(1, 1 << 20), default=1, metavar="M",
                                  help="gradients accumulate over M parts of a batch"),
         "--optimizer": _flag(NETWORK, default="sgd", choices=list(OPTIMIZERS)),
         "--lr": _flag(RUN, type=float, default=0.1, metavar="X", help="learning rate (default 0.1)"),
@@ -173,27 +186,27 @@ FLAGS: dict[str, dict[str, Flag]] = {
         "--dtype": _flag(NETWORK, default="float32", choices=list(DTYPES), help="bf16 and fp16, on cuda: products in 16 bits, parameters in float32"),
         "--fusion": _flag(NETWORK, type=rules, metavar="all|none|RULE,..",
                           help=f"launches that become one: {', '.join(RULES)} (default: all on cuda, none on cpu)"),
-        "--memory-limit": _flag("train:src compare:s plan:sc check:sc explain:sc simulate:src", type=size, metavar="SIZE",
+        "--memory-limit": _flag("train:src compare:s plan:src check:src explain:src simulate:src", type=size, metavar="SIZE",
                                 help="bound on the peak of the memory plan, of each rank where there are several, such as 2GiB"),
     },
     "schedule": {
-        "--parallel": _flag("train:src plan:scp simulate:srlcp", default="none", choices=["none", "data", "pipeline"]),
-        "--scheduler": _flag("train:src plan:scp check:cp explain:scp simulate:srlcp", ("one policy; --table shows them all", lambda a: not a.table),
+        "--parallel": _flag("train:src plan:srlcp check:srcp explain:srlcp simulate:srlcp", default="none", choices=["none", "data", "pipeline"]),
+        "--scheduler": _flag("train:src plan:srlcp check:rcp explain:srlcp simulate:srlcp", ("one policy; --table shows them all", lambda a: not a.table),
                              default="in_order", metavar="S",
                              help="the policy; check takes a pipeline's plan for one of it: its places of stages, its weight versions"),
         "--schedulers": _flag("compare:s", default="in_order,multi_stream", metavar="A,B,C"),
-        "--scheduler-arg": _flag("train:sc compare:s plan:scp check:cp explain:scp simulate:scp",
+        "--scheduler-arg": _flag("train:src compare:s plan:srlcp check:rcp explain:srlcp simulate:srlcp",
                                  ("one policy, by --scheduler; --table shows them all", lambda a: not a.table and _of_policy(a)), type=pair, action="append", default=[], metavar="K=V"),
-        "--streams": _flag("train:s compare:s plan:s explain:s simulate:s", ("schedulers of several streams", lambda a: _streamed(a) or a.streams != 1),
+        "--streams": _flag("train:s compare:s plan:s explain:s simulate:s", _told("streams"),
                            type=whole(1, 1024), metavar="N", help="streams of the scheduler"),
-        "--costs": _flag(PRICED + " check:sc", type=path, metavar="measured|analytic|FILE", default="measured",
+        "--costs": _flag(PRICED + " check:src", type=path, metavar="measured|analytic|FILE", default="measured",
                          help="task costs for plans and predictions; a pipeline's stages are cut by FILE's, else by analytic ones, that a check cuts alike"),
         "--pairs": _flag("train:s compare:s plan:s explain:s simulate:s", ("schedulers of several streams, and --save-costs",
-                                                                          lambda a: _streamed(a) or a.save_costs),
+                                                                          lambda a: takes(a, "streams") or a.save_costs),
                          choices=["measured", "estimated", "none"],
                          help="how much tasks on two streams slow each other down (default: as --costs for multi_region, else none)"),
         "--save-costs": _flag(PRICED, type=path, metavar="FILE.json", help="write costs and pairs, for --costs"),
-        "--curve": _flag("plan:s", action="store_true", help="predicted step time against memory limit (multi_region)"),
+        "--curve": _flag("plan:s", _told("curve"), action="store_true", help="predicted step time against memory limit"),
     },
     "run": {
         "--steps": _flag(RUN, type=whole(1), metavar="N"),
@@ -204,37 +217,35 @@ FLAGS: dict[str, dict[str, Flag]] = {
         "--dry-run": _flag("train:src", action="store_true", help="plan and predict, but do not train"),
     },
     "pipelines": {
-        "--ranks": _flag("plan:cp check:cp explain:cp simulate:rcp", type=whole(1, 1 << 20), metavar="P"),
+        "--ranks": _flag("plan:rcp check:rcp explain:rcp simulate:rcp", type=whole(1, 1 << 20), metavar="P"),
         "--chunks": _flag("train:c plan:cp check:cp explain:cp simulate:cp", type=whole(1, 1 << 20), metavar="V", help="stages per rank"),
-        "--forward": _flag("plan:p check:p explain:p simulate:lp", LAYERPIPE, type=numbers, metavar="F", help="time of a stage's forward; one number, or one per stage"),
-        "--output-grad": _flag("plan:p check:p explain:p simulate:lp", LAYERPIPE, type=numbers, metavar="O"),
-        "--weight-grad": _flag("plan:p check:p explain:p simulate:lp", LAYERPIPE, type=numbers, metavar="W"),
-        "--latency": _flag("plan:cp explain:cp simulate:rcp", type=number(0), default=0.0, metavar="C", help="of one hop between ranks"),
-        "--bandwidth": _flag("plan:c explain:c simulate:rc", type=size, metavar="BYTES", help="of a link, per second, such as 1.25GB (default: unlimited)"),
+        "--forward": _flag("plan:lp check:p explain:lp simulate:lp", BY_TIMES, type=numbers, metavar="F", help="time of a stage's forward; one number, or one per stage"),
+        "--output-grad": _flag("plan:lp check:p explain:lp simulate:lp", BY_TIMES, type=numbers, metavar="O"),
+        "--weight-grad": _flag("plan:lp check:p explain:lp simulate:lp", BY_TIMES, type=numbers, metavar="W"),
+        "--latency": _flag("plan:rcp check:r explain:rcp simulate:rcp", type=number(0), default=0.0, metavar="C", help="of one hop between ranks"),
+        "--bandwidth": _flag("plan:rc check:r explain:rc simulate:rc", type=size, metavar="BYTES", help="of a link, per second, such as 1.25GB (default: unlimited)"),
         "--activation-cap": _flag("train:c plan:cp check:cp explain:cp simulate:cp", type=number(0), metavar="K", help="most live activations on a rank"),
         "--table": _flag("simulate:p", action="store_true", help="all pipeline policies side by side, the best marked"),
-        "--objective": _flag("plan:cp explain:cp simulate:cp", OPTIMAL, default="makespan", choices=["makespan", "span", "period"], help="what `optimal` minimises"),
-        "--time-limit": _flag("plan:cp explain:cp simulate:cp", OPTIMAL, type=number(0), default=60.0, metavar="S", help="seconds that `optimal` may take"),
+        "--objective": _flag("plan:cp explain:cp simulate:cp", _told("objective"), default="makespan", choices=["makespan", "span", "period"], help="what the search for an optimum minimises"),
+        "--time-limit": _flag("plan:cp explain:cp simulate:cp", _told("time_limit"), type=number(0), default=60.0, metavar="S", help="seconds that the search for an optimum may take"),
     },
     "data parallelism": {
-        "--k": _flag("train:r simulate:rl", type=k_or_auto, metavar="K|auto",
-                     help="layers whose weight gradients reverse_first_k delays; auto searches it"),
-        "--buckets": _flag("train:r simulate:rl", ("--scheduler buckets", lambda a: a.scheduler == "buckets"), type=whole(1), metavar="N",
+        "--k": _flag("train:r plan:rl check:r explain:rl simulate:rl", _told("k"), type=k_or_auto, metavar="K|auto",
+                     help="layers whose weight gradients wait for the end of the backward pass; auto searches it"),
+        "--buckets": _flag("train:r plan:rl check:r explain:rl simulate:rl", _told("buckets"), type=whole(1), metavar="N",
                            help="as many buckets with equal numbers of layers; default 2 on given times, 25 MB each for a network"),
-        "--parts": _flag("simulate:l", ("schedulers that cut gradients, priority and reverse_first_k",
-                                        lambda a: a.scheduler in ("priority", "reverse_first_k")),
-                         type=whole(1, 1 << 16), default=8, metavar="N", help="into which a layer's gradient is cut on given times (default 8)"),
-        "--comm": _flag("simulate:l", type=numbers, metavar="C0,C1,..",
+        "--parts": _flag("plan:l explain:l simulate:l", _told("part_bytes"), type=whole(1, 1 << 16), default=8, metavar="N", help="into which a layer's gradient is cut on given times (default 8)"),
+        "--comm": _flag("plan:l explain:l simulate:l", type=numbers, metavar="C0,C1,..",
                         help="time of each layer's all-reduce; then give --forward, --output-grad, --weight-grad too"),
-        "--collective": _flag("simulate:r", choices=SHAPES, default="ring", help="how ranks sum"),
-        "--servers": _flag("simulate:r", ("--collective parameter_server", lambda a: a.collective == "parameter_server"), type=whole(0), default=0,
+        "--collective": _flag("plan:r check:r explain:r simulate:r", choices=SHAPES, default="ring", help="how ranks sum"),
+        "--servers": _flag("plan:r check:r explain:r simulate:r", ("--collective parameter_server", lambda a: a.collective == "parameter_server"), type=whole(0), default=0,
                            metavar="N", help="machines that sum, for parameter_server"),
         "--transport": _flag("train:rc", choices=TRANSPORTS, default="staged",
                              help="for gradients on CUDA: MPI through pinned host memory (staged, the default), an MPI that was built for CUDA, or NCCL"),
     },
     "files": {
-        "--save": _flag("plan:scp", ("one plan; --curve shows many", lambda a: not a.curve), type=path, metavar="FILE.csv", help="write the schedule"),
-        "--svg": _flag("plan:scp simulate:srlcp", ("one plan", lambda a: not (a.curve or a.table)), type=path, metavar="FILE.svg", help="draw the predicted timeline"),
+        "--save": _flag("plan:srlcp", ("one plan; --curve shows many", lambda a: not a.curve), type=path, metavar="FILE.csv", help="write the schedule"),
+        "--svg": _flag("plan:srlcp simulate:srlcp", ("one plan", lambda a: not (a.curve or a.table)), type=path, metavar="FILE.svg", help="draw the predicted timeline"),
         "--trace": _flag("train:src simulate:srlcp", ("one plan", lambda a: not a.table), type=path, metavar="FILE",
                          help="timeline of the last step, or the predicted one, for ui.perfetto.dev"),
         "--version-log": _flag("train:c", ("a scheduler that trains on older weights", _stale), type=path, metavar="FILE.jsonl",
@@ -247,12 +258,6 @@ FLAGS: dict[str, dict[str, Flag]] = {
                              help="under mpiexec: what every rank sees, and whether it fits together"),
     },
 }
-
-
-def _streamed(arguments: Any) -> bool:
-    """Whether a scheduler is asked for that uses several streams."""
-    names = arguments.schedulers.split(",") if arguments.command == "compare" else [arguments.scheduler]
-    return any(name.strip() != "in_order" for name in names)
 
 
 def _of_policy(arguments: Any) -> bool:
@@ -322,6 +327,6 @@ def job(arguments: argparse.Namespace, under: str | None = None) -> Job:
                strict=arguments.strict, device=arguments.device, tf32=arguments.tf32, deterministic=not arguments.nondeterministic,
                dtype=arguments.dtype, batch_size=arguments.batch_size, micro_batches=arguments.micro_batches,
                optimizer=arguments.optimizer, lr=arguments.lr, seed=arguments.seed,
-               scheduler=under or arguments.scheduler, scheduler_args=dict(arguments.scheduler_arg),
+               scheduler=under or arguments.scheduler, parallel={"r": "data", "c": "pipeline"}.get(arguments.subject, "none"), scheduler_args=dict(arguments.scheduler_arg),
                streams=arguments.streams, memory_limit=arguments.memory_limit,
                fusion=arguments.fusion)

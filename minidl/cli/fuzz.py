@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
-import sys
 from collections import Counter
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from .. import fuzz, random_steps
+from ..loading import function_of
 from . import show
-from .flags import UsageError
 
 ABOUT = """Runs steps eagerly, recorded under every scheduler of one device, in random legal orders and with random tasks late, and
 compares every bit that they return and leave.
@@ -32,7 +28,7 @@ def add_step(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: Any) -> int:
     """Exit 1 for a difference, or where no case could be compared."""
-    make, cases = (named(arguments.step), 3) if arguments.step else (random_steps.training, 100)
+    make, cases = (function_of(arguments.step), 3) if arguments.step else (random_steps.training, 100)
     cases = arguments.cases or cases
     verdicts: list[fuzz.Verdict] = []
     with show.progress("comparing", cases) as done:
@@ -63,25 +59,3 @@ def text(record: dict[str, Any], bad: list[fuzz.Verdict]) -> str:
     if bad and not record["step"]:
         lines.append(f"\nthe step of seed {bad[0].seed}:\n{random_steps.draw(bad[0].seed).source}")
     return "\n".join(lines)
-
-
-def named(name: str) -> Callable[..., Any]:
-    """The function that `FILE.py:FUNCTION` names. Raises UsageError for what cannot be had."""
-    path, colon, function = name.rpartition(":")
-    if not colon or not path.endswith(".py") or not function.isidentifier():
-        raise UsageError(f"{name!r} names no function; write FILE.py:FUNCTION")
-    if not Path(path).is_file():
-        raise UsageError(f"{path}: no such file")
-    spec = importlib.util.spec_from_file_location(path, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[path] = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, str(Path(path).resolve().parent))
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise UsageError(f"{path}: {type(error).__name__}: {error}") from error
-    found = getattr(module, function, None)
-    if not callable(found):
-        raise UsageError(f"{path} has no function {function}")
-    return found

@@ -7,45 +7,45 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from .. import schedulers
 from ..files import read_text
+from ..plans import Machine, Plan
 from ..pricing.cost import CostModel, Link
-from ..pricing.explain import explain as explain_task
 from ..runtime.memory import MemoryLimitError
 from ..schedule import ScheduleError
 from ..schedulers import pipeline as pipelines
-from ..schedulers.pipeline import names as policies
 from ..training.trainer import Recorded
 from . import show
-from .flags import UsageError, job, nearest
-from .training import costs
+from .flags import UsageError, job
+from .inputs import costs, scheduler_of
 
 SHOWN = 4000  #: tasks that a grid still tells anything of
 
 
-def planned(arguments: Any, name: str | None = None, cost: CostModel | None = None, capped: bool = True) -> pipelines.Plan:
+def planned(arguments: Any, name: str | None = None, cost: CostModel | None = None, capped: bool = True) -> Plan:
     """The plan that the flags ask for, proved. `name`: of another policy. `cost`: in place of the network's. Not `capped`: without
     cap and limit. Raises UsageError, PipelineError, MemoryLimitError or CostError."""
     if not arguments.ranks:
         raise UsageError("how many ranks? give --ranks P")
     if name is None and "--scheduler" not in arguments.given:
-        raise UsageError(f"which policy? give --scheduler NAME; known: {', '.join(policies())}")
-    name = name or arguments.scheduler
-    if name not in policies():
-        raise UsageError(f"unknown pipeline scheduler {name!r}; {nearest(name, policies())}")
+        raise UsageError(f"which policy? give --scheduler NAME; known: {', '.join(pipelines.names())}")
+    chosen = scheduler_of(arguments, name)
     options = dict(arguments.scheduler_arg)
-    if name == "optimal":
-        options |= {"objective": arguments.objective, "time_limit": arguments.time_limit}
-    placement = pipelines.place(name, arguments.ranks, arguments.chunks)
+    options |= chosen.known(objective=arguments.objective, time_limit=arguments.time_limit)
     cap = arguments.activation_cap if capped else None
     if arguments.model:
-        recorded = Recorded(job(arguments, name))
+        recorded = Recorded(replace(job(arguments), scheduler=chosen.name))
         cost = cost or replace(costs(arguments, recorded), link=_link(arguments))
-        return pipelines.plan_model(recorded.graph, name, arguments.ranks, cost, arguments.chunks,
-                                    pipelines.balanced(recorded.graph, _cut_by(arguments), placement.stages), cap,
-                                    arguments.memory_limit if capped else None, **options)
+        machine = Machine(arguments.ranks, arguments.memory_limit if capped else None, cap)
+        stages = arguments.ranks * (arguments.chunks or 1) if ":" in chosen.name else pipelines.place(chosen.name, arguments.ranks, arguments.chunks).stages
+        options = chosen.known(chunks=arguments.chunks, stage_of_unit=pipelines.balanced(recorded.graph, _cut_by(arguments), stages)) | options
+        return recorded.plan(cost, machine, **options)
+    if ":" in chosen.name:
+        raise UsageError(f"{chosen.name} plans recorded networks; name one with --model")
+    placement = pipelines.place(chosen.name, arguments.ranks, arguments.chunks)
     forward, output_grad, weight_grad = (1.0 if value is None else value for value in (arguments.forward, arguments.output_grad,
                                                                                       arguments.weight_grad))
-    return pipelines.plan(name, arguments.ranks, arguments.micro_batches,
+    return pipelines.plan(chosen.name, arguments.ranks, arguments.micro_batches,
                           pipelines.costs(placement, forward, output_grad, weight_grad, arguments.latency), arguments.chunks, cap, **options)
 
 
@@ -58,45 +58,14 @@ def _cut_by(arguments: Any) -> CostModel:
     return CostModel.analytic() if arguments.costs in ("measured", "analytic") else CostModel.load(arguments.costs)
 
 
-def plan(arguments: Any) -> int:
-    """A policy's plan: grid, CSV, SVG."""
-    made = planned(arguments)
-    price = pipelines.price(made)
-    if arguments.save:
-        made.schedule.save(arguments.save)
-        if made.versions is not None:
-            show.note(f"check it with --scheduler {made.scheduler}, which says what weights are read")
-    if arguments.svg:
-        draw(arguments.svg, made)
-    step = round((price.makespan + made.cost.step) / 1000, 4) if arguments.model else None  # given times have no unit
-    record = {"tasks": len(made.graph), "edges": made.graph.edges, "waits": made.waits, "predicted_step_ms": step,
-              "peak_bytes": max(made.peak_bytes) if made.peak_bytes else None, **price.as_json()}
-    show.emit(arguments, record | made.notes.get("status", {}), lambda: _text(made, price))
-    return 0
+def price(plan: Plan) -> pipelines.Price:
+    """What the plan costs."""
+    return pipelines.price(plan)
 
 
-def simulate(arguments: Any) -> int:
-    """One policy's price, or with --table all of them side by side."""
-    if arguments.table:
-        return table(arguments)
-    made = planned(arguments)
-    price = pipelines.price(made)
-    if arguments.svg:
-        draw(arguments.svg, made)
-    if arguments.trace:
-        made.timeline.save(arguments.trace)
-    show.emit(arguments, price.as_json() | made.notes.get("status", {}), lambda: _text(made, price))
-    return 0
-
-
-def explain(arguments: Any) -> int:
-    made = planned(arguments)
-    found = explain_task(*made.priced, made.cost, arguments.task)
-    show.emit(arguments, found.as_json(), str(found))
-    return 0
-
-
-def _text(plan: pipelines.Plan, price: pipelines.Price) -> str:
+def text(plan: Plan) -> str:
+    """Grid and figures for people."""
+    price = pipelines.price(plan)
     rows = [("makespan", price.makespan, "barrier to barrier"), ("largest span", price.max_span, "first start to last end on one rank"),
             ("period", price.period, "per step when steps are chained" if plan.steady is None else "per mini-batch in steady state"),
             ("bubble rate", price.bubble_rate, "idle share of the largest span"),
@@ -118,20 +87,11 @@ def _short(values: Any) -> str:
     return " ".join(text if len(text) <= 12 else [*text[:6], "...", *text[-3:]])
 
 
-def draw(path: str, plan: pipelines.Plan) -> None:
-    """The timeline as SVG, with the weight version that each task reads where the plan is stale."""
-    from ..files import write_atomic
-    from ..views.draw import timeline_svg
-
-    versions = None if plan.versions is None else {int(k): int(v) for k, v in zip(plan.schedule.keys, plan.versions.of, strict=True)}
-    write_atomic(path, timeline_svg(plan.timeline, versions=versions))
-
-
 def table(arguments: Any) -> int:
     """All policies that can work with these numbers; the best of each column is marked."""
     found: list[dict[str, Any]] = []
     left_out: dict[str, str] = {}
-    names = [n for n in policies() if n != "optimal"]
+    names = [n for n in pipelines.names() if "time_limit" not in schedulers.find(n).options]  # a search for an optimum takes its time
     with show.progress("pricing policies", len(names)) as done:
         for i, name in enumerate(names):
             try:
@@ -171,7 +131,7 @@ def check(arguments: Any) -> int:
     schedule = pipelines.read_schedule(read_text(arguments.plan, "plan"), arguments.plan)
     like = planned(arguments, cost=CostModel.analytic(), capped=False) if "--scheduler" in arguments.given else None
     chunks = arguments.chunks if like is None else like.placement.chunks
-    recorded = Recorded(job(arguments, "in_order")) if arguments.model else None
+    recorded = Recorded(job(arguments)) if arguments.model else None
     stages = None
     if recorded:
         count = arguments.ranks * (chunks or pipelines.chunks_in(schedule, arguments.ranks))

@@ -7,52 +7,70 @@ from typing import Any
 
 import numpy as np
 
+from .. import schedulers
+from ..files import write_atomic
 from ..graph import TaskGraph, parse_task, repack, task_name
+from ..plans import Machine, Plan
 from ..pricing.cost import CostModel
 from ..pricing.explain import explain as explain_task
-from ..pricing.simulation import simulate as price
-from ..program import lower
 from ..runtime.memory import MemoryLimitError
 from ..schedule import Schedule, ScheduleError
-from ..training.trainer import Recorded, predict
-from ..views.timeline import Timeline
+from ..training.trainer import Recorded
+from ..views.draw import timeline_svg
 from . import data_parallel, pipeline, show
 from .flags import UsageError, job
-from .training import check_outputs, check_scheduler, costs
+from .inputs import costs, scheduler_of
+from .training import check_outputs
+
+
+def planned(arguments: Any) -> Plan:
+    """The plan that the flags ask for, proved."""
+    if arguments.subject in "rl":
+        return data_parallel.planned(arguments)
+    if arguments.subject in "cp":
+        return pipeline.planned(arguments)
+    scheduler_of(arguments)
+    recorded = Recorded(job(arguments))
+    return recorded.plan(costs(arguments, recorded))
 
 
 def plan(arguments: Any) -> int:
     """Schedules a step and says what it costs."""
     check_outputs(arguments)
-    if arguments.subject in "cp":
-        return pipeline.plan(arguments)
     if arguments.curve:
         return _curve(arguments)
-    recorded, cost = _recorded(arguments)
-    p = predict(recorded, cost)
-    show.notes(recorded.notes)
-    timeline = price(p.graph, p.schedule, cost)
+    made = planned(arguments)
+    show.notes(made.remarks)
     if arguments.save:
-        p.schedule.save(arguments.save)
-    _draw(arguments, timeline)
-    record = {"tasks": len(p.graph), "edges": p.graph.edges, "waits": p.waits, "predicted_step_ms": round(p.predicted_step_ms, 4),
-              "peak_bytes": p.peak_bytes}
-    show.emit(arguments, record, lambda: p.schedule.grid() + "\n\n" + show.table(("what", "value"), list(record.items())))
+        made.schedule.save(arguments.save)
+        if made.versions is not None:
+            show.note(f"check it with --scheduler {made.scheduler}, which says what weights are read")
+    record, text = made.as_json(), _text
+    if made.placement is not None:
+        record, text = record | pipeline.price(made).as_json() | made.notes.get("status", {}), pipeline.text
+    elif arguments.subject in "rl":
+        record, text = record | data_parallel.figures(made), data_parallel.text
+    _draw(arguments, made)
+    show.emit(arguments, record, lambda: text(made))
     return 0
+
+
+def _text(plan: Plan) -> str:
+    return plan.schedule.grid() + "\n\n" + show.table(("what", "value"), list(plan.as_json().items()))
 
 
 def _curve(arguments: Any) -> int:
     """Predicted step time against memory limit."""
-    if arguments.scheduler != "multi_region":
-        raise UsageError(f"--curve is for --scheduler multi_region; {arguments.scheduler} gives nothing back for memory")
     if arguments.memory_limit is not None:
         raise UsageError("--curve shows a plan for every memory limit: leave --memory-limit out")
-    recorded, cost = _recorded(arguments)
-    found = recorded.region_plan(cost, curve=True)
-    show.notes(found.notes)
+    scheduler_of(arguments)
+    recorded = Recorded(job(arguments))
+    cost = costs(arguments, recorded)
+    found = recorded.plan(cost, curve=True)
+    show.notes(found.remarks)
     points = [{"memory_limit": c.peak_bytes, "predicted_step_ms": round((c.makespan + cost.step) / 1000, 4), "plan": c.name}
-              for c in found.curve]
-    record = {"smallest_limit": found.smallest_limit, "curve": points}
+              for c in found.notes["curve"]]
+    record = {"smallest_limit": found.notes["smallest_limit"], "curve": points}
     show.emit(arguments, record, lambda: show.table(("memory limit", "predicted ms", "plan"), [tuple(p.values()) for p in points]))
     return 0
 
@@ -62,35 +80,37 @@ def check(arguments: Any) -> int:
     ScheduleError for what is no plan."""
     if arguments.subject in "cp":
         return pipeline.check(arguments)
-    planned = Schedule.load(arguments.plan)
-    recorded = Recorded(job(arguments))
+    schedule = Schedule.load(arguments.plan)
+    if arguments.subject == "r":
+        like = data_parallel.planned(arguments)
+        graph, cost = like.graph, like.cost
+    else:
+        recorded = Recorded(job(arguments))
+        graph, cost = recorded.graph, costs(arguments, recorded) if "--costs" in arguments.given else CostModel.analytic()
     try:
-        program = lower(recorded.graph, planned, memory_limit=arguments.memory_limit)
-        schedule = program.schedule
+        made = schedulers.plan(graph, schedule, cost, Machine(arguments.ranks or 1, arguments.memory_limit))
     except (ScheduleError, MemoryLimitError) as error:
         why = error if isinstance(error, ScheduleError) else ScheduleError(str(error))
         record = {"valid": False, "error": why.message, "tasks": list(why.tasks)}
         show.emit(arguments, record, f"not valid: {why.message}\n{why.grid}".rstrip())
         return 1
-    record = {"valid": True, "tasks": len(schedule), "waits": len(program.body[0].waits), "peak_bytes": program.peak_bytes}
+    record = {"valid": True, "tasks": len(made.schedule), "waits": made.waits, "peak_bytes": made.as_json()["peak_bytes"]}
     price_text = ""
     if "--costs" in arguments.given:
-        record["predicted_step_ms"] = round(predict(recorded, costs(arguments, recorded), planned).predicted_step_ms, 4)
+        record["predicted_step_ms"] = round(made.predicted_step_ms, 4)
         price_text = f", {record['predicted_step_ms']:.3f} ms a step predicted"
-    show.emit(arguments, record, lambda: f"{schedule.grid()}\n\nvalid: {len(schedule)} tasks, {record['waits']} waits, "
-                                         f"{program.peak_bytes:,} bytes at the peak{price_text}")
+    show.emit(arguments, record, lambda: f"{made.schedule.grid()}\n\nvalid: {record['tasks']} tasks, {record['waits']} waits, "
+                                         f"{record['peak_bytes']:,} bytes at the peak{price_text}")
     return 0
 
 
 def explain(arguments: Any) -> int:
     """When a task may start and must end, what it waits for and who waits for it."""
     check_outputs(arguments)
-    if arguments.subject in "cp":
-        return pipeline.explain(arguments)
-    recorded, cost = _recorded(arguments)
-    p = predict(recorded, cost)
-    show.notes(recorded.notes)
-    found = explain_task(p.graph, p.schedule, cost, _as_planned(p.graph, arguments.task))
+    made = planned(arguments)
+    show.notes(made.remarks)
+    graph, schedule = made.priced
+    found = explain_task(graph, schedule, made.cost, _as_planned(graph, arguments.task))
     show.emit(arguments, found.as_json(), str(found))
     return 0
 
@@ -106,31 +126,29 @@ def _as_planned(graph: TaskGraph, name: str) -> str:
 def simulate(arguments: Any) -> int:
     """A model's plan on measured or given costs, or a data-parallel or pipeline policy on given times."""
     check_outputs(arguments)
+    if arguments.table:
+        return pipeline.table(arguments)
+    made = planned(arguments)
+    show.notes(made.remarks)
     if arguments.subject in "rl":
-        return data_parallel.simulate(arguments)
-    if arguments.subject in "cp":
-        return pipeline.simulate(arguments)
-    recorded, cost = _recorded(arguments)
-    p = predict(recorded, cost)
-    show.notes(recorded.notes)
-    timeline = replace(price(p.graph, p.schedule, cost), peak_bytes=p.peak_bytes)
-    _draw(arguments, timeline)
-    if arguments.trace:
-        timeline.save(arguments.trace)
-    record = {"predicted_step_ms": round(p.predicted_step_ms, 4), **timeline.summary()}
-    show.emit(arguments, record, timeline.report)
+        record, text = data_parallel.figures(made), data_parallel.text
+    elif made.placement is not None:
+        record, text = pipeline.price(made).as_json() | made.notes.get("status", {}), pipeline.text
+    else:
+        timeline = replace(made.timeline, peak_bytes=max(made.peak_bytes or (0,)))
+        record, text = {"predicted_step_ms": round(made.predicted_step_ms, 4), **timeline.summary()}, lambda made: timeline.report()
+    _draw(arguments, made)
+    show.emit(arguments, record, lambda: text(made))
     return 0
 
 
-def _recorded(arguments: Any) -> tuple[Recorded, CostModel]:
-    check_scheduler(arguments.scheduler)
-    recorded = Recorded(job(arguments))
-    return recorded, costs(arguments, recorded)
-
-
-def _draw(arguments: Any, timeline: Timeline) -> None:
+def _draw(arguments: Any, made: Plan) -> None:
+    """The predicted timeline as a picture and as a trace, where they are asked for."""
+    if not (arguments.svg or arguments.trace):
+        return
+    timeline = data_parallel.several(made) if arguments.subject in "rl" else made.timeline
     if arguments.svg:
-        from ..files import write_atomic
-        from ..views.draw import timeline_svg
-
-        write_atomic(arguments.svg, timeline_svg(timeline))
+        versions = None if made.versions is None else {int(k): int(v) for k, v in zip(made.schedule.keys, made.versions.of, strict=True)}
+        write_atomic(arguments.svg, timeline_svg(timeline, versions=versions))
+    if arguments.trace:
+        timeline.save(arguments.trace)

@@ -10,36 +10,16 @@ from typing import Any
 from ..files import check_writable
 from ..pricing.cost import CostModel
 from ..schedule import Schedule, ScheduleError
-from ..schedulers import SINGLE
 from ..training import checkpoint
-from ..training.trainer import Job, Recorded, Trainer, interleaved, predict
+from ..training.trainer import Job, Recorded, Trainer, interleaved
 from ..views.trace import check_path as check_trace
 from . import distributed, show
-from .flags import UsageError, job, nearest
+from .flags import UsageError, job
 from .info import versions
+from .inputs import costs, named, scheduler_of
 
 #: what `train` does when it is told nothing: tasks long enough that two streams can pay
 SMALL: dict[str, Any] = {"model": "mlp", "model_arg": [("hidden", 1024), ("layers", 4)], "epochs": 8, "lr": 0.05}
-
-
-def costs(arguments: Any, recorded: Recorded) -> CostModel:
-    """As --costs and --pairs say: measured now, from flops and bytes, or from a file."""
-    if arguments.costs == "analytic":
-        cost = CostModel.analytic()
-    elif arguments.costs != "measured":
-        cost = CostModel.load(arguments.costs)
-    else:
-        with show.progress("measuring costs", 1.0) as done:
-            cost = recorded.measure(done)
-    asked = arguments.pairs
-    if asked is None and cost.corun is None and "multi_region" in (recorded.job.scheduler, *arguments.schedulers.split(",")):
-        asked = "measured" if arguments.costs == "measured" else "estimated"
-    if asked in ("measured", "estimated"):
-        with show.progress("measuring pairs", 1.0) as done:
-            cost = recorded.with_pairs(cost, asked == "measured", done)
-    if arguments.save_costs:
-        cost.save(arguments.save_costs)
-    return cost
 
 
 def steps_of(arguments: Any, recorded: Recorded) -> int:
@@ -48,22 +28,16 @@ def steps_of(arguments: Any, recorded: Recorded) -> int:
     return (arguments.epochs or 1) * recorded.train_data.steps_per_epoch
 
 
-def check_scheduler(name: str) -> None:
-    """Raises UsageError for a scheduler that does not run on one device."""
-    if name not in SINGLE:
-        raise UsageError(f"unknown scheduler {name!r} for one device; {nearest(name, list(SINGLE))}")
-
-
 def train(arguments: Any) -> int:
     """Trains one job; told nothing at all it compares two schedules."""
     if not arguments.given - {"--json"}:
         for key, value in SMALL.items():
             setattr(arguments, key, value)
-        arguments.schedulers = "in_order,multi_stream"
+        arguments.command, arguments.schedulers = "compare", "in_order,multi_stream"
         return compare(arguments)
     if arguments.parallel != "none":
         return distributed.train(lambda: arguments)
-    check_scheduler(arguments.scheduler)
+    scheduler_of(arguments)
     check_run(arguments)
     check_outputs(arguments)
     found = checkpoint.peek(arguments.checkpoint) if arguments.resume else None
@@ -78,7 +52,7 @@ def train(arguments: Any) -> int:
         trainer = _trainer(arguments, recorded, cost, saved.schedule if saved is not None and kept else None)
         if saved is not None:
             show.note(f"resumed from {arguments.checkpoint} after step {saved.step}")
-        show.notes(recorded.notes)
+        show.notes(trainer.plan.remarks)
         done_before, steps = saved.step if saved else 0, steps_of(arguments, recorded)
         with show.progress(f"training {task.model}", steps) as done:
             for step in range(done_before + 1, steps + 1):
@@ -154,11 +128,10 @@ def check_outputs(arguments: Any) -> None:
 
 
 def _dry_run(arguments: Any, recorded: Recorded, cost: CostModel) -> int:
-    p = predict(recorded, cost)
-    show.notes(recorded.notes)
-    record = {"model": recorded.job.model, "parameters": parameters(recorded), "scheduler": recorded.job.scheduler, "tasks": len(p.graph),
-              "edges": p.graph.edges, "waits": p.waits, "predicted_step_ms": p.predicted_step_ms, "peak_bytes": p.peak_bytes}
-    show.emit(arguments, record, lambda: p.schedule.grid() + "\n" + show.table(("what", "value"), list(record.items())))
+    made = recorded.plan(cost)
+    show.notes(made.remarks)
+    record = {"model": recorded.job.model, "parameters": parameters(recorded), "scheduler": recorded.job.scheduler, **made.as_json()}
+    show.emit(arguments, record, lambda: made.schedule.grid() + "\n" + show.table(("what", "value"), list(record.items())))
     return 0
 
 
@@ -171,8 +144,8 @@ def run_record(task: Job, trainer: Trainer) -> dict[str, Any]:
     return {"model": task.model, "parameters": parameters(trainer.recorded), "data": trainer.recorded.train_data.name,
             "device": trainer.recorded.device.name, "ranks": 1, "scheduler": task.scheduler, "steps": len(trainer.losses),
             "loss_first": trainer.losses[0], "loss_last": trainer.losses[-1], "accuracy": trainer.accuracy(),
-            "step_ms": trainer.step_ms(), "predicted_step_ms": round(trainer.prediction.predicted_step_ms, 4),
-            "peak_bytes": trainer.prediction.peak_bytes, "params_sha256": trainer.params_sha256(), "versions": versions()}
+            "step_ms": trainer.step_ms(), "predicted_step_ms": round(trainer.plan.predicted_step_ms, 4),
+            "peak_bytes": max(trainer.plan.peak_bytes or (0,)), "params_sha256": trainer.params_sha256(), "versions": versions()}
 
 
 def _summary(record: dict[str, Any]) -> str:
@@ -189,20 +162,19 @@ def _summary(record: dict[str, Any]) -> str:
 def compare(arguments: Any) -> int:
     """The same training under several schedules, one seed, steps interleaved; exit 1 if the bits differ where they must not."""
     check_outputs(arguments)
-    names = [name.strip() for name in arguments.schedulers.split(",")]
-    for name in names:
-        check_scheduler(name)
+    names = named(arguments)
+    chosen = {name: scheduler_of(arguments, name) for name in names}
     if len(names) < 2 or len(set(names)) < len(names):
         raise UsageError(f"--schedulers {arguments.schedulers}: give at least two different ones, with commas")
     one = job(arguments, names[0])
     trainers: list[Trainer] = []
     for name in names:
-        single_stream = name == "in_order"
-        recorded = Recorded(replace(one, scheduler=name, streams=None if single_stream else one.streams,
-                                    scheduler_args={} if single_stream else one.scheduler_args))
+        options = chosen[name].options
+        recorded = Recorded(replace(one, scheduler=name, streams=one.streams if "streams" in options else None,
+                                    scheduler_args={k: v for k, v in one.scheduler_args.items() if k in options}))
         # all arms have the same tasks, so they share the costs measured for the first
         trainers.append(Trainer(recorded, trainers[0].cost if trainers else costs(arguments, recorded)))
-        show.notes(recorded.notes)
+        show.notes(trainers[-1].plan.remarks)
     steps = steps_of(arguments, trainers[0].recorded)
     with show.progress(f"training {one.model} under {len(names)} schedules", steps) as done:
         interleaved(trainers, steps, done)

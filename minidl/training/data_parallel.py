@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 
 from ..graph import Kind, View
+from ..plans import Machine, Plan
 from ..pricing.cost import CostModel
-from ..program import lower
 from ..runtime import device as devices
 from ..runtime.comm import Communicator
 from ..runtime.comm.flight import Entry, Flight
 from ..runtime.comm.handover import handover
 from ..runtime.executors import DistributedExecutor
-from ..schedule import Schedule
-from ..schedulers import data_parallel
-from ..schedulers.iterations import delayable
-from ..schedulers.layer_times import with_communication
-from .trainer import Prediction, Recorded, Trainer, TrainingError, params_sha256
+from ..runtime.memory import MemoryLimitError
+from .trainer import Recorded, Trainer, TrainingError, params_sha256
 
 TRIAL_STEPS = 6  #: that each k tried takes when k is confirmed by measurement
 TRANSPORTS = ("staged", "cuda-aware", "nccl")  #: how gradients of a CUDA device are summed; the CPU's are where MPI takes them
@@ -145,31 +143,26 @@ class RankTrainer(Trainer):
     def __init__(self, recorded: Recorded, cost: CostModel, communicator: Communicator, link: tuple[float, float], *,
                  k: int | None = None, buckets: int | None = None, trace: bool = False) -> None:
         self.recorded, self.job, self.communicator, self.trace = recorded, recorded.job, communicator, trace
-        name, limit = recorded.job.scheduler, recorded.job.memory_limit
-        self.graph = data_parallel.prepare(name, recorded.graph, buckets=buckets)
-        self.cost = with_communication(self.graph, cost, lambda sizes: link[0] + link[1] * sum(sizes.values()))
-
-        def fits(schedule: Schedule) -> bool:
-            return limit is None or lower(self.graph, schedule).peak_bytes <= limit
-
-        self._fits = fits
-        self.plan = data_parallel.plan(name, self.graph, self.cost, k, fits)
+        self._base = cost
+        self._machine = Machine(communicator.size, recorded.job.memory_limit, collective=lambda sizes: link[0] + link[1] * sum(sizes.values()))
+        self.plan = recorded.plan(cost, self._machine, k=k, buckets=buckets)
         self._start()
-        self._trials = self._neighbours() if k is None and communicator.size > 1 and data_parallel.policy(name).delays else []
+        self._trials = self._neighbours() if k is None and communicator.size > 1 and "largest_k" in self.plan.notes else []
         self._tried: list[tuple[float, int]] = []
         self._use(self.plan)
 
-    def _use(self, plan: data_parallel.Plan) -> None:
-        self.plan = plan
+    def _use(self, plan: Plan) -> None:
+        self.plan, self.cost = plan, plan.cost
         self.run: DistributedExecutor = DistributedExecutor(  # type: ignore[assignment]
             plan.graph, plan.schedule, self.communicator, device=self.recorded.device, trace=self.trace, memory_limit=self.job.memory_limit)
-        self.prediction = Prediction(self.run.graph, self.run.schedule, len(self.run.program.body[0].waits),
-                                     (plan.period + self.cost.step) / 1000, self.run.peak_bytes)
 
-    def _neighbours(self) -> list[data_parallel.Plan]:
-        """Plans for the k found and some around it, without doubles."""
-        others = [data_parallel.plan(self.job.scheduler, self.graph, self.cost, k) for k in neighbours(self.plan.k, len(delayable(self.graph)))]
-        return [self.plan, *(p for p in others if self._fits(p.schedule))]
+    def _neighbours(self) -> list[Plan]:
+        """Plans for the k found and some around it that fit, without doubles."""
+        found = [self.plan]
+        for k in neighbours(self.plan.notes["k"], self.plan.notes["largest_k"]):
+            with suppress(MemoryLimitError):
+                found.append(self.recorded.plan(self._base, self._machine, k=k))
+        return found
 
     def step(self) -> None:
         """One step on the next batch. Raises TrainingError, TaskError or RankError."""
@@ -180,10 +173,10 @@ class RankTrainer(Trainer):
     def _next_trial(self) -> None:
         if self.seconds:
             slowest = self.communicator.gather(float(np.median(self.seconds[-TRIAL_STEPS + 2 :])))
-            self._tried.append((max(slowest), self.plan.k))
+            self._tried.append((max(slowest), self.plan.notes["k"]))
         if len(self._tried) == len(self._trials):
             best = min(self._tried)[1]
-            chosen, self._trials = next(p for p in self._trials if p.k == best), []
+            chosen, self._trials = next(p for p in self._trials if p.notes["k"] == best), []
         else:
             chosen = self._trials[len(self._tried)]
         if chosen is not self.plan:

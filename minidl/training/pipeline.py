@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..graph import View
+from ..plans import Machine
 from ..pricing.cost import CostModel, Link
 from ..runtime.comm import Communicator
 from ..runtime.comm.flight import Patience
@@ -17,7 +18,7 @@ from ..runtime.device import strides_of
 from ..runtime.executors import DistributedExecutor
 from ..runtime.version_log import Entry, staleness
 from ..schedulers import pipeline as pipelines
-from .trainer import Prediction, Recorded, Trainer
+from .trainer import Recorded, Trainer
 
 SIZES = (8, 2**18)  #: bytes of the messages that a link is measured with
 REPEATS = 20
@@ -60,16 +61,13 @@ class PipelineTrainer(Trainer):
                  cap: float | None = None, trace: bool = False) -> None:
         self.recorded, self.job, self.communicator = recorded, recorded.job, communicator
         self.cost = replace(cost, link=link)
-        job = recorded.job
-        self.plan = pipelines.plan_model(recorded.graph, job.scheduler, communicator.size, self.cost, chunks, activation_cap=cap, memory_limit=job.memory_limit,
-                                         **dict(job.scheduler_args))
+        machine = Machine(communicator.size, recorded.job.memory_limit, cap)
+        plan = recorded.plan(self.cost, machine, chunks=chunks)
         self.run: DistributedExecutor = DistributedExecutor(  # type: ignore[assignment]
-            *pipelines.add_communication(self.plan.graph, self.plan.schedule), communicator, device=recorded.device, trace=trace,
-            memory_limit=job.memory_limit, logged=pipelines.policy(job.scheduler).stale)
+            *plan.with_messages, communicator, device=recorded.device, trace=trace, memory_limit=recorded.job.memory_limit,
+            logged=recorded.job.scheduler in pipelines.POLICIES and pipelines.policy(recorded.job.scheduler).stale)
         self.log: list[Entry] = []  #: of all ranks after `finish`, where the policy is stale
-        peak = max(communicator.gather(self.run.peak_bytes))
-        self.prediction = Prediction(self.plan.graph, self.plan.schedule, self.plan.waits,
-                                     (self.plan.timeline.makespan + self.cost.step) / 1000, peak)
+        self.plan = replace(plan, peak_bytes=tuple(communicator.gather(self.run.peak_bytes)))
         self._start()
         held = {id(spec.live) for spec in self.run.program.graph.storages if spec.live is not None}
         self._mine = [i for i, spec in enumerate(recorded.graph.storages) if spec.live is not None and id(spec.live) in held]

@@ -18,11 +18,10 @@ from ..autograd.tape import Tape, micro_batch, no_grad, settle, unsettled, use
 from ..graph import TaskGraph
 from ..nn.module import shown
 from ..passes import fusion
+from ..plans import Machine, Plan
 from ..pricing.corun import CoRun
 from ..pricing.cost import CostModel
 from ..pricing.measure_pairs import measure_pairs
-from ..pricing.simulation import simulate
-from ..program import lower
 from ..runtime import device as devices
 from ..runtime.executors import SequentialExecutor, executor
 from ..schedule import Schedule
@@ -60,6 +59,7 @@ class Job:
     lr: float = 0.1
     seed: int = 0
     scheduler: str = "in_order"
+    parallel: str = "none"
     scheduler_args: Mapping[str, Any] = field(default_factory=dict)
     streams: int | None = None
     memory_limit: int | None = None
@@ -98,10 +98,8 @@ class Recorded:
     """A job's model and optimizer, and its step as a graph. Nothing has run.
 
     With ranks, it is the step of one of them on its equal share of each batch. Raises DataError or ValueError where the
-    batch does not divide. `notes`: what the scheduler had to say.
+    batch does not divide.
     """
-
-    notes: tuple[str, ...] = ()
 
     def __init__(self, job: Job, rank: int = 0, ranks: int = 1) -> None:
         self.job, self.rank, self.ranks = job, rank, ranks
@@ -166,27 +164,20 @@ class Recorded:
             self.optimizer.step()
         return total
 
-    def schedule(self, cost: CostModel | None = None) -> Schedule:
-        """The job's scheduler on the graph. Raises ValueError for a scheduler or argument that does not exist."""
-        arguments = dict(self.job.scheduler_args)
-        if self.job.streams is not None:
-            if self.job.scheduler == "in_order" and self.job.streams != 1:
-                raise ValueError(f"--streams {self.job.streams} contradicts --scheduler in_order, which uses one stream")
-            if self.job.scheduler != "in_order":
-                arguments["streams"] = self.job.streams
-        for name, value in ("cost", cost), ("memory_limit", self.job.memory_limit):
-            if value is not None and name in schedulers.arguments(self.job.scheduler):
-                arguments[name] = value
-        if self.job.scheduler == "multi_region":
-            found = self.region_plan(**arguments)
-            self.notes = found.notes
-            return found.schedule
-        return schedulers.single(self.job.scheduler, self.graph, **arguments)
+    def plan(self, cost: CostModel, machine: Machine | None = None, *, schedule: Schedule | None = None, **options: Any) -> Plan:
+        """What the job's scheduler makes of the step, told the job's arguments and of `options` those that are not None; or of this
+        schedule, where one is given.
 
-    def region_plan(self, cost: CostModel | None = None, **arguments: Any) -> schedulers.RegionPlan:
-        """What multi_region makes of the graph, and why."""
-        schedulers.check("multi_region", self.job.scheduler_args)
-        return schedulers.region_plan(self.graph, cost, **{**self.job.scheduler_args, **arguments})
+        `machine`: by default one rank with the job's memory limit. Raises ValueError for a scheduler or an argument that does
+        not exist, and as `minidl.plan` does.
+        """
+        job = self.job
+        machine = machine or Machine(memory_limit=job.memory_limit)
+        if schedule is not None:
+            return replace(schedulers.plan(self.graph, schedule, cost, machine), scheduler=job.scheduler)
+        chosen = schedulers.find(job.scheduler, job.parallel)
+        told = {name: value for name, value in {"streams": job.streams, **options}.items() if value is not None}
+        return schedulers.plan(self.graph, chosen, cost, machine, **{**job.scheduler_args, **told})
 
     def with_pairs(self, cost: CostModel, measured: bool, progress: Callable[[float], None] | None = None) -> CostModel:
         """The costs, with how much pairs slow each other down: measured now, or from flops and bytes."""
@@ -197,25 +188,6 @@ class Recorded:
 
     def measure(self, progress: Callable[[float], None] | None = None) -> CostModel:
         return CostModel.measure(self.graph, device=self.device, progress=progress)
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """A job planned but not run: a step as it repeats. Times in milliseconds."""
-
-    graph: TaskGraph
-    schedule: Schedule
-    waits: int
-    predicted_step_ms: float
-    peak_bytes: int
-
-
-def predict(recorded: Recorded, cost: CostModel, schedule: Schedule | None = None) -> Prediction:
-    """Schedules (unless a schedule is given), proves, plans the memory and simulates; runs nothing."""
-    program = lower(recorded.graph, schedule or recorded.schedule(cost), memory_limit=recorded.job.memory_limit)
-    timeline = simulate(program.graph, program.schedule, cost)
-    return Prediction(program.graph, program.schedule, len(program.body[0].waits), (timeline.makespan + cost.step) / 1000,
-                      program.peak_bytes)
 
 
 class Trainer:
@@ -230,9 +202,8 @@ class Trainer:
 
     def __init__(self, recorded: Recorded, cost: CostModel, *, trace: bool = False, schedule: Schedule | None = None) -> None:
         self.recorded, self.job, self.cost = recorded, recorded.job, cost
-        self.prediction = predict(recorded, cost, schedule)
-        self.run = executor(recorded.graph, self.prediction.schedule, device=recorded.device, trace=trace,
-                            memory_limit=recorded.job.memory_limit)
+        self.plan = recorded.plan(cost, schedule=schedule)
+        self.run = executor(recorded.graph, self.plan.schedule, device=recorded.device, trace=trace, memory_limit=recorded.job.memory_limit)
         self._start()
 
     def _start(self) -> None:

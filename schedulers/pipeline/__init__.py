@@ -1,18 +1,18 @@
 """Pipeline schedules: policies from a problem to an order, each a few lines; plans of them are proved and priced.
 
-`plan(name, ranks, micro_batches, ...)` makes a `Plan` of a synthetic pipeline, `plan_model(graph, name, ranks, cost)` one
-of a recorded model, `read_plan(schedule, ...)` one of a schedule that someone wrote. All of them go through `prove`, and
+`plan(name, ranks, micro_batches, ...)` makes a `Plan` of a synthetic pipeline, `read_plan(schedule, ...)` one of a schedule
+that someone wrote; `minidl.plan` makes one of a recorded network, by `plan_network`. All of them go through `prove`, and
 `price(plan)` tells the plan's `Price`. Nothing here knows a device.
 """
 
+from ...passes.communication import add_communication, swap
+from ...plans import Plan, Versions
 from .checking import chunks_in, prove, read_plan
-from .communication import add_communication, swap
 from .grid import grid
 from .models import balanced, cut
 from .notation import from_torch, read_schedule, to_torch
 from .placement import PipelineError, Placement
-from .plan import Plan, Versions
-from .planning import plan, plan_model
+from .planning import of_network, plan, plan_network
 from .pricing import Price, price
 from .problem import Problem, costs
 from .registry import POLICIES, Policy, names, place, policy, update_every
@@ -20,6 +20,7 @@ from .replicas import add_all_reduces
 from .stages import fused_in, stage_graph
 
 __all__ = [
-    "POLICIES", "PipelineError", "Placement", "Plan", "Policy", "Price", "Problem", "Versions", "add_all_reduces", "add_communication",
-    "balanced", "chunks_in", "costs", "cut", "from_torch", "fused_in", "grid", "names", "place", "plan", "plan_model", "policy", "price", "prove",
+    "POLICIES", "PipelineError", "Placement", "Plan", "Policy", "Price", "Problem", "Versions", "add_all_reduces",
+    "add_communication", "balanced", "chunks_in", "costs", "cut", "from_torch", "fused_in", "grid", "names", "of_network",
+    "place", "plan", "plan_network", "policy", "price", "prove",
     "read_plan", "read_schedule", "stage_graph", "swap", "to_torch", "update_every"]

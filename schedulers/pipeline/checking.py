@@ -12,14 +12,14 @@ from dataclasses import replace
 import numpy as np
 
 from ...graph import COMMUNICATION, RECEIVES, ROLES, GraphError, Ints, Kind, Role, TaskGraph, pack, task_name, unpack
+from ...passes.communication import add_communication, check_messages, talks
 from ...passes.messages import check_rendezvous
 from ...passes.rewrite import fuse
+from ...plans import Plan, Versions
 from ...runtime.memory import MemoryLimitError
 from ...schedule import Schedule, ScheduleError
-from .communication import add_communication, check_messages, talks
 from .peaks import COMPUTE, activations, peak_bytes
 from .placement import PipelineError, Placement, bidirectional
-from .plan import Plan, Versions
 from .problem import check_numbers, costs
 from .stages import fused_in, stage_graph
 
@@ -89,7 +89,7 @@ def read_plan(schedule: Schedule, ranks: int, micro_batches: int, chunks: int | 
         _at_home(compute, placement, micro_batches)
         check_messages(graph, compute.validate(graph))
         graph, _ = add_communication(graph, compute)
-    plan = Plan("plan", placement, micro_batches, graph, schedule, costs(placement, 1.0, 1.0, 1.0), cap=cap, limit=limit)
+    plan = Plan("plan", graph, schedule, costs(placement, 1.0, 1.0, 1.0), ranks, limit, placement=placement, micro_batches=micro_batches, cap=cap)
     if like is not None:
         plan = replace(plan, scheduler=like.scheduler, kept=like.kept, steady=like.steady, versions=_versions_of(schedule, like))
     return prove(plan)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from ...graph import task_name
+from ...plans import Plan
 from ...views.timeline import Timeline
-from .plan import Plan
 
 BLOCKS = 12  #: the most pieces that a grid is wrapped into; beyond, time is compressed
 SMALL = 0.05  #: the share of all work that may lie in tasks too short for their names

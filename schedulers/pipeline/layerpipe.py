@@ -15,11 +15,11 @@ from functools import cached_property
 import numpy as np
 
 from ...graph import GraphBuilder, Ints, Kind, Role, TaskGraph, unpack
+from ...plans import Plan, Versions
 from ...pricing.cost import CostModel, Link
 from ...pricing.simulation import Clock, Lanes
 from ...schedule import Schedule
 from ..layerpipe import LayerCosts, Part, assign
-from .plan import Plan, Versions
 from .problem import Order, Problem, schedule_of
 
 
@@ -36,8 +36,9 @@ def layerpipe(problem: Problem, method: str = "inter") -> Plan:
     graph = ticks.graph(problem.micro_batches)
     schedule = schedule_of(ticks.orders(problem.ranks, problem.micro_batches))
     own = unpack(schedule.keys)
-    return Plan("layerpipe", replace(problem.placement, parts=ticks.homes()), problem.micro_batches, graph, schedule, ticks.cost(),
-                Versions(np.maximum(0, own.micro_batch - np.array(ticks.delays)[own.unit])), ticks.steady(), notes={"method": found.method})
+    return Plan("layerpipe", graph, schedule, ticks.cost(), problem.ranks, notes={"method": found.method},
+                placement=replace(problem.placement, parts=ticks.homes()), micro_batches=problem.micro_batches,
+                versions=Versions(np.maximum(0, own.micro_batch - np.array(ticks.delays)[own.unit])), steady=ticks.steady())
 
 
 def layerpipe2(problem: Problem) -> Schedule:

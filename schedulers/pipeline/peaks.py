@@ -12,10 +12,10 @@ from dataclasses import replace
 import numpy as np
 
 from ...graph import Floats, Ints, Kind, TaskGraph, View, unpack
+from ...passes.communication import ranks_of, received
+from ...plans import Plan
 from ...runtime.memory import plan_memory
 from ...schedule import Schedule
-from .communication import ranks_of, received
-from .plan import Plan
 
 COMPUTE = (Kind.F, Kind.O, Kind.W, Kind.B)
 

@@ -1,23 +1,24 @@
-"""Plans by a policy's name: of a synthetic pipeline on given times, and of a recorded network. All are proved."""
+"""Plans by a policy's name: of a synthetic pipeline on given times, and of a recorded network."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from inspect import signature
+from inspect import Signature, signature
 from typing import Any
 
 import numpy as np
 
 from ...graph import Floats, Ints, Kind, TaskGraph, unpack
 from ...passes.rewrite import fuse
+from ...plans import Machine, Plan, Versions
 from ...pricing.cost import CostModel
-from ...schedule import Schedule, ScheduleError
+from ...schedule import Schedule
 from .checking import CapError, prove
 from .models import cut
 from .placement import PipelineError, Placement
-from .plan import Plan, Versions
 from .problem import Problem, check_numbers, costs
-from .registry import Policy, place, policy
+from .registry import Policy, place, policy, title
 from .stages import fused_in, stage_graph
 from .versions import updates, with_updates, with_versions
 
@@ -36,37 +37,38 @@ def plan(name: str, ranks: int, micro_batches: int, cost: CostModel | None = Non
     problem = Problem.of(placement, micro_batches, cost, activation_cap)
     made = _ordered(name, chosen, problem, options)
     if isinstance(made, Plan):
-        return _proved(replace(made, cap=activation_cap, notes=options | made.notes))
-    schedule, notes = made
-    total = int(unpack(schedule.keys).micro_batch.max()) + 1  # a stale plan may span several mini-batches
-    graph = stage_graph(placement.stages, total, fused_in(schedule, placement.stages, total), placement.directions,
-                        message_bytes)
-    return _proved(Plan(name, placement, total, graph, schedule, cost,
-                        chosen.versions(problem, schedule) if chosen.versions else None,
-                        chosen.steady(problem) if chosen.steady else None, activation_cap, kept=options.get("kept", 1.0),
-                        notes=options | notes))
+        made = replace(made, cap=activation_cap, notes=options | dict(made.notes))
+    else:
+        schedule, notes = made
+        total = int(unpack(schedule.keys).micro_batch.max()) + 1  # a stale plan may span several mini-batches
+        graph = stage_graph(placement.stages, total, fused_in(schedule, placement.stages, total), placement.directions, message_bytes)
+        made = Plan(name, graph, schedule, cost, ranks, notes=options | notes, placement=placement, micro_batches=total, cap=activation_cap,
+                    kept=options.get("kept", 1.0), versions=chosen.versions(problem, schedule) if chosen.versions else None,
+                    steady=chosen.steady(problem) if chosen.steady else None)
+    try:
+        return prove(made)
+    except CapError as error:  # any other fault would be the policy's own
+        raise PipelineError(f"{name}: {error.message}") from None
 
 
-def plan_model(graph: TaskGraph, name: str, ranks: int, cost: CostModel, chunks: int | None = None,
-               stage_of_unit: Ints | None = None, activation_cap: float | None = None, memory_limit: int | None = None,
-               **options: Any) -> Plan:
-    """The named policy's plan for a recorded step. The plan's `cost` has the times of its tasks.
+def plan_network(graph: TaskGraph, policy_or_name: str | Policy, cost: CostModel, machine: Machine, *, chunks: int | None = None,
+                 stage_of_unit: Ints | None = None, **options: Any) -> Plan:
+    """A policy's plan for a recorded step, not proved yet. The plan's `cost` has the times of its tasks.
 
     The step's micro-batches are those it was recorded with. Stages are balanced by `cost`, or given. Updates and what
-    else the graph has come last on the rank of their stage. `memory_limit`: bytes on a rank. Raises PipelineError where
-    the model cannot be cut so, or the plan needs more than it may.
+    else the graph has come last on the rank of their stage. Raises PipelineError where the network cannot be cut so.
     """
-    chosen = policy(name)
-    placement = place(name, ranks, chunks)
+    chosen, name = policy(policy_or_name), title(policy_or_name)
+    placement, cap = place(chosen, machine.ranks, chunks), machine.activation_cap
     if chosen.builds:
         raise PipelineError(f"{name} makes tasks that are parts of layers, and no run does yet; `minidl simulate` prices it")
     if placement.directions > 1:
         raise PipelineError(f"{name} holds every stage twice; a recorded model has each parameter once")
     micro_batches = int(graph.micro_batch.max(initial=0)) + 1
-    check_numbers(placement.stages, micro_batches, activation_cap)
+    check_numbers(placement.stages, micro_batches, cap)
     stages = cut(graph, cost, placement.stages, stage_of_unit)
     each = int(options.get("mini_batches", 1))  # policies that work in mini-batches order several of them
-    problem = _problem(stages.graph, stages.time, placement, micro_batches // each, cost, activation_cap)
+    problem = _problem(stages.graph, stages.time, placement, micro_batches // each, cost, cap)
     made = _ordered(name, chosen, problem, options)
     if isinstance(made, Plan):
         raise PipelineError(f"{name} makes its own graph and cannot order a recorded one")
@@ -77,8 +79,8 @@ def plan_model(graph: TaskGraph, name: str, ranks: int, cost: CostModel, chunks:
         ordered = _completed(merged, schedule, placement)
     else:
         merged, ordered = _stale(name, merged, schedule, placement, chosen.versions(problem, schedule))
-    return _proved(Plan(name, placement, micro_batches, merged, ordered, stages.cost(merged, cost),
-                        cap=activation_cap, limit=memory_limit, kept=options.get("kept", 1.0), notes=options | notes), ScheduleError)
+    return Plan(name, merged, ordered, stages.cost(merged, cost), machine.ranks, machine.memory_limit, options | notes, placement=placement,
+                micro_batches=micro_batches, cap=cap, kept=options.get("kept", 1.0))
 
 
 def _stale(name: str, graph: TaskGraph, schedule: Schedule, placement: Placement, versions: Versions) -> tuple[TaskGraph, Schedule]:
@@ -100,19 +102,11 @@ def _ordered(name: str, chosen: Policy, problem: Problem, options: dict[str, Any
     wrong = chosen.needs(problem.ranks, problem.micro_batches, problem.chunks)
     if wrong:
         raise PipelineError(f"{name}: {wrong}")
-    unknown = sorted(options.keys() - signature(chosen.order).parameters)
+    unknown = sorted(options.keys() - set(chosen.options))
     if unknown:
-        raise PipelineError(f"{name} takes no argument {unknown[0]!r}; it takes {', '.join(list(signature(chosen.order).parameters)[1:]) or 'none'}")
+        raise PipelineError(f"{name} takes no argument {unknown[0]!r}; it takes {', '.join(chosen.options) or 'none'}")
     made = chosen.order(problem, **options)
     return (made, {}) if isinstance(made, Schedule) else made
-
-
-def _proved(plan: Plan, excused: type[ScheduleError] = CapError) -> Plan:
-    """What the numbers or the network rule out is said in one line; any other fault would be the policy's own."""
-    try:
-        return prove(plan)
-    except excused as error:
-        raise PipelineError(f"{plan.scheduler}: {error.message}") from None
 
 
 def _problem(coarse: TaskGraph, time: Floats, placement: Placement, micro_batches: int, cost: CostModel,
@@ -137,3 +131,14 @@ def _completed(graph: TaskGraph, schedule: Schedule, placement: Placement) -> Sc
     pairs = None if joined is None else np.concatenate(
         [np.concatenate([joined[m], np.zeros(int((home == r).sum()), bool)]) for r, m in enumerate(mine)])
     return Schedule(schedule.lanes, np.concatenate([[0], np.cumsum([len(k) for k in keys])]), np.concatenate(keys), pairs)
+
+
+def of_network(name: str) -> Callable[..., Plan]:
+    """The named policy as one `(graph, cost, machine, **options)`, for recorded steps."""
+    def function(graph: TaskGraph, cost: CostModel, machine: Machine, **options: Any) -> Plan:
+        return plan_network(graph, name, cost, machine, **options)
+
+    mine = [p for p in signature(plan_network, eval_str=True).parameters.values() if p.name in ("graph", "cost", "machine", "chunks", "stage_of_unit")]
+    own = [p.replace(kind=p.KEYWORD_ONLY) for p in policy(name).options.values()]
+    function.__signature__ = Signature([*mine, *own])  # type: ignore[attr-defined]
+    return function

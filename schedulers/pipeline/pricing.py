@@ -8,11 +8,9 @@ from typing import Any
 import numpy as np
 
 from ...graph import COMMUNICATION, unpack
+from ...plans import Plan
 from ...pricing.cost import CostModel
 from ...pricing.simulation import Clock, Lanes
-from .plan import Plan
-
-ITERATIONS = 6
 
 
 @dataclass(frozen=True)
@@ -48,8 +46,7 @@ def price(plan: Plan, cost: CostModel | None = None) -> Price:
     np.maximum.at(last, rank, end)
     busy = np.bincount(rank, clock.duration[tasks], ranks)
     spans = np.where(np.isfinite(first), last - first, 0.0)
-    period = float(np.diff(clock.ends(lanes, ITERATIONS))[-1]) if plan.steady is None else plan.steady
     # a stale plan never drains: its bubble is what its steady state leaves idle
-    whole = spans.max() if plan.versions is None else period * (plan.micro_batches // plan.versions.every)
+    whole = spans.max() if plan.versions is None else plan.period * (plan.micro_batches // plan.versions.every)
     rate = 1 - busy.max() / whole
-    return Price(float(end.max() - start.min()), float(spans.max()), period, tuple(spans.tolist()), plan.peaks, float(rate))
+    return Price(float(end.max() - start.min()), float(spans.max()), plan.period, tuple(spans.tolist()), plan.peaks, float(rate))

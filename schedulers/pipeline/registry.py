@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from inspect import Parameter, signature
 from typing import Any
 
+from ...plans import Plan, Versions
 from ...schedule import Schedule
 from .bidirectional import chimera
 from .dualpipe import dualpipe, dualpipe_v
@@ -16,7 +18,6 @@ from .layerpipe import layerpipe, layerpipe2, layerpipe2_steady, layerpipe2_vers
 from .looped import looped_bfs, modulo, modulo_greedy
 from .optimal import optimal
 from .placement import PLACEMENTS, PipelineError, Placement
-from .plan import Plan, Versions
 from .problem import Problem
 from .stale import pipedream_2bw, pipedream_steady, pipedream_versions, two_buffered_steady, two_buffered_versions
 from .v_shape import v_half, v_min, zb_v
@@ -49,6 +50,11 @@ class Policy:
     @property
     def stale(self) -> bool:
         return self.versions is not None or self.builds
+
+    @property
+    def options(self) -> dict[str, Parameter]:
+        """What the order can be told beside the problem."""
+        return dict(list(signature(self.order, eval_str=True).parameters.items())[1:])
 
 
 def _at_least(what: str, bound: Callable[[int], int]) -> Callable[[int, int, int], str | None]:
@@ -113,7 +119,7 @@ def names() -> list[str]:
 
 def update_every(name: str, micro_batches: int, mini_batches: int | None = None) -> int:
     """After how many of a step's micro-batches a run under this policy updates. Raises PipelineError for numbers that do not fit."""
-    if name == "pipedream_2bw":
+    if "mini_batches" in policy(name).options:
         if mini_batches is None or mini_batches < 2 or micro_batches % mini_batches:
             raise PipelineError(f"{name} needs a step of several mini-batches, as with --scheduler-arg mini_batches=2, whose number divides that of "
                                 f"micro-batches; it has {mini_batches or 1} of {micro_batches}")
@@ -121,14 +127,21 @@ def update_every(name: str, micro_batches: int, mini_batches: int | None = None)
     return 1 if policy(name).stale else micro_batches
 
 
-def policy(name: str) -> Policy:
-    """The policy of that name. Raises PipelineError with the known names."""
+def policy(name: str | Policy) -> Policy:
+    """The policy of that name; one that is given is taken as it is. Raises PipelineError with the known names."""
+    if isinstance(name, Policy):
+        return name
     if name not in POLICIES:
         raise PipelineError(f"unknown pipeline scheduler {name!r}; known: {', '.join(POLICIES)}")
     return POLICIES[name]
 
 
-def place(name: str, ranks: int, chunks: int | None = None, **options: Any) -> Placement:
+def title(name: str | Policy) -> str:
+    """What a policy is called."""
+    return name if isinstance(name, str) else name.order.__name__
+
+
+def place(name: str | Policy, ranks: int, chunks: int | None = None, **options: Any) -> Placement:
     """Where the policy's stages live. Raises PipelineError for numbers that it cannot work with."""
     chosen = policy(name)
     if ranks < 1:
@@ -137,6 +150,6 @@ def place(name: str, ranks: int, chunks: int | None = None, **options: Any) -> P
     if chunks < 1:
         raise PipelineError(f"{chunks} chunks per rank; at least 1 is needed")
     if chosen.chunks_fixed and chunks != chosen.chunks:
-        raise PipelineError(f"{name} holds exactly {chosen.chunks} chunk{'s' * (chosen.chunks > 1)} per rank, "
+        raise PipelineError(f"{title(name)} holds exactly {chosen.chunks} chunk{'s' * (chosen.chunks > 1)} per rank, "
                             f"not {chunks}")
     return PLACEMENTS[chosen.placement](ranks, chunks, **options)

@@ -10,9 +10,9 @@ from __future__ import annotations
 import numpy as np
 
 from ...graph import COLLECTIVE, TaskGraph
+from ...passes.communication import ranks_of
 from ...passes.synchronise import synchronise
 from ...schedule import Lane, Schedule
-from .communication import ranks_of
 
 
 def add_all_reduces(graph: TaskGraph, schedule: Schedule, part_bytes: int | None = None) -> tuple[TaskGraph, Schedule]:

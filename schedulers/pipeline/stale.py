@@ -8,10 +8,10 @@ from __future__ import annotations
 import numpy as np
 
 from ...graph import unpack
+from ...plans import Versions
 from ...pricing.simulation import Clock, Lanes
 from ...schedule import Schedule
 from .flush import one_f_one_b
-from .plan import Versions
 from .problem import Problem
 
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from ...graph import COMMUNICATION, RECEIVES, SENDS, GraphError, Ints, Kind, Rows, TaskGraph, pack, parse_task, unpack
-from ...loops import run_loop
-from ...schedule import Lane, Schedule, ScheduleError
+from ..graph import COMMUNICATION, RECEIVES, SENDS, GraphError, Ints, Kind, Rows, TaskGraph, pack, parse_task, unpack
+from ..loops import run_loop
+from ..schedule import Lane, Schedule, ScheduleError
 
 SENDABLE = (Kind.F, Kind.O, Kind.B)  #: whose results can be sent
 

@@ -1,0 +1,45 @@
+"""What a plan is made of, as the flags say: the scheduler and the costs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .. import schedulers
+from ..pricing.cost import CostModel
+from ..training.trainer import Recorded
+from . import show
+from .flags import UsageError
+
+
+def scheduler_of(arguments: Any, name: str | None = None) -> schedulers.Scheduler:
+    """The scheduler that the flags name, or one of that name. Raises UsageError where it is for something else."""
+    parallel = {"r": "data", "l": "data", "c": "pipeline", "p": "pipeline"}.get(arguments.subject, "none")
+    try:
+        return schedulers.find(name or arguments.scheduler, parallel)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+def named(arguments: Any) -> list[str]:
+    """The schedulers that a command is about."""
+    return [name.strip() for name in arguments.schedulers.split(",")] if arguments.command == "compare" else [arguments.scheduler]
+
+
+def costs(arguments: Any, recorded: Recorded) -> CostModel:
+    """As --costs and --pairs say: measured now, from flops and bytes, or from a file."""
+    if arguments.costs == "analytic":
+        cost = CostModel.analytic()
+    elif arguments.costs != "measured":
+        cost = CostModel.load(arguments.costs)
+    else:
+        with show.progress("measuring costs", 1.0) as done:
+            cost = recorded.measure(done)
+    asked = arguments.pairs
+    if asked is None and cost.corun is None and arguments.subject == "s" and any(scheduler_of(arguments, name).pairs for name in named(arguments)):
+        asked = "measured" if arguments.costs == "measured" else "estimated"
+    if asked in ("measured", "estimated"):
+        with show.progress("measuring pairs", 1.0) as done:
+            cost = recorded.with_pairs(cost, asked == "measured", done)
+    if arguments.save_costs:
+        cost.save(arguments.save_costs)
+    return cost

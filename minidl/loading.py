@@ -1,0 +1,47 @@
+"""Functions that users name: `file.py:function` or `package.module:function`. Their code runs when it is loaded."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+def function_of(name: str) -> Callable[..., Any]:
+    """The function of that name. Raises ValueError, in one line, for what cannot be had."""
+    where, _, function = name.rpartition(":")
+    if not where or not function.isidentifier():
+        raise ValueError(f"{name!r} names no function; write FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION")
+    is_file = where.endswith(".py")
+    if is_file and not Path(where).is_file():
+        raise ValueError(f"{where}: no such file")
+    try:
+        module = _of_file(where) if is_file else importlib.import_module(where)
+    except Exception as error:
+        raise ValueError(f"{where}: {type(error).__name__}: {error}") from error
+    found = getattr(module, function, None)
+    if not callable(found):
+        raise ValueError(f"{where} has no function {function}")
+    return found
+
+
+def _of_file(path: str) -> Any:
+    """The file as a module, run once; what lies beside it can be imported."""
+    known = str(Path(path).resolve())
+    if known in sys.modules:
+        return sys.modules[known]
+    spec = importlib.util.spec_from_file_location(known, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(Path(known).parent))
+    sys.modules[known] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[known]
+        raise
+    return module

@@ -1,0 +1,153 @@
+"""Plans: a graph, a schedule of it, and what is known of them before anything runs.
+
+Data. `minidl.plan` is where plans come from: it proves each one, so a plan that exists can run and keeps its limits. A
+plan knows no device, and of policies only the name of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .graph import Ints, TaskGraph
+from .passes.communication import add_communication, count_waits, talks
+from .pricing.carried import Carried
+from .pricing.cost import CostModel
+from .pricing.simulation import Clock, Lanes, simulate
+from .program import Program, lower
+from .schedule import Schedule
+from .views.timeline import Timeline
+
+if TYPE_CHECKING:
+    from .schedulers.pipeline.placement import Placement
+
+CHAINED = 6  #: iterations of a pipeline in a row, of which the last one's time is the period
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a plan may use. `ranks`: processes that train together; the link between them is the cost model's.
+
+    Of each rank: `memory_limit`, the bytes that it may hold, and `activation_cap`, the live full-stage activations of a
+    pipeline. `collective`: from the bytes that travel, by unit, to the time that summing them over the ranks takes, in
+    the costs' unit; None where the costs know it already.
+    """
+
+    ranks: int = 1
+    memory_limit: int | None = None
+    activation_cap: float | None = None
+    collective: Callable[[Mapping[int, int]], float] | None = None
+
+
+@dataclass(frozen=True)
+class Versions:
+    """Beside a stale schedule: `of[i]` is the weight version that entry i reads.
+
+    Version 0 is what training starts from; stage s has version k + 1 as soon as its weight gradient of micro-batch
+    `(k + 1) * every - 1` is done.
+    """
+
+    of: Ints
+    every: int = 1
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One iteration on one device or on ranks, as it repeats. `cost` is that of its tasks.
+
+    `ranks`: as many processes run it; each has lanes of its own in the schedule, or all have the same ones (data-parallel).
+    `notes`: the policy's options and what else it has to say. `remarks`: what a person should know, a line each. The
+    proof counts `peak_bytes`, where the graph is a recorded one: of each rank, or of one where all are alike.
+
+    Of a pipeline: `placement` says which rank has which stage; `cap`: live full-stage activations that a rank may hold,
+    of which the share `kept` stays from an output gradient to its weight gradient; `peaks` is how many it holds;
+    `versions` and `steady`: what a stale one reads, and its time per mini-batch. `limit`: bytes that a rank may hold.
+    """
+
+    scheduler: str
+    graph: TaskGraph
+    schedule: Schedule
+    cost: CostModel
+    ranks: int = 1
+    limit: int | None = None
+    notes: Mapping[str, Any] = field(default_factory=dict)
+    remarks: tuple[str, ...] = ()
+    peak_bytes: tuple[int, ...] | None = None
+    placement: Placement = None  # type: ignore[assignment]  # of a pipeline only
+    micro_batches: int = 1
+    cap: float | None = None
+    kept: float = 1.0
+    peaks: tuple[float, ...] = ()
+    versions: Versions | None = None
+    steady: float | None = None
+
+    @cached_property
+    def programs(self) -> tuple[Program, ...]:
+        """What each rank runs. Raises ScheduleError where the schedule is wrong."""
+        if self.schedule.ranks > 1:
+            graph, schedule = self.with_messages
+            return tuple(lower(graph, schedule, ranks=self.ranks, rank=rank) for rank in range(self.ranks))
+        first = lower(self.graph, self.schedule, ranks=self.ranks)
+        return (first, *(replace(first, rank=rank) for rank in range(1, self.ranks)))
+
+    @cached_property
+    def with_messages(self) -> tuple[TaskGraph, Schedule]:
+        """Graph and schedule with sends and receives as tasks. Raises GraphError where `add_communication` does."""
+        if self.schedule.ranks == 1 or talks(self.schedule):
+            return self.graph, self.schedule
+        return add_communication(self.graph, self.schedule)
+
+    @cached_property
+    def waits(self) -> int:
+        """Event waits within ranks: of one lane for another; of a send for its result, of the first reader for its receive."""
+        if self.placement is None:
+            return len(self.programs[0].body[0].waits)
+        if talks(self.schedule):
+            return len(self.schedule.waits(self.graph))
+        return count_waits(self.graph, self.schedule)
+
+    @cached_property
+    def priced(self) -> tuple[TaskGraph, Schedule]:
+        """What the simulator prices: what runs, the loop's body. A pipeline's messages are tasks where their bandwidth counts, since they
+        queue."""
+        if self.placement is None:
+            body = self.programs[0].body[0]
+            return body.graph, body.schedule
+        return (self.graph, self.schedule) if self.cost.link.bandwidth is None else self.with_messages
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """As predicted."""
+        return simulate(*self.priced, self.cost)
+
+    @cached_property
+    def period(self) -> float:
+        """Time per iteration when they follow each other without a barrier, in the costs' unit."""
+        if self.steady is not None:
+            return self.steady
+        graph, schedule = self.priced
+        lanes = Lanes.of(graph, schedule)
+        if self.placement is not None:
+            return float(np.diff(Clock.of(graph, self.cost, lanes).ends(lanes, CHAINED))[-1])
+        return Clock.of(graph, self.cost, lanes, Carried.of(*(part.graph for part in self.programs[0].body))).period(lanes)
+
+    @cached_property
+    def step(self) -> float:
+        """Time of a step, in the costs' unit: replicas go on into the next one while they communicate, others end it."""
+        replicas = self.placement is None and talks(self.schedule)
+        return (self.period if replicas else self.timeline.makespan) + self.cost.step
+
+    @property
+    def predicted_step_ms(self) -> float:
+        """Milliseconds, where costs are in microseconds."""
+        return self.step / 1000
+
+    def as_json(self) -> dict[str, Any]:
+        """The keys that plans of every kind have. Given times have no unit, so no milliseconds either."""
+        return {"tasks": len(self.graph), "edges": self.graph.edges, "waits": self.waits,
+                "predicted_step_ms": round(self.predicted_step_ms, 4) if self.cost.unit else None,
+                "peak_bytes": max(self.peak_bytes) if self.peak_bytes else None}

@@ -1,0 +1,151 @@
+"""Every scheduler by its name, and the one door to plans: a policy makes a schedule or a plan, and `plan` proves it.
+
+A policy is a function `(graph, cost, machine, **options)` to a Schedule, or to a Plan where it has more to say. A new
+one is a line of SCHEDULERS, or stays in a file of its own: wherever a name is taken, `file.py:function` and
+`package.module:function` are names too. Nothing here knows a device.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..graph import TaskGraph
+from ..loading import function_of
+from ..plans import Machine, Plan
+from ..pricing.cost import CostModel
+from ..program import check_limit
+from ..schedule import Schedule, ScheduleError
+from . import data_parallel, pipeline
+from .multi_region import planned
+from .single import in_order, multi_stream
+
+Function = Callable[..., Schedule | Plan]
+#: how training is spread over ranks, and what a scheduler for it is called
+KINDS = {"none": "for one device", "data": "data-parallel", "pipeline": "pipeline"}
+
+
+@dataclass(frozen=True)
+class Scheduler:
+    """A policy with its name. `parallel`: which of KINDS it is for. `pairs`: whether it plans better when costs tell how
+    much tasks on two streams slow each other down."""
+
+    name: str
+    parallel: str
+    function: Function
+    pairs: bool = False
+
+    @property
+    def options(self) -> Mapping[str, inspect.Parameter]:
+        """What it can be told beside graph, costs and machine."""
+        try:
+            found = inspect.signature(self.function, eval_str=True)
+        except (TypeError, ValueError, NameError):  # annotations of a user's that mean nothing here
+            found = inspect.signature(self.function)
+        return dict(list(found.parameters.items())[3:])
+
+    def known(self, **given: Any) -> dict[str, Any]:
+        """Of these options those that it takes; None stands for one that is not given."""
+        return {option: value for option, value in given.items() if option in self.options and value is not None}
+
+    def check(self, given: Mapping[str, Any]) -> None:
+        """Raises ValueError for an unknown option, or one of a wrong type."""
+        known = self.options
+        for option, value in given.items():
+            if option not in known:
+                raise ValueError(f"scheduler {self.name} takes no argument {option!r}; it takes: {', '.join(known) or 'none'}")
+            kind = known[option].annotation
+            if kind is not inspect.Parameter.empty and not isinstance(kind, str) and not _fits(value, kind):
+                raise ValueError(f"scheduler {self.name}: {option} must be of type {getattr(kind, '__name__', kind)}, not {repr(value)[:40]}")
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    try:
+        return isinstance(value, kind) or (isinstance(value, int) and isinstance(0.0, kind) and not isinstance(value, bool))
+    except TypeError:  # such as list[int], of which Python cannot say
+        return True
+
+
+SCHEDULERS: dict[str, Scheduler] = {s.name: s for s in (
+    Scheduler("in_order", "none", in_order),
+    Scheduler("multi_stream", "none", multi_stream),
+    Scheduler("multi_region", "none", planned, pairs=True),
+    *(Scheduler(name, "data", function) for name, function in data_parallel.POLICIES.items()),
+    *(Scheduler(name, "pipeline", pipeline.of_network(name)) for name in pipeline.POLICIES),
+)}
+
+
+def names(parallel: str) -> list[str]:
+    """The schedulers of that kind, in the order in which they are listed."""
+    return [s.name for s in SCHEDULERS.values() if s.parallel == parallel]
+
+
+def find(name: str, parallel: str | None = None) -> Scheduler:
+    """The scheduler of that name, of that kind if one is given. Raises ValueError with near names for an unknown one."""
+    if ":" in name:
+        return Scheduler(name, parallel or "none", function_of(name))
+    found = SCHEDULERS.get(name)
+    if found is None:
+        known = names(parallel) if parallel else list(SCHEDULERS)
+        near = difflib.get_close_matches(name, known, 3, 0.3) or known
+        raise ValueError(f"unknown {KINDS[parallel] + ' ' if parallel in ('data', 'pipeline') else ''}scheduler {name!r}"
+                         f"{' for one device' if parallel == 'none' else ''}; near it: {', '.join(near)}")
+    if parallel is not None and found.parallel != parallel:
+        raise ValueError(f"scheduler {name} is {KINDS[found.parallel]}, not {KINDS[parallel]}; of those there are: {', '.join(names(parallel))}")
+    return found
+
+
+def plan(graph: TaskGraph, policy: str | Function | Schedule | Scheduler, cost: CostModel | None = None, machine: Machine | None = None,
+         **options: Any) -> Plan:
+    """The plan that a policy makes of a recorded graph, proved: it is valid on every rank and within the machine's limits.
+
+    `policy`: a name, a function, or a schedule that somebody wrote. `cost`: by default from flops and bytes. Raises ValueError
+    for what the policy cannot do, PipelineError where a pipeline cannot be, ScheduleError for a schedule that is not valid,
+    MemoryLimitError above the limit.
+    """
+    cost, machine = cost or CostModel.analytic(), machine or Machine()
+    if isinstance(policy, Schedule):
+        return proved(Plan("given", graph, policy, cost, machine.ranks, machine.memory_limit))
+    chosen = policy if isinstance(policy, Scheduler) else find(policy) if isinstance(policy, str) else Scheduler(_name(policy), "none", policy)
+    chosen.check(options)
+    made = _called(chosen, graph, cost, machine, options)
+    if isinstance(made, Schedule):
+        made = Plan(chosen.name, graph, made, cost, machine.ranks, machine.memory_limit, notes=options)
+    if not isinstance(made, Plan):
+        raise ValueError(f"scheduler {chosen.name} gave a {type(made).__name__}; it must give a Schedule or a Plan")
+    try:
+        return proved(made)
+    except ScheduleError as error:
+        if made.placement is None:
+            raise
+        raise pipeline.PipelineError(f"{chosen.name}: {error.message}") from None
+
+
+def proved(plan: Plan) -> Plan:
+    """The plan with what its proof counts. Raises ScheduleError, or MemoryLimitError above the limit."""
+    if plan.placement is not None:
+        return pipeline.prove(plan)
+    program = plan.programs[0]
+    check_limit(program, plan.limit)
+    found = replace(plan, schedule=program.schedule, peak_bytes=(program.peak_bytes,))
+    vars(found)["programs"] = plan.programs  # so that they are made once
+    return found
+
+
+def _name(function: Function) -> str:
+    return getattr(function, "__name__", type(function).__name__)
+
+
+def _called(chosen: Scheduler, graph: TaskGraph, cost: CostModel, machine: Machine, options: Mapping[str, Any]) -> Any:
+    """What the policy makes; what fails within one of a user's says so."""
+    if chosen.name in SCHEDULERS:
+        return chosen.function(graph, cost, machine, **options)
+    try:
+        return chosen.function(graph, cost, machine, **options)
+    except Exception as error:
+        if isinstance(error, ValueError):  # it says itself what is wrong
+            raise
+        raise ValueError(f"scheduler {chosen.name} failed: {type(error).__name__}: {error}") from error
