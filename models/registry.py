@@ -17,6 +17,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from .. import nn
+from ..loading import function_of
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,8 @@ def preset_arguments(name: str, preset: str) -> dict[str, Any]:
 def create(name: str, *, preset: str | None = None, **given: Any) -> nn.Module:
     """Builds the network `name`; the result has `input_shape` (without the batch) and `classes`.
 
-    Raises ValueError for an unknown name, preset or argument, and for a value of the wrong type.
+    `file.py:function` and `package.module:function` are names too. Raises ValueError for an unknown name, preset or argument,
+    and for a value of the wrong type.
     """
     known, base = arguments(name), {} if preset is None else preset_arguments(name, preset)
     for key, value in given.items():
@@ -83,6 +85,8 @@ _KINDS = {int: "an integer of at least 1", bool: "True or False", float: "a numb
 
 
 def _entry(name: str) -> _Entry:
+    if ":" in name:
+        return _Entry(function_of(name))
     if name not in _MODELS:
         near = get_close_matches(name, _MODELS, n=3, cutoff=0.4)
         hint = f"nearest: {', '.join(near)}" if near else f"known: {', '.join(_MODELS)}"

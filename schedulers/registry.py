@@ -25,7 +25,7 @@ from .single import in_order, multi_stream
 
 Function = Callable[..., Schedule | Plan]
 #: how training is spread over ranks, and what a scheduler for it is called
-KINDS = {"none": "for one device", "data": "data-parallel", "pipeline": "pipeline"}
+KINDS = {"none": "for one device", "data": "for data-parallel ranks", "pipeline": "for a pipeline"}
 
 
 @dataclass(frozen=True)
@@ -91,10 +91,9 @@ def find(name: str, parallel: str | None = None) -> Scheduler:
     if found is None:
         known = names(parallel) if parallel else list(SCHEDULERS)
         near = difflib.get_close_matches(name, known, 3, 0.3) or known
-        raise ValueError(f"unknown {KINDS[parallel] + ' ' if parallel in ('data', 'pipeline') else ''}scheduler {name!r}"
-                         f"{' for one device' if parallel == 'none' else ''}; near it: {', '.join(near)}")
+        raise ValueError(f"unknown scheduler {name!r}{f' {KINDS[parallel]}' if parallel else ''}; near it: {', '.join(near)}")
     if parallel is not None and found.parallel != parallel:
-        raise ValueError(f"scheduler {name} is {KINDS[found.parallel]}, not {KINDS[parallel]}; of those there are: {', '.join(names(parallel))}")
+        raise ValueError(f"scheduler {name} is {KINDS[found.parallel]}, not {KINDS[parallel]}; there are: {', '.join(names(parallel))}")
     return found
 
 

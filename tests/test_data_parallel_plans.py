@@ -210,7 +210,7 @@ def test_what_cannot_be_asked_for():
         planned("reverse_first_k", HEAD_HEAVY, 5)
     with pytest.raises(ValueError, match="scheduler priority takes no argument 'k'; it takes: part_bytes"):
         ml.plan(graph, "priority", cost, k=1)
-    with pytest.raises(ValueError, match=r"unknown data-parallel scheduler 'prio'; near it: priority"):
+    with pytest.raises(ValueError, match=r"unknown scheduler 'prio' for data-parallel ranks; near it: priority"):
         schedulers.find("prio", "data")
     with pytest.raises(ValueError, match="cannot fill 9 buckets"):
         ml.plan(graph, "buckets", cost, buckets=9)

@@ -43,7 +43,7 @@ LAYERS: dict[str, set[str]] = {
     "autograd.op": ENGINE,
     "ops": {*ENGINE, "autograd.op", "ops", "autograd.random"},
     "nn": {*ENGINE, "autograd.op", "ops", "autograd.random", "nn"},
-    "models": {"nn", "ops", "autograd.tensor", "models", "autograd.random", ""},
+    "models": {"nn", "ops", "autograd.tensor", "models", "autograd.random", "loading", ""},
     "passes.fusion": {"graph", "runtime.device", "kernels", "passes.fusion"},
     "runtime": {*PURE, "kernels", "autograd.tape", "autograd.tensor", "launcher", "runtime"},
 }

@@ -23,7 +23,7 @@ from .stages import fused_in, stage_graph
 from .versions import updates, with_updates, with_versions
 
 
-def plan(name: str, ranks: int, micro_batches: int, cost: CostModel | None = None, chunks: int | None = None,
+def plan(policy_or_name: str | Policy, ranks: int, micro_batches: int, cost: CostModel | None = None, chunks: int | None = None,
          activation_cap: float | None = None, placement: Placement | None = None, message_bytes: int = 0,
          **options: Any) -> Plan:
     """The named policy's plan for a synthetic pipeline; `cost` is per stage (`costs` makes it), default all times 1.
@@ -31,8 +31,8 @@ def plan(name: str, ranks: int, micro_batches: int, cost: CostModel | None = Non
     `options` go to the policy. Raises PipelineError for an unknown name, a violated precondition, or where the plan needs
     more activations than the cap.
     """
-    chosen = policy(name)
-    placement = place(name, ranks, chunks) if placement is None else placement
+    chosen, name = policy(policy_or_name), title(policy_or_name)
+    placement = place(chosen, ranks, chunks) if placement is None else placement
     cost = costs(placement, 1.0, 1.0, 1.0) if cost is None else cost
     problem = Problem.of(placement, micro_batches, cost, activation_cap)
     made = _ordered(name, chosen, problem, options)

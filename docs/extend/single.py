@@ -1,0 +1,32 @@
+"""A scheduler for one device: a function (graph, cost, machine) to a schedule. Its other parameters are options."""
+
+import numpy as np
+
+import minidl as ml
+from minidl import models, nn
+from minidl.graph import Kind
+from minidl.schedule import Lane, Schedule
+
+
+def updates_apart(graph, cost, machine, lanes: int = 2):
+    """Updates in turn on lanes of their own; all else as it was recorded."""
+    update = graph.kind == Kind.U
+    orders = {Lane(0): np.flatnonzero(~update)}
+    orders |= {Lane(0, f"update{i}"): np.flatnonzero(update)[i::lanes] for i in range(lanes)}
+    return Schedule.of(graph, orders)
+
+
+if __name__ == "__main__":
+    from minidl import optim
+
+    model = models.mlp(8, 16, 16, 4)
+    opt = optim.SGD(model.parameters(), lr=0.1)
+
+    def step(x, y):
+        loss = nn.cross_entropy(model(x), y)
+        loss.backward()
+        opt.step()
+        return loss
+
+    graph = ml.record(step, np.zeros((2, 8), np.float32), np.zeros(2, np.int64))
+    print(ml.plan(graph, updates_apart, lanes=3).schedule.grid())  # proved: whatever it returns is checked

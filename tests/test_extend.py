@@ -1,0 +1,138 @@
+"""The examples of docs/extend run as they are, and on the command line; and one registry has every scheduler."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cuda_agree import agree, draw
+from helpers import PATIENCE
+
+import minidl as ml
+from minidl import schedulers
+from minidl.cli import main
+from minidl.graph import GraphBuilder, Kind, Role
+from minidl.loading import function_of
+from minidl.schedule import Lane, Schedule, ScheduleError
+
+EXTEND = Path(__file__).resolve().parent.parent / "docs" / "extend"
+MODEL = ["--model", "mlp", "--model-arg", "hidden=32", "--batch-size", "8", "--costs", "analytic"]
+
+
+@pytest.mark.parametrize("path", sorted(EXTEND.glob("*.py")), ids=lambda path: path.stem)
+def test_the_examples_run(path: Path) -> None:
+    done = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_the_kernels_forms_agree(dtype: str) -> None:
+    function_of(f"{EXTEND / 'op.py'}:softplus")
+    x, dy = draw((5, 12), 1, dtype), draw((5, 12), 2, dtype)
+    agree("softplus", [x])
+    agree("softplus_grad", [x, dy])
+
+
+def test_the_ops_gradient_is_that_of_finite_differences() -> None:
+    softplus: Any = function_of(f"{EXTEND / 'op.py'}:softplus")
+    x = ml.Parameter(np.linspace(-3, 3, 7))
+    softplus(x).sum().backward()
+    h = 1e-6
+    wanted = (np.logaddexp(0, x.numpy() + h) - np.logaddexp(0, x.numpy() - h)) / (2 * h)
+    np.testing.assert_allclose(x.grad.numpy(), wanted, rtol=1e-8)
+
+
+def test_own_schedulers_on_the_command_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    def run(*argv: Any) -> dict[str, Any]:
+        assert main([*map(str, argv), "--json"]) == 0
+        found: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return found
+
+    apart = f"{EXTEND / 'single.py'}:updates_apart"
+    planned = run("plan", *MODEL, "--scheduler", apart, "--scheduler-arg", "lanes=3", "--save", tmp_path / "p.csv")
+    assert planned["waits"] > 0
+    assert run("check", tmp_path / "p.csv", *MODEL[:-2])["valid"]
+    assert run("compare", *MODEL, "--steps", "2", "--schedulers", f"in_order,{apart}")["bit_identical"]
+    ranks = ["--parallel", "data", "--ranks", "2", "--scheduler", f"{EXTEND / 'data_parallel.py'}:last_first"]
+    assert run("plan", *MODEL, *ranks, "--save", tmp_path / "d.csv")["period"] > 0
+    assert run("check", tmp_path / "d.csv", *MODEL[:-2], *ranks)["valid"]
+    stages = ["--parallel", "pipeline", "--ranks", "2", "--micro-batches", "4", "--scheduler", f"{EXTEND / 'pipeline.py'}:lifo"]
+    assert run("plan", *MODEL, *stages)["peak_activations"] == [4.0, 4.0]
+    assert run("train", "--model", f"{EXTEND / 'network.py'}:wide", "--model-arg", "width=8", "--steps", "2")["steps"] == 2
+
+
+BAD = """
+from minidl.schedule import Lane, Schedule
+
+def failing(graph, cost, machine):
+    return 1 / 0
+
+def backwards(graph, cost, machine):
+    return Schedule.of(graph, {Lane(0): range(len(graph))[::-1]})
+
+def half(graph, cost, machine):
+    return Schedule.of(graph, {Lane(0): range(len(graph) // 2)})
+
+def nothing(graph, cost, machine):
+    pass
+
+def told(graph, cost, machine, width: int = 2):
+    return Schedule.of(graph, {Lane(0): range(len(graph))})
+"""
+
+
+@pytest.mark.parametrize(("name", "more", "code", "says"), [
+    ("own.py:failing", [], 2, "scheduler own.py:failing failed: ZeroDivisionError: division by zero"),
+    ("own.py:backwards", [], 2, "needs it"), ("own.py:half", [], 2, "missing"),
+    ("own.py:nothing", [], 2, "gave a NoneType; it must give a Schedule or a Plan"),
+    ("own.py:told", ["--scheduler-arg", "width=x"], 2, "width must be of type int, not 'x'"),
+    ("own.py:told", ["--scheduler-arg", "depth=1"], 2, "takes no argument 'depth'; it takes: width"),
+    ("own.py:missing", [], 2, "has no function missing"), ("none.py:told", [], 2, "none.py: no such file"),
+    ("no.module:told", [], 2, "no.module: ModuleNotFoundError"), ("own.py:", [], 2, "names no function"),
+    ("gpipe", [], 2, "scheduler gpipe is for a pipeline, not for one device"), ("multi_streem", [], 2, "near it: multi_stream")])
+def test_what_is_wrong_with_a_scheduler_is_said(name: str, more: list[str], code: int, says: str, tmp_path: Path,
+                                                monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("own.py").write_text(BAD)
+    assert main(["plan", *MODEL, "--scheduler", name, *more]) == code
+    first = capsys.readouterr().err.splitlines()[0]
+    assert first.startswith("minidl: ")
+    assert says in first
+
+
+def chain(count: int) -> Any:
+    """A step of layers with parameters, without launches."""
+    builder = GraphBuilder()
+    x = [builder.buffer(f"x{i}", 8, Role.ACTIVATION if i else Role.INPUT) for i in range(count + 1)]
+    w = [builder.buffer(f"w{i}", 8, Role.PARAMETER) for i in range(count)]
+    for i in range(count):
+        builder.task(i, Kind.F, reads=[x[i], w[i]], writes=[x[i + 1]])
+    return builder.build()
+
+
+def test_one_door_for_names_functions_and_schedules() -> None:
+    graph = chain(3)
+    made = ml.plan(graph, "in_order")
+    assert (made.scheduler, made.waits, made.ranks) == ("in_order", 0, 1)
+    assert made.peak_bytes == (made.programs[0].peak_bytes,)
+    assert ml.plan(graph, schedulers.in_order).schedule.to_csv() == made.schedule.to_csv()
+    assert ml.plan(graph, made.schedule).as_json() == made.as_json()
+    with pytest.raises(ScheduleError, match="missing"):
+        ml.plan(graph, Schedule.of(graph, {Lane(0): [0, 1]}))
+    with pytest.raises(ml.MemoryLimitError, match="more than the limit of 1"):
+        ml.plan(graph, "in_order", machine=ml.Machine(memory_limit=1))
+
+
+def test_every_scheduler_has_a_place_and_takes_graph_costs_and_machine_first() -> None:
+    assert set(schedulers.SCHEDULERS) == {n for kind in ("none", "data", "pipeline") for n in schedulers.names(kind)}
+    for scheduler in schedulers.SCHEDULERS.values():
+        import inspect
+
+        assert list(inspect.signature(scheduler.function).parameters)[:3] == ["graph", "cost", "machine"], scheduler.name
+        assert scheduler.known(**dict.fromkeys(scheduler.options, 1)) == dict.fromkeys(scheduler.options, 1)
