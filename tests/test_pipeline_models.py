@@ -145,12 +145,21 @@ def test_a_parameter_of_two_ranks_is_refused():
         ml.plan(graph, "zb_h1", COST, ml.Machine(2), stage_of_unit=cuts)
 
 
-def test_a_clipped_norm_of_all_ranks_is_refused():
+def test_sums_of_squares_are_taken_where_gradients_are_and_go_to_every_rank():
     ml.seed(0)
     model = models.mlp(8, 16, 16, 4)
     graph = steps(model, optim.SGD(model.parameters(), 0.1, max_norm=1.0), X, Y)
-    with pytest.raises((pipeline.PipelineError, GraphError)):
-        ml.plan(graph, "gpipe", COST, ml.Machine(2))
+    m = int(graph.micro_batch.max()) + 1
+    plan = ml.plan(graph, "gpipe", COST, ml.Machine(3))
+    talking, schedule = pipeline.add_communication(plan.graph, plan.schedule)
+    for stage in range(3):
+        squares = talking[f"{stage}U{m}"]
+        assert {launch.kernel for launch in squares.launches} == {"square_sum"}
+        assert "clip_factor" in {launch.kernel for launch in talking[f"{stage}U0"].launches}
+        others = [r for r in range(3) if r != stage]
+        sent = [t for t in talking if t.name in {f"{stage}SO{m}>{r}" for r in others}]
+        assert len(sent) == 2
+        assert {squares.index} == {p for t in sent for p in talking.preds[t.index].tolist()}
 
 
 def test_activations_of_a_stage_without_parameters_end_with_its_output_gradients():

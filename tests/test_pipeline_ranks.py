@@ -38,10 +38,14 @@ def batches(seed=0):
     return [[part for i in range(MICRO_BATCHES) for part in (x[t, i], y[t, i])] for t in range(STEPS)]
 
 
-def recorded(width=16):
+OPTIMIZERS = {"sgd": lambda parameters, clip: optim.SGD(parameters, 0.05, momentum=0.9, max_norm=clip),
+              "adam": lambda parameters, clip: optim.Adam(parameters, 0.01, max_norm=clip)}
+
+
+def recorded(width=16, optimizer="sgd", clip=None):
     ml.seed(1)
     model = models.mlp(12, *[width] * 7, 5)
-    opt = optim.SGD(model.parameters(), 0.05, momentum=0.9)
+    opt = OPTIMIZERS[optimizer](model.parameters(), clip)
 
     def step(*parts):
         total = None
@@ -53,13 +57,14 @@ def recorded(width=16):
         opt.step()
         return total
 
+    model.optimizer = opt
     return model, ml.record(step, *batches()[0])
 
 
 @functools.cache
-def alone():
+def alone(**options):
     """Losses and parameters of one process."""
-    model, graph = recorded()
+    model, graph = recorded(**options)
     run = SequentialExecutor(graph)
     return [float(run(*parts)) for parts in batches()], [p.numpy().tobytes() for p in model.parameters()]
 
@@ -102,6 +107,30 @@ def test_every_order_leaves_the_bits_of_one_process(name, ranks):
     losses, parameters = trained(planned(name, ranks))
     assert losses == [[value] for value in alone()[0]], "one rank has the loss"
     assert parameters == [[bits] for bits in alone()[1]], "each parameter is on one rank"
+
+
+def norms(optimizer):
+    """The global norm of each step's gradients, and between which of them a clip triggers on some steps and not on others."""
+    model, graph = recorded(optimizer=optimizer, clip=1e9)
+    run, found = SequentialExecutor(graph), []
+    for parts in batches():
+        run(*parts)
+        found.append(model.optimizer.norm)
+    return sorted(found)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(("name", "ranks"), [("gpipe", 2), ("one_f_one_b", 4), ("zb_h1", 3), ("zb_h1", 4), ("interleaved", 2), ("modulo", 2), ("zb_v", 3),
+                                             ("hanayo", 2)])
+def test_gradients_are_clipped_by_their_norm_on_all_ranks(name, ranks, optimizer):
+    """Also where a rank has several stages, which count Adam's steps once."""
+    each = norms(optimizer)
+    for clip in (each[0] / 2, (each[1] + each[2]) / 2, None):  # on all steps, on some, on none
+        options = {"optimizer": optimizer, "clip": clip}
+        losses, parameters = trained(planned(name, ranks, **options))
+        assert losses == [[value] for value in alone(**options)[0]]
+        assert parameters == [[bits] for bits in alone(**options)[1]]
+    assert alone(**options)[1] != alone(optimizer=optimizer, clip=each[0] / 2)[1]
 
 
 def test_each_rank_plans_memory_for_its_own_part_alone():
@@ -196,7 +225,7 @@ def command(ranks, *flags):
     return done.returncode, json.loads(done.stdout) if done.stdout else None, done.stderr
 
 
-NETWORKS = {"mlp, adam": ["--model", "mlp", "--optimizer", "adam", "--lr", "0.001"], "lenet": ["--model", "lenet", "--lr", "0.01"],
+NETWORKS = {"mlp, adam": ["--model", "mlp", "--optimizer", "adam", "--lr", "0.001", "--clip", "0.05"], "lenet": ["--model", "lenet", "--lr", "0.01"],
             "concatenated": ["--model", "densenet121", "--model-arg", "preset=tiny"],
             "normalised, skips": ["--model", "resnet20", "--model-arg", "preset=tiny"]}
 

@@ -177,6 +177,7 @@ FLAGS: dict[str, dict[str, Flag]] = {
                                  help="gradients accumulate over M parts of a batch"),
         "--optimizer": _flag(NETWORK, default="sgd", choices=list(OPTIMIZERS)),
         "--lr": _flag(RUN, type=float, default=0.1, metavar="X", help="learning rate (default 0.1)"),
+        "--clip": _flag(RUN, type=number(1e-12), metavar="X", help="scale all gradients down where their global norm is larger"),
         "--seed": _flag(RUN + " fuzz:*", type=whole(0, (1 << 64) - 1), default=0, metavar="S"),
     },
     "device": {
@@ -326,7 +327,7 @@ def job(arguments: argparse.Namespace, under: str | None = None) -> Job:
     return Job(model=arguments.model, model_args=dict(arguments.model_arg), data=arguments.data, root=arguments.root,
                strict=arguments.strict, device=arguments.device, tf32=arguments.tf32, deterministic=not arguments.nondeterministic,
                dtype=arguments.dtype, batch_size=arguments.batch_size, micro_batches=arguments.micro_batches,
-               optimizer=arguments.optimizer, lr=arguments.lr, seed=arguments.seed,
+               optimizer=arguments.optimizer, lr=arguments.lr, clip=arguments.clip, seed=arguments.seed,
                scheduler=under or arguments.scheduler, parallel={"r": "data", "c": "pipeline"}.get(arguments.subject, "none"), scheduler_args=dict(arguments.scheduler_arg),
                streams=arguments.streams, memory_limit=arguments.memory_limit,
                fusion=arguments.fusion)

@@ -16,8 +16,9 @@ import numpy as np
 from ..graph import COMMUNICATION, RECEIVES, SENDS, GraphError, Ints, Kind, Rows, TaskGraph, pack, parse_task, unpack
 from ..loops import run_loop
 from ..schedule import Lane, Schedule, ScheduleError
+from .rewrite import sums
 
-SENDABLE = (Kind.F, Kind.O, Kind.B)  #: whose results can be sent
+SENDABLE = (Kind.F, Kind.O, Kind.B)  #: whose results can be sent, beside those of sums over gradients
 
 
 def talks(schedule: Schedule) -> bool:
@@ -97,7 +98,7 @@ def add_communication(graph: TaskGraph, schedule: Schedule) -> tuple[TaskGraph, 
     k, sender = len(messages), messages.sender
     if not k:
         return graph, schedule
-    stray = ~np.isin(graph.kind[sender], SENDABLE)
+    stray = ~(np.isin(graph.kind, SENDABLE) | sums(graph))[sender]
     if stray.any():
         raise GraphError(f"the result of {graph.name(int(sender[np.argmax(stray)]))} is read on another rank; only those "
                          f"of F, O and B can be sent")
@@ -160,7 +161,7 @@ def count_waits(graph: TaskGraph, schedule: Schedule) -> int:
 def check_messages(graph: TaskGraph, schedule: Schedule, exempt: Any = None) -> None:
     """Proves that messages can carry all that crosses ranks, each of which has a memory of its own.
 
-    A rank reads results of another only if they can be sent: those of F, O and B, or where messages are tasks those of
+    A rank reads results of another only if they can be sent: those of F, O and B and sums, or where messages are tasks those of
     sends. No two ranks write one buffer, and none writes what another holds from before the step. `exempt`: buffers that
     this is not asked of. Raises ScheduleError.
     """
@@ -168,7 +169,7 @@ def check_messages(graph: TaskGraph, schedule: Schedule, exempt: Any = None) -> 
     if not len(rank) or rank.min() == rank.max():
         return
     sends = np.isin(graph.kind, SENDS)
-    sendable = sends if sends.any() else np.isin(graph.kind, SENDABLE)
+    sendable = sends if sends.any() else np.isin(graph.kind, SENDABLE) | sums(graph)
     size = len(graph.buffer_bytes)
     none = np.full(size, -1, np.int64)
     found, *_ = run_loop(_unsendable, len(graph.reads.ids) + len(graph.writes.ids), graph.reads.ptr, graph.reads.ids, graph.writes.ptr,

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..graph import ROLES, GraphError, Ints, Kind, Role, Rows, TaskGraph, moved_views, repack, task_name
 from ..pricing.carried import own_buffers
@@ -82,14 +83,23 @@ def coarsen(graph: TaskGraph, stage_of_unit: Sequence[int]) -> tuple[TaskGraph, 
 
 
 def _updates_of(graph: TaskGraph) -> Ints:
-    """The micro-batch of each update, where a step updates after several of them; what follows belongs to the one before."""
+    """The micro-batch of each update, where a step updates after several of them; what follows belongs to the one before. Sums
+    over gradients, which updates of all stages wait for, count as of the micro-batch after the last."""
     update = graph.kind == Kind.U
+    after = np.where(sums(graph), int(graph.micro_batch.max(initial=-1)) + 1, 0)
     changes = np.zeros(len(graph), bool)
     changes[graph.writes.row_of_each()[graph.buffer_role[graph.writes.ids] == ROLES.index(Role.PARAMETER)]] = True
     if not np.ptp(graph.micro_batch[update & changes]) if (update & changes).any() else True:
-        return np.zeros(len(graph), np.int64)
+        return after
     found: Ints = np.maximum.accumulate(np.where(update, graph.micro_batch, 0))
     return found
+
+
+def sums(graph: TaskGraph) -> NDArray[np.bool_]:
+    """Mask of the updates' tasks that change nothing that lasts: the sums of squares of gradients, for clipping."""
+    lasting = np.zeros(len(graph), bool)
+    lasting[graph.writes.row_of_each()[np.isin(graph.buffer_role[graph.writes.ids], [i for i, role in enumerate(ROLES) if role.persistent])]] = True
+    return (graph.kind == Kind.U) & ~lasting
 
 
 def _stage_name(graph: TaskGraph, units: Ints) -> str:
@@ -105,7 +115,7 @@ def fuse(graph: TaskGraph, which: np.ndarray | None = None) -> TaskGraph:
     """
     backward = (graph.kind == Kind.O) | (graph.kind == Kind.W)
     if which is not None:
-        backward &= np.asarray(which, bool)[graph.unit, graph.micro_batch]
+        backward[backward] = np.asarray(which, bool)[graph.unit[backward], graph.micro_batch[backward]]
     kind = np.where(backward, int(Kind.B), graph.kind)
     return merge(graph, repack(graph.keys, kind=kind))[0]
 

@@ -62,7 +62,7 @@ def identity(recorded: Recorded) -> dict[str, Any]:
             "the model": job.model, "the model's arguments": dict(job.model_args), "the type": job.dtype, "the seed": job.seed,
             "the data set": data.name, "the number of samples": data.dataset.samples, "the batch size": job.batch_size,
             "the share of a batch": recorded.share, "the number of micro-batches": job.micro_batches, "the optimizer": job.optimizer,
-            "the learning rate": job.lr, "the scheduler": job.scheduler, "the scheduler's arguments": dict(job.scheduler_args),
+            "the learning rate": job.lr, "the norm to clip at": job.clip, "the scheduler": job.scheduler, "the scheduler's arguments": dict(job.scheduler_args),
             "the memory limit": job.memory_limit, "the kind of device": job.device.partition(":")[0], "TF32": job.tf32,
             "determinism": job.deterministic, "the fusion": job.fusion, "the parameters' hash": params_sha256(recorded.model)}
 

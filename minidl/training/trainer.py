@@ -57,6 +57,7 @@ class Job:
     update_every: int | None = None  #: micro-batches; None: all of a step
     optimizer: str = "sgd"
     lr: float = 0.1
+    clip: float | None = None  #: the global norm of all gradients at most
     seed: int = 0
     scheduler: str = "in_order"
     parallel: str = "none"
@@ -72,6 +73,8 @@ class Job:
             raise ValueError(f"a batch of {self.batch_size} does not divide into {self.micro_batches} micro-batches")
         if self.update_every is not None and (self.update_every < 1 or self.micro_batches % self.update_every):
             raise ValueError(f"{self.micro_batches} micro-batches do not divide into updates after every {self.update_every}")
+        if self.clip is not None and not self.clip > 0:
+            raise ValueError(f"the norm to clip at is {self.clip:g}; it must be above 0")
         if self.dtype not in DTYPES:
             raise ValueError(f"unknown type {self.dtype!r}; known: {', '.join(DTYPES)}")
         if self.low and not self.device.startswith("cuda"):
@@ -111,6 +114,7 @@ class Recorded:
             random.seed(job.seed)
             self.model = models.create(job.model, **job.model_args).astype(self.dtype)
             self.optimizer = OPTIMIZERS[job.optimizer](self.model.parameters(), job.lr)
+            self.optimizer.max_norm = job.clip
             self.optimizer.scaler = optim.GradScaler() if job.low == "float16" else None
         self.train_data = self._load("train").shard(rank, ranks)
         self.share = job.batch_size // ranks  #: samples of a step here

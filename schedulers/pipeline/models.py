@@ -12,7 +12,7 @@ import numpy as np
 
 from ...graph import ROLES, Floats, Ints, Kind, Role, TaskGraph, repack
 from ...passes.boundary import Mask
-from ...passes.rewrite import coarsen
+from ...passes.rewrite import coarsen, sums
 from ...pricing.cost import CostModel
 from .placement import PipelineError
 
@@ -33,42 +33,67 @@ class Stages:
         return replace(cost, tasks=times, kinds={}, launch=0.0, source="given")
 
 
-def cut(graph: TaskGraph, cost: CostModel, stages: int, stage_of_unit: Ints | None = None) -> Stages:
-    """The step in stages, balanced by `cost` or as given. Raises PipelineError or GraphError where it cannot be cut so."""
+def cut(graph: TaskGraph, cost: CostModel, stages: int, stage_of_unit: Ints | None = None, rank_of_stage: Ints | None = None) -> Stages:
+    """The step in stages, balanced by `cost` or as given; `rank_of_stage` as of `counted_by_each`. Raises PipelineError or
+    GraphError where it cannot be cut so."""
     of = balanced(graph, cost, stages) if stage_of_unit is None else np.asarray(stage_of_unit)
     time = cost.durations(graph) + cost.launch
     if len(of) > graph.unit.max(initial=-1):  # else `coarsen` says what is wrong
-        graph, of, origin = counted_by_each(graph, of)
+        graph, of, origin = counted_by_each(graph, with_their_gradients(graph, of), rank_of_stage)
         time = time[origin]
     coarse, group = coarsen(graph, of.tolist())
     return Stages(coarse, np.bincount(group, time, len(coarse)).astype(np.float64))
 
 
-def counted_by_each(graph: TaskGraph, stage_of_unit: Ints) -> tuple[TaskGraph, Ints, Ints]:
-    """(the graph, the stage of each unit, the task that each is made of) where every stage that needs them makes a step's
-    scalars for itself: the number of dropouts, Adam's powers. So that no rank waits for another's count.
+def with_their_gradients(graph: TaskGraph, stage_of_unit: Ints) -> Ints:
+    """The stage of each unit, where the sum of a gradient's squares is taken on the stage that makes the gradient."""
+    of = np.array(stage_of_unit)
+    maker = np.full(len(graph.buffer_bytes), -1, np.int64)
+    made = graph.kind[graph.writes.row_of_each()] != Kind.U
+    maker[graph.writes.ids[made]] = graph.unit[graph.writes.row_of_each()[made]]
+    for t in np.flatnonzero(sums(graph)).tolist():
+        makers = maker[graph.reads[t]]
+        if (makers >= 0).any():
+            of[graph.unit[t]] = of[makers[makers >= 0][0]]
+    return of
+
+
+def counted_by_each(graph: TaskGraph, stage_of_unit: Ints, rank_of_stage: Ints | None = None) -> tuple[TaskGraph, Ints, Ints]:
+    """(the graph, the stage of each unit, the task that each is made of) where every rank that needs them makes a step's
+    scalars for itself, on the first of its stages that does (by default each stage has a rank of its own): the number of dropouts, Adam's powers, and from the sums of squares of all stages the factor that
+    clips. So that no rank waits for another's count.
 
     Copies have units and buffers of their own. Their storage is the same: each rank has its own memory for it.
     """
     scalar = graph.buffer_role == ROLES.index(Role.SCALAR)
+    known = scalar.copy()
+    known[graph.writes.take(np.flatnonzero(sums(graph))).ids] = True
     counts = [t for t in np.flatnonzero(graph.kind == Kind.U).tolist()
-              if scalar[graph.writes[t]].all() and scalar[graph.reads[t]].all()]
+              if scalar[graph.writes[t]].all() and known[graph.reads[t]].all()]
     counted = {b for t in counts for b in graph.writes[t].tolist()}
     stage = stage_of_unit[graph.unit].tolist()
     users: dict[int, set[int]] = {b: set() for b in counted}
     for t in range(len(graph)):
         for b in counted.intersection(graph.reads[t].tolist()):
             users[b].add(stage[t])
-    copies = [(t, s) for t in counts for s in sorted(set[int]().union(*(users[b] for b in graph.writes[t].tolist())) - {stage[t]})]
+    stages = int(stage_of_unit.max(initial=0)) + 1
+    rank = list(range(stages)) if rank_of_stage is None else np.asarray(rank_of_stage).tolist()
+    home: dict[tuple[int, int], int] = {}  # (task, a stage that needs what it counts) -> the stage that counts for it
+    for t in counts:
+        needing = sorted(set[int]().union(*(users[b] for b in graph.writes[t].tolist())))
+        first = {rank[s]: s for s in reversed(needing)} | {rank[stage[t]]: stage[t]}
+        home |= {(t, s): first[rank[s]] for s in needing}
+    copies = sorted({(t, s) for (t, _), s in home.items()} - {(t, stage[t]) for t in counts})
     if not copies:
         return graph, stage_of_unit, np.arange(len(graph))
     units = len(stage_of_unit)
     rows = sorted([(t, stage[t], int(graph.unit[t])) for t in range(len(graph))] + [(t, s, units + i) for i, (t, s) in enumerate(copies)])
     task, where, unit = (np.array(column) for column in zip(*rows, strict=True))
     old, of_stage = (np.array(column) for column in zip(*sorted({(b, s) for t, s in copies for b in graph.writes[t].tolist()}), strict=True))
-    stages = int(stage_of_unit.max()) + 1
     number = np.repeat(np.arange(len(graph.buffer_bytes))[:, None], stages, axis=1)  # [buffer, stage]: which buffer it is there
     number[old, of_stage] = len(graph.buffer_bytes) + np.arange(len(old))
+    for (t, s), at in home.items():
+        number[graph.writes[t], s] = number[graph.writes[t], at]
     names = graph.unit_names + ("",) * (units - len(graph.unit_names)) + tuple(graph.unit_names[graph.unit[t]] for t, _ in copies)
     taken = graph.take(task, repack(graph.keys[task], unit=unit)).with_buffers(
         old, graph.buffer_storage[old], [f"{graph.buffer_names[b]} of stage {s}" for b, s in zip(old, of_stage, strict=True)] if graph.buffer_names else ())

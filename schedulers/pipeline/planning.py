@@ -66,7 +66,7 @@ def plan_network(graph: TaskGraph, policy_or_name: str | Policy, cost: CostModel
         raise PipelineError(f"{name} holds every stage twice; a recorded model has each parameter once")
     micro_batches = int(graph.micro_batch.max(initial=0)) + 1
     check_numbers(placement.stages, micro_batches, cap)
-    stages = cut(graph, cost, placement.stages, stage_of_unit)
+    stages = cut(graph, cost, placement.stages, stage_of_unit, placement.table[0])
     each = int(options.get("mini_batches", 1))  # policies that work in mini-batches order several of them
     problem = _problem(stages.graph, stages.time, placement, micro_batches // each, cost, cap)
     made = _ordered(name, chosen, problem, options)
