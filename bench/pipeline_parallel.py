@@ -116,7 +116,7 @@ class Arm:
 
     def predicted(self, cost: CostModel) -> tuple[float, float]:
         """(microseconds from step to step, share of it that the ranks do not compute)."""
-        stages = pipeline.cut(self.graph, cost, self.placement.stages, self.stage_of_unit)
+        stages = pipeline.cut(self.graph, cost, self.placement.stages, self.stage_of_unit, self.placement.table[0])
         plan = replace(self.plan, cost=stages.cost(self.plan.graph, cost))
         period = pipeline.price(plan).period + cost.step
         return period, 1 - plan.cost.durations(self.plan.graph).sum() / (self.placement.ranks * period)
