@@ -161,6 +161,17 @@ def test_no_modules_import_each_other_in_a_circle():
         visit(name, [])
 
 
+#: where our own is imported within a function: what is heavy stays away until it is used, and a command starts at once
+LATE = ("__main__", "cli", "runtime.device", "runtime.cuda.device", "training.data_parallel",
+        "pricing.cost", "schedule", "views.timeline", "runtime.comm")  # the last four: methods that lead to files, or to what is built on them
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if not any(covers(late, within(name)) for late in LATE)])
+def test_what_is_light_is_imported_first(name):
+    late = [(target, line) for target, now, line in imports(name, MODULES[name]) if not now and covers("minidl", target)]
+    assert not late, f"{MODULES[name].relative_to(ROOT)}, line {late[0][1]}: {late[0][0]} is imported within a function"
+
+
 def test_the_links_lead_to_the_folders():
     for link in LINKS:
         assert (ROOT / "minidl" / link).resolve() == ROOT / link

@@ -36,8 +36,8 @@ from .linear import linear, matmul
 from .loss import cross_entropy, log_softmax, mse, softmax
 from .pool import avg_pool2d, global_avg_pool, max_pool2d
 from .recurrent import gru, lstm, rnn
-from .reduce import amax, mean, total
-from .shape import broadcast_to, flatten, reshape, transpose
+from .reduce import amax, broadcast_to, mean, total
+from .shape import flatten, reshape, transpose
 
 __all__ = ["absolute", "add", "amax", "astype", "attention", "avg_pool2d", "batch_norm", "broadcast_to", "concat", "conv2d",
            "cross_entropy", "cut", "div", "dropout", "embedding", "exp", "flatten", "gelu", "global_avg_pool", "gru",

@@ -10,6 +10,7 @@ from ..autograd.op import Op, same_dtype
 from ..autograd.tensor import Tensor, new
 from ..graph import Role
 from .reduce import sum_to
+from .shape import reshape
 
 
 class Linear(Op):
@@ -83,8 +84,6 @@ def _swapped(t: Tensor) -> Tensor:
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x (..., i), weight (o, i), bias (o,) -> x weight^T + bias (..., o)."""
     if x.ndim > 2:
-        from .shape import reshape
-
         flat = linear(reshape(x, [-1, x.shape[-1]]), weight, bias)
         return reshape(flat, [*x.shape[:-1], weight.shape[0]])
     return Linear()(x, weight, *(() if bias is None else (bias,)))

@@ -1,4 +1,4 @@
-"""Sum, mean and maximum over axes."""
+"""Sum, mean and maximum over axes; and repetition along axes, whose gradient is a sum."""
 
 from __future__ import annotations
 
@@ -99,3 +99,28 @@ def sum_to(g: Tensor, t: Tensor) -> Tensor:
     y = new(f"grad {t.storage.name}", [1 if a in axes else n for a, n in enumerate(g.shape)], g.dtype, Role.GRADIENT)
     tapes.current().call("sum", [g], [y], axes=axes)
     return Tensor(y.storage, t.shape)
+
+
+class Broadcast(Op):
+    """Repeated along new axes and axes of length 1, a view with stride 0."""
+
+    name = "broadcast_to"
+
+    def __init__(self, shape: Sequence[int]) -> None:
+        self.shape = tuple(shape)
+
+    def forward(self, x: Tensor) -> Tensor:
+        extra = len(self.shape) - x.ndim
+        if extra < 0 or any(n not in (1, m) for n, m in zip(x.shape, self.shape[extra:], strict=True)):
+            raise self.error(f"shape {x.shape} does not broadcast to {self.shape}")
+        self.x = x
+        strides = [0] * extra + [0 if n == 1 else s for n, s in zip(x.shape, x.strides, strict=True)]
+        return Tensor(x.storage, self.shape, strides, x.offset, parts=x.parts)
+
+    def input_grad(self, i: int, dy: Tensor) -> Tensor:
+        return sum_to(dy, self.x)
+
+
+def broadcast_to(x: Tensor, shape: Sequence[int]) -> Tensor:
+    """x repeated to `shape`."""
+    return Broadcast(shape)(x)

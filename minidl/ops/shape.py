@@ -53,28 +53,6 @@ class Transpose(Op):
         return Tensor(dy.storage, [dy.shape[a] for a in back], [dy.strides[a] for a in back], dy.offset, parts=dy.parts)
 
 
-class Broadcast(Op):
-    """Repeated along new axes and axes of length 1, a view with stride 0."""
-
-    name = "broadcast_to"
-
-    def __init__(self, shape: Sequence[int]) -> None:
-        self.shape = tuple(shape)
-
-    def forward(self, x: Tensor) -> Tensor:
-        extra = len(self.shape) - x.ndim
-        if extra < 0 or any(n not in (1, m) for n, m in zip(x.shape, self.shape[extra:], strict=True)):
-            raise self.error(f"shape {x.shape} does not broadcast to {self.shape}")
-        self.x = x
-        strides = [0] * extra + [0 if n == 1 else s for n, s in zip(x.shape, x.strides, strict=True)]
-        return Tensor(x.storage, self.shape, strides, x.offset, parts=x.parts)
-
-    def input_grad(self, i: int, dy: Tensor) -> Tensor:
-        from .reduce import sum_to
-
-        return sum_to(dy, self.x)
-
-
 def reshape(x: Tensor, shape: Sequence[int]) -> Tensor:
     """The same elements in row-major order under another shape."""
     return Reshape(shape)(x)
@@ -88,8 +66,3 @@ def flatten(x: Tensor, start: int = 1) -> Tensor:
 def transpose(x: Tensor, axes: Sequence[int] | None = None) -> Tensor:
     """Axes in another order; reversed by default."""
     return Transpose(axes)(x)
-
-
-def broadcast_to(x: Tensor, shape: Sequence[int]) -> Tensor:
-    """x repeated to `shape`."""
-    return Broadcast(shape)(x)
