@@ -237,25 +237,27 @@ class _Writer:
         self.values = [_Value("x", shape, False), *([_Value("u", shape, False)] if self.chance(0.4) else [])]
         for _ in range(self.number(0, self.among([8, 16]))):
             self.op()
-        losses = [self.loss() for _ in range(self.among([1, 1, 2]))]
+        trunk = self.values[-1] if self.chance(0.3) else None
+        losses = [self.loss(trunk) for _ in range(self.number(2, 3) if trunk else self.among([1, 1, 2]))]
         trained = [loss for loss in losses if loss.trained]
         walked = trained if self.chance(0.9) else self.some(trained)
         if len(walked) > 1 and self.chance(0.3):
             walked = [self.value(f"{walked[0].name} + {walked[1].name} * 0.5", (), True)]
         for i, loss in enumerate(walked):
             if i and self.chance(0.3):
-                loss = self.loss(again=True)
+                again = self.loss()
+                loss = again if again.trained else loss
             self.lines.append(f"    backward({loss.name})")
-            if self.chance(0.1):
-                self.lines.append(f"    backward({loss.name})")
+            if self.chance(0.2):
+                self.lines.append(f"    backward({loss.name}{self.among(['', ' * 2.0'])})")
         results = [losses[0].name, *(v.name for v in self.some(self.values)[:3])]
         self.lines.append(f"    return {', '.join(results)},")
         return self.lines, len(results)
 
-    def loss(self, again: bool = False) -> _Value:
-        """A scalar, most often one that depends on a parameter."""
+    def loss(self, trunk: _Value | None = None) -> _Value:
+        """A scalar of the trunk or of any value, most often one that depends on a parameter."""
         made = self.made
-        v = self.among(self.values) if self.chance(0.5) else self.values[-1]
+        v = trunk or (self.among(self.values) if self.chance(0.5) else self.values[-1])
         if not v.shape or (not v.trained and self.chance(0.95)):
             v = self.value(f"{v.name} * {self.parameter(v.shape[-1:])}", v.shape, True)
         way = self.among(["square", "labels", "target", "total"])
@@ -318,6 +320,15 @@ class _Writer:
         self.value(form.format(v.name, self.parameter(shape)), v.shape, True)
         return True
 
+    def _shared(self, v: _Value) -> bool:
+        """A sum: each of its parts has the sum's own gradient, and to one of them a window of it adds another."""
+        w = self.among([w for w in self.values if w.shape == v.shape])
+        window = f"total({v.name}[{self.number(0, v.shape[0] - 1)}:], 0, True)"
+        parts = self.some([window, window, w.name, self.parameter(v.shape), self.parameter(v.shape)], 2)
+        place = self.number(0, len(parts))
+        self.value(f"({' + '.join([*parts[:place], v.name, *parts[place:]])}) * 0.3", v.shape, v.trained or w.trained or any(part in self.made.parameters for part in parts))
+        return True
+
     def _constant(self, v: _Value) -> bool:
         name = self.constant(v.shape)
         self.value(f"{v.name} * {name}" if self.chance(0.7) else f"{v.name} + array({name}.numpy())", v.shape, v.trained)
@@ -365,7 +376,7 @@ class _Writer:
         return True
 
     def _norm(self, v: _Value) -> bool:
-        w, b = (self.constant(v.shape[-1:]) for _ in "wb") if self.chance(0.1) else (self.parameter(v.shape[-1:], i == 0) for i in (0, 1))
+        w, b = (self.constant(v.shape[-1:]) for _ in "wb") if self.chance(0.4) else (self.parameter(v.shape[-1:], i == 0) for i in (0, 1))
         if self.chance(0.4):
             self.value(f"layer_norm({v.name}, {w}, {b})", v.shape, v.trained or w[0] == "p")
             return True
@@ -433,5 +444,5 @@ class _Writer:
         return True
 
 
-OPS = ("linear", "linear", "linear", "matmul", "unary", "unary", "numbers", "binary", "binary", "scaled", "scaled", "constant", "reduce", "view", "view",
+OPS = ("linear", "linear", "linear", "matmul", "unary", "unary", "numbers", "binary", "binary", "scaled", "scaled", "shared", "shared", "constant", "reduce", "view", "view",
        "join", "norm", "norm", "norm", "dropout", "image", "attention", "embedding", "recurrent", "apart", "cast")

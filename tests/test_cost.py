@@ -121,6 +121,11 @@ def test_files_that_are_no_cost_model_are_refused_by_name(tmp_path, text):
     assert len(str(caught.value)) < 400
 
 
+def test_times_whose_sum_is_no_number_are_refused_in_one_line():
+    with pytest.raises(CostError, match=r"the cost of F is 1e\+308; it must be a finite number >= 0, at most 1e\+18"):
+        CostModel.given(1e308, 1e308, 1e308)
+
+
 def test_a_file_with_a_byte_order_mark_is_read_and_a_pipe_is_not_waited_for(tmp_path):
     path = tmp_path / "cost.json"
     CostModel.given(1, 2, 3).save(path)

@@ -14,9 +14,10 @@ from helpers import torch_or_skip
 
 import minidl as ml
 from minidl import fuzz, optim, random_steps
-from minidl.autograd import random
+from minidl.autograd import random, tensor
 from minidl.cli import main
 from minidl.ops import dropout
+from minidl.ops.batch_norm import BatchNorm
 from minidl.runtime import memory
 
 #: why a step that runs eagerly may not be recorded
@@ -41,17 +42,20 @@ def hold_against_torch(seeds: range) -> None:
     torch_or_skip()
     from fuzz_torch import exact, our_steps, torch_steps
 
+    compared = 0
     for seed in seeds:
         program = exact(random_steps.draw(seed))
         random.seed(seed)
         ours = our_steps(program, seed)
         random.seed(seed)
         theirs = torch_steps(program, seed)
-        if not all(np.isfinite(t).all() for t in theirs):
-            continue
+        if not all(np.abs(t).max(initial=0) < 1e6 for t in theirs):
+            continue  # it diverges: what cancels out of large numbers is noise
+        compared += 1
         for i, (a, b) in enumerate(zip(ours, theirs, strict=True)):
             scale = max(1e-3, np.abs(b).max(initial=0))
             assert np.abs(a - b).max(initial=0) <= 1e-7 * scale, f"value {i} of seed {seed} is not torch's\n{program.source}"
+    assert compared >= 0.8 * len(seeds)
 
 
 def test_recorded_random_steps_equal_eager_ones_however_they_are_arranged() -> None:
@@ -137,6 +141,26 @@ def test_a_step_that_counts_by_itself_is_noticed() -> None:
     verdict = fuzz.check(make, 0)
     assert len(verdict.failures) >= verdict.runs - 1  # a step that changes nothing is none for ranks
     assert verdict.failures["sequential"].startswith("output 0 of call 1 differs from the eager run")
+
+
+def test_gradients_that_share_memory_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = tensor._accumulate
+    monkeypatch.setattr(tensor, "_accumulate", lambda parameter, g, own: right(parameter, g, True))
+    with pytest.raises(AssertionError, match="is not torch's"):
+        hold_against_torch(range(5000, 5020))
+
+
+def test_sums_of_an_earlier_backward_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In batch norms whose weights are not trained, passed twice."""
+    right = BatchNorm.output_grad
+
+    def wrong(self: BatchNorm, dy: Any, wanted: Any) -> Any:
+        self.dy = dy if self.dy else None
+        return right(self, dy, wanted)
+
+    monkeypatch.setattr(BatchNorm, "output_grad", wrong)
+    with pytest.raises(AssertionError, match="is not torch's"):
+        hold_against_torch(range(5030, 5050))
 
 
 def test_what_cannot_be_compared_says_why() -> None:

@@ -458,6 +458,13 @@ def test_the_learning_rate_and_the_step_count_are_read_at_each_step_of_a_replay(
     assert results[0] == results[1]
 
 
+def test_masked_numbers_are_refused():
+    masked = np.ma.array([1.0, 2.0], mask=[False, True])
+    with pytest.raises(ml.ShapeError, match="some of these are masked"):
+        ml.array(masked)
+    assert ml.array(np.ma.array([1.0, 2.0])).numpy().tolist() == [1, 2]
+
+
 @pytest.mark.parametrize("value", [np.array([None, 1.5], object), np.array([1, 2], object), ["a", "b"], "1.5", b"abc", 1 + 2j, np.zeros(2, np.complex64),
                                    np.longdouble(3), np.array(["2020"], "M8[Y]"), np.zeros(2, "i4,f4"), np.zeros(2, "V3"), None, {}, 2**70])
 def test_what_are_no_numbers_makes_no_tensor(value):

@@ -215,7 +215,9 @@ def host_storage(value: Any, role: Role, name: str) -> Storage:
 
 def numeric(value: Any) -> Any:
     """A NumPy array of numbers in this machine's byte order. Raises ShapeError for what is none: objects, texts, complex and
-    longer numbers."""
+    longer numbers, and arrays some elements of which are masked."""
+    if np.ma.is_masked(value):
+        raise ShapeError("a tensor holds numbers, and some of these are masked; fill them first: value.filled(0)")
     array = np.asarray(value)
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))

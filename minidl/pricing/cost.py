@@ -110,7 +110,8 @@ class CostModel:
               weight_grad: float | Sequence[float], latency: float = 0.0, bandwidth: float | None = None,
               update: float | Sequence[float] = 0.0) -> CostModel:
         """Times per kind, one for all units or one per unit; a fused backward costs O + W."""
-        backward = np.add(output_grad, weight_grad)
+        with np.errstate(over="ignore", invalid="ignore"):  # what is too large is told below
+            backward = np.add(output_grad, weight_grad)
         return cls(kinds={"F": forward, "O": output_grad, "W": weight_grad, "B": backward.tolist(), "U": update},
                    link=Link(latency, bandwidth), unit="")
 
