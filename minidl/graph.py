@@ -66,24 +66,25 @@ class Role(StrEnum):
         return self in (Role.PARAMETER, Role.STATE, Role.SCALAR)
 
 
-# ------------------------------------------------------------------------------------------------------- a task's identity
-# One 64-bit key is one task's identity. From the lowest bit: kind (4 bits), unit (20), micro-batch (20), index (10), late
-# (1), iteration (8). The index is a message's destination, or any other task's part.
+# ----------------------------------------------------------------------------------------------------- a task's identity
+# One 64-bit key is one task's identity. From the lowest bit: kind (4 bits), unit (20), micro-batch (20), index (10),
+# late (1), iteration (8). The index is a message's destination, or any other task's part.
 _KIND_BITS, _UNIT_BITS, _MICRO_BITS, _INDEX_BITS, _LATE_BITS, _ITERATION_BITS = 4, 20, 20, 10, 1, 8
 _UNIT = _KIND_BITS
 _MICRO = _UNIT + _UNIT_BITS
 _INDEX = _MICRO + _MICRO_BITS
 _LATE = _INDEX + _INDEX_BITS
 _ITERATION = _LATE + _LATE_BITS
-_BITS = {"unit": _UNIT_BITS, "micro-batch": _MICRO_BITS, "part": _INDEX_BITS, "destination": _INDEX_BITS, "late": _LATE_BITS,
-         "iteration": _ITERATION_BITS}
+_BITS = {"unit": _UNIT_BITS, "micro-batch": _MICRO_BITS, "part": _INDEX_BITS, "destination": _INDEX_BITS,
+         "late": _LATE_BITS, "iteration": _ITERATION_BITS}
 NAME = re.compile(r"(\d+)(AS|AG|SF|RF|SO|RO|[FOWBUA])(\d+)(?:/(\d+)|>(\d+))?(?:@(\d+))?(?:#(\d+))?")
 _KIND_NAMES = [kind.name for kind in Kind]
 
 
-def pack(unit: Any, kind: Any, micro_batch: Any = 0, *, part: Any = 0, destination: Any = 0, late: Any = 0, iteration: Any = 0) -> Any:
-    """The key(s) of tasks: integers or integer arrays in, int64 out. Raises GraphError for numbers that do not fit, and for
-    fields that a kind does not have: see `Identity`."""
+def pack(unit: Any, kind: Any, micro_batch: Any = 0, *, part: Any = 0, destination: Any = 0, late: Any = 0,
+         iteration: Any = 0) -> Any:
+    """The key(s) of tasks: integers or integer arrays in, int64 out. Raises GraphError for numbers that do not fit, and
+    for fields that a kind does not have: see `Identity`."""
     fields = [np.asarray(value, np.int64) for value in (unit, micro_batch, part, destination, late, iteration)]
     for (what, bits), value in zip(_BITS.items(), fields, strict=True):
         if value.size and not 0 <= value.min() <= value.max() < 1 << bits:
@@ -92,9 +93,11 @@ def pack(unit: Any, kind: Any, micro_batch: Any = 0, *, part: Any = 0, destinati
     kind = np.asarray(kind, np.int64)
     if part.any() or destination.any() or kind.max(initial=0) >= Kind.A:
         message, sums = kind >= Kind.SF, (kind >= Kind.A) & (kind < Kind.SF)
-        for what, wrong in (("parts", part * message), ("destination", destination * ~message), ("micro-batch", micro_batch * sums)):
+        for what, wrong in (("parts", part * message), ("destination", destination * ~message),
+                            ("micro-batch", micro_batch * sums)):
             if np.any(wrong):
-                raise GraphError(f"{Kind(np.broadcast_to(kind, np.shape(wrong)).flat[np.flatnonzero(wrong)[0]]).name} has no {what}")
+                first = np.broadcast_to(kind, np.shape(wrong)).flat[np.flatnonzero(wrong)[0]]
+                raise GraphError(f"{Kind(first).name} has no {what}")
     key = (iteration << _LATE_BITS) | late
     key = (key << _INDEX_BITS) | part | destination
     key = (key << _MICRO_BITS) | micro_batch
@@ -103,7 +106,8 @@ def pack(unit: Any, kind: Any, micro_batch: Any = 0, *, part: Any = 0, destinati
 
 
 def _too_large(what: str, value: Any) -> GraphError:
-    return GraphError(f"{what} {value} {'is too large' if value >= 0 else 'is negative'} (at most {(1 << _BITS[what]) - 1})")
+    wrong = "is too large" if value >= 0 else "is negative"
+    return GraphError(f"{what} {value} {wrong} (at most {(1 << _BITS[what]) - 1})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +118,8 @@ class Identity:
 
     - `unit`, `kind`, `micro_batch`: `4W0`;
     - `part`: which piece of a task that is cut in several: `4A0/2` is part 2 of an all-reduce. Part 0 is not written;
-    - `destination`: of a message the rank that it goes to. `2SF0>1` sends what 2F0 made to rank 1, `2RF0>1` receives it there;
+    - `destination`: of a message the rank that it goes to. `2SF0>1` sends what 2F0 made to rank 1, `2RF0>1` receives it
+      there;
     - `late`: 1 where the task runs one step late: `4W0@1` is the 4W0 of the step before;
     - `iteration`: in an unrolled graph the step that the task is of: `4W0#2`.
     """
@@ -162,7 +167,8 @@ def unpack(key: Any) -> Identity:
 def repack(keys: Any, **fields: Any) -> Any:
     """The same keys with other fields, such as `late=1`."""
     own = unpack(keys)
-    return pack(**{name: getattr(own, name) for name in ("unit", "kind", "micro_batch", "part", "destination", "late", "iteration")} | fields)
+    names = ("unit", "kind", "micro_batch", "part", "destination", "late", "iteration")
+    return pack(**{name: getattr(own, name) for name in names} | fields)
 
 
 def as_recorded(keys: Any) -> Any:
@@ -196,9 +202,11 @@ def parse_task(name: str) -> int:
             f"a message's name tells the rank that it goes to, as in {unit}{kind}{micro_batch}>1" if own >= Kind.SF else
             f"only a message goes to a rank; part 1 is {unit}{kind}{micro_batch}/1"))
     if own in COLLECTIVE and int(micro_batch):
-        raise GraphError(f"task {name[:40]!r}: what ranks sum is of all micro-batches; its part {micro_batch} is {unit}{kind}0/{micro_batch}")
+        raise GraphError(f"task {name[:40]!r}: what ranks sum is of all micro-batches; its part {micro_batch} is "
+                         f"{unit}{kind}0/{micro_batch}")
     if int(late) > 1:
-        raise GraphError(f"task {name[:40]!r}: a task runs at most one step late, @1; iteration {late} is {unit}{kind}{micro_batch}#{late}")
+        raise GraphError(f"task {name[:40]!r}: a task runs at most one step late, @1; iteration {late} is "
+                         f"{unit}{kind}{micro_batch}#{late}")
     key = int(iteration) << _LATE_BITS | int(late)  # as `pack`, which is for arrays
     key = (key << _INDEX_BITS | int(part) | int(destination)) << _MICRO_BITS | int(micro_batch)
     return (key << _UNIT_BITS | int(unit)) << _KIND_BITS | own
@@ -474,8 +482,8 @@ class TaskGraph:
     """Tasks in the order of emission, which is the sequential order, and the edges between them.
 
     Columns of length `len(graph)`: keys (the identity of each task, see `Identity`), flops, bytes. `reads` and `writes`
-    give buffer ids; `preds` and `succs` are derived. `inputs` and `outputs` are views for graphs that can run; `outputs`
-    nests as the recorded step's return value did.
+    give buffer ids; `preds` and `succs` are derived. `inputs` and `outputs` are views for graphs that can run;
+    `outputs` nests as the recorded step's return value did.
     """
 
     keys: Ints
@@ -539,7 +547,8 @@ class TaskGraph:
 
     @cached_property
     def _dense(self) -> tuple[tuple[int, ...], Ints] | None:
-        """(extents of `_columns`, task id or -1 for each combination), unless it wastes space or they do not tell tasks apart."""
+        """(extents of `_columns`, task id or -1 for each combination), unless it wastes space or they do not tell tasks
+        apart."""
         columns = _columns(self.keys)
         extents = tuple(int(column.max(initial=0)) + 1 for column in columns)
         if math.prod(extents) > 8 * len(self) + 1024:
@@ -603,26 +612,29 @@ class TaskGraph:
 
     # ------------------------------------------------------------------------------------------------------- algebra
     def take(self, tasks: Ints, keys: Ints | None = None) -> TaskGraph:
-        """These tasks in this order, on the same buffers. A task may be taken several times; then `keys` tells them apart."""
+        """These tasks in this order, on the same buffers. A task may be taken several times; then `keys` tells them
+        apart."""
         rows = np.asarray(tasks, np.int64)
-        return replace(self, keys=self.keys[rows] if keys is None else keys, flops=self.flops[rows], bytes=self.bytes[rows],
-                       reads=self.reads.take(rows), writes=self.writes.take(rows),
+        return replace(self, keys=self.keys[rows] if keys is None else keys, flops=self.flops[rows],
+                       bytes=self.bytes[rows], reads=self.reads.take(rows), writes=self.writes.take(rows),
                        launches=tuple(self.launches[t] for t in rows.tolist()) if self.launches else ())
 
-    def insert(self, after: Ints, keys: Ints, reads: Rows, writes: Rows, nbytes: Ints, launches: Sequence[tuple[Launch, ...]] = ()) -> TaskGraph:
-        """The graph with further tasks: new task i, on buffers that there are, stands behind task `after[i]`, and behind
-        those before it in this list that do too."""
+    def insert(self, after: Ints, keys: Ints, reads: Rows, writes: Rows, nbytes: Ints,
+               launches: Sequence[tuple[Launch, ...]] = ()) -> TaskGraph:
+        """The graph with further tasks: new task i, on buffers that there are, stands behind task `after[i]`, and
+        behind those before it in this list that do too."""
         n, new = len(self), len(keys)
         order = np.argsort(np.concatenate([np.arange(n), np.asarray(after, np.int64)]), kind="stable")
         own = list(self.launches or ((),) * n) + list(launches or ((),) * new)
         return replace(
             self, keys=np.append(self.keys, keys)[order], flops=np.append(self.flops, np.zeros(new))[order],
-            bytes=np.append(self.bytes, nbytes)[order].astype(self.bytes.dtype), reads=self.reads.followed_by(reads).take(order),
-            writes=self.writes.followed_by(writes).take(order), launches=tuple(own[i] for i in order.tolist()) if any(own) else ())
+            bytes=np.append(self.bytes, nbytes)[order].astype(self.bytes.dtype),
+            reads=self.reads.followed_by(reads).take(order), writes=self.writes.followed_by(writes).take(order),
+            launches=tuple(own[i] for i in order.tolist()) if any(own) else ())
 
     def join(self, parts: Rows, keys: Ints) -> TaskGraph:
-        """One task for each row of `parts`, which hold every task of this graph once: it launches what they launch, in their
-        order, and reads what they do not make themselves."""
+        """One task for each row of `parts`, which hold every task of this graph once: it launches what they launch, in
+        their order, and reads what they do not make themselves."""
         reads: list[list[int]] = []
         writes: list[list[int]] = []
         for i in range(len(parts)):
@@ -635,15 +647,18 @@ class TaskGraph:
             writes.append(sorted(made))
         group, count = np.empty(len(self), np.int64), len(parts)
         group[parts.ids] = parts.row_of_each()
+        launches = [tuple(launch for t in parts[i].tolist() for launch in self.launches[t])
+                    for i in range(count)] if self.launches else []
         return replace(
-            self, keys=keys, flops=np.bincount(group, self.flops, count).astype(np.float64), bytes=np.bincount(group, self.bytes, count).astype(np.int64),
-            reads=Rows.of(reads), writes=Rows.of(writes),
-            launches=tuple(tuple(launch for t in parts[i].tolist() for launch in self.launches[t]) for i in range(count)) if self.launches else ())
+            self, keys=keys, flops=np.bincount(group, self.flops, count).astype(np.float64),
+            bytes=np.bincount(group, self.bytes, count).astype(np.int64), reads=Rows.of(reads), writes=Rows.of(writes),
+            launches=tuple(launches))
 
     def with_storages(self, specs: Sequence[StorageSpec]) -> TaskGraph:
         """The graph with further storages, and a buffer on each. No task touches them yet."""
-        grown = self.with_buffers(np.zeros(len(specs), np.int64), len(self.storages) + np.arange(len(specs)), [spec.name for spec in specs],
-                                  np.array([spec.bytes for spec in specs], np.int64), specs)
+        new = len(specs)
+        grown = self.with_buffers(np.zeros(new, np.int64), len(self.storages) + np.arange(new),
+                                  [spec.name for spec in specs], np.array([spec.bytes for spec in specs], np.int64), specs)
         role = grown.buffer_role.copy()
         role[len(self.buffer_role):] = [ROLES.index(spec.role) for spec in specs]
         return replace(grown, buffer_role=role)
@@ -755,9 +770,9 @@ class GraphBuilder:
         self._buffers.append((name, nbytes, role, storage))
         return len(self._buffers) - 1
 
-    def task(self, unit: int, kind: Kind, micro_batch: int = 0, *, part: int = 0, destination: int = 0, late: int = 0, iteration: int = 0,
-             reads: Iterable[int] = (), writes: Iterable[int] = (), launches: tuple[Launch, ...] = (), flops: float = 0.0,
-             nbytes: int = 0) -> int:
+    def task(self, unit: int, kind: Kind, micro_batch: int = 0, *, part: int = 0, destination: int = 0, late: int = 0,
+             iteration: int = 0, reads: Iterable[int] = (), writes: Iterable[int] = (),
+             launches: tuple[Launch, ...] = (), flops: float = 0.0, nbytes: int = 0) -> int:
         """A new task's id. Reads and writes are buffer ids, in any order."""
         self._tasks.append((unit, int(kind), micro_batch, part, destination, late, iteration, flops, nbytes))
         self._reads.append(tuple(sorted(set(reads))))
@@ -766,7 +781,8 @@ class GraphBuilder:
         return len(self._tasks) - 1
 
     def build(self, inputs: tuple[View, ...] = (), outputs: tuple[View, ...] = (), name: str = "graph") -> TaskGraph:
-        unit, kind, micro_batch, part, destination, late, iteration, flops, nbytes = zip(*self._tasks, strict=True) if self._tasks else ((),) * 9
+        columns = zip(*self._tasks, strict=True) if self._tasks else ((),) * 9
+        unit, kind, micro_batch, part, destination, late, iteration, flops, nbytes = columns
         units = max(unit, default=-1) + 1
         graph = TaskGraph(
             keys=pack(unit, kind, micro_batch, part=part, destination=destination, late=late, iteration=iteration),

@@ -35,8 +35,6 @@ from .passes.rewrite import unroll
 from .runtime.memory import MemoryLimitError, MemoryPlan, plan_memory
 from .schedule import Lane, Schedule, ScheduleError
 
-TALKS = [int(kind) for kind in COMMUNICATION]  #: the kinds of tasks that a transport runs
-
 
 @dataclass(frozen=True)
 class Part:
@@ -67,7 +65,7 @@ class Part:
     @cached_property
     def communicates(self) -> tuple[bool, ...]:
         """Of each lane whether all its tasks are communication."""
-        talks = np.isin(self.graph.kind, TALKS)
+        talks = np.isin(self.graph.kind, COMMUNICATION)
         return tuple(bool(len(tasks) and talks[tasks].all()) for tasks in map(self.lane_tasks, range(len(self.schedule.lanes))))
 
 

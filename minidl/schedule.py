@@ -136,7 +136,8 @@ class Schedule:
             own = np.split(np.asarray(self.joined, bool), self.ptr[1:-1])
             own += [np.zeros(len(k), bool) for k in lanes.values()]
             joined = np.concatenate([own[i] for i in order])
-        return Schedule(tuple(every[i] for i in order), _pointers([keys[i] for i in order]), np.concatenate([keys[i] for i in order]), joined)
+        keys = [keys[i] for i in order]
+        return Schedule(tuple(every[i] for i in order), _pointers(keys), np.concatenate(keys), joined)
 
     def actions(self) -> tuple[Ints, Ints]:
         """(the action of every entry, where each lane begins among the actions): a pair is one action, any other entry too."""

@@ -147,7 +147,7 @@ def lower_bound(graph: TaskGraph, cost: CostModel) -> float:
     """No order of this loop body has a shorter period: one compute stream, one channel, and each layer's circuit from its forward over
     all that its weight gradient needs to the end of its communication."""
     duration = cost.durations(graph) + cost.launch
-    talk = np.isin(graph.kind, [int(k) for k in COMMUNICATION])
+    talk = np.isin(graph.kind, COMMUNICATION)
     best = max(float(duration[talk].sum()), float(duration[~talk].sum()))
     preds = [graph.preds[t].tolist() for t in range(len(graph))]
     rate: dict[int, float] = {}  # time of communication per byte, by buffer

@@ -55,7 +55,7 @@ class Iterations:
         self.clock = Clock.of(graph, cost, Lanes.of_tasks([range(len(graph))]), carried)
         self._quiet = self.clock.without_contention()
         self._time, self._sync = self.clock.duration.tolist(), cost.sync
-        talk = np.isin(graph.kind, [int(k) for k in COMMUNICATION])
+        talk = np.isin(graph.kind, COMMUNICATION)
         self.communication, self.compute = np.flatnonzero(talk), np.flatnonzero(~talk)
         self.updates = np.flatnonzero(graph.kind == Kind.U)
         self._preds = [graph.preds[t].tolist() for t in range(len(graph))]

@@ -46,7 +46,7 @@ def with_communication(graph: TaskGraph, cost: CostModel, time: Callable[[Mappin
     """
     unit_of = {b: int(graph.unit[u]) for u in np.flatnonzero(graph.kind == Kind.U).tolist() for b in graph.reads[u].tolist()}
     tasks = dict(cost.tasks)
-    for t in np.flatnonzero(np.isin(graph.kind, [int(k) for k in COMMUNICATION])).tolist():
+    for t in np.flatnonzero(np.isin(graph.kind, COMMUNICATION)).tolist():
         travels: dict[int, int] = {}
         for b in graph.writes[t].tolist():
             travels[unit_of[b]] = travels.get(unit_of[b], 0) + int(graph.buffer_bytes[b])

@@ -18,6 +18,7 @@ from minidl.graph import (
     Kind,
     Role,
     Rows,
+    StorageSpec,
     TaskGraph,
     as_recorded,
     derive_edges,
@@ -227,3 +228,38 @@ def test_both_ways_of_a_loop_give_the_same():
 def test_no_edges_without_buffers():
     nothing = Rows.of([[], []])
     assert len(derive_edges(nothing, nothing, 0).ids) == 0
+
+
+# --------------------------------------------------------------------------------------------------------------- algebra
+@given(planned_graphs(tasks=8), st.data())
+@settings(deadline=None)
+def test_inserted_tasks_stand_where_they_are_asked_for(graph, data):
+    """As a list with further rows."""
+    new = data.draw(st.integers(0, 4))
+    after = [data.draw(st.integers(0, len(graph) - 1)) for _ in range(new)]
+    touched = [sorted(data.draw(st.sets(st.integers(0, 4)))) for _ in range(new)]
+    keys = pack(np.full(new, 99), Kind.A, part=np.arange(new))
+    found = graph.insert(np.array(after, int), keys, Rows.of(touched), Rows.of(touched[::-1]), np.arange(new))
+    rows = [(int(graph.keys[t]), graph.reads[t].tolist(), graph.writes[t].tolist(), float(graph.flops[t]), int(graph.bytes[t]))
+            for t in range(len(graph))]
+    further = [(int(keys[i]), touched[i], touched[::-1][i], 0.0, i) for i in range(new)]
+    wanted = [row for t, own in enumerate(rows) for row in (own, *(f for f, at in zip(further, after, strict=True) if at == t))]
+    assert [(int(found.keys[t]), found.reads[t].tolist(), found.writes[t].tolist(), float(found.flops[t]), int(found.bytes[t]))
+            for t in range(len(found))] == wanted
+
+
+def test_joined_tasks_read_what_they_do_not_make_themselves():
+    graph = planned(("0F0", "x", "a"), ("1F0", "a w", "b"), ("2F0", "b a", "c"))
+    joined = graph.join(Rows.of([[0, 2], [1]]), pack(np.array([7, 8]), Kind.B))
+    assert [t.name for t in joined] == ["7B0", "8B0"]
+    assert [[b.name for b in t.reads] for t in joined] == [["x", "b"], ["a", "w"]]
+    assert [[b.name for b in t.writes] for t in joined] == [["a", "c"], ["b"]]
+    assert joined.bytes.tolist() == [16, 8]
+
+
+def test_further_storages_have_a_buffer_each():
+    graph = planned(("0F0", "x", "a"))
+    grown = graph.with_storages([StorageSpec("w", (2, 3), "float32", 24, Role.PARAMETER)])
+    new = grown.buffer(2)
+    assert (new.name, new.shape, new.bytes, new.role, new.dtype) == ("w", (2, 3), 24, Role.PARAMETER, "float32")
+    assert [t.name for t in grown] == ["0F0"]

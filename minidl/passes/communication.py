@@ -28,8 +28,8 @@ def talks(schedule: Schedule) -> bool:
 
 @dataclass(frozen=True)
 class Messages:
-    """One for all that a task hands to a rank: `sender[i]` to rank `to[i]`. Buffer `copied[j]` travels in message `of[j]` and
-    is buffer `copy[j]` there."""
+    """One for all that a task hands to a rank: `sender[i]` to rank `to[i]`. Buffer `copied[j]` travels in message `of[j]`
+    and is buffer `copy[j]` there."""
 
     sender: Ints
     to: Ints
@@ -78,7 +78,8 @@ def received(graph: TaskGraph, rank: Ints) -> tuple[TaskGraph, Messages]:
     else:
         storage, specs, moves, move = copy, [], [{}], np.zeros(len(graph), np.int64)
     grown = graph.with_buffers(copied, storage, names, storages=specs)
-    return grown.remap(moved, graph.writes.ids, moves, move), Messages(message // ranks, message % ranks, of, copied, copy)
+    messages = Messages(message // ranks, message % ranks, of, copied, copy)
+    return grown.remap(moved, graph.writes.ids, moves, move), messages
 
 
 def _in_parts(graph: TaskGraph, task: int, buffer: int) -> GraphError:
@@ -89,9 +90,9 @@ def _in_parts(graph: TaskGraph, task: int, buffer: int) -> GraphError:
 def add_communication(graph: TaskGraph, schedule: Schedule) -> tuple[TaskGraph, Schedule]:
     """The graph and schedule with a send and a receive for every result that another rank reads.
 
-    A message holds all that one task hands to one rank: `2SF0>1` on the sender's lane `send->1` reads it, `2RF0>1` on the
-    receiver's lane `recv<-0` writes the copies that the readers there read from then on. A result that several ranks read
-    goes to each in a message of its own. Raises GraphError for results that no F, O or B made.
+    A message holds all that one task hands to one rank: `2SF0>1` on the sender's lane `send->1` reads it, `2RF0>1` on
+    the receiver's lane `recv<-0` writes the copies that the readers there read from then on. A result that several ranks
+    read goes to each in a message of its own. Raises GraphError for results that no F, O or B made.
     """
     rank = ranks_of(graph, schedule)
     own, messages = received(graph, rank)
@@ -104,19 +105,20 @@ def add_communication(graph: TaskGraph, schedule: Schedule) -> tuple[TaskGraph, 
                          f"of F, O and B can be sent")
     size = np.bincount(messages.of, graph.buffer_bytes[messages.copied], k).astype(np.int64)
     made = unpack(graph.keys[sender])
-    send, receive = (pack(made.unit, np.where(made.kind == Kind.F, *kinds), made.micro_batch, destination=messages.to, late=made.late,
-                          iteration=made.iteration) for kinds in (SENDS, RECEIVES))
+    send, receive = (pack(made.unit, np.where(made.kind == Kind.F, *kinds), made.micro_batch, destination=messages.to,
+                          late=made.late, iteration=made.iteration) for kinds in (SENDS, RECEIVES))
     travel, arrive = (Rows.from_pairs(messages.of, buffers, k) for buffers in (messages.copied, messages.copy))
     both = np.repeat(np.arange(k), 2)  # each send, then its receive
     talking = own.insert(
-        sender[both], np.stack([send, receive], axis=1).ravel(), travel.followed_by(arrive).take(both + np.tile([0, k], k)),
-        arrive.take(both), size[both])
+        sender[both], np.stack([send, receive], axis=1).ravel(),
+        travel.followed_by(arrive).take(both + np.tile([0, k], k)), arrive.take(both), size[both])
     return talking, _with_lanes(graph, schedule, send, receive, rank, messages)
 
 
-def _with_lanes(graph: TaskGraph, schedule: Schedule, send: Ints, receive: Ints, rank: Ints, messages: Messages) -> Schedule:
-    """The schedule with lanes `send->peer` and `recv<-peer`, in the order in which the messages are made. `send`, `receive`: the
-    keys of each message."""
+def _with_lanes(graph: TaskGraph, schedule: Schedule, send: Ints, receive: Ints, rank: Ints,
+                messages: Messages) -> Schedule:
+    """The schedule with lanes `send->peer` and `recv<-peer`, in the order in which the messages are made. `send`,
+    `receive`: the keys of each message."""
     place = np.empty(len(graph), np.int64)
     place[schedule.ids(graph)] = np.arange(len(graph))
     made = np.argsort(place[messages.sender], kind="stable")

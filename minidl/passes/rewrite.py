@@ -33,7 +33,8 @@ def unroll(graph: TaskGraph, iterations: int) -> TaskGraph:
         raise GraphError("the graph is unrolled already")
     separate = own_buffers(graph)
     iteration = np.repeat(np.arange(iterations), len(graph))
-    tiled = graph.take(np.tile(np.arange(len(graph)), iterations), repack(np.tile(graph.keys, iterations), iteration=iteration))
+    tiled = graph.take(np.tile(np.arange(len(graph)), iterations),
+                       repack(np.tile(graph.keys, iterations), iteration=iteration))
     unrolled, moves = tiled.with_copies(np.where(separate[:, None], np.arange(iterations), 0), iteration)
     return replace(unrolled, inputs=tuple(v for m in moves for v in moved_views(graph.inputs, m)),
                    outputs=tuple(v for m in moves for v in moved_views(graph.outputs, m)))
@@ -142,8 +143,8 @@ def merge(graph: TaskGraph, keys: Ints) -> tuple[TaskGraph, Ints]:
             if missing[h] == 0:
                 heapq.heappush(ready, (int(first[h]), h))
     if len(order) < count:
-        raise GraphError(f"{task_name(distinct[np.argmax(missing > 0)])} would have to run both before and after another task; "
-                         f"cut the graph elsewhere")
+        raise GraphError(f"{task_name(distinct[np.argmax(missing > 0)])} would have to run both before and after another "
+                         f"task; cut the graph elsewhere")
     place = np.empty(count, np.int64)
     place[order] = np.arange(count)
     group = place[group]

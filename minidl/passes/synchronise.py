@@ -119,30 +119,35 @@ def _assemble(graph: TaskGraph, updates: Ints, groups: Sequence[Sequence[int]], 
         lowest = min(int(graph.unit[u]) for u in group)
         mine = [i for i, p in enumerate(pieces) if p.group == g]
         last = max(touched[pieces[i].buffer] for i in mine)
-        transfers += [(last, lowest, part, [i for i in mine if pieces[i].part == part]) for part in sorted({pieces[i].part for i in mine})]
+        transfers += [(last, lowest, part, [i for i in mine if pieces[i].part == part])
+                      for part in sorted({pieces[i].part for i in mine})]
     transfers.sort(key=lambda transfer: transfer[0])
     kinds = [Kind.AS if scatter else Kind.A] * len(transfers)
     if scatter:
         kinds += [Kind.AG] * len(transfers)
-        transfers += [(int(updates[0]) - 1, unit, part, those) for _, unit, part, those in sorted(transfers, key=lambda transfer: transfer[1:3])]
+        transfers += [(int(updates[0]) - 1, unit, part, those)
+                      for _, unit, part, those in sorted(transfers, key=lambda transfer: transfer[1:3])]
     after, unit, part, chosen = zip(*transfers, strict=True)
     views = [tuple(v for i in those if (v := pieces[i].view) is not None) for those in chosen]
     buffers = Rows.of([sorted(buffer_of[i] for i in those) for those in chosen])
     result = cut.insert(
-        np.array(after), pack(unit, kinds, part=part), buffers, buffers, np.array([sum(pieces[i].nbytes for i in those) for those in chosen]),
+        np.array(after), pack(unit, kinds, part=part), buffers, buffers,
+        np.array([sum(pieces[i].nbytes for i in those) for those in chosen]),
         [(Launch(CALLS[k], own, own),) if own else () for k, own in zip(kinds, views, strict=True)])
     _check(result)
     return result
 
 
 def _in_pieces(graph: TaskGraph, pieces: Sequence[_Piece]) -> tuple[TaskGraph, list[int]]:
-    """The graph with a buffer for each piece, and which it is. The first piece of a gradient has the gradient's own buffer."""
+    """The graph with a buffer for each piece, and which it is. The first piece of a gradient has the gradient's own
+    buffer."""
     first = dict[int, int]()  # gradient buffer -> its first piece
     for i, p in enumerate(pieces):
         first.setdefault(p.buffer, i)
     further = [i for i, p in enumerate(pieces) if first[p.buffer] != i]
     old = np.array([pieces[i].buffer for i in further], np.int64)
-    grown = graph.with_buffers(old, graph.buffer_storage[old], [f"{graph.buffer_names[b]}+" for b in old] if graph.buffer_names else (),
+    names = [f"{graph.buffer_names[b]}+" for b in old] if graph.buffer_names else ()
+    grown = graph.with_buffers(old, graph.buffer_storage[old], names,
                                np.array([pieces[i].nbytes for i in further], np.int64))
     nbytes = grown.buffer_bytes.copy()
     nbytes[list(first)] = [pieces[i].nbytes for i in first.values()]
@@ -153,7 +158,7 @@ def _in_pieces(graph: TaskGraph, pieces: Sequence[_Piece]) -> tuple[TaskGraph, l
         of_buffer.setdefault(pieces[i].buffer, []).append(number)
 
     def spread(rows: Rows) -> Rows:
-        return Rows.of([sorted(c for b in row.tolist() for c in (b, *of_buffer.get(b, ()))) for row in map(rows.__getitem__, range(len(rows)))])
+        return Rows.of([sorted(c for b in rows[t].tolist() for c in (b, *of_buffer.get(b, ()))) for t in range(len(rows))])
 
     return replace(grown, buffer_bytes=nbytes, reads=spread(graph.reads), writes=spread(graph.writes)), buffer_of
 

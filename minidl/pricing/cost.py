@@ -14,7 +14,19 @@ from typing import Any
 
 import numpy as np
 
-from ..graph import COMMUNICATION, RECEIVES, SENDS, Floats, Ints, Kind, TaskGraph, as_recorded, parse_task, unpack
+from ..graph import (
+    COLLECTIVE,
+    COMMUNICATION,
+    RECEIVES,
+    SENDS,
+    Floats,
+    Ints,
+    Kind,
+    TaskGraph,
+    as_recorded,
+    parse_task,
+    unpack,
+)
 from .corun import CoRun
 
 _RATES = {"flops_per_us", "bytes_per_us"}
@@ -57,8 +69,8 @@ class Link:
 class CostModel:
     """Durations of tasks.
 
-    `tasks`: by task name. `kinds`: by kind's name, one number or one per unit, for tasks not named; "O/1" is the second part
-    of an O that is cut. Where neither is
+    `tasks`: by task name. `kinds`: by kind's name, one number or one per unit, for tasks not named; "O/1" is the second
+    part of an O that is cut. Where neither is
     given, a send costs its bytes over the link's bandwidth, a receive nothing, a collective the link's time. `links`:
     of single pairs of ranks, as "0->1", that are not joined by `link`. `launch`: added to every task. `sync`: added
     where a task waits for another lane. `wake`: what it costs a lane to let one of the same device go on that waits for
@@ -139,7 +151,7 @@ class CostModel:
                 time[mine] = self._of_kind(kind.name, graph.unit[mine])
             elif kind in COMMUNICATION and self.source != "analytic":
                 # a message's latency lies between send and receive; a collective is one task with all of its time
-                link = self.link if kind in (Kind.A, Kind.AS, Kind.AG) else replace(self.link, latency=0.0)
+                link = self.link if kind in COLLECTIVE else replace(self.link, latency=0.0)
                 time[mine] = 0.0 if kind in RECEIVES else link.time(graph.bytes[mine])
         if SECOND in self.kinds and (mine := (graph.kind == Kind.O) & (unpack(graph.keys).part == 1)).any():
             time[mine] = self._of_kind(SECOND, graph.unit[mine])

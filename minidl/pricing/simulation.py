@@ -370,7 +370,7 @@ class _Network:
         between = np.flatnonzero(rank[source] != rank[until])
         source, until = source[between], until[between]
         latency, per_byte = self._figures(source, until)
-        moves = ~np.isin(graph.kind[source], [int(k) for k in COMMUNICATION])  # whose bytes take no time of their own
+        moves = ~np.isin(graph.kind[source], COMMUNICATION)  # whose bytes take no time of their own
         far[between] = latency + per_byte * np.where(moves, _message_bytes(graph, source, until), 0)
         return far
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from ..graph import RECEIVES, SENDS, Kind, TaskGraph, View, task_name
+from ..graph import COMMUNICATION, RECEIVES, SENDS, Kind, TaskGraph, View, task_name
 from ..kernels import Thunk
-from ..program import TALKS, Part, Program
+from ..program import Part, Program
 from .bound import Bound
 from .comm import SLOTS, Communicator
 from .comm.flight import Abandoned, Entry, Flight
@@ -134,7 +134,7 @@ class Meetings:
         self.times: dict[int, Any] = {}
         graph, talks = part.graph, part.communicates
         lanes = [part.lane_tasks(i) for i in range(len(talks))]
-        self._talks = {t for t in range(len(graph)) if graph.kind[t] in TALKS}
+        self._talks = {t for t in range(len(graph)) if graph.kind[t] in COMMUNICATION}
         apart = [lane for lane, talk in zip(lanes, talks, strict=True) if talk]
         self._inline = [t for lane, talk in zip(lanes, talks, strict=True) if not talk for t in lane if t in self._talks]
         self._drained = self._before_which_to_drain(part, [lane for lane, talk in zip(lanes, talks, strict=True) if not talk])

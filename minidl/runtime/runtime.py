@@ -22,9 +22,9 @@ import numpy as np
 from ..autograd import tape as tapes
 from ..autograd.tape import Storage
 from ..autograd.tensor import ShapeError
-from ..graph import Ints, Role, StorageSpec, TaskGraph, View
+from ..graph import COMMUNICATION, Ints, Role, StorageSpec, TaskGraph, View
 from ..kernels import Thunk
-from ..program import TALKS, Part, Program
+from ..program import Part, Program
 from ..schedule import Schedule
 from ..views.timeline import Timeline, What
 from . import debug
@@ -275,7 +275,7 @@ class _Ready:
         self.meetings: Meetings | None = None
         if runtime._communication is not None:
             self.meetings = runtime._communication.meet(part, self.bound, calls)
-        elif np.isin(graph.kind, TALKS).any():
+        elif np.isin(graph.kind, COMMUNICATION).any():
             raise DeviceError("the step has communication; it needs a transport (DistributedExecutor)")
         talks = part.communicates
         self._compute = [i for i, talk in enumerate(talks) if not talk]

@@ -193,7 +193,8 @@ def _at_home(schedule: Schedule, placement: Placement, micro_batches: int) -> No
     astray = np.flatnonzero(receives & (rank != own.destination))
     if astray.size:
         key = int(schedule.keys[astray[0]])
-        raise schedule.error(f"task {task_name(key)} stands on rank {rank[astray[0]]}, but its message goes to rank {unpack(key).destination}", [key])
+        raise schedule.error(f"task {task_name(key)} stands on rank {rank[astray[0]]}, but its message goes to rank "
+                             f"{unpack(key).destination}", [key])
     _same_rank(schedule, rank, np.where(receives, rank, placement.home(schedule.keys, micro_batches)))
 
 

@@ -26,9 +26,9 @@ from .problem import Order, Problem, schedule_of
 def layerpipe(problem: Problem, method: str = "inter") -> Plan:
     """F, O and W of layers spread over ranks by linear partition, O cut in two where that evens the loads (`inter`).
 
-    A layer is a stage of the problem. The two parts of a cut O are `4O0` and `4O0/1`. The graph holds a ring of weight versions
-    per layer, so that its edges prove that versions are there when they are read and last as long as they are needed.
-    Reconstructed.
+    A layer is a stage of the problem. The two parts of a cut O are `4O0` and `4O0/1`. The graph holds a ring of weight
+    versions per layer, so that its edges prove that versions are there when they are read and last as long as they are
+    needed. Reconstructed.
     """
     found = assign(LayerCosts.given(*(t.tolist() for t in (problem.forward, problem.output_grad, problem.weight_grad))),
                    problem.ranks, method)
@@ -147,7 +147,8 @@ class Ticks:
                 writes = [ring[(batch + 1) % len(ring)]]
             else:
                 reads.append(ring[max(0, batch - self.delays[part.layer]) % len(ring)])
-                made[i, batch] = builder.buffer(f"{part.kind.name}{part.layer}{'/1' * self.part(i)} of batch {batch}", 0)
+                name = f"{part.kind.name}{part.layer}{'/1' * self.part(i)} of batch {batch}"
+                made[i, batch] = builder.buffer(name, 0)
                 writes = [made[i, batch]]
             builder.task(part.layer, part.kind, batch, part=self.part(i), reads=reads, writes=writes)
         return builder.build(name=f"{self.layers} layers, {batches} batches")

@@ -89,14 +89,15 @@ def counted_by_each(graph: TaskGraph, stage_of_unit: Ints, rank_of_stage: Ints |
     units = len(stage_of_unit)
     rows = sorted([(t, stage[t], int(graph.unit[t])) for t in range(len(graph))] + [(t, s, units + i) for i, (t, s) in enumerate(copies)])
     task, where, unit = (np.array(column) for column in zip(*rows, strict=True))
-    old, of_stage = (np.array(column) for column in zip(*sorted({(b, s) for t, s in copies for b in graph.writes[t].tolist()}), strict=True))
-    number = np.repeat(np.arange(len(graph.buffer_bytes))[:, None], stages, axis=1)  # [buffer, stage]: which buffer it is there
+    own = sorted({(b, s) for t, s in copies for b in graph.writes[t].tolist()})
+    old, of_stage = (np.array(column) for column in zip(*own, strict=True))
+    number = np.repeat(np.arange(len(graph.buffer_bytes))[:, None], stages, axis=1)  # [buffer, stage]: what it is there
     number[old, of_stage] = len(graph.buffer_bytes) + np.arange(len(old))
     for (t, s), at in home.items():
         number[graph.writes[t], s] = number[graph.writes[t], at]
     names = graph.unit_names + ("",) * (units - len(graph.unit_names)) + tuple(graph.unit_names[graph.unit[t]] for t, _ in copies)
-    taken = graph.take(task, repack(graph.keys[task], unit=unit)).with_buffers(
-        old, graph.buffer_storage[old], [f"{graph.buffer_names[b]} of stage {s}" for b, s in zip(old, of_stage, strict=True)] if graph.buffer_names else ())
+    copied = [f"{graph.buffer_names[b]} of stage {s}" for b, s in own] if graph.buffer_names else ()
+    taken = graph.take(task, repack(graph.keys[task], unit=unit)).with_buffers(old, graph.buffer_storage[old], copied)
     reads, writes = (number[rows.ids, where[rows.row_of_each()]] for rows in (taken.reads, taken.writes))
     moved = taken.remap(reads, writes, [{}], np.zeros(len(taken), np.int64))
     return replace(moved, unit_names=names), np.append(stage_of_unit, [s for _, s in copies]), task

@@ -1,9 +1,9 @@
 """The per-rank grid of torch.distributed.pipelining: one row per rank, cells such as `2F0`, `1I0` (our O), `3W1`, `0B2`.
 
 An empty cell is a bubble. A pair is `(2F3;5B1)OVERLAP_F_B`; its suffix may be missing. Sends and receives are
-`SEND_F`, `RECV_F`, `SEND_B`, `RECV_B`, each with the stage that does it; what it sends goes to the next stage, or the one
-before: `2SEND_F0` and `3RECV_F0` are our `2SF0>r` and `2RF0>r` where rank r has stage 3. The format has no lanes: everything
-of a rank is on its `main` lane.
+`SEND_F`, `RECV_F`, `SEND_B`, `RECV_B`, each with the stage that does it; what it sends goes to the next stage, or the
+one before: `2SEND_F0` and `3RECV_F0` are our `2SF0>r` and `2RF0>r` where rank r has stage 3. The format has no lanes:
+everything of a rank is on its `main` lane.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ def from_torch(text: str, where: str = "the plan") -> Schedule:
     lost = np.flatnonzero(rank < 0)
     if lost.size:
         own = unpack(int(keys[lost[0]]))
-        raise ScheduleError(f"{where}: {_theirs(int(keys[lost[0]]))} goes to a stage without a forward of micro-batch {own.micro_batch}")
+        raise ScheduleError(f"{where}: {_theirs(int(keys[lost[0]]))} goes to a stage without a forward of micro-batch "
+                            f"{own.micro_batch}")
     return replace(schedule, keys=np.where(_is_message(keys), repack(keys, destination=rank), keys))
 
 
@@ -65,8 +66,8 @@ def _is_message(keys: Ints) -> Mask:
 
 
 def _rank_of_reader(schedule: Schedule) -> Ints:
-    """For each message of a schedule the rank that has the forward of the stage that it goes to in this notation, -1 where
-    none has; for other tasks 0."""
+    """For each message of a schedule the rank that has the forward of the stage that it goes to in this notation, -1
+    where none has; for other tasks 0."""
     keys, message = schedule.keys, _is_message(schedule.keys)
     found = np.zeros(len(keys), np.int64)
     if not message.any():
@@ -93,8 +94,8 @@ def to_torch(schedule: Schedule) -> str:
         raise ScheduleError("the grid notation has one lane per rank; take the schedule without its communication")
     past = np.flatnonzero(_is_message(schedule.keys) & (_rank_of_reader(schedule) != unpack(schedule.keys).destination))
     if past.size:
-        raise ScheduleError(f"the grid notation has no name for {task_name(schedule.keys[past[0]])}: there a message goes to the next stage or "
-                            f"the one before")
+        raise ScheduleError(f"the grid notation has no name for {task_name(schedule.keys[past[0]])}: there a message goes "
+                            f"to the next stage or the one before")
     rows: list[list[str]] = [[] for _ in range(schedule.ranks)]
     for i, rank in enumerate(ranks):
         row = rows[rank]

@@ -59,7 +59,9 @@ class Placement:
     def home(self, keys: Any, micro_batches: int) -> Any:
         """The rank(s) of task(s), which must be in range."""
         own = unpack(keys)
-        return self.rank(own.unit, own.micro_batch, micro_batches) if self.parts is None else self.parts[own.kind, own.part, own.unit]
+        if self.parts is not None:
+            return self.parts[own.kind, own.part, own.unit]
+        return self.rank(own.unit, own.micro_batch, micro_batches)
 
     def held(self, rank: int, direction: int = 0) -> Ints:
         """The stages on a rank, ascending."""

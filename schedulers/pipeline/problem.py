@@ -90,7 +90,8 @@ def costs(placement: Placement, forward: float | Sequence[float], output_grad: f
 
 @dataclass(frozen=True)
 class Order:
-    """The tasks of one rank in order: columns kind, stage, micro-batch, part; `joined`: one action with the entry before."""
+    """The tasks of one rank in order: columns kind, stage, micro-batch, part; `joined`: one action with the entry
+    before."""
 
     kind: Sequence[int] | np.ndarray
     stage: Sequence[int] | np.ndarray

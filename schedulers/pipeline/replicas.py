@@ -1,8 +1,9 @@
-"""Data parallelism times a pipeline: the all-reduces between the replicas of each stage, beside the messages between stages.
+"""Data parallelism times a pipeline: the all-reduces between the replicas of each stage, beside the messages between
+stages.
 
 All replicas run the same schedule, each on its own share of every micro-batch. So one replica's ranks are written down,
-and rank r of them stands for the rank r of every replica; an all-reduce such as `1A0` is between those. It stands on the
-lane `comm` of its stage's rank, in the order in which the gradients get ready.
+and rank r of them stands for the rank r of every replica; an all-reduce such as `1A0` is between those. It stands on
+the lane `comm` of its stage's rank, in the order in which the gradients get ready.
 """
 
 from __future__ import annotations

@@ -162,8 +162,10 @@ class Draft:
         g, rows = self.graph.with_storages(self.made), np.array([e.row for e in entries], np.int64)
         taken = g.take(rows, repack(g.keys[rows], unit=[e.unit for e in entries]))
         nbytes = np.array([int(g.buffer_bytes[sorted(e.reads | e.writes)].sum()) for e in entries], g.bytes.dtype)
-        return replace(taken, flops=np.array([e.flops for e in entries], g.flops.dtype), bytes=nbytes, reads=Rows.of([sorted(e.reads) for e in entries]),
-                       writes=Rows.of([sorted(e.writes) for e in entries]), launches=tuple(e.launches for e in entries), unit_names=tuple(self.units))
+        return replace(
+            taken, flops=np.array([e.flops for e in entries], g.flops.dtype), bytes=nbytes,
+            reads=Rows.of([sorted(e.reads) for e in entries]), writes=Rows.of([sorted(e.writes) for e in entries]),
+            launches=tuple(e.launches for e in entries), unit_names=tuple(self.units))
 
 
 class _Shaped:
