@@ -66,7 +66,8 @@ def within_chunks():
 
 
 def job(name: str, scheduler: str) -> Job:
-    return Job(model=name, scheduler=scheduler, batch_size=16, micro_batches=4, lr=0.05)
+    parallel = "none" if scheduler == "in_order" else "pipeline"
+    return Job(model=name, scheduler=scheduler, parallel=parallel, batch_size=16, micro_batches=4, lr=0.05)
 
 
 @functools.cache
