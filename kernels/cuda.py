@@ -46,7 +46,7 @@ class Struct:
 class Flag:
     """What FLAG is an instance of: among a launch's arguments it means the int32 (1,) of the device that runs it.
 
-    Updates set it to 1, atomically, where they use a gradient that is not finite; no kernel reads it. So it is no buffer of
+    Updates set it to 1, atomically, where they use a gradient that is not finite; no kernel reads it. So it is not a buffer of
     a graph, and orders nothing.
     """
 

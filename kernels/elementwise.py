@@ -250,7 +250,7 @@ def _pick(name: str, wins: Any) -> None:
     definition = kernel(name, flops=_one_each, work=lambda reads, writes: [(writes[0].shape, "bool")])(
         lambda xp, x, other, dy: xp.where(x == other, dy * dy.dtype.type(0.5), xp.where(wins(x, other), dy, dy.dtype.type(0))))
     compare = {"maximum_grad": np.greater, "minimum_grad": np.less}[name]
-    # masked copies, not products with a mask: infinity times zero is no number
+    # masked copies, not products with a mask: infinity times zero is not a number
     definition.cpu(lambda x, other, dy, dx, mask: [
         partial(dx.fill, 0), ufunc(compare, x, other, mask), partial(np.copyto, dx, dy, where=mask),
         ufunc(np.equal, x, other, mask), partial(np.multiply, dy, like(dy, 0.5), out=dx, where=mask)])

@@ -56,7 +56,7 @@ def read(path: str | Path, kind: str) -> bytes:
 
 def read_text(path: str | Path, kind: str) -> str:
     """As `read`, as text: UTF-8, with or without a byte-order mark; every end of line becomes \\n. Raises FileError, and
-    ValueError for what is no text."""
+    ValueError for what is not text."""
     content = read(path, kind)
     try:
         text = content.decode("utf-8-sig")
@@ -68,7 +68,7 @@ def read_text(path: str | Path, kind: str) -> str:
 # --------------------------------------------------------------------------------------------------------------- writing
 def write_atomic(path: str | Path, content: str | bytes) -> None:
     """Writes `content` to `path`, through links. A file appears whole or not at all, and keeps its mode and owner; on any
-    error the old one stays. What is no file, a pipe or a device, is written to as it is.
+    error the old one stays. What is not a regular file, such as a pipe or a device, is written to as it is.
 
     Raises FileError.
     """

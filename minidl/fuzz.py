@@ -111,7 +111,7 @@ def check(make: Callable[[int], Any], seed: int, every: bool = True) -> Verdict:
 
 
 def _made(make: Callable[[int], Any], seed: int) -> Training:
-    """Raises ValueError for what is no training."""
+    """Raises ValueError for what is not a training."""
     random.seed(seed)
     found = make(seed)
     if not isinstance(found, tuple) or len(found) not in (3, 4) or not callable(found[0]) or not found[1]:

@@ -188,7 +188,7 @@ def task_name(key: int) -> str:
 
 
 def parse_task(name: str) -> int:
-    """The key of a task's name. Raises GraphError when it is no task name or out of range."""
+    """The key of a task's name. Raises GraphError when it is not a task's name or out of range."""
     match = NAME.fullmatch(name.strip())
     if match is None:
         raise GraphError(f"{name[:40]!r} is not a task name; expected unit, kind, micro-batch, as in 4W0")

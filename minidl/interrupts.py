@@ -98,6 +98,6 @@ def _watch(heard: int) -> None:
 
 
 def _unraisable(error: Any) -> None:
-    """A KeyboardInterrupt that got lost is no news: the signal is kept."""
+    """A KeyboardInterrupt that got lost tells nothing new: the signal is kept."""
     if received is None or not issubclass(error.exc_type, KeyboardInterrupt):
         sys.__unraisablehook__(error)

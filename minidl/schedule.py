@@ -401,7 +401,7 @@ class Schedule:
 
     @classmethod
     def load(cls, path: str | Path) -> Schedule:
-        """Raises ScheduleError for a file that is no plan, OSError for one that cannot be read."""
+        """Raises ScheduleError for a file that is not a plan, OSError for one that cannot be read."""
         from .files import read_text
 
         try:
@@ -441,7 +441,7 @@ class _Actions:
         self.lanes: dict[Lane, tuple[array[int], bytearray]] = {}
 
     def add(self, lane: Lane, names: Iterable[str]) -> None:
-        """Actions at the end of a lane. Raises GraphError for what is no task, and for too many lanes."""
+        """Actions at the end of a lane. Raises GraphError for what is not a task, and for too many lanes."""
         if lane not in self.lanes and len(self.lanes) == MOST_LANES:
             raise GraphError(f"more than {MOST_LANES} lanes")
         keys, joined = self.lanes.setdefault(lane, (array("q"), bytearray()))
@@ -458,7 +458,7 @@ class _Actions:
 
 
 def _lane(rank: str, name: str) -> Lane:
-    """Raises GraphError for what is no rank or no name."""
+    """Raises GraphError for what is not a rank or not a name."""
     if not (rank.isascii() and rank.isdecimal() and name):
         raise GraphError(f"rank {rank[:40]!r} and lane {name[:40]!r} must be a number and a name")
     if len(rank) > 9 or int(rank) >= MOST_LANES:

@@ -186,7 +186,7 @@ def test_every_convolution_of_a_network_has_a_plan(plans: list[dict[Key, dict[st
 
 @pytest.mark.parametrize(("network", "size"), CASES)
 def test_every_convolution_may_run_on_the_tensor_cores(plans: list[dict[Key, dict[str, Any]]], network: str, size: int) -> None:
-    """In TF32 and in 16 bits, one of those that are timed does, also where channels are no multiple of 8 and lie with gaps
+    """In TF32 and in 16 bits, one of those that are timed does, also where channels are not a multiple of 8 and lie with gaps
     between them: cuDNN pads them in its workspace. What it names first need not, see DenseNet's 12 channels."""
     keys = convolutions(network, size) | convolutions(network, size, joined=True)
     found = {replace(key, **ARITHMETIC[kind]): plans[0][replace(key, **ARITHMETIC[kind])]["tensor_cores"] for key in keys for kind in ("tf32", "bfloat16")}

@@ -667,7 +667,7 @@ class Signals:
 
 @pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGUSR1, TimeoutError)], ids=["interrupt", "handler's error"])
 def test_a_signal_while_the_caller_waits_for_a_lane_ends_the_step_and_the_executor_runs_again(faulty_step, monkeypatch, number, error):
-    """Whatever the handler raises is no task's fault, though the task fails too."""
+    """Whatever the handler raises is not a task's fault, though the task fails too."""
     graph = ml.record(faulty_step, X)
     slow = next(t.index for t in graph for launch in t.launches if ("name", "left") in launch.constants)
     after = {slow}  # everything that needs the slow task is on its lane, so that the caller only joins

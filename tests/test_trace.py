@@ -231,7 +231,7 @@ def test_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_files_that_are_no_traces(tmp_path: Path, content: bytes):
     path = tmp_path / "t.json"
     path.write_bytes(content)
-    with pytest.raises(ValueError, match=r"t\.json is no trace that minidl wrote"):
+    with pytest.raises(ValueError, match=r"t\.json is not a trace that minidl wrote"):
         Timeline.load(path)
 
 

@@ -103,7 +103,7 @@ for candidate in ml.plan(graph, "multi_region", cost, curve=True).notes["curve"]
 
 # ---------------------------------------------------------------------------------------------------------------------
 # And it is still synchronous training. After any step whoever looks at a parameter finds what training in order would
-# have left: looking finishes what is late. Losses and learning rates are no parameters, so they settle nothing.
+# have left: looking finishes what is late. Losses and learning rates are not parameters, so they settle nothing.
 
 seen = []
 for schedule in (schedulers.in_order(graph), crossing):

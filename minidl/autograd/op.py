@@ -34,7 +34,7 @@ class Op:
         raise NotImplementedError(f"{self.name} has no gradient toward input {i}")
 
     def output_grad(self, dy: Tensor, wanted: Sequence[int]) -> dict[int, Tensor]:
-        """Gradients toward inputs that are no parameters: one O task."""
+        """Gradients toward inputs that are not parameters: one O task."""
         return {i: self.input_grad(i, dy) for i in wanted}
 
     def weight_grad(self, dy: Tensor, wanted: Sequence[int]) -> dict[int, Tensor]:
@@ -109,7 +109,7 @@ def same_dtype(op: Op, *tensors: Tensor) -> str:
 
 
 def check_float(op: Op, dtype: str) -> None:
-    """Raises ShapeError for what is no float type, and DeviceError for one that this device does not have."""
+    """Raises ShapeError for what is not a float type, and DeviceError for one that this device does not have."""
     if dtype in HALVES:
         precision.usable(dtype, tapes.current().device)
     elif dtype not in FLOATS:

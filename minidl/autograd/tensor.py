@@ -228,7 +228,7 @@ def numeric(value: Any) -> Any:
 
 def array(value: Any, dtype: str | None = None, name: str = "tensor") -> Tensor:
     """A tensor with a copy of `value`; Python floats become float32. While recording it is a constant of the graph. Raises
-    ShapeError for what are no numbers, and for Python floats that float32 has no number for."""
+    ShapeError for what are not numbers, and for Python floats that float32 has no number for."""
     array = numeric(value)
     if dtype is not None:
         array = array.astype(dtype, copy=False)

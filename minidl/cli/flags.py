@@ -33,7 +33,7 @@ def size(text: str) -> int:
     """`2GiB`, `300MB`, `4096` in bytes."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", text.strip())
     if not match:
-        raise argparse.ArgumentTypeError(f"{text[:40]!r} is no size; write 4096, 300MB or 2GiB")
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a size; write 4096, 300MB or 2GiB")
     base = 1024 if match[3] else 1000
     value = float(match[1]) * base ** " KMGT".index(match[2] or " ")
     if not 1 <= value < 1 << 62:
@@ -105,7 +105,7 @@ def rules(text: str) -> tuple[str, ...]:
     names = {"all": tuple(RULES), "none": ()}.get(text, tuple(text.split(",")))
     for name in names:
         if name not in RULES:
-            raise argparse.ArgumentTypeError(f"{name!r} is no fusion; {nearest(name, ['all', 'none', *RULES])}")
+            raise argparse.ArgumentTypeError(f"{name!r} is not a fusion rule; {nearest(name, ['all', 'none', *RULES])}")
     return names
 
 

@@ -125,7 +125,7 @@ def _table_text(found: list[dict[str, Any]], left_out: dict[str, str]) -> str:
 
 def check(arguments: Any) -> int:
     """Exit 0 for a valid pipeline plan, priced where a network's costs are given; 1 for one that is not valid, with the culprit
-    marked in its grid. Raises ScheduleError for what is no plan."""
+    marked in its grid. Raises ScheduleError for what is not a plan."""
     if not arguments.ranks:
         raise UsageError("how many ranks? give --ranks P, --micro-batches M and, if a rank has several stages, --chunks V")
     schedule = pipelines.read_schedule(read_text(arguments.plan, "plan"), arguments.plan)

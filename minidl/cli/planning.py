@@ -77,7 +77,7 @@ def _curve(arguments: Any) -> int:
 
 def check(arguments: Any) -> int:
     """Exit 0 for a valid plan, priced where costs are given; 1 for one that is not, with the culprit marked in its grid. Raises
-    ScheduleError for what is no plan."""
+    ScheduleError for what is not a plan."""
     if arguments.subject in "cp":
         return pipeline.check(arguments)
     schedule = Schedule.load(arguments.plan)
@@ -116,7 +116,7 @@ def explain(arguments: Any) -> int:
 
 
 def _as_planned(graph: TaskGraph, name: str) -> str:
-    """The name of this task in a plan: 4W0, or 4W0@1 where it runs one step late. Raises GraphError for what is no name."""
+    """The name of this task in a plan: 4W0, or 4W0@1 where it runs one step late. Raises GraphError for what is not a name."""
     key = int(parse_task(name))
     late = int(repack(key, late=1))
     here, one_step_late = (graph.find(np.array([key, late])) >= 0).tolist()

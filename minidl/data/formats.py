@@ -183,7 +183,7 @@ def _cifar(paths: list[Path], classes: int) -> tuple[Array, Array]:
 
 def read_npz(path: Path, pairs: Mapping[str, Sequence[Pair]]) -> dict[Pair, tuple[Array, Array]]:
     """Of each split the first pair of arrays that the file has, once. Raises DataError where a split has none, before
-    anything is read, and for arrays that are no images and labels, before these are read."""
+    anything is read, and for arrays that are not images and labels, before these are read."""
     with _reading(path):
         _check_index(path)
         with zipfile.ZipFile(path) as archive:

@@ -111,7 +111,7 @@ class Loader:
 
 
 def check_seed(seed: object) -> None:
-    """Raises DataError for what is no seed."""
+    """Raises DataError for what is not a seed."""
     if not _whole(seed) or not 0 <= seed < 2**64:
         raise DataError(f"the seed is {seed!r}; it must be a whole number from 0 to 2**64 - 1")
 

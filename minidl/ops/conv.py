@@ -10,7 +10,7 @@ from ..kernels.conv import Geometry, Pair
 
 
 def pair(value: int | Sequence[int], name: str, least: int = 1) -> Pair:
-    """A number for both axes, or one for each. Raises ValueError for what is no such thing or below `least`."""
+    """A number for both axes, or one for each. Raises ValueError for what is something else or below `least`."""
     both = (value, value) if isinstance(value, int) else tuple(value)
     if len(both) != 2 or any(not isinstance(v, int) or v < least for v in both):
         raise ValueError(f"{name} is {value!r}; it must be a whole number >= {least}, or two of them")

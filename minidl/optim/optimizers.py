@@ -201,7 +201,7 @@ class AdamW(Adam):
 
 
 def _check(what: str, value: Any, dtype: str) -> None:
-    """Raises ValueError for what is no number from 0 up to the largest of the parameters' type."""
+    """Raises ValueError for what is not a number from 0 up to the largest of the parameters' type."""
     if not isinstance(value, int | float | np.integer | np.floating) or isinstance(value, bool) or not 0 <= value <= float(np.finfo(dtype).max):
         raise ValueError(f"{what} is {value!r}; it must be a finite number >= 0 that {dtype} has")
 

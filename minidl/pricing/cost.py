@@ -198,7 +198,7 @@ class CostModel:
 
     @classmethod
     def load(cls, path: str | Path) -> CostModel:
-        """Raises CostError for a file that is no cost model, OSError for one that cannot be read."""
+        """Raises CostError for a file that is not a cost model, OSError for one that cannot be read."""
         from ..files import read_text
 
         try:
@@ -211,6 +211,6 @@ class CostModel:
         except OSError:
             raise
         except KeyError as error:
-            raise CostError(f"{path} is no cost model: it lacks {error}") from None
+            raise CostError(f"{path} is not a cost model: it lacks {error}") from None
         except (ValueError, TypeError, AttributeError, RecursionError) as error:
-            raise CostError(f"{path} is no cost model: {' '.join(str(error).split())[:200]}") from None
+            raise CostError(f"{path} is not a cost model: {' '.join(str(error).split())[:200]}") from None

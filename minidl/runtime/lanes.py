@@ -91,7 +91,7 @@ class Threads:
         return [lambda: append(perf_counter())]
 
     def run(self) -> None:
-        """Raises LaneError for a task that failed; anything else that is raised is no task's fault."""
+        """Raises LaneError for a task that failed; anything else that is raised is not a task's fault."""
         for stamps in self._stamps:
             stamps.clear()
         stops: list[Stop] = []

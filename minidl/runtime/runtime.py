@@ -285,7 +285,7 @@ class _Ready:
         if self.meetings is not None:
             work = replace(work, calls=self.meetings.calls, before=self.meetings.before, after=self.meetings.after)
         if captured:
-            runtime.device.zero(arena)  # tasks run once before they are captured: what another step left are no labels
+            runtime.device.zero(arena)  # tasks run once before they are captured: what another step left are not labels
         make = runtime.device.captured if captured else runtime.device.lanes
         self.lanes = make(work, runtime.trace)
 

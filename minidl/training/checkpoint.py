@@ -212,7 +212,7 @@ def _opened(file: Path) -> Iterator[tuple[Checkpoint, dict[str, str], Any]]:
 
     try:
         if not stat.S_ISREG(file.stat().st_mode):
-            raise CheckpointError(f"{file} is no checkpoint: it is not a regular file")
+            raise CheckpointError(f"{file} is not a checkpoint: it is not a regular file")
         with open(file, "rb") as start:
             if int.from_bytes(start.read(8), "little") > LARGEST["checkpoint header"]:
                 raise CheckpointError(f"{file} is damaged or no checkpoint: its header is larger than "
@@ -220,7 +220,7 @@ def _opened(file: Path) -> Iterator[tuple[Checkpoint, dict[str, str], Any]]:
         with safe_open(file, framework="np") as content:
             header = content.metadata() or {}
             if "minidl" not in header:
-                raise CheckpointError(f"{file} is no checkpoint of minidl: it says nothing of where it comes from")
+                raise CheckpointError(f"{file} is not a checkpoint of minidl: it says nothing of where it comes from")
             yield _about(file, json.loads(header["minidl"]), header), header, content
     except CheckpointError:
         raise
@@ -234,7 +234,7 @@ def _opened(file: Path) -> Iterator[tuple[Checkpoint, dict[str, str], Any]]:
 
 def _about(file: Path, raw: Any, header: Mapping[str, str]) -> Checkpoint:
     if not isinstance(raw, dict) or raw.get("format") != FORMAT:
-        raise CheckpointError(f"{file} is no checkpoint of this format ({FORMAT})")
+        raise CheckpointError(f"{file} is not a checkpoint of this format ({FORMAT})")
     said: list[Any] = [raw.get(key) for key in ("step", "seed", "optimizer", "loader")]
     step, seed, optimizer, loader = said
     if type(step) is not int or step < 0 or type(seed) is not int or not isinstance(optimizer, str | None) or not isinstance(loader, dict | None):

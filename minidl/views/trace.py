@@ -179,7 +179,7 @@ def load(path: str | Path) -> Timeline:
         return _timeline(json.loads(_unpacked(raw) if raw[:2] == b"\x1f\x8b" else raw))
     except (KeyError, IndexError, TypeError, AttributeError, ValueError, OverflowError, RecursionError, zlib.error) as error:
         why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        raise ValueError(f"{path} is no trace that minidl wrote: {why}") from None
+        raise ValueError(f"{path} is not a trace that minidl wrote: {why}") from None
 
 
 def _unpacked(raw: bytes) -> bytes:

@@ -117,14 +117,14 @@ def _ours(cell: str) -> str:
         return _single(cell)
     inner = cell.removesuffix(PAIR).strip()
     if not inner.endswith(")") or len(inner) > 1000:
-        raise GraphError(f"{cell[:40]!r} is no pair; expected (2F3;5B1)")
+        raise GraphError(f"{cell[:40]!r} is not a pair; expected (2F3;5B1)")
     return f"({';'.join(_single(part.strip()) for part in inner[1:-1].split(';'))})"
 
 
 def _single(cell: str) -> str:
     match = _ACTION.fullmatch(cell)
     if match is None:
-        raise GraphError(f"{cell[:40]!r} is no action; expected stage, F, I, W or B, micro-batch, as in 2F0")
+        raise GraphError(f"{cell[:40]!r} is not an action; expected stage, F, I, W or B, micro-batch, as in 2F0")
     kind = OURS[match[2]]
     name = f"{match[1]}{kind.name}{match[3]}"
     if kind not in SENDS + RECEIVES:

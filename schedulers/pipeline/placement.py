@@ -76,7 +76,7 @@ def contiguous(ranks: int, chunks: int = 1) -> Placement:
 def modulo(ranks: int, chunks: int = 1, group: int = 1) -> Placement:
     """Stage i on rank (i // group) mod ranks: round after round. Raises PipelineError where rounds do not come out."""
     if group < 1 or chunks % group:
-        raise PipelineError(f"modulo placement: {chunks} chunks per rank is no multiple of the group size {group}")
+        raise PipelineError(f"modulo placement: {chunks} chunks per rank is not a multiple of the group size {group}")
     return Placement("modulo", ranks, (np.arange(ranks * chunks)[None] // group) % ranks)
 
 
