@@ -7,9 +7,12 @@ lanes, the waits between them and its memory plan. A program knows no device and
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -62,6 +65,15 @@ class Part:
     def memory(self) -> MemoryPlan:
         return plan_memory(self.graph, self.schedule)
 
+    def as_json(self) -> dict[str, Any]:
+        """Lanes with their tasks in order, waits as pairs (waiting, awaited), and where each storage lies in the arena."""
+        graph, schedule, memory = self.graph, self.schedule, self.memory
+        return {"lanes": {str(lane): schedule.names(i) for i, lane in enumerate(schedule.lanes)},
+                "waits": [[graph.name(waiting), graph.name(awaited)] for waiting, awaited in self.waits],
+                "memory": {"arena_bytes": memory.arena_bytes, "persistent_bytes": memory.persistent_bytes,
+                           "storages": [{"name": spec.name, "bytes": spec.bytes, "offset": int(memory.offset[i])}
+                                        for i, spec in enumerate(graph.storages) if memory.offset[i] >= 0]}}
+
     @cached_property
     def communicates(self) -> tuple[bool, ...]:
         """Of each lane whether all its tasks are communication."""
@@ -111,6 +123,19 @@ class Program:
         """Arena, parameters, states and what outlives a call, in bytes, in the part that needs most; without what a
         transport has of its own."""
         return max(part.memory.peak_bytes for part in self.parts)
+
+    def as_json(self) -> dict[str, Any]:
+        """All that the runtime is told beside the launches; parts that differ in the copies that they use alone stand once."""
+        parts = {"body": self.body} | ({"prologue": self.prologue, "epilogue": self.epilogue} if self.epilogue else {})
+        return {"rank": self.rank, "ranks": self.ranks, "takes": self.takes and list(self.takes), "runs_on": self.runs_on, "peak_bytes": self.peak_bytes,
+                "boundary_waits": [[task_name(late), task_name(transfer)] for late, transfer in self.boundary_waits],
+                **{name: found[0].as_json() for name, found in parts.items()}}
+
+    def save(self, path: str | Path) -> None:
+        """Writes JSON, whole or not at all."""
+        from .files import write_atomic
+
+        write_atomic(path, json.dumps(self.as_json(), indent=1) + "\n")
 
     def __str__(self) -> str:
         title = f"rank {self.rank} of {self.ranks}: {len(self.graph)} tasks, {len(self.body[0].waits)} waits, {self.peak_bytes:,} bytes"

@@ -136,3 +136,14 @@ def test_every_scheduler_has_a_place_and_takes_graph_costs_and_machine_first() -
 
         assert list(inspect.signature(scheduler.function).parameters)[:3] == ["graph", "cost", "machine"], scheduler.name
         assert scheduler.known(**dict.fromkeys(scheduler.options, 1)) == dict.fromkeys(scheduler.options, 1)
+
+
+def test_a_program_is_printed_and_saved(tmp_path: Path) -> None:
+    plan = ml.plan(chain(3), "in_order")
+    (program,) = plan.programs
+    assert "1F0" in str(program)
+    program.save(tmp_path / "program.json")
+    saved = json.loads((tmp_path / "program.json").read_text())
+    assert saved == program.as_json()
+    assert saved["body"]["lanes"] == {"0/main": ["0F0", "1F0", "2F0"]}
+    assert saved["peak_bytes"] == plan.peak_bytes[0]
