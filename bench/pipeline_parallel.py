@@ -20,6 +20,7 @@ Beside stands torch.distributed.pipelining over gloo (extra `parity`), one threa
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import subprocess
@@ -287,7 +288,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--network", action="append", choices=list(SHARE))
     parser.add_argument("--computation", choices=["kernels", "waits"], default="kernels")
-    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--ranks", type=int, action="append", help="default 2, and with waits 4 too")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out")
     parser.add_argument("--simulate", metavar="RECORD")
@@ -301,9 +302,9 @@ def main() -> None:
             show_simulated(s["network"], simulated(s["block"], s["link"]["latency_us"]))
         return
     settings: list[dict[str, Any]] = []
-    for name in arguments.network or SHARE:
+    for name, ranks in itertools.product(arguments.network or SHARE, arguments.ranks or ([2] if arguments.computation == "kernels" else [2, 4])):
         mpiexec = str(Path(sys.executable).parent / "mpiexec")
-        done = subprocess.run([mpiexec if os.path.exists(mpiexec) else "mpiexec", "-n", str(arguments.ranks), sys.executable, __file__, "--work", name,
+        done = subprocess.run([mpiexec if os.path.exists(mpiexec) else "mpiexec", "-n", str(ranks), sys.executable, __file__, "--work", name,
                                "--computation", arguments.computation, "--rounds", str(arguments.rounds)], stdout=subprocess.PIPE, text=True)
         if done.returncode:
             sys.exit(done.returncode)

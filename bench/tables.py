@@ -185,7 +185,8 @@ def _where(name: str, record: dict[str, Any]) -> str:
     about = next((part["machine"] for part in record["parts"].values() if "machine" in part), {}) if "parts" in record else record.get("machine", record)
     gpu = about.get("gpu", record.get("gpu"))
     version = f"commit {about['commit']}" if about["commit"] else f"sources {about['sources']}"
-    return f"{name}: {gpu['name'] + ', ' if gpu else ''}{about['cpu']}, {about['cores']} cores, {version}, {about['date']}{_earlier(record)}"
+    busy = f", busy with others ({about['load_before']:g} processes wanted to run)" if about.get("load_before", 0) > 2 * about["cores"] else ""
+    return f"{name}: {gpu['name'] + ', ' if gpu else ''}{about['cpu']}, {about['cores']} cores{busy}, {version}, {about['date']}{_earlier(record)}"
 
 
 def table() -> str:
