@@ -38,7 +38,7 @@ EXCITE = np.dtype([("pixels", np.int64), *((name, np.int32) for name in ("sample
 
 
 # ----------------------------------------------------------------------------------------------------- how CUDA goes about it
-class Plan(NamedTuple):
+class Tiling(NamedTuple):
     """Samples and channels of a block, how many blocks share a sample, and bytes of shared memory."""
 
     group: int
@@ -53,7 +53,7 @@ def _sizes(x: Any, w1: Any) -> tuple[int, int, int, int]:
     return n, h * w, c, w1.shape[0]
 
 
-def _plan(x: Any, w1: Any, size: int) -> Plan:
+def _plan(x: Any, w1: Any, size: int) -> Tiling:
     """For elements that are added up in `size` bytes. Depends on shapes alone."""
     samples, pixels, channels, squeezed = _sizes(x, w1)
     strips = max(1, -(-channels // 32))
@@ -62,7 +62,7 @@ def _plan(x: Any, w1: Any, size: int) -> Plan:
     tiles = -(-channels // width)
     bytes_of_one = size * (width + squeezed + max(32 * WARPS, width, 32 * -(-squeezed // 32)))
     group = next((g for g in (4, 2) if -(-samples // g) * tiles >= BLOCKS and g * bytes_of_one <= SHARED), 1)
-    return Plan(group, width, tiles, group * bytes_of_one)
+    return Tiling(group, width, tiles, group * bytes_of_one)
 
 
 def fits(x: Any, w1: Any) -> bool:

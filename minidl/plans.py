@@ -45,13 +45,13 @@ class Machine:
 
 @dataclass(frozen=True)
 class Versions:
-    """Beside a stale schedule: `of[i]` is the weight version that entry i reads.
+    """Beside a stale schedule: `read[i]` is the weight version that entry i reads.
 
     Version 0 is what training starts from; stage s has version k + 1 as soon as its weight gradient of micro-batch
     `(k + 1) * every - 1` is done.
     """
 
-    of: Ints
+    read: Ints
     every: int = 1
 
 

@@ -24,7 +24,7 @@ CALLS = 3  #: of a step
 
 
 @dataclass
-class Program:
+class StepSource:
     """A step as text: `step` takes the inputs of each micro-batch in turn (x, u, labels y). `parameters`, `constants` by
     name; `norms` have running statistics of so many channels; `optimizers`: class, arguments, parameters."""
 
@@ -94,7 +94,7 @@ def training(seed: int) -> Training:
     return draw(seed).training(seed)
 
 
-def draw(seed: int) -> Program:
+def draw(seed: int) -> StepSource:
     """A step at random."""
     return _Writer(np.random.default_rng(seed)).program()
 
@@ -110,7 +110,7 @@ class _Writer:
     """Writes one program, line by line."""
 
     def __init__(self, random: np.random.Generator) -> None:
-        self.random, self.made, self.lines = random, Program(), list[str]()
+        self.random, self.made, self.lines = random, StepSource(), list[str]()
         self.values: list[_Value] = []
         self.count, self.kind = 0, "linear"
 
@@ -159,7 +159,7 @@ class _Writer:
         return found
 
     # ------------------------------------------------------------------------------------------------------- program
-    def program(self) -> Program:
+    def program(self) -> StepSource:
         made = self.made
         made.dtype = "float32" if self.chance(0.8) else "float64"
         made.samples, made.width, made.classes = self.number(1, 4), self.number(1, 8), self.number(2, 4)

@@ -29,7 +29,7 @@ from ..passes.synchronise import gradients, reverse_buckets, synchronise
 from ..plans import Machine, Plan
 from ..pricing.cost import CostModel
 from ..program import lower
-from .iterations import Iterations, Order
+from .iterations import Iterations, Rules
 from .layer_times import with_communication
 
 BUCKET_BYTES = 25 * 2**20  #: as DDP
@@ -37,11 +37,11 @@ PART_BYTES = 2**20
 
 
 def no_overlap(graph: TaskGraph, cost: CostModel, machine: Machine) -> Plan:
-    return _plan("no_overlap", synchronise(graph), cost, machine, Order(crosses=False, overlaps=False))
+    return _plan("no_overlap", synchronise(graph), cost, machine, Rules(crosses=False, overlaps=False))
 
 
 def barrier(graph: TaskGraph, cost: CostModel, machine: Machine) -> Plan:
-    return _plan("barrier", synchronise(graph), cost, machine, Order(crosses=False))
+    return _plan("barrier", synchronise(graph), cost, machine, Rules(crosses=False))
 
 
 def buckets(graph: TaskGraph, cost: CostModel, machine: Machine, *, buckets: int | None = None, bucket_bytes: int = BUCKET_BYTES) -> Plan:
@@ -52,26 +52,26 @@ def buckets(graph: TaskGraph, cost: CostModel, machine: Machine, *, buckets: int
         if not 1 <= buckets <= len(layers):
             raise ValueError(f"{len(layers)} layers cannot fill {buckets} buckets")
         groups = [part.tolist() for part in np.array_split(np.array(layers), buckets)]
-    return _plan("buckets", synchronise(graph, groups), cost, machine, Order(crosses=False))
+    return _plan("buckets", synchronise(graph, groups), cost, machine, Rules(crosses=False))
 
 
 def fifo(graph: TaskGraph, cost: CostModel, machine: Machine) -> Plan:
-    return _plan("fifo", synchronise(graph), cost, machine, Order())
+    return _plan("fifo", synchronise(graph), cost, machine, Rules())
 
 
 def priority(graph: TaskGraph, cost: CostModel, machine: Machine, *, part_bytes: int = PART_BYTES) -> Plan:
-    return _plan("priority", synchronise(graph, part_bytes=part_bytes), cost, machine, Order(first="need"))
+    return _plan("priority", synchronise(graph, part_bytes=part_bytes), cost, machine, Rules(first="need"))
 
 
 def dear(graph: TaskGraph, cost: CostModel, machine: Machine) -> Plan:
-    return _plan("dear", synchronise(graph, scatter=True), cost, machine, Order())
+    return _plan("dear", synchronise(graph, scatter=True), cost, machine, Rules())
 
 
 def reverse_first_k(graph: TaskGraph, cost: CostModel, machine: Machine, *, k: int | None = None, part_bytes: int = PART_BYTES) -> Plan:
     """`k`: layers whose weight gradients wait; None searches the one of the shortest period (without contention) among those
     that fit the machine's memory. Raises ValueError for more layers than there are, or where none fits."""
     graph = synchronise(graph, part_bytes=part_bytes)
-    iterations = Iterations(late_updates(graph).body[0], _with_communication(graph, cost, machine), Order(first="need"))
+    iterations = Iterations(late_updates(graph).body[0], _with_communication(graph, cost, machine), Rules(first="need"))
     layers, limit = len(iterations.delayable), machine.memory_limit
     if k is None:
         fits = None if limit is None else lambda n: lower(graph, iterations.schedule(n)).peak_bytes <= limit
@@ -85,7 +85,7 @@ def reverse_first_k(graph: TaskGraph, cost: CostModel, machine: Machine, *, k: i
 POLICIES: dict[str, Callable[..., Plan]] = {f.__name__: f for f in (no_overlap, barrier, buckets, fifo, priority, dear, reverse_first_k)}
 
 
-def _plan(name: str, graph: TaskGraph, cost: CostModel, machine: Machine, order: Order) -> Plan:
+def _plan(name: str, graph: TaskGraph, cost: CostModel, machine: Machine, order: Rules) -> Plan:
     """The order that a synchronised graph's lanes settle to."""
     return _of(name, graph, cost, machine, Iterations(late_updates(graph).body[0], _with_communication(graph, cost, machine), order))
 

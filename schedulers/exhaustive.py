@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-Order = list[list[int]]  #: of both streams
+Orders = list[list[int]]  #: of both streams
 
 
 def shortest(preds: Sequence[Sequence[int]], duration: Sequence[float], sync: float, known: float,
-             effort: int) -> tuple[float, Order | None, int]:
+             effort: int) -> tuple[float, Orders | None, int]:
     """The makespan and the order of the best that was found below `known` (else `known` and None), and what is left of
     `effort`, a number of partial orders: with some left, there is none shorter.
 
@@ -35,11 +35,11 @@ class _Search:
             self.tail[task] += max((self.tail[s] for s in self.succs[task]), default=0.0)
         self.by_tail = sorted(range(count), key=lambda t: (-self.tail[t], t))
         self.all = (1 << count) - 1
-        self.order: Order = [[], []]
+        self.order: Orders = [[], []]
         self.end: dict[int, float] = {}
         self.lane: dict[int, int] = {}
         self.seen: set[object] = set()
-        self.found: Order | None = None
+        self.found: Orders | None = None
 
     def extend(self, done: int, free: tuple[float, float], rest: float) -> None:
         """All orders that go on from `order`; `done`: its tasks as bits, `free`: when each stream is, `rest`: work to come."""

@@ -20,7 +20,7 @@ from ..schedule import Lane, Schedule
 
 
 @dataclass(frozen=True)
-class Order:
+class Rules:
     """`crosses`: updates wait until the next forward needs them. `first`: which of the ready gradients goes first, the one that
     has waited longest (ready) or the one that the next forward needs first (need). `overlaps`: communication has a lane of
     its own."""
@@ -49,8 +49,8 @@ class Iterations:
     comes before the last forward.
     """
 
-    def __init__(self, graph: TaskGraph, cost: CostModel, of: Order) -> None:
-        self.graph, self.of = graph, of
+    def __init__(self, graph: TaskGraph, cost: CostModel, rules: Rules) -> None:
+        self.graph, self.rules = graph, rules
         carried = Carried.of(graph)
         self.clock = Clock.of(graph, cost, Lanes.of_tasks([range(len(graph))]), carried)
         self._quiet = self.clock.without_contention()
@@ -74,7 +74,7 @@ class Iterations:
     def _placed_updates(self) -> dict[int, list[int]]:
         """Task of the body -> updates just before it; all of them before the first where a barrier is kept."""
         graph = self.graph
-        if not self.of.crosses:
+        if not self.rules.crosses:
             return {self.body[0]: self.updates.tolist()}
         place = {t: i for i, t in enumerate(self.body)}
         last = len(self.body) - 1
@@ -142,11 +142,11 @@ class Iterations:
         return self.clock.period(self._lanes(self.main(k), self.run(k)[1]))
 
     def _lanes(self, main: list[int], order: list[int]) -> Lanes:
-        return Lanes.of_tasks([main, order] if self.of.overlaps else [[*main, *order]])
+        return Lanes.of_tasks([main, order] if self.rules.overlaps else [[*main, *order]])
 
     def _orders(self, main: list[int]) -> list[list[int]]:
         """The orders of communication that follow each other when iterations repeat, mostly one."""
-        if not self.of.overlaps:
+        if not self.rules.overlaps:
             return [self.communication.tolist()]
         talk, scale = self.communication.tolist(), sum(self._time)
         ended = [0.0] * len(self._time)
@@ -181,7 +181,7 @@ class Iterations:
         channel = 0.0
         release = {t: max((ended[p] for p in before), default=0.0) + self._sync for t, before in self._release.items()}
         for phase in ([t for t in release if t not in self._gathers], sorted(self._gathers)):
-            by_need = self.of.first == "need" or (phase[:1] and phase[0] in self._gathers)
+            by_need = self.rules.first == "need" or (phase[:1] and phase[0] in self._gathers)
             coming = sorted(phase, key=lambda t: (release[t], t))
             waiting: list[tuple[tuple[float, int], int]] = []
             at = 0
@@ -201,6 +201,6 @@ class Iterations:
     def schedule(self, k: int = 0) -> Schedule:
         """One iteration on the lanes `main` and `comm`."""
         order = self.run(k)[1]
-        if not self.of.overlaps:
+        if not self.rules.overlaps:
             return Schedule.of(self.graph, {Lane(0): [*self.main(k), *order]})
         return Schedule.of(self.graph, {Lane(0): self.main(k), Lane(0, "comm"): order})

@@ -102,7 +102,7 @@ class LayerCosts:
 
 
 @dataclass(frozen=True)
-class Part:
+class Piece:
     """A layer's computation, or a share of it, on a processor."""
 
     layer: int
@@ -118,7 +118,7 @@ class Assignment:
 
     method: str
     processors: int
-    parts: tuple[Part, ...]
+    parts: tuple[Piece, ...]
 
     @property
     def loads(self) -> Floats:
@@ -141,10 +141,10 @@ class Assignment:
         return int((self.loads > 0).sum())
 
 
-def atoms(costs: LayerCosts, method: str) -> list[list[Part]]:
+def atoms(costs: LayerCosts, method: str) -> list[list[Piece]]:
     """What is never taken apart, in pipeline order: whole layers, or F, O, W of layer 0, of layer 1 and so on."""
-    layers = [[Part(i, Kind.F, float(costs.forward[i])), Part(i, Kind.O, float(costs.output_grad[i])),
-               Part(i, Kind.W, float(costs.weight_grad[i]))] for i in range(len(costs))]
+    layers = [[Piece(i, Kind.F, float(costs.forward[i])), Piece(i, Kind.O, float(costs.output_grad[i])),
+               Piece(i, Kind.W, float(costs.weight_grad[i]))] for i in range(len(costs))]
     if method == "pipedream":
         return layers
     return [[part] for layer in layers for part in layer if part.time > 0]
@@ -198,11 +198,11 @@ def _whole(times: Sequence[float], processors: int) -> list[int]:
     return owner if owner[-1] < processors else best
 
 
-def _cut(parts: list[Part], processors: int) -> list[Part]:
+def _cut(parts: list[Piece], processors: int) -> list[Piece]:
     """The best linear partition in which an O may be cut once, its two parts for consecutive processors."""
 
-    def fill(period: float) -> list[Part] | None:
-        out: list[Part] = []
+    def fill(period: float) -> list[Piece] | None:
+        out: list[Piece] = []
         load, p = 0.0, 0
         for part in parts:
             rest = part

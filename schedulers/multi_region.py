@@ -35,7 +35,7 @@ LEAST = 0.001  #: share of a step that is worth memory
 
 
 @dataclass(frozen=True)
-class Candidate:
+class Priced:
     """A plan with its price: the time of a step as it repeats, in the costs' unit, and the bytes at its peak."""
 
     name: str
@@ -52,9 +52,9 @@ class RegionPlan:
     step: Step
     regions: list[Region]
     places: Places
-    chosen: Candidate
+    chosen: Priced
     notes: tuple[str, ...]
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[Priced, ...]
 
     @property
     def schedule(self) -> Schedule:
@@ -66,9 +66,9 @@ class RegionPlan:
         return min(c.peak_bytes for c in self.candidates)
 
     @property
-    def curve(self) -> list[Candidate]:
+    def curve(self) -> list[Priced]:
         """The candidates that no other beats in both, from the smallest peak to the shortest step."""
-        found: list[Candidate] = []
+        found: list[Priced] = []
         for c in sorted(self.candidates, key=lambda c: (c.peak_bytes, c.makespan)):
             if not found or c.makespan < found[-1].makespan:
                 found.append(c)
@@ -159,10 +159,10 @@ class Trial:
         return self.step.live_bytes(self.order)
 
     @cached_property
-    def priced(self) -> Candidate:
+    def priced(self) -> Priced:
         schedule = self.step.schedule_of(self.order)
         program = lower(self.step.graph, schedule)
-        return Candidate(self.name, schedule, simulate(program.graph, program.schedule, self.step.cost).makespan, program.peak_bytes)
+        return Priced(self.name, schedule, simulate(program.graph, program.schedule, self.step.cost).makespan, program.peak_bytes)
 
     def fits(self, limit: int) -> bool:
         return self.live <= limit and self.priced.peak_bytes <= limit
@@ -194,8 +194,8 @@ def _best(trials: Iterable[Trial], fits: Callable[[Trial], bool]) -> Trial | Non
     return None
 
 
-def _smallest(trials: Iterable[Trial]) -> Candidate:
-    least: Candidate | None = None
+def _smallest(trials: Iterable[Trial]) -> Priced:
+    least: Priced | None = None
     for trial in sorted(trials, key=lambda t: t.live):
         if least is None or trial.live < least.peak_bytes:
             least = min(least or trial.priced, trial.priced, key=lambda c: c.peak_bytes)

@@ -15,16 +15,16 @@ from torch.nn import functional as F
 
 import minidl as ml
 from minidl import ops
-from minidl.random_steps import Program
+from minidl.random_steps import StepSource
 
 
-def exact(program: Program) -> Program:
+def exact(program: StepSource) -> StepSource:
     """The same step in float64, without what makes noise large: Adam divides a gradient that is zero but for rounding by its size."""
     optimizers = {name: ("SGD", arguments, members) for name, (_, arguments, members) in program.optimizers.items()}
     return replace(program, dtype="float64", scaled=False, optimizers=optimizers)
 
 
-def torch_steps(program: Program, seed: int) -> list[Any]:
+def torch_steps(program: StepSource, seed: int) -> list[Any]:
     """All outputs of all calls, then parameters and running statistics, as arrays."""
     p = {name: torch.tensor(value, requires_grad=True) for name, value in program.parameters.items()}
     k = {name: torch.tensor(value) for name, value in program.constants.items()}
@@ -76,7 +76,7 @@ def torch_steps(program: Program, seed: int) -> list[Any]:
     return found + [t.detach().numpy() for t in (*p.values(), *(t for three in n.values() for t in three))]
 
 
-def our_steps(program: Program, seed: int) -> list[Any]:
+def our_steps(program: StepSource, seed: int) -> list[Any]:
     """The same by minidl, run eagerly."""
     training, found = program.training(seed), []
     leaves = [t for t in training.owners if isinstance(t, ml.Tensor)]

@@ -26,7 +26,7 @@ from minidl.pricing.simulation import times
 from minidl.program import lower
 from minidl.schedulers import data_parallel
 from minidl.schedulers.data_parallel import POLICIES, late_updates, search
-from minidl.schedulers.iterations import Iterations, Order, delayable
+from minidl.schedulers.iterations import Iterations, Rules, delayable
 from minidl.schedulers.layer_times import layers
 
 EXPECTED = json.loads((Path(__file__).parent / "data" / "pipeline.json").read_text())["data_parallel"]
@@ -182,7 +182,7 @@ def test_reverse_first_k_is_within_five_percent_of_every_order_with_few_layers(s
     best = np.inf
     for order in orders_of_backward(count):
         body = late_updates(graph).body[0]
-        steady = Iterations(body, cost, Order(first="need"))
+        steady = Iterations(body, cost, Rules(first="need"))
         forward = [t for t in steady.body if body.kind[t] == Kind.F]
         steady.body = [*forward, *(body.index(f"{i}{what.upper()}0") for what, i in order)]
         best = min(best, steady.run()[0])

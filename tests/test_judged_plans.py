@@ -267,7 +267,7 @@ def layerpipe_of(rng: np.random.Generator) -> Judged | None:
     unit, kind, batch, part = (c.tolist() for c in (own.unit, own.kind, own.micro_batch, own.part))
     rank = {(u, Kind(k).name + "/1" * h): int(made.placement.parts[k, h, u]) for u, k, h in zip(unit, kind, part, strict=True)}
     delay = [m] * layers  # more than anything reads, where nothing tells it
-    for u, k, i, version in zip(unit, kind, batch, made.versions.of.tolist(), strict=True):
+    for u, k, i, version in zip(unit, kind, batch, made.versions.read.tolist(), strict=True):
         if version and k != Kind.W:
             delay[u] = i - version
     ring = [sum(b.startswith(f"weights {layer},") for b in made.graph.buffer_names) for layer in range(layers)]

@@ -62,24 +62,24 @@ def test_layerpipe2_reads_weights_of_2s_updates_ago(data, ranks, chunks, batches
     made = plan("layerpipe2", ranks, batches, cost, chunks=chunks)
     stage, batch = unpack(made.schedule.keys).unit, unpack(made.schedule.keys).micro_batch
     delay = np.array(delays((np.arange(ranks * chunks) // chunks).tolist()))
-    assert (made.versions.of == np.maximum(0, batch - delay[stage])).all()
+    assert (made.versions.read == np.maximum(0, batch - delay[stage])).all()
     # every forward reads the newest version there is on its rank
     lane = made.schedule.lane_of_each()
     for r in range(ranks):
         own = made.schedule.order(r)
         done = np.cumsum(unpack(own).kind == Kind.W) // chunks
         forward = unpack(own).kind == Kind.F
-        assert (made.versions.of[lane == r][forward] == done[forward]).all()
+        assert (made.versions.read[lane == r][forward] == done[forward]).all()
 
 
 def test_one_version_too_old_or_too_new_is_refused():
     made = plan("layerpipe2", 3, 8)
-    entry = int(np.flatnonzero(made.versions.of == 3)[0])
+    entry = int(np.flatnonzero(made.versions.read == 3)[0])
     for change in (1, -1):
-        wrong = made.versions.of.copy()
+        wrong = made.versions.read.copy()
         wrong[entry] += change
         with pytest.raises(ScheduleError, match="version"):
-            prove(replace(made, versions=replace(made.versions, of=wrong)))
+            prove(replace(made, versions=replace(made.versions, read=wrong)))
 
 
 @settings(max_examples=20, deadline=None)
@@ -112,7 +112,7 @@ def test_a_ring_of_2s_versions_is_too_short():
 
 def reads_what_it_should(made, graph):
     """The weights that each F and O of `graph` reads are those whose version the plan states."""
-    version = dict(zip(made.schedule.keys.tolist(), made.versions.of.tolist(), strict=True))
+    version = dict(zip(made.schedule.keys.tolist(), made.versions.read.tolist(), strict=True))
     stages = made.placement.stages
     for task in graph:
         if task.kind in (Kind.F, Kind.O):

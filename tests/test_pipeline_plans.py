@@ -253,23 +253,23 @@ def test_stale_plans_read_versions_that_exist(name, p):
     plan = pipeline.plan(name, p, 8, **options)
     own = unpack(plan.schedule.keys)
     stage, kind, micro_batch = own.unit, own.kind, own.micro_batch
-    late = micro_batch // plan.versions.every - plan.versions.of  # updates between reading weights and changing them
+    late = micro_batch // plan.versions.every - plan.versions.read  # updates between reading weights and changing them
     steady = micro_batch >= plan.versions.every + p
     if name == "pipedream":
         assert (late[steady] == p - stage[steady] - 1).all()
     else:
         assert (late[steady] == 1).all()
     forward = np.flatnonzero(kind == Kind.F)
-    for wrong, says in ((plan.versions.of[forward[-1]] + 5, "the newest one"), (-1, "the newest one")):
-        of = plan.versions.of.copy()
+    for wrong, says in ((plan.versions.read[forward[-1]] + 5, "the newest one"), (-1, "the newest one")):
+        of = plan.versions.read.copy()
         of[forward[-1]] = wrong
         with pytest.raises(ScheduleError, match=says):
-            pipeline.prove(replace(plan, versions=replace(plan.versions, of=of)))
-    of = plan.versions.of.copy()
+            pipeline.prove(replace(plan, versions=replace(plan.versions, read=of)))
+    of = plan.versions.read.copy()
     of[np.flatnonzero(kind == Kind.B)[-1]] -= 1
     if of.min() >= 0:
         with pytest.raises(ScheduleError, match="read version"):
-            pipeline.prove(replace(plan, versions=replace(plan.versions, of=of)))
+            pipeline.prove(replace(plan, versions=replace(plan.versions, read=of)))
 
 
 def test_versions_stand_in_the_grid():

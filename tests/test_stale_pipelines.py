@@ -122,7 +122,7 @@ def test_the_log_says_what_was_published(name, late):
     updates = MICRO_BATCHES // pipeline.update_every(name, MICRO_BATCHES, POLICIES[name].get("mini_batches"))
     made = pipeline.plan(name, 4, MICRO_BATCHES // POLICIES[name].get("mini_batches", 1), **POLICIES[name])
     own = unpack(made.schedule.keys)
-    for u, k, i, v in zip(own.unit.tolist(), own.kind.tolist(), own.micro_batch.tolist(), made.versions.of.tolist(), strict=True):
+    for u, k, i, v in zip(own.unit.tolist(), own.kind.tolist(), own.micro_batch.tolist(), made.versions.read.tolist(), strict=True):
         for step in range(STEPS):
             if (step, u, k, i) in versions:  # a task that reads weights
                 assert versions[step, u, k, i] == step * updates + v

@@ -6,7 +6,7 @@ import minidl as ml
 from minidl import models, nn, optim
 from minidl.graph import Kind
 from minidl.schedulers import pipeline
-from minidl.schedulers.pipeline.problem import Order, schedule_of
+from minidl.schedulers.pipeline.problem import RankOrder, schedule_of
 
 
 def last_in_first_out(problem):
@@ -14,7 +14,7 @@ def last_in_first_out(problem):
     count = problem.micro_batches
     kind = [Kind.F] * count + [Kind.O] * count + [Kind.W] * count
     micro_batch = [*range(count), *reversed(range(count)), *range(count)]
-    return schedule_of([Order(kind, [rank] * 3 * count, micro_batch) for rank in range(problem.ranks)])
+    return schedule_of([RankOrder(kind, [rank] * 3 * count, micro_batch) for rank in range(problem.ranks)])
 
 
 POLICY = pipeline.Policy(last_in_first_out, "contiguous", splits=True)

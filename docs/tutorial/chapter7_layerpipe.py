@@ -33,7 +33,7 @@ print(f"in the steady state one batch takes {pipeline.price(plan, cost).period:g
 # batch must use the version that its forward used, or its gradient belongs to no network at all. So rank 0 keeps several
 # versions. The plan says which, and its proof checks that they exist and that they match.
 
-rank0 = {ml.graph.task_name(key): version for key, version in zip(plan.schedule.keys, plan.versions.of, strict=True)}
+rank0 = {ml.graph.task_name(key): version for key, version in zip(plan.schedule.keys, plan.versions.read, strict=True)}
 assert rank0["0F3"] == rank0["0B3"] == 1
 assert rank0["2F3"] == 3
 

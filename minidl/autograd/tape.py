@@ -32,7 +32,7 @@ class Storage:
 
     def __init__(self, name: str, shape: tuple[int, ...], dtype: str, role: Role, data: Any = None) -> None:
         self.name, self.shape, self.dtype, self.role, self.data = name, shape, dtype, role, data
-        self.whole = Part(self, self.bytes)
+        self.whole = StoragePart(self, self.bytes)
         self.slab: Slab | None = None
         self.changed = 0
 
@@ -41,7 +41,7 @@ class Storage:
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
-class Part:
+class StoragePart:
     """What dependencies are about: a whole storage, or a region of one that no other part overlaps."""
 
     __slots__ = ("_name", "bytes", "storage")
@@ -59,13 +59,13 @@ class Slab:
     """Regions along one axis, written one after the other from the start: (begin, end, part) each."""
 
     axis: int
-    regions: list[tuple[int, int, Part]] = field(default_factory=list)
+    regions: list[tuple[int, int, StoragePart]] = field(default_factory=list)
 
     @property
     def filled(self) -> int:
         return self.regions[-1][1] if self.regions else 0
 
-    def parts(self, begin: int, end: int) -> tuple[Part, ...]:
+    def parts(self, begin: int, end: int) -> tuple[StoragePart, ...]:
         """The parts that lie at least partly in begin..end."""
         return tuple(part for first, last, part in self.regions if first < end and last > begin)
 
@@ -294,7 +294,7 @@ class Recorder(Tape):
             self._held.append(storage)
         return found
 
-    def _buffer(self, part: Part) -> int:
+    def _buffer(self, part: StoragePart) -> int:
         found = self._parts.get(id(part))
         if found is None:
             storage = self.number(part.storage)

@@ -17,7 +17,7 @@ from ..graph import Kind, Role, View
 from ..runtime import device as devices
 from ..runtime.device import strides_of
 from . import tape as tapes
-from .tape import Part, Storage
+from .tape import Storage, StoragePart
 
 if TYPE_CHECKING:
     from .op import Op
@@ -50,7 +50,7 @@ class Tensor:
     __array_priority__ = 100
 
     def __init__(self, storage: Storage, shape: Sequence[int] | None = None, strides: Sequence[int] | None = None, offset: int = 0,
-                 *, parts: tuple[Part, ...] | None = None, requires_grad: bool = False) -> None:
+                 *, parts: tuple[StoragePart, ...] | None = None, requires_grad: bool = False) -> None:
         self.storage = storage
         self.shape = tuple(storage.shape if shape is None else shape)
         self.strides = tuple(strides_of(self.shape) if strides is None else strides)

@@ -148,7 +148,7 @@ def _draw(arguments: Any, made: Plan) -> None:
         return
     timeline = data_parallel.several(made) if arguments.subject in "rl" else made.timeline
     if arguments.svg:
-        versions = None if made.versions is None else {int(k): int(v) for k, v in zip(made.schedule.keys, made.versions.of, strict=True)}
+        versions = None if made.versions is None else {int(k): int(v) for k, v in zip(made.schedule.keys, made.versions.read, strict=True)}
         write_atomic(arguments.svg, timeline_svg(timeline, versions=versions))
     if arguments.trace:
         timeline.save(arguments.trace)

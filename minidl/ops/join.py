@@ -11,12 +11,12 @@ from typing import Any
 
 from ..autograd import tape as tapes
 from ..autograd.op import Op, same_dtype
-from ..autograd.tape import Part, Slab
+from ..autograd.tape import Slab, StoragePart
 from ..autograd.tensor import Tensor
 from ..graph import Role
 
 
-def _window(t: Tensor, axis: int, begin: int, length: int, parts: tuple[Part, ...]) -> Tensor:
+def _window(t: Tensor, axis: int, begin: int, length: int, parts: tuple[StoragePart, ...]) -> Tensor:
     """The places begin.. of one axis, a view."""
     shape = [length if a == axis else n for a, n in enumerate(t.shape)]
     return Tensor(t.storage, shape, t.strides, t.offset + begin * t.strides[axis], parts=parts)
@@ -51,7 +51,7 @@ class Concat(Op):
         assert slab is not None
         whole = Tensor(storage)
         for t in tensors[1:] if self.grown else tensors:
-            begin, part = slab.filled, Part(storage, t.bytes,
+            begin, part = slab.filled, StoragePart(storage, t.bytes,
                                             f"{storage.name}[{slab.filled}:{slab.filled + t.shape[axis]}]")
             slab.regions.append((begin, begin + t.shape[axis], part))
             self.call("copy", [t], [_window(whole, axis, begin, t.shape[axis], (part,))])
@@ -110,7 +110,7 @@ class Slice(Op):
                       [s * r[2] for s, r in zip(t.strides, self.region, strict=True)],
                       t.offset + sum(s * r[0] for s, r in zip(t.strides, self.region, strict=True)), parts=t.parts)
 
-    def _parts(self, region: Tensor) -> tuple[Part, ...]:
+    def _parts(self, region: Tensor) -> tuple[StoragePart, ...]:
         """Those parts of x that the region touches, where x lies in a slab as the slab does."""
         slab = self.x.storage.slab
         whole = Tensor(self.x.storage)

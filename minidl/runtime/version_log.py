@@ -22,7 +22,7 @@ Calls = Callable[[int, Any], list[Thunk]]
 
 
 @dataclass(frozen=True)
-class Entry:
+class VersionRead:
     """In a step (from 0), the task of that key read this version of its weights; an update made it."""
 
     step: int
@@ -34,7 +34,7 @@ class VersionLog:
     """What one rank's tasks read. Versions count a stage's updates since the run began."""
 
     def __init__(self, graph: TaskGraph) -> None:
-        self.entries: list[Entry] = []
+        self.entries: list[VersionRead] = []
         self.step = -1
         self._graph = graph
         self._tag = {s: 0 for s, spec in enumerate(graph.storages) if spec.role == Role.PARAMETER}  # the version in each storage
@@ -67,10 +67,10 @@ class VersionLog:
             self._tag.update(dict.fromkeys(writes, version))
         elif len(found) > 1:
             raise RuntimeError(f"{self._graph.find(np.array([key]))} reads versions {sorted(found)} of its weights at once")
-        self.entries.append(Entry(self.step, key, version))
+        self.entries.append(VersionRead(self.step, key, version))
 
 
-def staleness(entries: Iterable[Entry]) -> dict[int, Ints]:
+def staleness(entries: Iterable[VersionRead]) -> dict[int, Ints]:
     """Of each stage, for every forward: how many updates were made between reading the weights and changing them."""
     made: dict[tuple[int, int], list[tuple[int, int]]] = {}
     read: dict[tuple[int, int], list[tuple[int, int]]] = {}
@@ -108,7 +108,7 @@ class Replay:
         spec = self.graph.storages[storage]
         return self._bound.array(View(storage, (spec.bytes // np.dtype(spec.dtype).itemsize,), (1,), 0, spec.dtype))
 
-    def __call__(self, inputs: tuple[Any, ...], entries: Iterable[Entry]) -> Any:
+    def __call__(self, inputs: tuple[Any, ...], entries: Iterable[VersionRead]) -> Any:
         read: dict[tuple[int, bool, int], int] = {}
         made: dict[tuple[int, int], int] = {}
         for e in entries:
@@ -139,6 +139,6 @@ class Replay:
             np.copyto(array, kept)
 
 
-def as_lines(entries: Iterable[Entry]) -> list[str]:
+def as_lines(entries: Iterable[VersionRead]) -> list[str]:
     """For a file: which version each task read or, an update, made; in JSON, a task a line."""
     return [json.dumps({"step": e.step + 1, "task": task_name(e.key), "version": e.version}) for e in entries]

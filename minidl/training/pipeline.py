@@ -16,7 +16,7 @@ from ..runtime.comm import Communicator
 from ..runtime.comm.flight import Patience
 from ..runtime.device import strides_of
 from ..runtime.executors import DistributedExecutor
-from ..runtime.version_log import Entry, staleness
+from ..runtime.version_log import VersionRead, staleness
 from ..schedulers import pipeline as pipelines
 from .trainer import Recorded, Trainer
 
@@ -66,7 +66,7 @@ class PipelineTrainer(Trainer):
         self.run: DistributedExecutor = DistributedExecutor(  # type: ignore[assignment]
             *plan.with_messages, communicator, device=recorded.device, trace=trace, memory_limit=recorded.job.memory_limit,
             logged=recorded.job.scheduler in pipelines.POLICIES and pipelines.policy(recorded.job.scheduler).stale)
-        self.log: list[Entry] = []  #: of all ranks after `finish`, where the policy is stale
+        self.log: list[VersionRead] = []  #: of all ranks after `finish`, where the policy is stale
         self.plan = replace(plan, peak_bytes=tuple(communicator.gather(self.run.peak_bytes)))
         self._start()
         held = {id(spec.live) for spec in self.run.program.graph.storages if spec.live is not None}

@@ -102,8 +102,8 @@ def _versions_of(schedule: Schedule, like: Plan) -> Versions | None:
     theirs, own = unpack(like.schedule.keys), unpack(schedule.keys)
     forward = theirs.kind == Kind.F
     read = np.zeros((like.micro_batches, like.placement.stages), np.int64)
-    read[theirs.micro_batch[forward], theirs.unit[forward]] = like.versions.of[forward]
-    return replace(like.versions, of=read[own.micro_batch, own.unit])
+    read[theirs.micro_batch[forward], theirs.unit[forward]] = like.versions.read[forward]
+    return replace(like.versions, read=read[own.micro_batch, own.unit])
 
 
 def split(schedule: Schedule) -> tuple[Schedule, bool]:
@@ -250,10 +250,10 @@ def _versions(plan: Plan) -> None:
     """A version must exist when it is read, and a backward must read what its forward read."""
     versions, schedule = plan.versions, plan.schedule
     assert versions is not None
-    if len(versions.of) != len(schedule):
-        raise schedule.error(f"{len(versions.of)} weight versions are given for {len(schedule)} tasks")
+    if len(versions.read) != len(schedule):
+        raise schedule.error(f"{len(versions.read)} weight versions are given for {len(schedule)} tasks")
     message = np.isin(unpack(schedule.keys).kind, COMMUNICATION)
-    versions = replace(versions, of=versions.of[~message])
+    versions = replace(versions, read=versions.read[~message])
     schedule, _ = split(schedule)
     own = unpack(schedule.keys)
     unit, kind, micro_batch = own.unit, own.kind, own.micro_batch
@@ -266,18 +266,18 @@ def _versions(plan: Plan) -> None:
     begin = np.maximum.accumulate(np.where(fresh, np.arange(len(schedule)), 0))
     newest = np.empty(len(schedule), np.int64)
     newest[order] = (done[begin] - done[first][unit[order]]) // versions.every
-    early = np.flatnonzero((versions.of > newest) | (versions.of < 0))
+    early = np.flatnonzero((versions.read > newest) | (versions.read < 0))
     if early.size:
         e = int(early[0])
         key = int(schedule.keys[e])
-        raise schedule.error(f"task {task_name(key)} reads weight version {versions.of[e]}, but then the newest one of "
+        raise schedule.error(f"task {task_name(key)} reads weight version {versions.read[e]}, but then the newest one of "
                              f"stage {unit[e]} is {newest[e]}", [key])
     read = np.full((plan.micro_batches, plan.placement.stages), -1, np.int64)
     forward = kind == Kind.F
-    read[micro_batch[forward], unit[forward]] = versions.of[forward]
-    other = np.flatnonzero(versions.of != read[micro_batch, unit])
+    read[micro_batch[forward], unit[forward]] = versions.read[forward]
+    other = np.flatnonzero(versions.read != read[micro_batch, unit])
     if other.size:
         e = int(other[0])
         key, before_it = int(schedule.keys[e]), int(pack(unit[e], Kind.F, micro_batch[e]))
-        raise schedule.error(f"task {task_name(key)} reads weight version {versions.of[e]}, but {task_name(before_it)} read "
+        raise schedule.error(f"task {task_name(key)} reads weight version {versions.read[e]}, but {task_name(before_it)} read "
                              f"version {read[micro_batch[e], unit[e]]}", [key, before_it])

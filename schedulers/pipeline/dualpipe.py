@@ -9,7 +9,7 @@ import numpy as np
 
 from ...graph import Kind
 from ...schedule import Schedule
-from .problem import Order, Problem, schedule_of
+from .problem import Problem, RankOrder, schedule_of
 
 Entry = tuple[Kind, int, bool]  # kind, stream, whether it is a pair with the entry before
 
@@ -88,7 +88,7 @@ def _steps(depth: int, place: int, micro_batches: int) -> list[Entry]:
     return entries
 
 
-def _order(entries: list[Entry], streams: list[tuple[int, int]]) -> Order:
+def _order(entries: list[Entry], streams: list[tuple[int, int]]) -> RankOrder:
     """Streams are (stage, first micro-batch); each kind takes a stream's micro-batches in ascending order."""
     taken: dict[tuple[Kind, int], int] = {}
     micro = []
@@ -103,5 +103,5 @@ def _order(entries: list[Entry], streams: list[tuple[int, int]]) -> Order:
             split[stream].append(micro[i])
         elif kind == Kind.W:
             micro[i] = split[stream].pop(0)
-    return Order([kind for kind, _, _ in entries], [streams[s][0] for _, s, _ in entries], micro,
+    return RankOrder([kind for kind, _, _ in entries], [streams[s][0] for _, s, _ in entries], micro,
                  np.array([joined for _, _, joined in entries]))

@@ -10,7 +10,7 @@ import numpy as np
 from ...graph import Kind
 from ...schedule import Schedule
 from .listing import work_conserving
-from .problem import Order, Problem, schedule_of
+from .problem import Problem, RankOrder, schedule_of
 from .zero_bubble import lagging
 
 
@@ -18,7 +18,7 @@ def fast_forward_strict(problem: Problem) -> Schedule:
     """All F, all O, all W on every rank: makespan (m+p-1)(F+O) + mW + 2(p-1)c, peak m."""
     m = problem.micro_batches
     kind, micro_batch = np.repeat([Kind.F, Kind.O, Kind.W], m), np.tile(np.arange(m), 3)
-    return schedule_of([Order(kind, np.full(3 * m, rank), micro_batch) for rank in range(problem.ranks)])
+    return schedule_of([RankOrder(kind, np.full(3 * m, rank), micro_batch) for rank in range(problem.ranks)])
 
 
 def fast_forward(problem: Problem) -> Schedule:
@@ -26,9 +26,9 @@ def fast_forward(problem: Problem) -> Schedule:
     p, m = problem.ranks, problem.micro_batches
     micro_batch = np.arange(m)
     twice = np.repeat(micro_batch, 2)
-    orders = [Order(np.concatenate([np.full(m, Kind.F), np.tile([Kind.O, Kind.W], m)]), np.full(3 * m, rank),
+    orders = [RankOrder(np.concatenate([np.full(m, Kind.F), np.tile([Kind.O, Kind.W], m)]), np.full(3 * m, rank),
                     np.concatenate([micro_batch, twice])) for rank in range(p - 1)]
-    orders.append(Order(np.concatenate([np.tile([Kind.F, Kind.O], m), np.full(m, Kind.W)]), np.full(3 * m, p - 1),
+    orders.append(RankOrder(np.concatenate([np.tile([Kind.F, Kind.O], m), np.full(m, Kind.W)]), np.full(3 * m, p - 1),
                         np.concatenate([twice, micro_batch])))
     return schedule_of(orders)
 

@@ -7,7 +7,7 @@ import numpy as np
 from ...graph import Kind
 from ...schedule import Schedule
 from .placement import PipelineError
-from .problem import Order, Problem, schedule_of
+from .problem import Problem, RankOrder, schedule_of
 
 
 def gpipe(problem: Problem) -> Schedule:
@@ -15,7 +15,7 @@ def gpipe(problem: Problem) -> Schedule:
     m = problem.micro_batches
     kind = np.repeat([Kind.F, Kind.B], m)
     micro_batch = np.tile(np.arange(m), 2)
-    return schedule_of([Order(kind, np.full(2 * m, rank), micro_batch) for rank in range(problem.ranks)])
+    return schedule_of([RankOrder(kind, np.full(2 * m, rank), micro_batch) for rank in range(problem.ranks)])
 
 
 def one_f_one_b(problem: Problem) -> Schedule:
@@ -62,7 +62,7 @@ def rounds(rank: int, p: int, m: int, v: int, size: int) -> tuple[tuple[np.ndarr
 
 
 def _alternate(warm_up: int, f_micro: np.ndarray, f_stage: np.ndarray, b_micro: np.ndarray,
-               b_stage: np.ndarray) -> Order:
+               b_stage: np.ndarray) -> RankOrder:
     """`warm_up` forwards, then backward and forward in turn, then the rest of the backwards."""
     n = len(f_micro)
     place_f = np.where(np.arange(n) < warm_up, np.arange(n), 2 * np.arange(n) - warm_up + 1)
@@ -70,4 +70,4 @@ def _alternate(warm_up: int, f_micro: np.ndarray, f_stage: np.ndarray, b_micro: 
     kind, stage, micro = np.empty(2 * n, np.int8), np.empty(2 * n, np.int32), np.empty(2 * n, np.int32)
     kind[place_f], stage[place_f], micro[place_f] = Kind.F, f_stage, f_micro
     kind[place_b], stage[place_b], micro[place_b] = Kind.B, b_stage, b_micro
-    return Order(kind, stage, micro)
+    return RankOrder(kind, stage, micro)

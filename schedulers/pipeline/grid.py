@@ -21,7 +21,7 @@ def grid(plan: Plan, timeline: Timeline, width: int = 110) -> str:
     records = timeline.tasks
     if not len(records):
         return ""
-    version = {} if plan.versions is None else dict(zip(plan.schedule.keys.tolist(), plan.versions.of.tolist(), strict=True))
+    version = {} if plan.versions is None else dict(zip(plan.schedule.keys.tolist(), plan.versions.read.tolist(), strict=True))
     names = {}
     for key in timeline.key[records].tolist():
         names[key] = task_name(key) + (f"v{version[key]}" if key in version else "")

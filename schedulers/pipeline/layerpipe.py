@@ -19,8 +19,8 @@ from ...plans import Plan, Versions
 from ...pricing.cost import CostModel, Link
 from ...pricing.simulation import Clock, Lanes
 from ...schedule import Schedule
-from ..layerpipe import LayerCosts, Part, assign
-from .problem import Order, Problem, schedule_of
+from ..layerpipe import LayerCosts, Piece, assign
+from .problem import Problem, RankOrder, schedule_of
 
 
 def layerpipe(problem: Problem, method: str = "inter") -> Plan:
@@ -59,7 +59,7 @@ def layerpipe2_steady(problem: Problem) -> float:
 
 def _staged(problem: Problem) -> Ticks:
     times = {Kind.F: problem.forward, Kind.O: problem.output_grad, Kind.W: problem.weight_grad}
-    return Ticks(problem.stages, [Part(stage, kind, float(time[stage]), processor=int(rank)) for stage, rank in
+    return Ticks(problem.stages, [Piece(stage, kind, float(time[stage]), processor=int(rank)) for stage, rank in
                                   enumerate(problem.placement.table[0]) for kind, time in times.items()],
                  problem.latency)
 
@@ -69,7 +69,7 @@ class Ticks:
     """The rhythm of parts on processors. `at[i]` is the tick in which part i runs batch 0."""
 
     layers: int
-    parts: Sequence[Part]
+    parts: Sequence[Piece]
     latency: float
 
     @cached_property
@@ -125,11 +125,11 @@ class Ticks:
         last = max(self.at) + batches
         return [(i, t - self.at[i]) for t in range(last) for i in self.sequence if 0 <= t - self.at[i] < batches]
 
-    def orders(self, ranks: int, batches: int) -> list[Order]:
+    def orders(self, ranks: int, batches: int) -> list[RankOrder]:
         mine: list[list[tuple[int, int]]] = [[] for _ in range(ranks)]
         for i, batch in self.runs(batches):
             mine[self.parts[i].processor].append((i, batch))
-        return [Order([self.parts[i].kind for i, _ in own], [self.parts[i].layer for i, _ in own], [b for _, b in own],
+        return [RankOrder([self.parts[i].kind for i, _ in own], [self.parts[i].layer for i, _ in own], [b for _, b in own],
                       part=[self.part(i) for i, _ in own]) for own in mine]
 
     def graph(self, batches: int) -> TaskGraph:

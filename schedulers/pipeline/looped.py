@@ -7,7 +7,7 @@ import numpy as np
 from ...graph import Kind
 from ...schedule import Schedule
 from .listing import work_conserving
-from .problem import Order, Problem, schedule_of
+from .problem import Problem, RankOrder, schedule_of
 
 
 def looped_bfs(problem: Problem) -> Schedule:
@@ -19,7 +19,7 @@ def looped_bfs(problem: Problem) -> Schedule:
     chunk, micro_batch = np.repeat(np.arange(v), m), np.tile(np.arange(m), 2 * v)
     kind = np.repeat([Kind.F, Kind.B], m * v)
     stage = np.concatenate([chunk, chunk[::-1]]) * p
-    return schedule_of([Order(kind, stage + rank, micro_batch) for rank in range(p)])
+    return schedule_of([RankOrder(kind, stage + rank, micro_batch) for rank in range(p)])
 
 
 def modulo(problem: Problem) -> Schedule:
@@ -31,7 +31,7 @@ def modulo(problem: Problem) -> Schedule:
     chunk = np.repeat(np.arange(v), m)
     kind, micro_batch = np.repeat([Kind.F, Kind.O, Kind.W], m * v), np.tile(np.arange(m), 3 * v)
     stage = np.concatenate([chunk, chunk[::-1], chunk]) * p
-    return schedule_of([Order(kind, stage + rank, micro_batch) for rank in range(p)])
+    return schedule_of([RankOrder(kind, stage + rank, micro_batch) for rank in range(p)])
 
 
 def modulo_greedy(problem: Problem) -> Schedule:

@@ -92,7 +92,7 @@ def _stale(name: str, graph: TaskGraph, schedule: Schedule, placement: Placement
     if after != set(range(versions.every - 1, count, versions.every)):
         raise PipelineError(f"{name} updates after every {versions.every} of {count} micro-batches; this step was recorded with other updates")
     read = np.zeros((placement.stages, count), np.int64)
-    read[own.unit, own.micro_batch] = versions.of
+    read[own.unit, own.micro_batch] = versions.read
     ordered = with_updates(graph, schedule, placement)
     return with_versions(graph, ordered, read), ordered
 

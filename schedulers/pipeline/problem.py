@@ -89,7 +89,7 @@ def costs(placement: Placement, forward: float | Sequence[float], output_grad: f
 
 
 @dataclass(frozen=True)
-class Order:
+class RankOrder:
     """The tasks of one rank in order: columns kind, stage, micro-batch, part; `joined`: one action with the entry
     before."""
 
@@ -100,7 +100,7 @@ class Order:
     part: Sequence[int] | int = 0
 
 
-def schedule_of(orders: Sequence[Order]) -> Schedule:
+def schedule_of(orders: Sequence[RankOrder]) -> Schedule:
     """One `main` lane per rank, rank after rank."""
     ptr = np.zeros(len(orders) + 1, np.int64)
     np.cumsum([len(o.kind) for o in orders], out=ptr[1:])

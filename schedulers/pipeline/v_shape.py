@@ -17,7 +17,7 @@ from ...loops import run_loop
 from ...schedule import Schedule
 from .listing import durations
 from .placement import PipelineError
-from .problem import Order, Problem, schedule_of
+from .problem import Problem, RankOrder, schedule_of
 from .refine import refine
 from .stages import stage_graph
 
@@ -87,7 +87,7 @@ def handcrafted(problem: Problem) -> Schedule:
             seen[step] = seen.get(step, -1) + 1
             if seen[step] < m:
                 entries.append((Kind[step[0]], rank if step[1] == "0" else 2 * p - 1 - rank, seen[step]))
-        orders.append(Order(*zip(*entries, strict=True)))
+        orders.append(RankOrder(*zip(*entries, strict=True)))
     return schedule_of(orders)
 
 
@@ -100,7 +100,7 @@ def _walk_all(problem: Problem, cap: int, settings: list[Setting]) -> tuple[Floa
                         ranking.ravel(), pace.astype(float), patience.astype(float), 1e-9 * float(times.max()),
                         np.zeros(len(settings)), np.zeros(6 * p * m, np.int64))
     order = rest[-1].reshape(p, 6 * m)
-    return rest[-2], schedule_of([Order(np.array([Kind.F, Kind.O, Kind.W])[row // (2 * p * m)], row // m % (2 * p),
+    return rest[-2], schedule_of([RankOrder(np.array([Kind.F, Kind.O, Kind.W])[row // (2 * p * m)], row // m % (2 * p),
                                         row % m) for row in order])
 
 

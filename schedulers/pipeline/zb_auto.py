@@ -17,7 +17,7 @@ from ...schedule import Schedule
 from .flush import one_f_one_b
 from .placement import PipelineError
 from .polish import SAME, polish
-from .problem import Order, Problem, schedule_of
+from .problem import Problem, RankOrder, schedule_of
 from .zero_bubble import zb_h1, zb_h2
 
 #: forwards ahead per rank to the end, the most telling first: ZB-H1, ZB-H2, and what lies around them
@@ -172,7 +172,7 @@ def order_of(kinds: Ints) -> Schedule:
         micro = np.empty(len(kind), np.int64)
         for k in (Kind.F, Kind.O, Kind.W):
             micro[kind == k] = np.arange(len(kind) // 3)
-        orders.append(Order(kind, np.full(len(kind), rank), micro))
+        orders.append(RankOrder(kind, np.full(len(kind), rank), micro))
     return schedule_of(orders)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from ...graph import Ints, Kind
 from ...schedule import Schedule
 from .flush import checked_round, rounds
-from .problem import Order, Problem, schedule_of
+from .problem import Problem, RankOrder, schedule_of
 
 
 def zb_h1(problem: Problem) -> Schedule:
@@ -43,12 +43,12 @@ def interleaved_zb(problem: Problem, round_size: int | None = None) -> Schedule:
     return schedule_of(orders)
 
 
-def _same_stage(stage: int, micro_batches: int, warm_up: int, lag: int) -> Order:
+def _same_stage(stage: int, micro_batches: int, warm_up: int, lag: int) -> RankOrder:
     tasks = np.full(micro_batches, stage), np.arange(micro_batches)
     return lagging(tasks, tasks, min(warm_up, micro_batches), lag)
 
 
-def lagging(forward: tuple[Ints, Ints], backward: tuple[Ints, Ints], warm_up: int, lag: int) -> Order:
+def lagging(forward: tuple[Ints, Ints], backward: tuple[Ints, Ints], warm_up: int, lag: int) -> RankOrder:
     """`warm_up` forwards; then in turn O, the W of `lag` backwards before, F; then what is left of W.
 
     `forward` and `backward` are (stage, micro-batch) in order.
@@ -64,4 +64,4 @@ def lagging(forward: tuple[Ints, Ints], backward: tuple[Ints, Ints], warm_up: in
     for place, which, (stages, micro_batches) in ((place_f, Kind.F, forward), (place_o, Kind.O, backward),
                                                   (place_w, Kind.W, backward)):
         kind[place], stage[place], micro[place] = which, stages, micro_batches
-    return Order(kind, stage, micro)
+    return RankOrder(kind, stage, micro)

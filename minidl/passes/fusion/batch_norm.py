@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ...graph import Kind, Launch, View
 from ...runtime.device import strides_of
-from .draft import Draft, Entry
+from .draft import Draft, DraftTask
 
 #: activations that a batch norm can end with, and whether their gradient reads the output (else the input)
 ACTIVATIONS = {"relu": True, "relu6": True, "hardswish": False}
@@ -66,7 +66,7 @@ def _end_gradient(draft: Draft, norm: Launch, y: View, tail: Tail) -> bool:
     return True
 
 
-def _is(entry: Entry, kernel: str, mean: View, ds: View, others: bool = False) -> bool:
+def _is(entry: DraftTask, kernel: str, mean: View, ds: View, others: bool = False) -> bool:
     """Whether a task begins with this gradient of the batch norm that made `mean`, and has no others, or none that read ds."""
     first, *rest = entry.launches
     return (first.kernel == kernel and first.reads[1] == mean and first.reads[-1] == ds

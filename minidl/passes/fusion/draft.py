@@ -15,7 +15,7 @@ from ...runtime.device import strides_of
 
 
 @dataclass
-class Entry:
+class DraftTask:
     """A task in the making: its row of the graph that went in, its launches, and the buffers it touches."""
 
     row: int
@@ -37,8 +37,8 @@ class Draft:
     def __init__(self, graph: TaskGraph, device: Any) -> None:
         self.graph, self.device = graph, device
         self.made: list[StorageSpec] = []  #: storages that the graph did not have
-        self.entries: list[Entry | None] = [
-            Entry(t, graph.launches[t], set(graph.reads[t].tolist()), set(graph.writes[t].tolist()), float(graph.flops[t]), int(graph.unit[t]))
+        self.entries: list[DraftTask | None] = [
+            DraftTask(t, graph.launches[t], set(graph.reads[t].tolist()), set(graph.writes[t].tolist()), float(graph.flops[t]), int(graph.unit[t]))
             for t in range(len(graph))]
         self.units = list(graph.unit_names)
         of_storage: dict[int, list[int]] = {}
@@ -53,13 +53,13 @@ class Draft:
                 for buffer in buffers:
                     table.setdefault(buffer, []).append(i)
 
-    def alive(self) -> Iterator[Entry]:
+    def alive(self) -> Iterator[DraftTask]:
         return (e for e in self.entries if e is not None)
 
-    def numbered(self) -> Iterator[tuple[int, Entry]]:
+    def numbered(self) -> Iterator[tuple[int, DraftTask]]:
         return ((i, e) for i, e in enumerate(self.entries) if e is not None)
 
-    def __getitem__(self, task: int) -> Entry:
+    def __getitem__(self, task: int) -> DraftTask:
         entry = self.entries[task]
         assert entry is not None, "this task has been merged into another"
         return entry

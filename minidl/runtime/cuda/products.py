@@ -57,7 +57,7 @@ class Side:
 
 
 @dataclass(frozen=True, eq=False)
-class Problem:
+class Product:
     """A product's descriptor and layouts, the alignment of its arrays in bytes, and all that the choice of an algorithm
     depends on."""
 
@@ -98,7 +98,7 @@ class Products:
             self._algorithms[problem.key] = self._choose(product, problem, tf32)
         return self._bound(product, problem, self._algorithms[problem.key], stream)
 
-    def _problem(self, product: cuda.Product, tf32: bool) -> Problem:
+    def _problem(self, product: cuda.Product, tf32: bool) -> Product:
         """A product in cuBLASLt's terms. Raises LaunchError for one that it does not know."""
         lt, name = self.lt, str(product.out.dtype)
         given = {str(x.dtype) for x in (product.a, product.b, product.bias) if x is not None}
@@ -121,11 +121,11 @@ class Products:
         layouts = [self._layout(int(memory), side, count) for side in (first, second, out)]
         arrays = product.b, product.a, product.out, *([] if product.bias is None else [product.bias])
         alignments = tuple(min(256, cuda.pointer(a) & -cuda.pointer(a)) for a in arrays)
-        problem = Problem(operation, layouts, alignments, (name, rounds, first, second, out, count, epilogue, alignments))
+        problem = Product(operation, layouts, alignments, (name, rounds, first, second, out, count, epilogue, alignments))
         weakref.finalize(problem, self._release, operation, layouts).atexit = False  # eager tasks bind at every step
         return problem
 
-    def _bound(self, product: cuda.Product, problem: Problem, algorithm: Any, stream: Any) -> Thunk:
+    def _bound(self, product: cuda.Product, problem: Product, algorithm: Any, stream: Any) -> Thunk:
         """The call by one algorithm."""
         workspace, layouts = self.workspace(stream), problem.layouts
         factors = self._factors["float64" if str(product.out.dtype) == "float64" else "float32"]
@@ -154,7 +154,7 @@ class Products:
                 self.lt.matrix_layout_set_attribute(layout, int(attribute), cell.ctypes.data, cell.nbytes)
         return int(layout)
 
-    def _choose(self, product: cuda.Product, problem: Problem, tf32: bool) -> Any:
+    def _choose(self, product: cuda.Product, problem: Product, tf32: bool) -> Any:
         """The fastest algorithm, timed on arrays like those of the product. It is kept as its bytes, which cuBLASLt takes
         back in the same version."""
 
@@ -175,7 +175,7 @@ class Products:
     def _algorithm(self, words: str) -> Any:
         return np.frombuffer(bytearray.fromhex(words), self.lt.matmul_heuristic_result_dtype["algo"])
 
-    def _fits(self, problem: Problem, algorithm: Any) -> bool:
+    def _fits(self, problem: Product, algorithm: Any) -> bool:
         """Whether an algorithm that another process has chosen can be run here."""
         said, (first, second, out) = np.zeros(1, self.lt.matmul_heuristic_result_dtype), problem.layouts
         try:
@@ -184,7 +184,7 @@ class Products:
             return False
         return bool(not said["state"][0] and said["workspace_size"][0] <= WORKSPACE)
 
-    def _named(self, problem: Problem) -> Sequence[Any]:
+    def _named(self, problem: Product) -> Sequence[Any]:
         """The first algorithms that the library names within the workspace, best first as it thinks. Raises RuntimeError."""
         lt, (first, second, out) = self.lt, problem.layouts
         preference = lt.matmul_preference_create()
