@@ -150,6 +150,16 @@ def test_one_rank_is_synchronous():
     assert run("pipedream", 1)[:2] == (losses, [p.numpy().tobytes() for p in model.parameters()])
 
 
+def test_a_network_is_planned_with_the_updates_of_the_policy(capsys):
+    from minidl.cli import main
+
+    flags = ["--model", "mlp", "--model-arg", "layers=4", "--ranks", "2", "--micro-batches", "4", "--costs", "analytic", "--json"]
+    assert main(["plan", *flags, "--scheduler", "pipedream"]) == 0
+    stale = json.loads(capsys.readouterr().out)["tasks"]
+    assert main(["plan", *flags, "--scheduler", "one_f_one_b"]) == 0
+    assert stale == json.loads(capsys.readouterr().out)["tasks"] + 2 * 3, "an update for each micro-batch"
+
+
 def test_a_step_with_other_updates_is_refused():
     _, graph = recorded(2)
     with pytest.raises(PipelineError, match="pipedream updates after every 1 of 8 micro-batches; this step was recorded with other updates"):
@@ -191,6 +201,7 @@ def test_a_stale_run_goes_on_where_it_was(tmp_path):
 @pytest.mark.parametrize(("flags", "line"), [
     (["--scheduler", "layerpipe"], "layerpipe makes tasks that are parts of layers, and no run does yet"),
     (["--scheduler", "pipedream_2bw"], "pipedream_2bw needs a step of several mini-batches"),
+    (["--scheduler", "pipedream", "--clip", "1"], "pipedream updates several times in a step, before all stages have their gradients"),
     (["--scheduler", "gpipe", "--version-log", "x.jsonl"], "--version-log has no effect here; it is for a scheduler that trains on older weights")])
 def test_what_cannot_be_stale_is_one_line(flags, line):
     code, record, errors = command(2, *FLAGS, "--steps", "2", *flags)

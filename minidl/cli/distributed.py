@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import Any
 
 from ..files import write_atomic
@@ -48,11 +47,7 @@ def _train(read: Callable[[], Any], communicator: Any, held: ExitStack) -> int:
         if first:
             training.check_outputs(arguments)
         arguments.device = device_of(arguments.device, communicator)
-        described = job(arguments)
-        if arguments.parallel == "pipeline":
-            described = replace(described, update_every=pipelines.update_every(arguments.scheduler, described.micro_batches,
-                                                                               dict(arguments.scheduler_arg).get("mini_batches")))
-        recorded = Recorded(described, *((communicator.rank, communicator.size) if arguments.parallel == "data" else (0, 1)))
+        recorded = Recorded(job(arguments), *((communicator.rank, communicator.size) if arguments.parallel == "data" else (0, 1)))
         if first:
             held.enter_context(training.claimed(arguments))
         saved = training.resumed(arguments, recorded) if arguments.resume else None

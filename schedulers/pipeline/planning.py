@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...graph import Floats, Ints, Kind, TaskGraph, unpack
-from ...passes.rewrite import fuse
+from ...passes.rewrite import fuse, sums
 from ...plans import Machine, Plan, Versions
 from ...pricing.cost import CostModel
 from ...schedule import Schedule
@@ -64,6 +64,8 @@ def plan_network(graph: TaskGraph, policy_or_name: str | Policy, cost: CostModel
         raise PipelineError(f"{name} makes tasks that are parts of layers, and no run does yet; `minidl simulate` prices it")
     if placement.directions > 1:
         raise PipelineError(f"{name} holds every stage twice; a recorded model has each parameter once")
+    if chosen.versions is not None and sums(graph).any():
+        raise PipelineError(f"{name} updates several times in a step, before all stages have their gradients; it cannot clip by the norm of all")
     micro_batches = int(graph.micro_batch.max(initial=0)) + 1
     check_numbers(placement.stages, micro_batches, cap)
     stages = cut(graph, cost, placement.stages, stage_of_unit, placement.table[0])
