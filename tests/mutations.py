@@ -335,8 +335,8 @@ class Took:
 def measured() -> Iterator[Took]:
     """Memory that the process takes meanwhile, as the system counts it; as Python does where that cannot be asked for.
 
-    What leaves meanwhile must not hide what comes: garbage of before stays, free memory is given back first, and the pages of
-    libraries, which a machine short of memory takes away at any time, are left out."""
+    What leaves meanwhile must not hide what comes: garbage of before stays, and free memory is given back first. Pages of
+    libraries count for nothing; as many as a machine short of memory takes away meanwhile may hide as much of the rest."""
     took, collecting = Took(), gc.isenabled()
     gc.disable()
     try:
@@ -358,7 +358,7 @@ def _resident(took: Took) -> Iterator[None]:
     before = bytes_of()
     yield
     after = bytes_of()
-    took.bytes = after["VmHWM"] - before["RssAnon"] - min(now["VmRSS"] - now["RssAnon"] for now in (before, after))
+    took.bytes = after["VmHWM"] - before["RssAnon"] - max(now["VmRSS"] - now["RssAnon"] for now in (before, after))
 
 
 @contextlib.contextmanager

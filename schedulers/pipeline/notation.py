@@ -52,17 +52,23 @@ def from_torch(text: str, where: str = "the plan") -> Schedule:
     schedule = Schedule.from_names({Lane(row - 1): names(row, cells) for row, cells in rows})
     if not len(schedule):
         raise ScheduleError(f"{where} is empty; expected one row of tasks per rank")
-    rank, keys = _rank_of_reader(schedule), schedule.keys
+    keys = schedule.keys
+    message = _is_message(keys)
+    if not message.any():
+        return schedule
+    rank = _rank_of_reader(schedule)
     lost = np.flatnonzero(rank < 0)
     if lost.size:
         own = unpack(int(keys[lost[0]]))
         raise ScheduleError(f"{where}: {_theirs(int(keys[lost[0]]))} goes to a stage without a forward of micro-batch "
                             f"{own.micro_batch}")
-    return replace(schedule, keys=np.where(_is_message(keys), repack(keys, destination=rank), keys))
+    return replace(schedule, keys=np.where(message, repack(keys, destination=rank), keys))
 
 
 def _is_message(keys: Ints) -> Mask:
-    return np.isin(unpack(keys).kind, SENDS + RECEIVES)
+    """In blocks, since the fields of a key take many times its memory."""
+    blocks = range(0, max(1, len(keys)), 1 << 16)
+    return np.concatenate([np.isin(unpack(keys[i : i + (1 << 16)]).kind, SENDS + RECEIVES) for i in blocks])
 
 
 def _rank_of_reader(schedule: Schedule) -> Ints:
