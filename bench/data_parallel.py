@@ -49,7 +49,7 @@ from minidl.pricing.cost import CostModel
 from minidl.runtime.comm.mpi import MPI
 from minidl.runtime.executors import DistributedExecutor
 from minidl.schedulers.data_parallel import POLICIES
-from minidl.training.data_parallel import measure_link, neighbours
+from minidl.training.rank_trainer import measure_link, neighbours
 from minidl.training.trainer import params_sha256
 
 STEPS = 4  #: of a group, after one to warm up

@@ -25,7 +25,7 @@ from common import save
 import minidl as ml
 from minidl import models, nn
 from minidl.pricing.cost import CostModel
-from minidl.schedulers.layerpipe import METHODS, LayerCosts, PartitionError, compare
+from minidl.schedulers.partition import METHODS, LayerCosts, PartitionError, compare
 
 PROCESSORS = range(2, 17)
 PUBLISHED = {"mean": 1.25, "best, 7 to 9 processors": 1.8}

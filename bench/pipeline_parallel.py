@@ -50,7 +50,7 @@ from minidl.runtime.comm.mpi import MPI
 from minidl.runtime.executors import DistributedExecutor
 from minidl.schedulers import pipeline
 from minidl.schedulers.pipeline import add_communication
-from minidl.training.pipeline import measure_messages
+from minidl.training.pipeline_trainer import measure_messages
 from minidl.views.timeline import What
 
 MICRO_BATCHES, STEPS = 8, 3

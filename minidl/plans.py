@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .graph import Ints, TaskGraph
-from .passes.communication import add_communication, count_waits, talks
+from .passes.send_receive import add_communication, count_waits, talks
 from .pricing.carried import Carried
 from .pricing.cost import CostModel
 from .pricing.simulation import Clock, Lanes, simulate

@@ -18,7 +18,7 @@ from minidl.runtime.comm.loopback import run_ranks
 from minidl.runtime.cuda import device as devices
 from minidl.runtime.executors import GraphExecutor, SequentialExecutor, StreamExecutor, TaskError
 from minidl.schedule import Lane, Schedule
-from minidl.training.data_parallel import RankTrainer
+from minidl.training.rank_trainer import RankTrainer
 from minidl.training.trainer import Job, Recorded, Trainer, TrainingError, interleaved
 
 HUGE = 3e38

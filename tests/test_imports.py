@@ -17,7 +17,7 @@ FOLDERS = {"minidl": ROOT / "minidl", "minidl.kernels": ROOT / "kernels", "minid
 LINKS = ("kernels", "schedulers", "models")
 
 # data, and functions from data to data: they run nothing and know no device
-PURE = {"graph", "schedule", "program", "plans", "loops", "walk", "files", "passes.boundary", "passes.communication", "passes.messages", "passes.rewrite", "passes.synchronise", "pricing.carried",
+PURE = {"graph", "schedule", "program", "plans", "loops", "walk", "files", "passes.boundary", "passes.send_receive", "passes.messages", "passes.rewrite", "passes.synchronise", "pricing.carried",
         "pricing.circuits", "pricing.collectives", "pricing.contention", "pricing.corun", "pricing.cost", "pricing.simulation", "runtime.memory",
         "views.timeline"}
 ENGINE = {"graph", "kernels", "runtime.device", "autograd.tape", "autograd.tensor", "autograd.precision"}
@@ -162,7 +162,7 @@ def test_no_modules_import_each_other_in_a_circle():
 
 
 #: where our own is imported within a function: what is heavy stays away until it is used, and a command starts at once
-LATE = ("__main__", "cli", "runtime.device", "runtime.cuda.device", "training.data_parallel",
+LATE = ("__main__", "cli", "runtime.device", "runtime.cuda.device", "training.rank_trainer",
         "pricing.cost", "schedule", "program", "views.timeline", "runtime.comm")  # the last five: methods that lead to files, or to what is built on them
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from minidl.graph import GraphBuilder, Kind, Role
 from minidl.pricing.cost import CostModel
-from minidl.schedulers.layerpipe import (
+from minidl.schedulers.partition import (
     METHODS,
     LayerCosts,
     PartitionError,

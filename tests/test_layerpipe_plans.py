@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from minidl.graph import Kind, unpack
 from minidl.pricing.simulation import times
 from minidl.schedule import ScheduleError
-from minidl.schedulers.layerpipe import LayerCosts, assign, delays
+from minidl.schedulers.partition import LayerCosts, assign, delays
 from minidl.schedulers.pipeline import PipelineError, costs, place, plan, price, prove
 from minidl.schedulers.pipeline.layerpipe import Ticks
 

@@ -16,7 +16,7 @@ from minidl.graph import RECEIVES, SENDS, TaskGraph
 from minidl.models.registry import model
 from minidl.pricing.cost import CostModel, Link
 from minidl.runtime.comm.loopback import run_ranks
-from minidl.training.pipeline import PipelineTrainer
+from minidl.training.pipeline_trainer import PipelineTrainer
 from minidl.training.trainer import Job, Recorded, Trainer
 
 MPIEXEC = shutil.which("mpiexec") or shutil.which("mpiexec", path=str(Path(sys.executable).parent))

@@ -13,7 +13,7 @@ import numpy as np
 
 import minidl as ml
 from minidl.schedulers import pipeline
-from minidl.schedulers.layerpipe import LayerCosts, assign, bytes_moved, compare, delays
+from minidl.schedulers.partition import LayerCosts, assign, bytes_moved, compare, delays
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Why does a pipeline drain at all? Because the next batch wants the updated weights, and the update wants the gradients

@@ -22,7 +22,7 @@ from minidl.schedulers.data_parallel import late_updates
 from minidl.schedulers.data_parallel import lower_bound as bound
 from minidl.schedulers.layer_times import layers as chain
 from minidl.schedulers.layer_times import with_communication
-from minidl.schedulers.layerpipe import LayerCosts, assign
+from minidl.schedulers.partition import LayerCosts, assign
 
 HERE = Path(__file__).resolve().parent
 

@@ -9,7 +9,8 @@ from typing import Any
 from ..files import write_atomic
 from ..pricing.cost import Link
 from ..schedulers import pipeline as pipelines
-from . import data_parallel, show
+from . import data_parallel_plans as data_parallel
+from . import show
 from .flags import UsageError, job
 from .inputs import costs, scheduler_of
 
@@ -17,7 +18,7 @@ from .inputs import costs, scheduler_of
 def train(read: Callable[[], Any]) -> int:
     """This process's part of a run under a launcher; `read` gives its flags, or raises what is wrong with them, which all ranks
     then say together. Rank 0 speaks."""
-    from ..training.data_parallel import Disagreement
+    from ..training.rank_trainer import Disagreement
     from .ranks import job as on_ranks
 
     with on_ranks() as communicator:
@@ -33,7 +34,7 @@ def train(read: Callable[[], Any]) -> int:
 def _train(read: Callable[[], Any], communicator: Any, held: ExitStack) -> int:
     from ..runtime.version_log import as_lines
     from ..training import checkpoint
-    from ..training.data_parallel import agree, device_of, identity, transport
+    from ..training.rank_trainer import agree, device_of, identity, transport
     from ..training.trainer import Recorded
     from . import training
 
@@ -117,7 +118,7 @@ def _check_pipeline(arguments: Any, communicator: Any) -> None:
 
 
 def _data(arguments: Any, recorded: Any, communicator: Any) -> Any:
-    from ..training.data_parallel import RankTrainer, measure_link
+    from ..training.rank_trainer import RankTrainer, measure_link
 
     cost = communicator.gather(costs(arguments, recorded))[0]
     link = (50.0, 1e-3) if arguments.costs == "analytic" else measure_link(communicator, recorded.device)
@@ -125,7 +126,7 @@ def _data(arguments: Any, recorded: Any, communicator: Any) -> Any:
 
 
 def _pipeline(arguments: Any, recorded: Any, communicator: Any) -> Any:
-    from ..training.pipeline import PipelineTrainer, measure_messages
+    from ..training.pipeline_trainer import PipelineTrainer, measure_messages
 
     cost = communicator.gather(costs(arguments, recorded))[0]
     link = Link(50.0, 1e3) if arguments.costs == "analytic" else measure_messages(communicator)

@@ -15,7 +15,7 @@ from .. import schedulers
 from ..passes.fusion import RULES
 from ..pricing.collectives import SHAPES
 from ..schedulers import pipeline as pipelines
-from ..training.data_parallel import TRANSPORTS
+from ..training.rank_trainer import TRANSPORTS
 from ..training.trainer import DTYPES, OPTIMIZERS, Job
 
 

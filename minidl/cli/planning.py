@@ -17,7 +17,9 @@ from ..runtime.memory import MemoryLimitError
 from ..schedule import Schedule, ScheduleError
 from ..training.trainer import Recorded
 from ..views.draw import timeline_svg
-from . import data_parallel, pipeline, show
+from . import data_parallel_plans as data_parallel
+from . import pipeline_plans as pipeline
+from . import show
 from .flags import UsageError, job
 from .inputs import costs, scheduler_of
 from .training import check_outputs

@@ -15,19 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ..graph import (
-    ROLES,
-    GraphError,
-    Ints,
-    Kind,
-    Role,
-    Rows,
-    TaskGraph,
-    moved_views,
-    repack,
-    task_name,
-    unpack,
-)
+from ..graph import ROLES, GraphError, Ints, Kind, Role, Rows, TaskGraph, moved_views, repack, task_name, unpack
 from ..schedule import Schedule
 
 Mask = NDArray[np.bool_]

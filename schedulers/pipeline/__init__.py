@@ -5,17 +5,17 @@ that someone wrote; `minidl.plan` makes one of a recorded network, by `plan_netw
 `price(plan)` tells the plan's `Price`. Nothing here knows a device.
 """
 
-from ...passes.communication import add_communication, swap
+from ...passes.send_receive import add_communication, swap
 from ...plans import Plan, Versions
-from .checking import chunks_in, prove, read_plan
 from .grid import grid
 from .models import balanced, cut
 from .notation import from_torch, read_schedule, to_torch
 from .placement import PipelineError, Placement
-from .planning import of_network, plan, plan_network
+from .planner import of_network, plan, plan_network
+from .policies import POLICIES, Policy, names, place, policy, update_every
 from .pricing import Price, price
 from .problem import Problem, costs
-from .registry import POLICIES, Policy, names, place, policy, update_every
+from .proof import chunks_in, prove, read_plan
 from .replicas import add_all_reduces
 from .stages import fused_in, stage_graph
 

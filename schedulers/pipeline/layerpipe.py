@@ -19,7 +19,7 @@ from ...plans import Plan, Versions
 from ...pricing.cost import CostModel, Link
 from ...pricing.simulation import Clock, Lanes
 from ...schedule import Schedule
-from ..layerpipe import LayerCosts, Piece, assign
+from ..partition import LayerCosts, Piece, assign
 from .problem import Problem, RankOrder, schedule_of
 
 

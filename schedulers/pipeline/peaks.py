@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from ...graph import Floats, Ints, Kind, TaskGraph, View, unpack
-from ...passes.communication import ranks_of, received
+from ...passes.send_receive import ranks_of, received
 from ...plans import Plan
 from ...runtime.memory import plan_memory
 from ...schedule import Schedule

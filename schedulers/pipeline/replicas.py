@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from ...graph import COLLECTIVE, TaskGraph
-from ...passes.communication import ranks_of
+from ...passes.send_receive import ranks_of
 from ...passes.synchronise import synchronise
 from ...schedule import Lane, Schedule
 

@@ -14,11 +14,11 @@ from ...passes.rewrite import fuse, sums
 from ...plans import Machine, Plan, Versions
 from ...pricing.cost import CostModel
 from ...schedule import Schedule
-from .checking import CapError, prove
 from .models import cut
 from .placement import PipelineError, Placement
+from .policies import Policy, place, policy, title
 from .problem import Problem, check_numbers, costs
-from .registry import Policy, place, policy, title
+from .proof import CapError, prove
 from .stages import fused_in, stage_graph
 from .versions import updates, with_updates, with_versions
 

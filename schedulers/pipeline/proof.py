@@ -12,9 +12,9 @@ from dataclasses import replace
 import numpy as np
 
 from ...graph import COMMUNICATION, RECEIVES, ROLES, GraphError, Ints, Kind, Role, TaskGraph, pack, task_name, unpack
-from ...passes.communication import add_communication, check_messages, talks
 from ...passes.messages import check_rendezvous
 from ...passes.rewrite import fuse
+from ...passes.send_receive import add_communication, check_messages, talks
 from ...plans import Plan, Versions
 from ...runtime.memory import MemoryLimitError
 from ...schedule import Schedule, ScheduleError
