@@ -1,5 +1,5 @@
-"""Python started in the folder that a clone lies in takes the clone for the package `minidl`: here it is led to the real
-one, the folder of that name within. Nothing else uses this file, and it is not installed."""
+"""Python started in the folder that a clone lies in takes the clone for the package `minidl`: here it is led to the
+real one, the folder of that name within. Nothing else uses this file, and it is not installed."""
 
 import sys
 from importlib.util import module_from_spec, spec_from_file_location

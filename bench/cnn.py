@@ -97,8 +97,8 @@ def main() -> int:
         slower = ratio(samples, "minidl", "torch")
         entry = {"batch": batch, "minidl_ms": spread(samples["minidl"]), "torch_ms": spread(samples["torch"]),
                  "ratio": slower, "correct": correct, "tasks": len(graph)}
-        entry["prediction_error"] = prediction_errors(graph, {"in_order": schedulers.in_order(graph)}, {"in_order": partial(run, x, y)},
-                                                      options.seconds)
+        entry["prediction_error"] = prediction_errors(graph, {"in_order": schedulers.in_order(graph)},
+                                                      {"in_order": partial(run, x, y)}, options.seconds)
         record["networks"][case] = entry
         print(f"{case:12}{batch:6}{entry['minidl_ms']['median']:12.2f}{entry['torch_ms']['median']:12.2f}"
               f"{slower['median']:8.2f}{slower['p10']:7.2f}{slower['p90']:7.2f}   {correct}")

@@ -24,9 +24,11 @@ RESULTS = Path(__file__).with_name("results")
 PACKAGE = ("kernels", "minidl", "models", "schedulers")
 
 
-def interleave(arms: Mapping[str, Callable[[], Any]], *, seconds: float = 5.0, warm_up: int = 5) -> dict[str, list[float]]:
-    """Seconds per call of each arm, groups of calls of at least 20 ms in turn, for about `seconds` in all. A group begins with
-    a call that is not timed: it finds the caches full of what another arm left there, which training has not."""
+def interleave(arms: Mapping[str, Callable[[], Any]], *, seconds: float = 5.0,
+               warm_up: int = 5) -> dict[str, list[float]]:
+    """Seconds per call of each arm, groups of calls of at least 20 ms in turn, for about `seconds` in all. A group
+    begins with a call that is not timed: it finds the caches full of what another arm left there, which training has
+    not."""
     slowest = 0.0
     for arm in arms.values():
         for _ in range(warm_up):
@@ -48,7 +50,8 @@ def interleave(arms: Mapping[str, Callable[[], Any]], *, seconds: float = 5.0, w
 
 def spread(samples: list[float], scale: float = 1e3) -> dict[str, float]:
     """Median, 10th and 90th percentile (milliseconds by default) and the number of samples."""
-    return {**{name: round(float(np.percentile(samples, q)) * scale, 5) for name, q in (("median", 50), ("p10", 10), ("p90", 90))},
+    return {**{name: round(float(np.percentile(samples, q)) * scale, 5)
+               for name, q in (("median", 50), ("p10", 10), ("p90", 90))},
             "n": len(samples)}
 
 
@@ -74,8 +77,8 @@ def sgd_step(model: Any) -> Callable[[Any, Any], Any]:
 
 def prediction_errors(graph: Any, plans: Mapping[str, Any], arms: Mapping[str, Callable[[], Any]], seconds: float,
                       corun: Any = None) -> dict[str, dict[str, float]]:
-    """Predicted over measured step time, less 1, of five rounds. Costs are measured in turn with the arms, since a machine's
-    speed drifts and depends on how many of its cores are busy; `corun`, which are ratios, before."""
+    """Predicted over measured step time, less 1, of five rounds. Costs are measured in turn with the arms, since a
+    machine's speed drifts and depends on how many of its cores are busy; `corun`, which are ratios, before."""
     from dataclasses import replace
 
     import minidl as ml
@@ -86,16 +89,19 @@ def prediction_errors(graph: Any, plans: Mapping[str, Any], arms: Mapping[str, C
     bodies = {key: lower(graph, plan) for key, plan in plans.items()}
     for seed in range(5):
         profile = Profile(graph, seed=seed)
-        measured = interleave({"costs": profile.run, **{key: arms[key] for key in plans}}, seconds=seconds / 5, warm_up=2)
+        measured = interleave({"costs": profile.run, **{key: arms[key] for key in plans}},
+                              seconds=seconds / 5, warm_up=2)
         cost = replace(profile.costs(), corun=corun)
         for key, body in bodies.items():
             predicted = (ml.simulate(body.graph, body.schedule, cost).makespan + cost.step) / 1e6
             errors[key].append(predicted / float(np.median(measured[key])) - 1)
-    return {key: {"median": round(float(np.median(e)), 4), "worst": round(max(e, key=abs), 4), "n": len(e)} for key, e in errors.items()}
+    return {key: {"median": round(float(np.median(e)), 4), "worst": round(max(e, key=abs), 4), "n": len(e)}
+            for key, e in errors.items()}
 
 
 def sources(*folders: str) -> str:
-    """A digest of the sources in these folders of the repository: what tells versions apart, also where there is no git."""
+    """A digest of the sources in these folders of the repository: what tells versions apart, also where
+    there is no git."""
     digest = hashlib.sha256()
     files = [Path(folder) / name for top in folders for folder, _, names in os.walk(ROOT / top) for name in names]
     for path in sorted(p for p in files if p.suffix in (".py", ".cu", ".cuh", ".h")):
@@ -115,9 +121,10 @@ def machine() -> dict[str, Any]:
     """Where and with what a record was made."""
     from minidl.cli.info import versions
 
-    model = next((line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")), platform.machine())
-    return {"cpu": model, "cores": len(os.sched_getaffinity(0)), "load_before": round(os.getloadavg()[0], 2), "versions": versions(),
-            "commit": commit(), "sources": sources(*PACKAGE), "date": time.strftime("%Y-%m-%d")}
+    model = next((line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")),
+                 platform.machine())
+    return {"cpu": model, "cores": len(os.sched_getaffinity(0)), "load_before": round(os.getloadavg()[0], 2),
+            "versions": versions(), "commit": commit(), "sources": sources(*PACKAGE), "date": time.strftime("%Y-%m-%d")}
 
 
 def _lines(path: str) -> list[str]:

@@ -1,4 +1,5 @@
-"""Data-parallel schedules on two ranks over a shaped loopback: every arm, several ratios of communication to computation.
+"""Data-parallel schedules on two ranks over a shaped loopback: every arm, several ratios of
+communication to computation.
 
     python bench/data_parallel.py [--network NAME]... [--ratio 0.5]... [--rounds 3] [--out FILE.json]
     python bench/data_parallel.py --plot bench/results/data_parallel_waits.json FILE.svg         (extra `plot`)
@@ -89,7 +90,7 @@ def recorded(name: str, rank: int) -> tuple[Any, Any]:
     return model, ml.record(step, *batch(name, rank))
 
 
-# ------------------------------------------------------------------------------------------------------- waiting for work
+# ----------------------------------------------------------------------------------------------------- waiting for work
 class Clock:
     """Waits that add up exactly, although no sleep is exact: what one overslept the next makes good."""
 
@@ -123,14 +124,16 @@ def waited(graph: Any) -> Any:
 
 
 def waiting(graph: Any) -> tuple[Any, CostModel]:
-    """The same graph whose tasks wait, each for its share of the arithmetic of a step of WAITED_MS, and what they cost."""
+    """The same graph whose tasks wait, each for its share of the arithmetic of a step of WAITED_MS,
+    and what they cost."""
     share = waited(graph)
-    launches = tuple(tuple(replace(launch, kernel="wait", work=(), constants=(("seconds", share[t] / len(task) / 1e6),)) for launch in task)
-                     for t, task in enumerate(graph.launches))
-    return replace(graph, launches=launches), CostModel(tasks={graph.name(t): float(share[t]) for t in range(len(graph))})
+    launches = tuple(tuple(replace(launch, kernel="wait", work=(), constants=(("seconds", share[t] / len(task) / 1e6),))
+                           for launch in task) for t, task in enumerate(graph.launches))
+    return (replace(graph, launches=launches),
+            CostModel(tasks={graph.name(t): float(share[t]) for t in range(len(graph))}))
 
 
-# ---------------------------------------------------------------------------------------------------------- on each rank
+# --------------------------------------------------------------------------------------------------------- on each rank
 def work(name: str, computation: str, rounds: int) -> None:
     """Times all arms on this rank; rank 0 writes what was found to standard output."""
     comm = MPI()
@@ -195,7 +198,8 @@ def work(name: str, computation: str, rounds: int) -> None:
                  "arms": {arm: {"step_ms": spread(times), "speed_up_over_buckets": ratio(slowest, "buckets", arm),
                                 "speed_up_over_barrier": ratio(slowest, "barrier", arm),
                                 "predicted_ms": plans[arm].period / 1000 if arm in plans else None,
-                                "hidden": plans[arm].hidden if arm in plans else None} for arm, times in slowest.items()}}
+                                "hidden": plans[arm].hidden if arm in plans else None}
+                          for arm, times in slowest.items()}}
         print(json.dumps(found))
     comm.gather(None)
 
@@ -241,7 +245,8 @@ def torch_step(name: str, computation: str, comm: MPI, x: Any, y: Any) -> Callab
     else:
         from torch_twins import images, twin
 
-        inputs, plain = images(x), twin("resnet50", {**models.arguments("resnet50"), **RESNET}).to(memory_format=torch.channels_last)
+        inputs, plain = images(x), twin("resnet50", {**models.arguments("resnet50"), **RESNET}).to(
+            memory_format=torch.channels_last)
     model = DistributedDataParallel(plain, bucket_cap_mb=bucket)
     opt = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, foreach=True)
 
@@ -254,7 +259,8 @@ def torch_step(name: str, computation: str, comm: MPI, x: Any, y: Any) -> Callab
 
 
 def torch_waits(graph: Any) -> tuple[Any, float]:
-    """A torch network whose layers wait as the graph's units do, with as many parameters; and the seconds of its updates."""
+    """A torch network whose layers wait as the graph's units do, with as many parameters; and the
+    seconds of its updates."""
     import torch
 
     class Wait(torch.autograd.Function):
@@ -284,7 +290,8 @@ def torch_waits(graph: Any) -> tuple[Any, float]:
     bytes_of = {int(graph.unit[u]): int(graph.buffer_bytes[b].sum()) for u, b in gradients(graph).items()}
     sizes = [bytes_of.get(u, 0) // 4 for u in units]
     forward, update = graph.kind == Kind.F, graph.kind == Kind.U
-    seconds = [tuple(float(share[(graph.unit == u) & which].sum()) for which in (forward, ~forward & ~update)) for u in units]
+    seconds = [tuple(float(share[(graph.unit == u) & which].sum()) for which in (forward, ~forward & ~update))
+               for u in units]
     return Layers(), float(share[update].sum())
 
 
@@ -292,7 +299,8 @@ def torch_waits(graph: Any) -> tuple[Any, float]:
 def limited(rate: str, *arguments: str) -> Any:
     """What rank 0 prints; the benchmark ends where the system gives no right to a namespace."""
     mpiexec = str(Path(sys.executable).parent / "mpiexec")
-    command = [str(HERE / "limited_loopback.sh"), rate, mpiexec if os.path.exists(mpiexec) else "mpiexec", "-n", "2", sys.executable, __file__]
+    command = [str(HERE / "limited_loopback.sh"), rate, mpiexec if os.path.exists(mpiexec) else "mpiexec", "-n", "2",
+               sys.executable, __file__]
     done = subprocess.run([*command, *arguments], stdout=subprocess.PIPE, text=True)
     if done.returncode:
         sys.exit(done.returncode)
@@ -302,7 +310,8 @@ def limited(rate: str, *arguments: str) -> Any:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--network", action="append", choices=list(BATCH))
-    parser.add_argument("--ratio", type=float, action="append", help="communication to computation (default 0.25, 0.5, 1, 2)")
+    parser.add_argument("--ratio", type=float, action="append",
+                        help="communication to computation (default 0.25, 0.5, 1, 2)")
     parser.add_argument("--computation", choices=["waits", "kernels"], default="waits")
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--out")
@@ -319,26 +328,30 @@ def main() -> None:
     for name in arguments.network or BATCH:
         about = ["--work", name, "--computation", arguments.computation]
         size = parameters(name)
-        compute = WAITED_MS if arguments.computation == "waits" else limited("unlimited", *about, "--rounds", "1")["compute_ms"]
+        compute = (WAITED_MS if arguments.computation == "waits"
+                   else limited("unlimited", *about, "--rounds", "1")["compute_ms"])
         for wanted in arguments.ratio or (0.25, 0.5, 1.0, 2.0):
             # each of two ranks sends every byte once, and all of it goes through the one loopback
             rate = 2 * 4 * size * 8 / (wanted * compute / 1000)
             found = limited(f"{rate / 1e6:.1f}mbit", *about, "--rounds", str(arguments.rounds))
             settings.append({"ratio_wanted": wanted, "rate_mbit": rate / 1e6, **found})
             show(settings[-1])
-            record = {"what": "two ranks of one thread over TCP on a shaped loopback", "settings": settings, **machine()}
+            record = {"what": "two ranks of one thread over TCP on a shaped loopback",
+                      "settings": settings, **machine()}
             save(f"data_parallel_{arguments.computation}", record, arguments.out)  # what is finished is not lost
 
 
 def show(s: dict[str, Any]) -> None:
-    print(f"\n{s['network']}: {s['parameters']:,} parameters, {s['rate_mbit']:.0f} Mb/s; computation {s['compute_ms']:.1f} ms, communication "
-          f"{s['communication_ms']:.1f} ms, lower bound {s['lower_bound_ms']:.1f} ms, ceiling over barrier {s['ceiling_over_barrier']:.2f}, "
-          f"k = {s['k']} (measured best: {s['k_measured']}), bits equal: {s['bits_equal']}, sums in rank order cost "
+    print(f"\n{s['network']}: {s['parameters']:,} parameters, {s['rate_mbit']:.0f} Mb/s; computation "
+          f"{s['compute_ms']:.1f} ms, communication {s['communication_ms']:.1f} ms, lower bound "
+          f"{s['lower_bound_ms']:.1f} ms, ceiling over barrier {s['ceiling_over_barrier']:.2f}, k = {s['k']} (measured "
+          f"best: {s['k_measured']}), bits equal: {s['bits_equal']}, sums in rank order cost "
           f"{s['cost_of_rank_order']['median']:.2f}x", file=sys.stderr)
     for arm, a in s["arms"].items():
         predicted = "" if a["predicted_ms"] is None else f"predicted {a['predicted_ms']:8.1f}"
-        print(f"    {arm:26} {a['step_ms']['median']:8.1f} ms  (p10 {a['step_ms']['p10']:.1f}, p90 {a['step_ms']['p90']:.1f})  over buckets "
-              f"{a['speed_up_over_buckets']['median']:.2f}  over barrier {a['speed_up_over_barrier']['median']:.2f}  {predicted}", file=sys.stderr)
+        print(f"    {arm:26} {a['step_ms']['median']:8.1f} ms  (p10 {a['step_ms']['p10']:.1f}, p90 "
+              f"{a['step_ms']['p90']:.1f})  over buckets {a['speed_up_over_buckets']['median']:.2f}  over barrier "
+              f"{a['speed_up_over_barrier']['median']:.2f}  {predicted}", file=sys.stderr)
 
 
 def plot(record: str, path: str) -> None:
@@ -350,7 +363,8 @@ def plot(record: str, path: str) -> None:
 
     settings = json.loads(Path(record).read_text())["settings"]
     columns = len({s["ratio_wanted"] for s in settings})
-    figure, axes = pyplot.subplots(-(-len(settings) // columns), columns, figsize=(4 * columns, 3 * -(-len(settings) // columns)), squeeze=False)
+    figure, axes = pyplot.subplots(-(-len(settings) // columns), columns,
+                                   figsize=(4 * columns, 3 * -(-len(settings) // columns)), squeeze=False)
     for s, panel in zip(settings, axes.flat, strict=False):
         arms = s["arms"]
         steps = [a["step_ms"] for a in arms.values()]

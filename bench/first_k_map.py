@@ -38,8 +38,9 @@ def point(count: int, ratio: float, unevenness: float) -> dict[str, Any]:
         graph, cost = layers(ones, ones, ones, parts=PARTS)
         machine = ml.Machine(2, collective=lambda sizes: sum(comm[u] * n / PARTS for u, n in sizes.items()))
         found[name] = ml.plan(graph, name, cost, machine, **schedulers.find(name).known(part_bytes=1))
-    return {"ratio": ratio, "unevenness": unevenness, "k": found["reverse_first_k"].notes["k"], "bound": found["priority"].notes["lower_bound"],
-            **{name: p.period for name, p in found.items()}, "gain": found["priority"].period / found["reverse_first_k"].period,
+    return {"ratio": ratio, "unevenness": unevenness, "k": found["reverse_first_k"].notes["k"],
+            "bound": found["priority"].notes["lower_bound"], **{name: p.period for name, p in found.items()},
+            "gain": found["priority"].period / found["reverse_first_k"].period,
             "gain_over_barrier": found["barrier"].period / found["reverse_first_k"].period}
 
 
@@ -57,7 +58,8 @@ def draw(points: list[dict[str, Any]], path: str) -> None:
     axes.set_xlabel("communication / computation")
     axes.set_ylabel("unevenness (positive: the first layers communicate most)")
     for i, j in np.ndindex(table.shape):
-        axes.text(j, i, f"{table[i, j]:.2f}", ha="center", va="center", color="white" if table[i, j] < table.mean() else "black")
+        axes.text(j, i, f"{table[i, j]:.2f}", ha="center", va="center",
+                  color="white" if table[i, j] < table.mean() else "black")
     axes.set_title("priority / reverse first-k, period, simulated")
     figure.colorbar(image)
     figure.tight_layout()
@@ -75,7 +77,8 @@ def main() -> None:
     for i, u in enumerate(UNEVENNESS):
         row = points[i * len(RATIOS) : (i + 1) * len(RATIOS)]
         print(f"{u:>10g} " + "".join(f"{p['gain']:7.2f} ({p['gain_over_barrier']:.2f}) {p['k']:3}" for p in row))
-    save("first_k_map", {"what": "simulated", "layers": arguments.layers, "parts": PARTS, "points": points}, arguments.out)
+    save("first_k_map",
+         {"what": "simulated", "layers": arguments.layers, "parts": PARTS, "points": points}, arguments.out)
     if arguments.svg:
         draw(points, arguments.svg)
 

@@ -1,6 +1,7 @@
 """All that must be shown on one GPU, in parts of at most nine minutes; one record of what was found.
 
-    python bench/gpu_proof.py [--part tests kernels launch ladder mpi sanitizer references] [--step TEXT ...] [--limit 540]
+    python bench/gpu_proof.py [--part tests kernels launch ladder mpi sanitizer references] [--step TEXT
+    ...] [--limit 540]
                               [--within SECONDS] [--out FILE.json]
 
 | part       | minutes | what |
@@ -8,18 +9,18 @@
 | tests      | 3       | the tests marked `gpu`, but the references' |
 | kernels    | 4       | every kernel's tests again, with the real compiler, cuBLAS and cuDNN |
 | launch     | 2       | what launches, events and graphs cost: launch_overhead_cuda.json |
-| ladder     | 9       | MobileNetV3 and DenseNet-121 against torch, rung by rung: ladder.json; there is work for several calls |
+| ladder     | 9       | MobileNetV3 and DenseNet-121 against torch, rung by rung: ladder.json; takes several calls |
 | mpi        | 3       | two ranks that share the GPU: the bits of one process |
-| sanitizer  | 6       | training steps under compute-sanitizer, where it is installed: memcheck, then racecheck of our own kernels |
+| sanitizer  | 6       | training steps under compute-sanitizer: memcheck, then racecheck of our own kernels |
 | references | 4       | the kernels' references over CuPy's arrays |
 
-The minutes are guesses for an H200, until one has told. Each part is a command or several, with all their processes ended at
-the limit, and it is no loss to be stopped at any time: what was found is merged into the record whenever there is something
-new, the benchmarks' own records lie beside it, and the next call of a part goes on with what has not passed, as long as the
-sources are the same. `--step` runs those steps of the parts again whose names contain one of these texts, whether they have
-passed or not, and leaves the others as they are. Without --part these are all parts that have not passed yet, so where a machine ends every command after ten
-minutes, the same command with `--within 570` is given again until all is there. Ends with 0 if all that was run passed, with 1
-if not, with 2 where there is no GPU.
+The minutes are guesses for an H200, until one has told. Each part is a command or several, with all their processes
+ended at the limit, and it is no loss to be stopped at any time: what was found is merged into the record whenever there
+is something new, the benchmarks' own records lie beside it, and the next call of a part goes on with what has not
+passed, as long as the sources are the same. `--step` runs those steps of the parts again whose names contain one of
+these texts, whether they have passed or not, and leaves the others as they are. Without --part these are all parts that
+have not passed yet, so where a machine ends every command after ten minutes, the same command with `--within 570` is
+given again until all is there. Ends with 0 if all that was run passed, with 1 if not, with 2 where there is no GPU.
 """
 
 from __future__ import annotations
@@ -68,8 +69,8 @@ def nothing(folder: Path, output: str) -> Found:
 
 @dataclass(frozen=True)
 class Step:
-    """A command; `read(folder, output)` tells what it has found so far, with `passed` where the exit status is not enough;
-    `folder` is that of the record."""
+    """A command; `read(folder, output)` tells what it has found so far, with `passed` where the exit status is not
+    enough; `folder` is that of the record."""
 
     name: str
     command: list[str]
@@ -79,15 +80,15 @@ class Step:
 
 @dataclass(frozen=True)
 class Part:
-    """`steps(folder)`, of the record's folder. `missing`: why it cannot be run here. `check`: what the steps' findings show
-    together."""
+    """`steps(folder)`, of the record's folder. `missing`: why it cannot be run here. `check`: what the steps' findings
+    show together."""
 
     steps: Callable[[Path], list[Step]]
     missing: Callable[[], str | None] = lambda: None
     check: Callable[[Mapping[str, Found]], Found] = lambda steps: {}
 
 
-# ----------------------------------------------------------------------------------------------------------------- parts
+# ---------------------------------------------------------------------------------------------------------------- parts
 SAID = "(PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)"
 OUTCOME = re.compile(rf"^(\S+::.+?) {SAID}\b|^\[gw\d+\] \[ *\d+%\] {SAID} (\S+::.*\S)", re.MULTILINE)
 
@@ -102,10 +103,11 @@ def tests_found(folder: Path, output: str) -> Found:
 
 
 def pytest(*arguments: str, workers: int = 1) -> list[str]:
-    """In processes of its own, each of which is replaced when a test loses it or the GPU (`tests/cuda_on_gpu.py`): the rest
-    is run. A warning of a package is no failure there."""
+    """In processes of its own, each of which is replaced when a test loses it or the GPU (`tests/cuda_on_gpu.py`): the
+    rest is run. A warning of a package is no failure there."""
     apart = ["-n", str(workers), "--dist", "load", "--max-worker-restart", "40"]
-    return [sys.executable, "-m", "pytest", "-v", *apart, "-W", "default", "-p", "no:cacheprovider", "--tb", "short", *arguments]
+    return [sys.executable, "-m", "pytest", "-v", *apart, "-W", "default", "-p", "no:cacheprovider", "--tb",
+            "short", *arguments]
 
 
 def record_of(name: str) -> Callable[[Path, str], Found]:
@@ -130,18 +132,23 @@ def printed(folder: Path, output: str) -> Found:
 
 def tests(folder: Path) -> list[Step]:
     """What is free of memory is free of that of other processes: that test runs alone."""
-    return [Step("gpu tests", pytest("-m", "gpu", "-k", "not references and not no_more_memory", "tests/test_gpu.py", workers=4), read=tests_found),
-            Step("memory over many steps", pytest("-m", "gpu", "-k", "no_more_memory", "tests/test_gpu.py"), read=tests_found)]
+    return [Step("gpu tests", pytest("-m", "gpu", "-k", "not references and not no_more_memory", "tests/test_gpu.py",
+                                     workers=4), read=tests_found),
+            Step("memory over many steps",
+                 pytest("-m", "gpu", "-k", "no_more_memory", "tests/test_gpu.py"), read=tests_found)]
 
 
 def references(folder: Path) -> list[Step]:
-    return [Step("references over CuPy", pytest("-m", "gpu", "-k", "references", "tests/test_gpu.py", workers=4), read=tests_found)]
+    return [Step("references over CuPy",
+                 pytest("-m", "gpu", "-k", "references", "tests/test_gpu.py", workers=4), read=tests_found)]
 
 
 def kernels(folder: Path) -> list[Step]:
     """Those test files in which kernels are run, each by itself. What takes the time is a compiler, not the GPU."""
-    files = sorted(p for p in (ROOT / "tests").glob("test_cuda_*.py") if re.search(r"\b(run_kernel|agree)\(", p.read_text()))
-    return [Step(p.stem, pytest(str(p.relative_to(ROOT)), workers=8), {"MINIDL_TEST_GPU": "1"}, tests_found) for p in files]
+    files = sorted(p for p in (ROOT / "tests").glob("test_cuda_*.py")
+                   if re.search(r"\b(run_kernel|agree)\(", p.read_text()))
+    return [Step(p.stem, pytest(str(p.relative_to(ROOT)), workers=8), {"MINIDL_TEST_GPU": "1"}, tests_found)
+            for p in files]
 
 
 def bench(script: str, *arguments: str) -> list[str]:
@@ -150,13 +157,15 @@ def bench(script: str, *arguments: str) -> list[str]:
 
 def launch(folder: Path) -> list[Step]:
     name = "launch_overhead_cuda.json"
-    return [Step("launch", bench("launch_overhead.py", "--device", "cuda", "--out", str(folder / name)), read=record_of(name))]
+    return [Step("launch", bench("launch_overhead.py", "--device", "cuda", "--out", str(folder / name)),
+                 read=record_of(name))]
 
 
 def climbing(limit: float) -> Callable[[Path], list[Step]]:
     def steps(folder: Path) -> list[Step]:
         name = "ladder.json"
-        command = bench("ladder.py", "--resume", "--seconds", "8", "--budget", f"{max(limit - STARTING, 0):g}", "--out", str(folder / name))
+        command = bench("ladder.py", "--resume", "--seconds", "8", "--budget", f"{max(limit - STARTING, 0):g}",
+                        "--out", str(folder / name))
         return [Step("ladder", command, read=record_of(name))]
 
     return steps
@@ -174,16 +183,18 @@ def ranks(folder: Path) -> list[Step]:
     """The same training in one process, and on two ranks in two orders."""
     steps = []
     for name, model in JOBS.items():
-        train = [sys.executable, "-m", "minidl", "train", *model, "--device", "cuda", "--costs", "analytic", "--steps", "20", "--json"]
+        train = [sys.executable, "-m", "minidl", "train", *model, "--device", "cuda", "--costs", "analytic",
+                 "--steps", "20", "--json"]
         steps.append(Step(f"{name}, one process", [*train, "--micro-batches", "2"], read=printed))
-        steps += [Step(f"{name}, two ranks, {policy}", [str(mpiexec()), "-n", "2", *train, "--parallel", "data", "--scheduler", policy], read=printed)
-                  for policy in POLICIES]
+        steps += [Step(f"{name}, two ranks, {policy}", [str(mpiexec()), "-n", "2", *train, "--parallel", "data",
+                                                        "--scheduler", policy], read=printed) for policy in POLICIES]
     return steps
 
 
 def equal_parameters(steps: Mapping[str, Found]) -> Found:
     """Whether all runs of a network left the same parameters."""
-    found = {name: {(s.get("record") or {}).get("params_sha256") for step, s in steps.items() if step.startswith(f"{name},")} for name in JOBS}
+    found = {name: {(s.get("record") or {}).get("params_sha256")
+                    for step, s in steps.items() if step.startswith(f"{name},")} for name in JOBS}
     equal = {name: len(digests) == 1 and None not in digests for name, digests in found.items()}
     return {"equal_bits": equal, "passed": all(equal.values())}
 
@@ -193,25 +204,27 @@ VENDORS = r"cublas|cudnn|cutlass|cupy|xmma|nvjet|gemm|gemv|splitK|fprop|dgrad|wg
 
 
 def sanitized(folder: Path) -> list[Step]:
-    """Two steps of the two networks that use most kinds of kernels. Hazards are looked for in our own kernels alone: those of
-    vendors take most of the time, and what is found there is theirs."""
-    train = [sys.executable, "-m", "minidl", "train", "--model-arg", "preset=tiny", "--device", "cuda", "--costs", "analytic", "--steps", "2",
-             "--batch-size", "4", "--json"]
+    """Two steps of the two networks that use most kinds of kernels. Hazards are looked for in our own kernels alone:
+    those of vendors take most of the time, and what is found there is theirs."""
+    train = [sys.executable, "-m", "minidl", "train", "--model-arg", "preset=tiny", "--device", "cuda", "--costs",
+             "analytic", "--steps", "2", "--batch-size", "4", "--json"]
     tools = {"memcheck": ["--report-api-errors", "no"],  # libraries ask for what a driver need not have, and go on
              "racecheck": ["--kernel-name-exclude", f"regex={VENDORS}"]}
-    return [Step(f"{tool}, {model}", ["compute-sanitizer", "--tool", tool, *more, "--target-processes", "all", "--error-exitcode", "3", *train, "--model", model])
+    return [Step(f"{tool}, {model}", ["compute-sanitizer", "--tool", tool, *more, "--target-processes", "all",
+                                      "--error-exitcode", "3", *train, "--model", model])
             for tool, more in tools.items() for model in ("mobilenet_v3_large", "densenet121")]
 
 
 def parts(limit: float) -> dict[str, Part]:
     return {
         "tests": Part(tests), "kernels": Part(kernels), "launch": Part(launch), "ladder": Part(climbing(limit)),
-        "mpi": Part(ranks, lambda: None if mpiexec() else "there is no mpiexec; install minidl[mpich]", equal_parameters),
-        "sanitizer": Part(sanitized, lambda: None if shutil.which("compute-sanitizer") else "compute-sanitizer is not on the PATH"),
+        "mpi": Part(ranks, lambda: None if mpiexec() else "there is no mpiexec; install minidl[mpich]",
+                    equal_parameters), "sanitizer": Part(sanitized, lambda: None if shutil.which("compute-sanitizer")
+                                                         else "compute-sanitizer is not on the PATH"),
         "references": Part(references)}
 
 
-# --------------------------------------------------------------------------------------------------------------- running
+# -------------------------------------------------------------------------------------------------------------- running
 def merge(out: Path, name: str, part: Found) -> Found:
     """Puts a part into the record, whole or not at all, and returns the record."""
     record = read(out)
@@ -243,12 +256,13 @@ def run(step: Step, folder: Path, scratch: Path, limit: float, keep: Callable[[F
     begin, output, errors = time.monotonic(), scratch / "output", scratch / "errors"
 
     def found(**more: Any) -> Found:
-        return {"command": step.command, "seconds": round(time.monotonic() - begin, 1), **more, **step.read(folder, output.read_text(errors="replace"))}
+        return {"command": step.command, "seconds": round(time.monotonic() - begin, 1), **more,
+                **step.read(folder, output.read_text(errors="replace"))}
 
     with open(output, "wb") as out, open(errors, "wb") as err:
         # a group of its own, so that all can be ended, and no session: what ends this session's processes ends these
-        process = subprocess.Popen(step.command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, cwd=ROOT, process_group=0,
-                                   env={**os.environ, **step.environment})
+        process = subprocess.Popen(step.command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, cwd=ROOT,
+                                   process_group=0, env={**os.environ, **step.environment})
         try:
             while process.poll() is None and (left := limit - (time.monotonic() - begin)) > 0:
                 with suppress(subprocess.TimeoutExpired):
@@ -263,14 +277,16 @@ def run(step: Step, folder: Path, scratch: Path, limit: float, keep: Callable[[F
     result = found(exit=process.returncode, timed_out=timed_out)
     result["passed"] = result.get("passed", True) and process.returncode == 0
     if process.returncode:
-        result["said"] = [line for path in (output, errors) for line in path.read_text(errors="replace").splitlines()[-15:]]
+        result["said"] = [line for path in (output, errors)
+                          for line in path.read_text(errors="replace").splitlines()[-15:]]
     return result
 
 
-def prove(name: str, part: Part, out: Path, about: Mapping[str, Any], limit: float, chosen: Sequence[str] = ()) -> Found:
-    """Runs a part, its steps within one limit, and returns what the record now says of it. Of the same sources, steps that
-    have passed stay, unless all have; those that were begun before and have not passed come last. `chosen`: only steps whose
-    names contain one of these, and all of them."""
+def prove(name: str, part: Part, out: Path, about: Mapping[str, Any], limit: float,
+          chosen: Sequence[str] = ()) -> Found:
+    """Runs a part, its steps within one limit, and returns what the record now says of it. Of the same sources, steps
+    that have passed stay, unless all have; those that were begun before and have not passed come last. `chosen`: only
+    steps whose names contain one of these, and all of them."""
     why = part.missing()
     if why:
         return merge(out, name, {"left_out": why})["parts"][name]
@@ -278,24 +294,29 @@ def prove(name: str, part: Part, out: Path, about: Mapping[str, Any], limit: flo
     before = earlier.get("steps", {}) if earlier.get("machine", {}).get("sources") == about["sources"] else {}
     out.parent.mkdir(parents=True, exist_ok=True)
     steps = part.steps(out.parent)
-    done = {step.name: before[step.name] for step in steps if before.get(step.name, {}).get("exit") == 0 and before[step.name]["passed"]}
+    done = {step.name: before[step.name] for step in steps if before.get(step.name, {}).get("exit") == 0
+            and before[step.name]["passed"]}
     done = {} if len(done) == len(steps) else done
     if chosen:
         others = [step for step in steps if not any(text in step.name for text in chosen)]
-        done = {step.name: before.get(step.name, {"command": step.command, "left_out": "not chosen", "passed": False}) for step in others}
+        done = {step.name: before.get(step.name, {"command": step.command, "left_out": "not chosen", "passed": False})
+                for step in others}
     found: Found = {"machine": dict(about), "steps": done, "passed": False}
     with tempfile.TemporaryDirectory() as scratch:
-        for step in sorted((step for step in steps if step.name not in done), key=lambda step: "seconds" in before.get(step.name, {})):
+        for step in sorted((step for step in steps if step.name not in done),
+                           key=lambda step: "seconds" in before.get(step.name, {})):
 
             def keep(result: Found, step: Step = step) -> None:
                 found["steps"][step.name] = result
                 merge(out, name, found)
 
             left = limit - (time.monotonic() - begin)
-            keep(run(step, out.parent, Path(scratch), left, keep) if left > 0 else {"command": step.command, "left_out": "no time was left", "passed": False})
+            keep(run(step, out.parent, Path(scratch), left, keep) if left > 0
+                 else {"command": step.command, "left_out": "no time was left", "passed": False})
             print(f"{name}: {step.name}: {'passed' if found['steps'][step.name]['passed'] else 'failed'}", flush=True)
     checked = part.check(found["steps"])
-    found |= {**checked, "passed": checked.get("passed", True) and all(step["passed"] for step in found["steps"].values())}
+    found |= {**checked,
+              "passed": checked.get("passed", True) and all(step["passed"] for step in found["steps"].values())}
     found["seconds"] = round(time.monotonic() - begin, 1)
     return merge(out, name, found)["parts"][name]
 
@@ -312,8 +333,10 @@ def state(part: Found, about: Mapping[str, Any]) -> int:
 def main() -> int:
     names = list(parts(LIMIT))
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--part", nargs="+", choices=names, metavar="PART", help=f"of {', '.join(names)}; default: all that have not passed")
-    parser.add_argument("--step", nargs="+", default=[], metavar="TEXT", help="only steps whose names contain one of these, of --part or of all")
+    parser.add_argument("--part", nargs="+", choices=names, metavar="PART",
+                        help=f"of {', '.join(names)}; default: all that have not passed")
+    parser.add_argument("--step", nargs="+", default=[], metavar="TEXT",
+                        help="only steps whose names contain one of these, of --part or of all")
     parser.add_argument("--limit", type=float, default=LIMIT, metavar="SECONDS", help="for each part")
     parser.add_argument("--within", type=float, default=math.inf, metavar="SECONDS", help="for all together")
     parser.add_argument("--out", type=Path, default=RESULTS / "gpu_proof.json", help="the record")
@@ -326,13 +349,16 @@ def main() -> int:
         return 2
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that what was started is ended too
     states = {name: state(part, about) for name, part in read(arguments.out)["parts"].items()}
-    wanted = arguments.part or sorted((name for name in names if states.get(name, 0) < 3), key=lambda name: states.get(name, 0))
+    wanted = arguments.part or sorted((name for name in names if states.get(name, 0) < 3),
+                                      key=lambda name: states.get(name, 0))
     if arguments.step:
-        of = {name: [step.name for step in parts(LIMIT)[name].steps(arguments.out.parent)] for name in arguments.part or names}
+        of = {name: [step.name for step in parts(LIMIT)[name].steps(arguments.out.parent)]
+              for name in arguments.part or names}
         wanted = [name for name, steps in of.items() if any(text in step for text in arguments.step for step in steps)]
         if not wanted:
             known = "; ".join(step for steps in of.values() for step in steps)
-            print(f"gpu_proof: no step's name contains {' or '.join(arguments.step)}; there are: {known}", file=sys.stderr)
+            print(f"gpu_proof: no step's name contains {' or '.join(arguments.step)}; there are: {known}",
+                  file=sys.stderr)
             return 2
     passed = True
     for name in wanted:
@@ -340,7 +366,8 @@ def main() -> int:
         if limit < LEAST:
             print(f"{name}: no time is left", flush=True)
             continue
-        passed &= prove(name, parts(limit)[name], arguments.out, about, limit, arguments.step).get("passed") is not False
+        passed &= prove(name, parts(limit)[name], arguments.out, about, limit,
+                        arguments.step).get("passed") is not False
     print(f"record: {arguments.out}", file=sys.stderr)
     return 0 if passed else 1
 

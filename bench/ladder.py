@@ -1,6 +1,8 @@
-"""A training step on one GPU, rung by rung: torch from eager to its autotuning compiler, minidl from single launches to one fused graph.
+"""A training step on one GPU, rung by rung: torch from eager to its autotuning compiler, minidl from single launches to
+one fused graph.
 
-    python bench/ladder.py [--models TEXT] [--dtype tf32 bf16 float32] [--seconds 20] [--budget SECONDS] [--pairs 60] [--no-compile]
+    python bench/ladder.py [--models TEXT] [--dtype tf32 bf16 float32] [--seconds 20] [--budget SECONDS] [--pairs 60]
+    [--no-compile]
                            [--quick] [--resume] [--out FILE.json]
 
 | rung | what |
@@ -18,17 +20,18 @@
 | E3   | fused launches, as one CUDA graph |
 
 SGD with momentum on random images, batch 32, in the same precision on both sides: `tf32`, float32 whose products and
-convolutions round their inputs for the tensor cores; `bf16`, products and convolutions in bfloat16 under autocast; `float32`,
-strict. Without --dtype the first two. Each step takes its batch from the host's memory, torch from pinned memory. First
-correctness: E0 to E2 must leave the same bits, and the losses of the first steps are held against torch in float64. Then time:
-groups of steps between two events, rungs in turn; each compiler beside the one rung that stands for minidl.
+convolutions round their inputs for the tensor cores; `bf16`, products and convolutions in bfloat16 under autocast;
+`float32`, strict. Without --dtype the first two. Each step takes its batch from the host's memory, torch from pinned
+memory. First correctness: E0 to E2 must leave the same bits, and the losses of the first steps are held against torch
+in float64. Then time: groups of steps between two events, rungs in turn; each compiler beside the one rung that stands
+for minidl.
 
-The record is written whenever something is finished. Nothing is begun that would not fit in --budget; `--resume` goes on with
-the record that is there: what is missing first, then what was measured of other sources. Needs a GPU; without one it says so
-and ends with 2.
+The record is written whenever something is finished. Nothing is begun that would not fit in --budget; `--resume` goes
+on with the record that is there: what is missing first, then what was measured of other sources. Needs a GPU; without
+one it says so and ends with 2.
 
-`ladder_cases` has the networks, `ladder_minidl` and `ladder_torch` the rungs, `ladder_checks` what must be right, `ladder_runs`
-what is measured together, `ladder_record` what follows from it, `ladder_table` the text.
+`ladder_cases` has the networks, `ladder_minidl` and `ladder_torch` the rungs, `ladder_checks` what must be right,
+`ladder_runs` what is measured together, `ladder_record` what follows from it, `ladder_table` the text.
 """
 
 from __future__ import annotations
@@ -45,7 +48,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent), str(Path(__file__).parent.parent / "tests")]
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent),
+                str(Path(__file__).parent.parent / "tests")]
 
 from common import RESULTS, machine, save
 from ladder_cases import CASES, FIRST, PRECISIONS, QUICK, Case, Effort, Precision
@@ -84,10 +88,11 @@ def described(device: Any) -> dict[str, Any]:
 
 
 class Climb:
-    """The ladder's record, on its way to be complete. `record`: networks[precision][network][run], and what follows from them."""
+    """The ladder's record, on its way to be complete. `record`: networks[precision][network][run], and what
+    follows from them."""
 
-    def __init__(self, cases: Mapping[str, Case], precisions: Sequence[Precision], about: Mapping[str, Any], path: str | None = None, *,
-                 resume: bool = False, runs: Sequence[str] = (FIRST_RUN, *COMPILED)) -> None:
+    def __init__(self, cases: Mapping[str, Case], precisions: Sequence[Precision], about: Mapping[str, Any], path: str
+                 | None = None, *, resume: bool = False, runs: Sequence[str] = (FIRST_RUN, *COMPILED)) -> None:
         self.cases, self.precisions, self.path, self.runs = cases, {p.name: p for p in precisions}, path, runs
         self.stamp = {key: about.get(key) for key in ("sources", "commit", "date")}
         networks = _earlier(path) if resume else {}
@@ -99,8 +104,9 @@ class Climb:
         return networks.setdefault(job.label, {})
 
     def jobs(self) -> list[Job]:
-        """What is to be run: what is missing, then what was begun before, then what is of other sources, then what failed.
-        Before all else a compiler on the first two networks; then one kind of run after the other, by precision."""
+        """What is to be run: what is missing, then what was begun before, then what is of other sources, then what
+        failed. Before all else a compiler on the first two networks; then one kind of run after the other, by
+        precision."""
         found = []
         for r, run in enumerate(self.runs):
             for p, precision in enumerate(self.precisions):
@@ -123,14 +129,16 @@ class Climb:
 
     def need(self, job: Job) -> float:
         """Seconds that a run may take."""
-        seen = [self.record["networks"].get(p, {}).get(job.label, {}).get(job.run, {}).get("seconds") for p in self.record["networks"]]
+        seen = [self.record["networks"].get(p, {}).get(job.label, {}).get(job.run, {}).get("seconds")
+                for p in self.record["networks"]]
         return 1.25 * max((s for s in seen if s), default=NEED[job.run] / 1.25)
 
     def store(self) -> None:
         networks = self.record["networks"]
         self.record["summary"] = {p: summary(found) for p, found in networks.items()}
         self.record["targets"] = {p: targets(found, len(CASES)) for p, found in networks.items()}
-        firsts = [entry[FIRST_RUN] for found in networks.values() for entry in found.values() if "sources" in entry.get(FIRST_RUN, {})]
+        firsts = [entry[FIRST_RUN] for found in networks.values()
+                  for entry in found.values() if "sources" in entry.get(FIRST_RUN, {})]
         self.record["complete"] = all(self._state(job) >= FAILED for job in self.jobs())
         self.record["passed"] = bool(firsts) and all("correct" in run and passed(run) for run in firsts)
         save("ladder", self.record, self.path)
@@ -144,7 +152,8 @@ class Climb:
         for job in self.jobs():
             entry, first = self.entry(job), job.run == FIRST_RUN
             why = ("no time was left" if self.need(job) > end - time.perf_counter() else
-                   None if first or "step_ms" in entry.get(FIRST_RUN, {}) else "what stands for minidl has no times yet")
+                   None if first or "step_ms" in entry.get(FIRST_RUN, {})
+                   else "what stands for minidl has no times yet")
             if why:
                 entry.setdefault(job.run, {"left_out": {job.run: why}})
                 continue
@@ -154,7 +163,8 @@ class Climb:
             begin = time.perf_counter()
             try:
                 case, precision = self.cases[job.label], self.precisions[job.precision]
-                run = first_run(case, precision, device, how) if first else compiled_run(job.run, entry[FIRST_RUN], case, precision, device, how)
+                run = (first_run(case, precision, device, how) if first
+                       else compiled_run(job.run, entry[FIRST_RUN], case, precision, device, how))
             except Exception as error:  # one network's failure is not the others'
                 run = {"left_out": {job.run: said(error)}}
             entry[job.run] = {**self.stamp, "seconds": round(time.perf_counter() - begin, 1), **run}
@@ -174,10 +184,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda", metavar="cuda[:N]")
     parser.add_argument("--models", metavar="TEXT", default="", help="networks whose name contains this")
-    parser.add_argument("--dtype", nargs="+", choices=list(PRECISIONS), default=["tf32", "bf16"], help="precisions, the same on both sides")
+    parser.add_argument("--dtype", nargs="+", choices=list(PRECISIONS), default=["tf32", "bf16"],
+                        help="precisions, the same on both sides")
     parser.add_argument("--seconds", type=float, default=20.0, help="of measuring, per run")
-    parser.add_argument("--budget", type=float, default=math.inf, metavar="SECONDS", help="in which all that is begun should end")
-    parser.add_argument("--pairs", type=int, default=PAIRS, metavar="N", help="how many pairs of groups of tasks are measured, for multi_region")
+    parser.add_argument("--budget", type=float, default=math.inf, metavar="SECONDS",
+                        help="in which all that is begun should end")
+    parser.add_argument("--pairs", type=int, default=PAIRS, metavar="N",
+                        help="how many pairs of groups of tasks are measured, for multi_region")
     parser.add_argument("--no-compile", action="store_true", help="without torch.compile")
     parser.add_argument("--quick", action="store_true", help="a rehearsal: few steps, times that mean little")
     parser.add_argument("--resume", action="store_true", help="go on with the record that is there")
@@ -192,10 +205,11 @@ def main() -> int:
         return 2
     cases = {label: case for label, case in CASES.items() if arguments.models in label}
     if not cases:
-        print(f"ladder: no network's name contains {arguments.models!r}; there are: {', '.join(CASES)}", file=sys.stderr)
+        print(f"ladder: no network's name contains {arguments.models!r}; there are: {', '.join(CASES)}",
+              file=sys.stderr)
         return 2
-    climb = Climb(cases, [PRECISIONS[name] for name in arguments.dtype], described(device), arguments.out, resume=arguments.resume,
-                  runs=(FIRST_RUN,) if arguments.no_compile else (FIRST_RUN, *COMPILED))
+    climb = Climb(cases, [PRECISIONS[name] for name in arguments.dtype], described(device), arguments.out,
+                  resume=arguments.resume, runs=(FIRST_RUN,) if arguments.no_compile else (FIRST_RUN, *COMPILED))
     effort = QUICK if arguments.quick else Effort(seconds=arguments.seconds)
     record = climb(device, How(effort, partial(measured_costs, most=arguments.pairs)), arguments.budget)
     print(result(record))

@@ -28,13 +28,15 @@ class Case:
         """All arguments, those of the preset spelled out."""
         given = dict(self.arguments)
         preset = given.pop("preset", None)
-        return {**models.arguments(self.model), **(models.preset_arguments(self.model, preset) if preset else {}), **given}
+        return {**models.arguments(self.model),
+                **(models.preset_arguments(self.model, preset) if preset else {}), **given}
 
 
 def _cases() -> dict[str, Case]:
     """The small images of both networks first, then both at full size, then what lies between."""
-    order = [("m", 0.25, 32), ("d", 12, 32), ("m", 1.0, 224), ("d", 32, 224), ("m", 1.0, 32), ("d", 32, 32), ("m", 0.25, 224), ("d", 12, 224),
-             ("m", 0.5, 32), ("m", 0.75, 32), ("d", 24, 32), ("m", 0.5, 224), ("m", 0.75, 224), ("d", 24, 224)]
+    order = [("m", 0.25, 32), ("d", 12, 32), ("m", 1.0, 224), ("d", 32, 224), ("m", 1.0, 32), ("d", 32, 32),
+             ("m", 0.25, 224), ("d", 12, 224), ("m", 0.5, 32), ("m", 0.75, 32), ("d", 24, 32), ("m", 0.5, 224),
+             ("m", 0.75, 224), ("d", 24, 224)]
     kinds = {"m": ("mobilenet_v3_large", "width", "a"), "d": ("densenet121", "growth", "k")}
     found = {}
     for kind, value, size in order:
@@ -51,13 +53,15 @@ FIRST = tuple(CASES)[:2]  #: what a first compiler is tried on
 def batches(case: Case, shape: Sequence[int], classes: int) -> list[tuple[Any, Any]]:
     """Random images (n, h, w, c) and labels."""
     rng = np.random.default_rng(0)
-    return [(rng.standard_normal((case.batch, *shape), np.float32), rng.integers(0, classes, case.batch)) for _ in range(CYCLE)]
+    return [(rng.standard_normal((case.batch, *shape), np.float32), rng.integers(0, classes, case.batch))
+            for _ in range(CYCLE)]
 
 
 @dataclass(frozen=True)
 class Precision:
-    """Arithmetic that both sides use. `tf32`: products and convolutions of float32 may round their inputs for the tensor
-    cores; `low`: the type of products in mixed precision; `rounding`: relative errors of a loss that are as good as none."""
+    """Arithmetic that both sides use. `tf32`: products and convolutions of float32 may round their inputs for the
+    tensor cores; `low`: the type of products in mixed precision; `rounding`: relative errors of a loss that are as good
+    as none."""
 
     name: str
     tf32: bool
@@ -75,8 +79,8 @@ PRECISIONS = {p.name: p for p in (Precision("tf32", True, None, 1e-3), Precision
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to measure: seconds of rungs in turn, and before that of warming up; steps in a group, groups at least; steps
-    after which bits are compared; single steps whose cost on the host is taken."""
+    """How long to measure: seconds of rungs in turn, and before that of warming up; steps in a group, groups at least;
+    steps after which bits are compared; single steps whose cost on the host is taken."""
 
     seconds: float = 20.0
     warm_up: float = 1.5

@@ -22,9 +22,10 @@ def apart(found: Sequence[float], wanted: Sequence[float]) -> float:
     return float(np.max(np.abs(np.subtract(found, wanted)) / np.abs(wanted)))
 
 
-def same(bits: Mapping[str, bytes], losses: Mapping[str, Sequence[float]], steps: int, rounding: float) -> dict[str, Any]:
-    """Of minidl's rungs after so many steps: those that launch the same have the same bits, those that fuse about the same
-    first losses, each of which may be off by `rounding`."""
+def same(bits: Mapping[str, bytes], losses: Mapping[str, Sequence[float]], steps: int,
+         rounding: float) -> dict[str, Any]:
+    """Of minidl's rungs after so many steps: those that launch the same have the same bits, those that fuse about the
+    same first losses, each of which may be off by `rounding`."""
     plain = [name for name in bits if name in PLAIN]
     found = {"steps": steps, "rungs": plain, "equal_bits": len({bits[name] for name in plain}) == 1,
              "finite": bool(np.isfinite(list(losses.values())).all())}
@@ -38,11 +39,13 @@ def against_float64(ours: Ours, theirs: Theirs, rungs: Sequence[str], steps: int
     its = apart(theirs.losses(steps, exact=False), exact)
     allowed = max(2 * its, ours.precision.rounding)
     errors = {name: apart(ours.losses(name, steps), exact) for name in rungs}
-    return {"steps": steps, "float64": exact, "errors": errors, "error_of_torch": its, "allowed": allowed, "agrees": max(errors.values()) <= allowed}
+    return {"steps": steps, "float64": exact, "errors": errors, "error_of_torch": its, "allowed": allowed,
+            "agrees": max(errors.values()) <= allowed}
 
 
 def passed(entry: Mapping[str, Any]) -> bool:
     """Whether all that was checked of a network is right, and every rung of minidl runs."""
     correct = entry["correct"]
     agree = correct.get("fused_agrees", True) and correct.get("losses", {}).get("agrees", True)
-    return bool(correct["equal_bits"] and correct["finite"] and agree and not any(name.startswith("E") for name in entry["left_out"]))
+    return bool(correct["equal_bits"] and correct["finite"] and agree
+                and not any(name.startswith("E") for name in entry["left_out"]))

@@ -35,7 +35,8 @@ class Ours:
         self.case, self.precision, self.device = case, precision, device
         device.tf32 = precision.tf32
         model = self.model()
-        self.batches = [tuple(self._pinned(array) for array in batch) for batch in batches(case, model.input_shape, model.classes)]
+        self.batches = [tuple(self._pinned(array) for array in batch)
+                        for batch in batches(case, model.input_shape, model.classes)]
 
     def model(self) -> Any:
         with use(Tape(self.device)):
@@ -66,9 +67,10 @@ class Ours:
         run: Any = lanes(graph, schedule, device=self.device)
         turn = itertools.cycle(self.batches)
         body = run._body[0]
-        one_graph = (lambda: body.bound.load(next(turn)), body.lanes.run) if isinstance(run, GraphExecutor) and len(run._body) == 1 else (None, None)
-        return Rung(lambda: run(*next(turn)), DeviceClock(self.device), time.perf_counter() - begin, run.peak_bytes, {"tasks": len(graph)},
-                    *one_graph, run.close), model
+        one_graph = ((lambda: body.bound.load(next(turn)), body.lanes.run) if isinstance(run, GraphExecutor)
+                     and len(run._body) == 1 else (None, None))
+        return Rung(lambda: run(*next(turn)), DeviceClock(self.device), time.perf_counter() - begin, run.peak_bytes,
+                    {"tasks": len(graph)}, *one_graph, run.close), model
 
     def losses(self, name: str, steps: int) -> list[float]:
         """Of the first steps of a rung's graph, in order and without dropout: what torch is compared with."""
@@ -85,14 +87,16 @@ class Ours:
         made = {"in_order": schedulers.in_order(graph), "multi_stream": schedulers.multi_stream(graph, cost=cost),
                 "multi_region": schedulers.multi_region(graph, cost)}
         runs = {scheduler: lower(graph, schedule) for scheduler, schedule in made.items()}
-        return made, {scheduler: round(float(ml.simulate(run.graph, run.schedule, cost).makespan + cost.step) / 1e3, 5) for scheduler, run in runs.items()}
+        return made, {scheduler: round(float(ml.simulate(run.graph, run.schedule, cost).makespan + cost.step) / 1e3, 5)
+                      for scheduler, run in runs.items()}
 
 
 def measured_costs(graph: Any, device: Any, most: int = PAIRS) -> Any:
     """Of tasks alone, and of at most so many pairs of groups of them side by side; other pairs count as free."""
     cost = ml.CostModel.measure(graph, device=device)
     groups, pairs = schedulers.profile_groups(graph, cost)
-    return replace(cost, corun=measure_pairs(graph, cost, groups, longest(graph, cost, groups, pairs)[:most], device=device))
+    return replace(cost,
+                   corun=measure_pairs(graph, cost, groups, longest(graph, cost, groups, pairs)[:most], device=device))
 
 
 def longest(graph: Any, cost: Any, groups: Any, pairs: Any) -> list[tuple[str, str]]:

@@ -1,7 +1,7 @@
 """What the ladder's record says: ratios of rungs, their means over networks, and how they compare with the targets.
 
-The record has for each precision, network and run what `ladder_runs` has measured. All ratios are of medians of neighbouring
-groups of one run. Knows no device.
+The record has for each precision, network and run what `ladder_runs` has measured. All ratios are of medians of
+neighbouring groups of one run. Knows no device.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ Networks = Mapping[str, Mapping[str, Mapping[str, Any]]]  #: network -> run -> w
 
 def ratios(samples: Mapping[str, list[float]], mine: str) -> dict[str, dict[str, float]]:
     """Of steps of the ladder, and of torch's rungs to `mine`, the one that stands for minidl."""
-    pairs = [(slow, fast) for kinds in STEPS for slow in samples if slow.startswith(kinds[0]) for fast in samples if fast.startswith(kinds[1])]
+    pairs = [(slow, fast) for kinds in STEPS for slow in samples if slow.startswith(kinds[0])
+             for fast in samples if fast.startswith(kinds[1])]
     pairs += [(name, mine) for name in samples if name.startswith("B")]
     return {f"{slow} / {fast}": ratio(samples, slow, fast) for slow, fast in pairs}
 
@@ -58,11 +59,13 @@ def over(values: Iterable[float | None]) -> dict[str, Any] | None:
     there = [v for v in values if v is not None]
     if not there:
         return None
-    return {"geometric_mean": round(math.exp(statistics.fmean(map(math.log, there))), 4), "worst": min(there), "networks": len(there)}
+    return {"geometric_mean": round(math.exp(statistics.fmean(map(math.log, there))), 4), "worst": min(there),
+            "networks": len(there)}
 
 
 def summary(networks: Networks) -> dict[str, dict[str, Any]]:
-    """Of each ratio, over the networks that have it; `fair`: the fastest of torch's rungs but the untuned one against minidl."""
+    """Of each ratio, over the networks that have it; `fair`: the fastest of torch's rungs but the untuned
+    one against minidl."""
     names = dict.fromkeys(name for entry in networks.values() for _, run in measured(entry) for name in run["ratios"])
     found = {name: over(median(entry, *name.split(" / ")) for entry in networks.values()) for name in names}
     found["fair"] = over(f[1] for entry in networks.values() if (f := fastest(entry, (TUNED, *GRAPHS))))
@@ -70,12 +73,14 @@ def summary(networks: Networks) -> dict[str, dict[str, Any]]:
 
 
 def targets(networks: Networks, of: int) -> list[dict[str, Any]]:
-    """What was aimed at for one GPU, with what was seen; `of`: how many networks it was aimed at for. `met` is None where
-    nothing was aimed at, or not yet all of it has been seen."""
+    """What was aimed at for one GPU, with what was seen; `of`: how many networks it was aimed at for. `met` is None
+    where nothing was aimed at, or not yet all of it has been seen."""
 
-    def row(what: str, target: str, seen: dict[str, Any] | None, met: Callable[[dict[str, Any]], bool] | None) -> dict[str, Any]:
+    def row(what: str, target: str, seen: dict[str, Any] | None,
+            met: Callable[[dict[str, Any]], bool] | None) -> dict[str, Any]:
         complete = seen is not None and min([seen["networks"], *seen.get("compared_with", {}).values()]) == of
-        return {"what": what, "target": target, "seen": seen and {**seen, "of": of}, "met": met(seen) if met and seen and complete else None}
+        return {"what": what, "target": target, "seen": seen and {**seen, "of": of},
+                "met": met(seen) if met and seen and complete else None}
 
     def steps(slow: str, fast: str) -> dict[str, Any] | None:
         return over(median(entry, f"{slow} in_order", f"{fast} {SCHEDULER}") for entry in networks.values())
@@ -84,12 +89,15 @@ def targets(networks: Networks, of: int) -> list[dict[str, Any]]:
     against = over(r for _, r in graphs.values())
     if against:
         against["fastest"] = dict(Counter(name for name, _ in graphs.values()))
-        against["compared_with"] = {name: sum(median(entry, name) is not None for entry in networks.values()) for name in ALWAYS}
+        against["compared_with"] = {name: sum(median(entry, name) is not None for entry in networks.values())
+                                    for name in ALWAYS}
     return [
-        row("torch eager, tuned / minidl", ">= 2.5x", over(median(e, TUNED) for e in networks.values()), lambda s: s["geometric_mean"] >= 2.5),
-        row("the fastest of torch's graph, reduce-overhead, max-autotune and torchsched / minidl", ">= 1.2x, nowhere under 1.0", against,
-            lambda s: s["geometric_mean"] >= 1.2 and s["worst"] >= 1.0),
-        row("one stream / out of order, both captured (E1 / E2)", ">= 1.10x", steps("E1", "E2"), lambda s: s["geometric_mean"] >= 1.1),
+        row("torch eager, tuned / minidl", ">= 2.5x", over(median(e, TUNED) for e in networks.values()),
+            lambda s: s["geometric_mean"] >= 2.5),
+        row("the fastest of torch's graph, reduce-overhead, max-autotune and torchsched / minidl",
+            ">= 1.2x, nowhere under 1.0", against, lambda s: s["geometric_mean"] >= 1.2 and s["worst"] >= 1.0),
+        row("one stream / out of order, both captured (E1 / E2)", ">= 1.10x", steps("E1", "E2"),
+            lambda s: s["geometric_mean"] >= 1.1),
         row("one stream / out of order, neither captured (E0a / E0b)", "reported", steps("E0a", "E0b"), None),
         row("host cost of a replayed step, us", "one graph launch; reported", _host(networks), None)]
 

@@ -26,8 +26,8 @@ class HostClock:
 
 
 class DeviceClock:
-    """Between two events on the main stream of one of our devices: a step ends there. A step before them is not timed: on an
-    idle stream the first event happens at once, and the launch of a step would count."""
+    """Between two events on the main stream of one of our devices: a step ends there. A step before them is not timed:
+    on an idle stream the first event happens at once, and the launch of a step would count."""
 
     def __init__(self, device: Any) -> None:
         self.driver, self.main = device.driver, device.main

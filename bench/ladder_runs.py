@@ -1,8 +1,9 @@
 """One network, measured: a run times some rungs in turn. The first holds all of minidl's and torch's without compilers,
 after they have been checked; each of torch's compilers has a run of its own, beside the rung that stands for minidl.
 
-A run is a dictionary for the record: milliseconds of a step and ratios of rungs, host cost, what getting ready took, and why
-a rung is left out. The first run plans; its record has the plan of the rung that stands for minidl, which the others take.
+A run is a dictionary for the record: milliseconds of a step and ratios of rungs, host cost, what getting ready took,
+and why a rung is left out. The first run plans; its record has the plan of the rung that stands for minidl, which the
+others take.
 """
 
 from __future__ import annotations
@@ -45,12 +46,15 @@ class How:
 def timed(rungs: Mapping[str, Rung], effort: Effort) -> Run:
     samples = interleaved(rungs, effort)
     mine = best(list(rungs))
-    launches = {name: rung.host_us(effort.single, rung.launch, rung.bring) for name, rung in rungs.items() if rung.launch}
-    return {"minidl": mine, "step_ms": {name: spread(s) for name, s in samples.items()}, "ratios": ratios(samples, mine),
+    launches = {name: rung.host_us(effort.single, rung.launch, rung.bring)
+                for name, rung in rungs.items() if rung.launch}
+    return {"minidl": mine, "step_ms": {name: spread(s) for name, s in samples.items()},
+            "ratios": ratios(samples, mine),
             "host_us": {name: spread(rung.host_us(effort.single, rung.step), 1.0) for name, rung in rungs.items()},
             "launch_us": {name: spread(s, 1.0) for name, s in launches.items()},
             "ready_s": {name: round(rung.ready_s, 3) for name, rung in rungs.items()},
-            "peak_bytes": {name: rung.peak_bytes for name, rung in rungs.items()}, "about": {name: rung.about for name, rung in rungs.items()}}
+            "peak_bytes": {name: rung.peak_bytes for name, rung in rungs.items()},
+            "about": {name: rung.about for name, rung in rungs.items()}}
 
 
 def first_run(case: Case, precision: Precision, device: Any, how: How) -> Run:
@@ -97,7 +101,8 @@ def first_run(case: Case, precision: Precision, device: Any, how: How) -> Run:
             run["left_out"] |= dict.fromkeys(EAGER, how.no_torch())
         else:
             theirs = Theirs(ours, str(how.torch_on))
-            correct["losses"] = against_float64(ours, theirs, [next(n for n in rungs if n in kind) for kind in (PLAIN, FUSED) if {*kind} & {*rungs}],
+            correct["losses"] = against_float64(ours, theirs, [next(n for n in rungs if n in kind)
+                                                               for kind in (PLAIN, FUSED) if {*kind} & {*rungs}],
                                                 min(COMPARED, steps))
             allowed = correct["losses"]["allowed"]
             for name in EAGER:
@@ -112,11 +117,13 @@ def first_run(case: Case, precision: Precision, device: Any, how: How) -> Run:
 
 
 def compiled_run(name: str, first: Mapping[str, Any], case: Case, precision: Precision, device: Any, how: How) -> Run:
-    """One of torch's compilers beside what stands for minidl in the first run, by its plan. Raises what the compiler raises."""
+    """One of torch's compilers beside what stands for minidl in the first run, by its plan. Raises what the
+    compiler raises."""
     if how.no_torch():
         return {"left_out": {name: how.no_torch()}}
     ours, mine = Ours(case, precision, device), first["minidl"]
-    its = Theirs(ours, str(how.torch_on), first["about"]["B1 tuned"]["memory_format"] if "B1 tuned" in first["about"] else None).rung(name)
+    its = Theirs(ours, str(how.torch_on),
+                 first["about"]["B1 tuned"]["memory_format"] if "B1 tuned" in first["about"] else None).rung(name)
     rung, _ = ours.rung(mine, Schedule.from_csv(first["plan"], f"the plan of {mine}"))
     try:
         return {"left_out": {}, **timed({mine: rung, name: its}, how.effort)}

@@ -13,13 +13,19 @@ def shown(label: str, run: Mapping[str, Any]) -> str:
     lines = [f"\n{label}"]
     if "correct" in run:
         correct = run["correct"]
-        lines[0] += f"   equal bits: {correct['equal_bits']}" + (f"; losses agree with torch: {correct['losses']['agrees']}" if "losses" in correct else "")
+        lines[0] += (f"   equal bits: {correct['equal_bits']}"
+                     + (f"; losses agree with torch: {correct['losses']['agrees']}" if "losses" in correct else ""))
     for name, s in run.get("step_ms", {}).items():
-        peak, predicted, launch = run["peak_bytes"][name], run.get("predicted_ms", {}).get(name), run["launch_us"].get(name)
-        lines.append(f"  {name:20} {s['median']:9.3f} ms   p10 {s['p10']:9.3f}   p90 {s['p90']:9.3f}   n {s['n']:4}   host {run['host_us'][name]['median']:9.1f} us"
-                     f"   ready {run['ready_s'][name]:7.1f} s   peak {f'{peak / 2**20:9.1f} MiB' if peak is not None else '-':>13}"
-                     + (f"   launch {launch['median']:7.1f} us" if launch else "") + (f"   predicted {predicted:9.3f}" if predicted is not None else ""))
-    lines += [f"  {name:44} {r['median']:7.3f}x   p10 {r['p10']:7.3f}   p90 {r['p90']:7.3f}" for name, r in run.get("ratios", {}).items()]
+        peak, predicted, launch = (run["peak_bytes"][name], run.get("predicted_ms", {}).get(name),
+                                   run["launch_us"].get(name))
+        lines.append(f"  {name:20} {s['median']:9.3f} ms   p10 {s['p10']:9.3f}   p90 {s['p90']:9.3f}   n {s['n']:4}   "
+                     f"host {run['host_us'][name]['median']:9.1f} us"
+                     f"   ready {run['ready_s'][name]:7.1f} s   peak "
+                     f"{f'{peak / 2**20:9.1f} MiB' if peak is not None else '-':>13}"
+                     + (f"   launch {launch['median']:7.1f} us" if launch else "")
+                     + (f"   predicted {predicted:9.3f}" if predicted is not None else ""))
+    lines += [f"  {name:44} {r['median']:7.3f}x   p10 {r['p10']:7.3f}   p90 {r['p90']:7.3f}"
+              for name, r in run.get("ratios", {}).items()]
     lines += [f"  left out: {name}: {why}" for name, why in run.get("left_out", {}).items()]
     return "\n".join(lines)
 
@@ -42,7 +48,8 @@ def result(record: Mapping[str, Any]) -> str:
         done = sum(1 for entry in networks.values() for _ in measured(entry))
         lines.append(f"\n{precision}: {done} runs of {len(networks)} networks")
         for name, value in record["summary"][precision].items():
-            lines.append(f"  {name:44} {value['geometric_mean']:7.3f}x geometric mean   {value['worst']:7.3f}x worst   {value['networks']} networks")
+            lines.append(f"  {name:44} {value['geometric_mean']:7.3f}x geometric mean   {value['worst']:7.3f}x worst   "
+                         f"{value['networks']} networks")
         for row in record["targets"][precision]:
             met = {True: "met", False: "NOT MET", None: ""}[row["met"]]
             lines.append(f"  {row['what']}: {said(row['seen'])}   target {row['target']}   {met}".rstrip())

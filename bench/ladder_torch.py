@@ -86,7 +86,8 @@ class Theirs:
         network = self.network(dtype, dropout=False)
         self.torch.backends.cudnn.benchmark = False  # float64 has slow algorithms, and this is not timed
         opt, found = self.optimizer(network, False), []
-        loss_of = (lambda x, y: self.torch.nn.functional.cross_entropy(network(x), y)) if exact else self.with_loss(network)
+        loss_of = ((lambda x, y: self.torch.nn.functional.cross_entropy(network(x), y)) if exact
+                   else self.with_loss(network))
         for batch in itertools.islice(itertools.cycle(self.host(dtype)), steps):
             opt.zero_grad()
             loss = loss_of(*self.on_device(batch))
@@ -161,7 +162,8 @@ class Theirs:
         return step
 
     def compiled(self, mode: str) -> Callable[[], Any]:
-        self.torch.compiler.reset()  # or networks before this one count as recompilations of it, of which there is a limit
+        # or networks before this one count as recompilations of it, of which there is a limit
+        self.torch.compiler.reset()
         network = self.network()
         loss_of = self.torch.compile(self.with_loss(network), mode=mode)
         return self._loop(loss_of, self.optimizer(network, True), self.torch.compiler.cudagraph_mark_step_begin)
@@ -180,8 +182,8 @@ class Theirs:
     def rung(self, name: str) -> Rung:
         """Made and run three times, since compilers work at the first calls. Raises what torch raises."""
         make = {"B0 eager": lambda: self.eager(False), "B1 tuned": self.tuned, "B2 graph": self.captured,
-                "B3 reduce-overhead": lambda: self.compiled("reduce-overhead"), "B4 max-autotune": lambda: self.compiled("max-autotune"),
-                "B5 torchsched": self.torchsched}[name]
+                "B3 reduce-overhead": lambda: self.compiled("reduce-overhead"),
+                "B4 max-autotune": lambda: self.compiled("max-autotune"), "B5 torchsched": self.torchsched}[name]
         self.torch.backends.cudnn.benchmark = True
         cuda = self.torch.cuda if self.where != "cpu" else None
         if cuda:
@@ -196,7 +198,8 @@ class Theirs:
         clock = self.clock()
         clock.wait()
         about = {"memory_format": self.memory_format or "contiguous"}
-        return Rung(step, clock, time.perf_counter() - begin, cuda.max_memory_allocated() - before if cuda else None, about)
+        return Rung(step, clock, time.perf_counter() - begin,
+                    cuda.max_memory_allocated() - before if cuda else None, about)
 
 
 FORMATS = {"contiguous": "contiguous_format", "channels_last": "channels_last"}

@@ -1,9 +1,10 @@
-"""What a launch costs: to the host that issues it and on the device, by every way to issue one; streams, events, graphs.
+"""What a launch costs: to the host that issues it and on the device, by every way to issue one;
+streams, events, graphs.
 
     python bench/launch_overhead.py [--device cpu|cuda] [--quick] [--json] [--out FILE.json] [--plot FILE.png]
 
-Without --out the record goes to bench/results/launch_overhead_DEVICE.json (with --quick nowhere), after every row: it says
-whether it is complete. --plot needs the extra `plot`. What is not installed has its row all the same.
+Without --out the record goes to bench/results/launch_overhead_DEVICE.json (with --quick nowhere), after every row: it
+says whether it is complete. --plot needs the extra `plot`. What is not installed has its row all the same.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from launches import CHAINS, Row, measured
 
 from minidl import device as devices
 
-LEGEND = ("host: us that the issuing thread is busy for one call; device: us from one call to the next where they run (CPU: until it is done);\n"
+LEGEND = ("host: us that the issuing thread is busy for one call; device: us from one call to the next where they run "
+          "(CPU: until it is done);\n"
           "median, and the 10th and 90th percentile.")
 
 
@@ -46,7 +48,8 @@ def gpu(name: str) -> Any:
 
 def measure(name: str, quick: bool, keep: Callable[[dict[str, Any]], object] = lambda record: None) -> dict[str, Any]:
     """The record, which `keep` gets after every row. Raises DeviceError for a device that cannot be had."""
-    record: dict[str, Any] = {"device": name, "quick": quick, "unit": "us", "machine": machine(), "complete": False, "rows": []}
+    record: dict[str, Any] = {"device": name, "quick": quick, "unit": "us", "machine": machine(),
+                              "complete": False, "rows": []}
     rows: Iterator[Row]
     if name == "cpu":
         import launches_cpu
@@ -68,7 +71,7 @@ def measure(name: str, quick: bool, keep: Callable[[dict[str, Any]], object] = l
     return record
 
 
-# ------------------------------------------------------------------------------------------------------------------ text
+# ----------------------------------------------------------------------------------------------------------------- text
 def table(record: dict[str, Any]) -> str:
     """One line a row: what, host, device, in plain words."""
     lines, group = [LEGEND], None
@@ -79,7 +82,8 @@ def table(record: dict[str, Any]) -> str:
         if "missing" in row:
             lines.append(f"  {row['name']:42} {row['missing']}")
         else:
-            lines.append(f"  {row['name']:42} {_said(row['us'].get('host')):>28} {_said(row['us'].get('device')):>28}   {_more(row)}{row['words']}")
+            lines.append(f"  {row['name']:42} {_said(row['us'].get('host')):>28} "
+                         f"{_said(row['us'].get('device')):>28}   {_more(row)}{row['words']}")
     return "\n".join(lines)
 
 
@@ -95,13 +99,14 @@ def _more(row: dict[str, Any]) -> str:
     """What some rows have beside the two times."""
     times, parts = row["us"], []
     if "launch" in times:
-        parts.append(f"launch {_digits(times['launch']['median'])} us in all, captured in {_digits(times['capture']['median'] / 1000)} ms")
+        parts.append(f"launch {_digits(times['launch']['median'])} us in all, captured in "
+                     f"{_digits(times['capture']['median'] / 1000)} ms")
     if row.get("bytes", 0) >= 1 << 20:
         parts.append(f"{row['bytes'] / times.get('device', times['host'])['median'] / 1000:.1f} GB/s")
     return "".join(f"{part}; " for part in parts)
 
 
-# ------------------------------------------------------------------------------------------------------------------ plot
+# ----------------------------------------------------------------------------------------------------------------- plot
 def plot(record: dict[str, Any], path: str) -> None:
     """Left, one bar for each way to issue one call; right, chains: us per kernel over their length."""
     try:
@@ -113,7 +118,8 @@ def plot(record: dict[str, Any], path: str) -> None:
 
     rows = [row for row in record["rows"] if "us" in row]
     calls, chains = [r for r in rows if "kernels" not in r], [r for r in rows if "kernels" in r]
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(15, 0.24 * len(calls) + 2), width_ratios=(3, 2), layout="constrained")
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(15, 0.24 * len(calls) + 2), width_ratios=(3, 2),
+                                            layout="constrained")
     for offset, kind in ((-0.2, "host"), (0.2, "device")):
         found = [(i + offset, row["us"][kind]) for i, row in enumerate(calls) if kind in row["us"]]
         medians = [t["median"] for _, t in found]
@@ -126,16 +132,19 @@ def plot(record: dict[str, Any], path: str) -> None:
     left.legend()
     for by, line in zip(dict.fromkeys(row["by"] for row in chains), ("-", "--", ":"), strict=False):
         for i, (branches, said) in enumerate(CHAINS.items()):
-            points = [(row["kernels"], row["us"]["device"]) for row in chains if (row["by"], row["branches"]) == (by, branches)]
+            points = [(row["kernels"], row["us"]["device"])
+                      for row in chains if (row["by"], row["branches"]) == (by, branches)]
             if points:
-                right.errorbar([n for n, _ in points], [t["median"] for _, t in points], [[t["median"] - t["p10"] for _, t in points],
-                               [t["p90"] - t["median"] for _, t in points]], fmt=f"o{line}", color=f"C{i}", markersize=3, label=f"by {by}, {said}")
+                right.errorbar([n for n, _ in points], [t["median"] for _, t in points], [
+                    [t["median"] - t["p10"] for _, t in points], [t["p90"] - t["median"] for _, t in points]],
+                               fmt=f"o{line}", color=f"C{i}", markersize=3, label=f"by {by}, {said}")
     right.set_xscale("log")
     right.set_yscale("log")
     right.set_xlabel("kernels in the chain")
     right.set_ylabel("us a kernel, from the first to the last")
     right.legend(fontsize=7)
-    figure.suptitle(f"what a launch costs: {record.get('gpu', {}).get('name', record['machine']['cpu'])}, {record['machine']['date']}")
+    figure.suptitle(f"what a launch costs: {record.get('gpu', {}).get('name', record['machine']['cpu'])}, "
+                    f"{record['machine']['date']}")
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
 
@@ -151,7 +160,8 @@ def main() -> None:
     name = f"launch_overhead_{arguments.device.replace(':', '_')}"
     kept = bool(arguments.out) or not arguments.quick
     try:
-        record = measure(arguments.device, arguments.quick, *([lambda record: write(name, record, arguments.out)] if kept else []))
+        record = measure(arguments.device, arguments.quick,
+                         *([lambda record: write(name, record, arguments.out)] if kept else []))
     except devices.DeviceError as error:
         parser.exit(2, f"{error}\n")
     if kept:

@@ -21,7 +21,8 @@ Samples = dict[str, list[float]]
 
 @dataclass(frozen=True)
 class Row:
-    """`measure()` gives samples by kind; `facts`: the numbers that tell rows of one sort apart (kernels, branches, bytes)."""
+    """`measure()` gives samples by kind; `facts`: the numbers that tell rows of one sort apart (kernels,
+    branches, bytes)."""
 
     group: str
     name: str

@@ -37,37 +37,46 @@ def rows(quick: bool) -> Iterator[Row]:
     yield Row(group, "NumPy ufunc", "np.add(x, y, out=z) of 1024 numbers", lambda: plain(lambda: np.add(x, y, out=z)))
     yield Row(group, "NumPy ufunc, prebuilt", "the same bound to its arrays beforehand, as minidl's tasks are",
               lambda: plain(partial(np.add, x, y, out=z)))
-    yield Row(group, "NumPy product", "np.dot of 64 x 64 matrices into a third", lambda: plain(partial(np.dot, a, a, b)))
+    yield Row(group, "NumPy product", "np.dot of 64 x 64 matrices into a third",
+              lambda: plain(partial(np.dot, a, a, b)))
     for count in (0, 1, 4, 16):
-        yield Row(group, f"numba loop, {count} arrays", "a compiled function that does nothing: the cost of its arguments",
+        yield Row(group, f"numba loop, {count} arrays",
+                  "a compiled function that does nothing: the cost of its arguments",
                   partial(_numba, count, calls, rounds), {"arguments": count})
     yield Row(group, "torch op", "torch.add(t, 1, out=t) of 1024 numbers, no gradient", lambda: plain(_torch()))
     for size, said in SIZES.items():
-        yield Row("a copy", f"copy of {said}", "np.copyto, from memory to memory", partial(_copy, size, max(1, min(calls, (64 << 20) // size)), rounds),
-                  {"bytes": size})
+        yield Row("a copy", f"copy of {said}", "np.copyto, from memory to memory",
+                  partial(_copy, size, max(1, min(calls, (64 << 20) // size)), rounds), {"bytes": size})
 
     group = "hand-over to a worker thread"
     event = Event()
-    yield Row(group, "minidl event, one thread", "recorded and waited for by one thread: the cost when nobody has to wake",
+    yield Row(group, "minidl event, one thread",
+              "recorded and waited for by one thread: the cost when nobody has to wake",
               lambda: {"host": bursts(lambda: (event.record(), event.wait()), calls, rounds)})
-    yield Row(group, "minidl stream", "a program without calls; device: until it has been joined", lambda: _streams(1, calls, rounds))
-    yield Row(group, "SimpleQueue", "a call is put into a queue; device: until the worker's answer is taken from another",
+    yield Row(group, "minidl stream", "a program without calls; device: until it has been joined",
+              lambda: _streams(1, calls, rounds))
+    yield Row(group, "SimpleQueue",
+              "a call is put into a queue; device: until the worker's answer is taken from another",
               lambda: _queue(calls, rounds))
-    yield Row(group, "ThreadPoolExecutor", "a call is submitted to a pool of one thread; device: until its result is there",
+    yield Row(group, "ThreadPoolExecutor",
+              "a call is submitted to a pool of one thread; device: until its result is there",
               lambda: _pool(calls, rounds))
     for count in (2, 4, 8):
-        yield Row(group, f"fork and join, {count} streams", "a program without calls for each; device: until all have been joined",
+        yield Row(group, f"fork and join, {count} streams",
+                  "a program without calls for each; device: until all have been joined",
                   partial(_streams, count, calls // 5, rounds), {"streams": count})
 
     lengths = (10, 100) if quick else (10, 100, 1000, 10_000)
     for n in lengths:
-        yield Row("a chain of small calls, one by one", f"{n} calls, SimpleQueue", "np.add of 1024 numbers, each put into a worker's queue",
+        yield Row("a chain of small calls, one by one", f"{n} calls, SimpleQueue",
+                  "np.add of 1024 numbers, each put into a worker's queue",
                   partial(_chain_by_queue, n, _repeats(n, quick)), {"kernels": n, "branches": 1, "by": "queue"})
     for n in lengths:
         for branches, said in CHAINS.items():
             yield Row("a chain of small calls, as programs", f"{n} calls, {said}",
                       "the same, one program for each stream; host: the hand-over, shared by all calls",
-                      partial(_chain, n, branches, _repeats(n, quick)), {"kernels": n, "branches": branches, "by": "program"})
+                      partial(_chain, n, branches, _repeats(n, quick)),
+                      {"kernels": n, "branches": branches, "by": "program"})
 
 
 def _repeats(n: int, quick: bool) -> int:
@@ -102,7 +111,7 @@ def _torch() -> Callable[[], Any]:
     return lambda: torch.add(t, 1.0, out=t)
 
 
-# ------------------------------------------------------------------------------------------------------------- hand-over
+# ------------------------------------------------------------------------------------------------------------ hand-over
 def _both(start: Callable[[], Any], finish: Callable[[Any], Any], calls: int, rounds: int) -> Samples:
     """`host`: the start alone; `device`: from the start to the end of `finish`, which gets what the start returned."""
     host, device = [], []
@@ -173,7 +182,7 @@ def _pool(calls: int, rounds: int) -> Samples:
         return _both(lambda: pool.submit(_nothing), lambda future: future.result(), calls, rounds)
 
 
-# ---------------------------------------------------------------------------------------------------------------- chains
+# --------------------------------------------------------------------------------------------------------------- chains
 def _small(branches: int) -> list[Callable[[], Any]]:
     """A small call for each branch, on arrays of its own."""
     return [partial(np.add, *np.ones((2, 1024), np.float32), out=np.ones(1024, np.float32)) for _ in range(branches)]
@@ -186,7 +195,8 @@ def _per_kernel(whole: Samples, kernels: int) -> Samples:
 def _chain_by_queue(n: int, issues: int) -> Samples:
     (call,) = _small(1)
     with _served() as (put, get):
-        return _per_kernel(_both(lambda: [put(call) for _ in range(n)], lambda _: [get() for _ in range(n)], issues, 10), n)
+        return _per_kernel(_both(lambda: [put(call) for _ in range(n)],
+                                 lambda _: [get() for _ in range(n)], issues, 10), n)
 
 
 def _chain(n: int, branches: int, issues: int) -> Samples:
@@ -197,6 +207,7 @@ def _chain(n: int, branches: int, issues: int) -> Samples:
         events, calls = [Event() for _ in range(n - 1)], _small(2)
         programs = [[], []]
         for i in range(n):
-            programs[i % 2] += [*([events[i - 1].wait] if i else []), calls[i % 2], *([events[i].record] if i < n - 1 else [])]
+            programs[i % 2] += [*([events[i - 1].wait] if i else []), calls[i % 2],
+                                *([events[i].record] if i < n - 1 else [])]
     with _workers(len(programs)) as streams:
         return _per_kernel(_run(streams, programs, issues, 10), n)

@@ -1,4 +1,5 @@
-"""Launches on CUDA: what one costs the host, and how far apart they lie on the device, by every way there is to issue one.
+"""Launches on CUDA: what one costs the host, and how far apart they lie on the device, by every way there
+is to issue one.
 
 Streams, events, graphs and copies go through minidl's driver, whose calls are prebuilt; beside them stand CuPy, numba,
 cuBLAS, cuDNN and torch as they are used by themselves.
@@ -51,8 +52,8 @@ class Gpu:
         return self.driver.launch(grid, stream)
 
     def times(self, issue: Issue, calls: int) -> Samples:
-        """Of something that is issued to the main stream, or forked off from it and joined. At most some hundreds of calls
-        may be queued, or the host waits for the device."""
+        """Of something that is issued to the main stream, or forked off from it and joined. At most some hundreds of
+        calls may be queued, or the host waits for the device."""
         issue()
         self.driver.synchronize_device()
         host = bursts(issue, calls, self.rounds, self.driver.synchronize_device)
@@ -74,7 +75,8 @@ def rows(device: Any, quick: bool) -> Iterator[Row]:
     """All of them; `quick`: few samples and short chains."""
     gpu = Gpu(device, quick)
 
-    def issued(make: Callable[..., AbstractContextManager[Issue]], *arguments: Any, calls: int = gpu.calls) -> Callable[[], Samples]:
+    def issued(make: Callable[..., AbstractContextManager[Issue]], *arguments: Any,
+               calls: int = gpu.calls) -> Callable[[], Samples]:
         """What `make` sets up is issued again and again."""
         def measure() -> Samples:
             with make(gpu, *arguments) as issue:
@@ -83,21 +85,27 @@ def rows(device: Any, quick: bool) -> Iterator[Row]:
         return measure
 
     group = "a kernel"
-    yield Row(group, "minidl, prebuilt launch", "arguments packed beforehand: what a task of a schedule costs uncaptured", issued(_prebuilt))
+    yield Row(group, "minidl, prebuilt launch",
+              "arguments packed beforehand: what a task of a schedule costs uncaptured", issued(_prebuilt))
     for count in (0, 1, 2, 4, 8, 16):
-        yield Row(group, f"CuPy RawKernel, {count} arguments", "an empty kernel of our own; each argument is an array", issued(_raw, count), {"arguments": count})
+        yield Row(group, f"CuPy RawKernel, {count} arguments", "an empty kernel of our own; each argument is an array",
+                  issued(_raw, count), {"arguments": count})
     yield Row(group, "CuPy ufunc", "cupy.add(x, y, out=z) of 1024 numbers", issued(_ufunc))
     yield Row(group, "CuPy ElementwiseKernel", "the same as a kernel made from an expression", issued(_elementwise))
     for count in (0, 1, 4, 16):
-        yield Row(group, f"numba.cuda kernel, {count} arrays", "an empty kernel, configured beforehand", issued(_numba, count), {"arguments": count})
+        yield Row(group, f"numba.cuda kernel, {count} arrays", "an empty kernel, configured beforehand",
+                  issued(_numba, count), {"arguments": count})
     yield Row(group, "torch op", "torch.add(t, 1, out=t) of 1024 numbers, on the same stream", issued(_torch))
     yield Row(group, "fill of 4 KiB", "a prebuilt cudaMemsetAsync", issued(_fill))
 
     group = "a library's kernel"
     yield Row(group, "cuBLAS through CuPy", "cupy.matmul of 64 x 64 matrices into a third", issued(_matmul))
-    yield Row(group, "cuBLAS through nvmath", "gemm_ex of the same, its arguments converted at each call", issued(_gemm))
-    yield Row(group, "minidl, prebuilt product", "cublasLt of the same by nvmath: descriptors and algorithm made beforehand", issued(_product))
-    yield Row(group, "cuDNN execute", "a prebuilt plan of a 1 x 1 convolution, 8 x 8 pixels, 16 channels", issued(_convolution))
+    yield Row(group, "cuBLAS through nvmath",
+              "gemm_ex of the same, its arguments converted at each call", issued(_gemm))
+    yield Row(group, "minidl, prebuilt product",
+              "cublasLt of the same by nvmath: descriptors and algorithm made beforehand", issued(_product))
+    yield Row(group, "cuDNN execute", "a prebuilt plan of a 1 x 1 convolution, 8 x 8 pixels, 16 channels",
+              issued(_convolution))
 
     group = "events"
     yield Row(group, "event record", "prebuilt, without timing", issued(_record))
@@ -111,7 +119,8 @@ def rows(device: Any, quick: bool) -> Iterator[Row]:
         calls = 3 if size > 32 << 20 else 10 if size > 1 << 19 else gpu.calls
         for pinned in (True, False):
             yield Row("host to device", f"copy of {said}, {'pinned' if pinned else 'pageable'}",
-                      "host memory that the device reads by itself" if pinned else "ordinary host memory: the host waits while it is staged",
+                      "host memory that the device reads by itself" if pinned
+                      else "ordinary host memory: the host waits while it is staged",
                       partial(_upload, gpu, size, pinned, calls), {"bytes": size, "pinned": pinned})
 
     for graph in (False, True):
@@ -124,7 +133,7 @@ def rows(device: Any, quick: bool) -> Iterator[Row]:
                           {"kernels": n, "branches": branches, "by": "graph" if graph else "stream"})
 
 
-# --------------------------------------------------------------------------------------------------------------- kernels
+# -------------------------------------------------------------------------------------------------------------- kernels
 @contextmanager
 def _prebuilt(gpu: Gpu) -> Iterator[Issue]:
     yield gpu.small(gpu.main, gpu.array(1024))
@@ -193,7 +202,7 @@ def _fill(gpu: Gpu) -> Iterator[Issue]:
     yield gpu.driver.zeros(gpu.array(1024), gpu.main)
 
 
-# ------------------------------------------------------------------------------------------------------------- libraries
+# ------------------------------------------------------------------------------------------------------------ libraries
 @contextmanager
 def _matmul(gpu: Gpu) -> Iterator[Issue]:
     with _cupy(gpu) as cupy:
@@ -214,7 +223,8 @@ def _gemm(gpu: Gpu) -> Iterator[Issue]:
         factors = np.array([1, 0], np.float32)
         one, nothing, kind = factors.ctypes.data, factors[1:].ctypes.data, 0  # CUDA_R_32F
         how = int(cublas.ComputeType.COMPUTE_32F), int(cublas.GemmAlgo.DFALT)
-        yield lambda: cublas.gemm_ex(handle, 0, 0, 64, 64, 64, one, a, kind, 64, b, kind, 64, nothing, c, kind, 64, *how)
+        yield lambda: cublas.gemm_ex(handle, 0, 0, 64, 64, 64, one, a, kind, 64, b, kind, 64,
+                                     nothing, c, kind, 64, *how)
         gpu.driver.synchronize_device()
     finally:
         cublas.destroy(handle)
@@ -235,7 +245,7 @@ def _convolution(gpu: Gpu) -> Iterator[Issue]:
     yield Dnn(gpu.driver).bind(cuda.Convolution("forward", x, w, y, (1, 1), (0, 0), (1, 1), 1), gpu.main)
 
 
-# ---------------------------------------------------------------------------------------------------------------- events
+# --------------------------------------------------------------------------------------------------------------- events
 @contextmanager
 def _record(gpu: Gpu) -> Iterator[Issue]:
     yield gpu.driver.record(gpu.driver.event(), gpu.main)
@@ -273,7 +283,8 @@ def _fork_and_join(gpu: Gpu, streams: list[Any]) -> tuple[list[Thunk], list[Thun
         return [], []
     start, ends = gpu.driver.event(), [gpu.driver.event() for _ in others]
     fork = [gpu.driver.record(start, main), *(gpu.driver.wait(other, start) for other in others)]
-    join = [call for other, end in zip(others, ends, strict=True) for call in (gpu.driver.record(end, other), gpu.driver.wait(main, end))]
+    join = [call for other, end in zip(others, ends, strict=True)
+            for call in (gpu.driver.record(end, other), gpu.driver.wait(main, end))]
     return fork, join
 
 
@@ -284,7 +295,7 @@ def _upload(gpu: Gpu, size: int, pinned: bool, calls: int) -> Samples:
     return gpu.times(gpu.driver.copy(host, out, gpu.main), calls)
 
 
-# ---------------------------------------------------------------------------------------------------------------- chains
+# --------------------------------------------------------------------------------------------------------------- chains
 def _program(gpu: Gpu, n: int, branches: int) -> list[Thunk]:
     """Calls for n small kernels on `branches` streams side by side; 0: on two that take turns."""
     streams = gpu.device.streams((0, *(1,) * ((branches or 2) - 1)))
@@ -321,8 +332,8 @@ def _chain(gpu: Gpu, n: int, branches: int, graph: bool) -> Samples:
 
 
 def _between_events(gpu: Gpu, issue: Issue, n: int, before: Issue = lambda: None) -> Samples:
-    """Per kernel: single calls as they are issued to an idle device, a graph behind one that runs, so that its launch is not
-    in the device's time."""
+    """Per kernel: single calls as they are issued to an idle device, a graph behind one that runs, so that its launch
+    is not in the device's time."""
     begin, end = gpu.driver.event(True), gpu.driver.event(True)
     first, last = gpu.driver.record(begin, gpu.main), gpu.driver.record(end, gpu.main)
     host, device = [], []

@@ -1,7 +1,8 @@
 """LayerPipe against PipeDream: the period of 2 to 16 processors, from costs by arithmetic, of networks, or given.
 
     python bench/layerpipe.py [--model NAME]... [--batch 32] [--out FILE.json]
-    python bench/layerpipe.py --forward 1,2,2 --output-grad 0,2,2 --weight-grad 1,2,2 [--activation 8,8,8,8] [--weights 4,4,4]
+    python bench/layerpipe.py --forward 1,2,2 --output-grad 0,2,2 --weight-grad 1,2,2 [--activation 8,8,8,8]
+    [--weights 4,4,4]
 
 Nothing is measured here: a period is the busiest processor's work per batch, transfers are counted in bytes and take no
 time. Networks are recorded and priced by the analytic cost model (roofline), without launches.
@@ -29,16 +30,16 @@ from minidl.schedulers.partition import METHODS, LayerCosts, PartitionError, com
 
 PROCESSORS = range(2, 17)
 PUBLISHED = {"mean": 1.25, "best, 7 to 9 processors": 1.8}
-WHY = """Why ours differs from the published figures. Here a speed-up has one source: the partition. PipeDream's period is
-never below its largest layer, so once processors outnumber total work / largest layer it stands still, and LayerPipe
-goes on until its largest F, W or half O; at most that ratio is to be won (column "limit": 3 for equal F, O and W).
-Networks of many like layers leave PipeDream nearly even loads and little to win up to 16 processors; networks with a
-few heavy layers reach the published range at 7 to 9 processors and pass it beyond. A recorded network's layers are its
-units, normalisations and activations apart, which evens PipeDream's loads further. Which networks, costs and transfer
-times the published figures rest on is not known here: partition model and bytes are reconstructed, and transfers take
-no time. The bytes: taking a layer apart sends its input and its output's gradient to every processor that computes a
-part of it, and its weights after each update; cuts at whole layers send one activation and one gradient. So by this
-count LayerPipe moves more bytes per batch, not fewer."""
+WHY = """Why ours differs from the published figures. Here a speed-up has one source: the partition. PipeDream's
+period is never below its largest layer, so once processors outnumber total work / largest layer it stands still, and
+LayerPipe goes on until its largest F, W or half O; at most that ratio is to be won (column "limit": 3 for equal F, O
+and W). Networks of many like layers leave PipeDream nearly even loads and little to win up to 16 processors; networks
+with a few heavy layers reach the published range at 7 to 9 processors and pass it beyond. A recorded network's layers
+are its units, normalisations and activations apart, which evens PipeDream's loads further. Which networks, costs and
+transfer times the published figures rest on is not known here: partition model and bytes are reconstructed, and
+transfers take no time. The bytes: taking a layer apart sends its input and its output's gradient to every processor
+that computes a part of it, and its weights after each update; cuts at whole layers send one activation and one
+gradient. So by this count LayerPipe moves more bytes per batch, not fewer."""
 
 
 def convolutional(channels: Sequence[int | None], size: int, dense: Sequence[int], batch: int) -> LayerCosts:
@@ -58,7 +59,8 @@ def convolutional(channels: Sequence[int | None], size: int, dense: Sequence[int
         flops.append(float(i * o))
         weights.append(i * o)
         activation.append(o)
-    return LayerCosts.given(flops, [0.0, *flops[1:]], flops, [4 * batch * a for a in activation], [4 * w for w in weights])
+    return LayerCosts.given(flops, [0.0, *flops[1:]], flops, [4 * batch * a for a in activation],
+                            [4 * w for w in weights])
 
 
 def by_hand(batch: int) -> dict[str, LayerCosts]:
@@ -71,7 +73,8 @@ def by_hand(batch: int) -> dict[str, LayerCosts]:
 
 def dense(sizes: Sequence[int], batch: int) -> LayerCosts:
     flops = [float(i * o) for i, o in pairwise(sizes)]
-    return LayerCosts.given(flops, [0.0, *flops[1:]], flops, [4 * batch * s for s in sizes], [4 * int(f) for f in flops])
+    return LayerCosts.given(flops, [0.0, *flops[1:]], flops, [4 * batch * s for s in sizes],
+                            [4 * int(f) for f in flops])
 
 
 def of_network(name: str, batch: int) -> LayerCosts:
@@ -108,21 +111,25 @@ def report(costs: LayerCosts) -> dict[str, Any]:
 
 def text(name: str, found: dict[str, Any]) -> str:
     lines = [f"{name}: {found['layers']} layers",
-             "  processors   PipeDream period (util.)   intra          inter          MiB per batch: PipeDream, intra, inter"]
+             "  processors   PipeDream period (util.)   intra          inter          MiB per "
+             "batch: PipeDream, intra, inter"]
     for p in PROCESSORS:
-        base, intra, inter = (next(r for r in found["rows"] if r["processors"] == p and r["method"] == m) for m in METHODS)
+        base, intra, inter = (next(r for r in found["rows"] if r["processors"] == p and r["method"] == m)
+                              for m in METHODS)
         moved = "  ".join(f"{r['bytes_per_batch'] / 2**20:9.3g}" for r in (base, intra, inter))
         lines.append(f"  {p:10d}   {base['period']:14.4g} ({base['utilisation']:4.0%})     "
-                     + "   ".join(f"{r['speed_up']:4.2f}x ({r['utilisation']:4.0%})" for r in (intra, inter)) + f"   {moved}")
+                     + "   ".join(f"{r['speed_up']:4.2f}x ({r['utilisation']:4.0%})" for r in (intra, inter))
+                     + f"   {moved}")
     return "\n".join(lines)
 
 
 def summary(found: dict[str, dict[str, Any]]) -> str:
-    lines = [f"{'speed-up over PipeDream, 2 to 16 processors':45s}  intra mean   best   inter mean   best   at   7 to 9   limit"]
+    lines = [f"{'speed-up over PipeDream, 2 to 16 processors':45s}  intra mean   best   inter mean   "
+             f"best   at   7 to 9   limit"]
     for name, r in found.items():
         intra, inter = r["speed_up"]["intra"], r["speed_up"]["inter"]
-        lines.append(f"{name:45s}  {intra['mean']:10.2f} {intra['best']:6.2f}   {inter['mean']:10.2f} {inter['best']:6.2f}   "
-                     f"{inter['best_at']:2d}   {inter['best_7_to_9']:6.2f}   {r['limit']:5.2f}")
+        lines.append(f"{name:45s}  {intra['mean']:10.2f} {intra['best']:6.2f}   {inter['mean']:10.2f} "
+                     f"{inter['best']:6.2f}   {inter['best_at']:2d}   {inter['best_7_to_9']:6.2f}   {r['limit']:5.2f}")
     means = [r["speed_up"]["inter"]["mean"] for r in found.values()]
     bests = [r["speed_up"]["inter"]["best_7_to_9"] for r in found.values()]
     lines.append(f"{'all of them; published: mean 1.25, best > 1.80':45s}  {'':17s}   {np.mean(means):10.2f} "
@@ -136,7 +143,8 @@ def numbers(value: str) -> list[float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="LayerPipe's partitions against PipeDream's")
-    parser.add_argument("--model", action="append", help="a network (default: all convolutional and fully connected ones)")
+    parser.add_argument("--model", action="append",
+                        help="a network (default: all convolutional and fully connected ones)")
     parser.add_argument("--batch", type=int, default=32)
     for flag in ("--forward", "--output-grad", "--weight-grad", "--activation", "--weights"):
         parser.add_argument(flag, type=numbers, metavar="X,X,..", help="one per layer (activations: one more)")

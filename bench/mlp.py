@@ -64,7 +64,8 @@ def torch_steps(sizes: list[int], x: Any, y: Any, seconds: float) -> dict[str, A
 
         return step
 
-    eager = {name: stepper(**how) for name, how in {"fused": {"fused": True}, "foreach": {"foreach": True}, "for": {"foreach": False}}.items()}
+    eager = {name: stepper(**how) for name, how in {"fused": {"fused": True}, "foreach": {"foreach": True},
+                                                    "for": {"foreach": False}}.items()}
     tried = {name: float(np.median(s)) for name, s in interleave(eager, seconds=seconds / 4).items()}
     best = min(tried, key=lambda name: tried[name])
     arms = {f"torch eager ({best})": eager[best]}
@@ -129,13 +130,15 @@ def main() -> None:
         for arm in arms:
             if arm.startswith("torch"):
                 entry[f"against {arm}"] = ratio(samples, arm, "minidl in_order")
-        entry["prediction_error"] = prediction_errors(graph, plans, {key: arms[f"minidl {key}"] for key in plans}, arguments.seconds)
+        entry["prediction_error"] = prediction_errors(graph, plans,
+                                                      {key: arms[f"minidl {key}"] for key in plans}, arguments.seconds)
         if batch == 8:
             entry["overhead_us_per_task"] = overhead(graph, x, y)
         if batch == 256:
             device.cpu().set_blas_threads(2)
             try:
-                both = interleave({"one stream, two BLAS threads": arms["minidl in_order"]}, seconds=arguments.seconds / 3)
+                both = interleave({"one stream, two BLAS threads": arms["minidl in_order"]},
+                                  seconds=arguments.seconds / 3)
             finally:
                 device.cpu().set_blas_threads(1)
             entry["step_ms"] |= {arm: spread(s) for arm, s in both.items()}
@@ -166,7 +169,8 @@ def _show(name: str, entry: dict[str, Any]) -> None:
     for key, value in entry.items():
         if isinstance(value, dict) and "p10" in value:
             print(f"  {key:32} {value['median']:9.3f}      p10 {value['p10']:9.3f}   p90 {value['p90']:9.3f}")
-    print("  prediction error                 " + ", ".join(f"{k} {v['median']:+.1%} (worst {v['worst']:+.1%})" for k, v in entry["prediction_error"].items()))
+    print("  prediction error                 " + ", ".join(f"{k} {v['median']:+.1%} (worst {v['worst']:+.1%})"
+                                                            for k, v in entry["prediction_error"].items()))
 
 
 if __name__ == "__main__":

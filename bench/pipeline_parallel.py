@@ -1,12 +1,15 @@
-"""Pipelines on ranks: every synchronous schedule measured on two ranks beside what the simulator says, and simulated on 4 to 64.
+"""Pipelines on ranks: every synchronous schedule measured on two ranks beside what the simulator says, and
+simulated on 4 to 64.
 
-    python bench/pipeline_parallel.py [--network mlp]... [--computation kernels] [--ranks 2] [--rounds 5] [--out FILE.json]
-    python bench/pipeline_parallel.py --simulate bench/results/pipeline_parallel_kernels.json     (again, from its costs)
+    python bench/pipeline_parallel.py [--network mlp]... [--computation kernels] [--ranks 2] [--rounds 5] [--out
+    FILE.json] python bench/pipeline_parallel.py --simulate bench/results/pipeline_parallel_kernels.json (again, from
+    its costs)
 
-Each rank has a core of its own, if there are enough. Arms take turns. A sample is the mean step of a group of steps without
-a barrier between them, on the slowest rank; what is predicted is the period of iterations that are chained likewise, from
-costs of single tasks that each round measures in random orders. `bubble`: the share of its time in which a rank does not
-compute, over all ranks; measured, as `wait` and `transfer` are, in the last step of a group that is traced. Peak bytes: planned, and what NumPy allocated for a run and the parameters and states that it uses.
+Each rank has a core of its own, if there are enough. Arms take turns. A sample is the mean step of a group of steps
+without a barrier between them, on the slowest rank; what is predicted is the period of iterations that are chained
+likewise, from costs of single tasks that each round measures in random orders. `bubble`: the share of its time in which
+a rank does not compute, over all ranks; measured, as `wait` and `transfer` are, in the last step of a group that is
+traced. Peak bytes: planned, and what NumPy allocated for a run and the parameters and states that it uses.
 
 Computation is of one of two kinds, and a record says which:
 
@@ -93,7 +96,7 @@ def recorded(name: str) -> Any:
     return ml.record(step, *batch(name))
 
 
-# ---------------------------------------------------------------------------------------------------------- on each rank
+# --------------------------------------------------------------------------------------------------------- on each rank
 class Arm:
     """A schedule on this rank: its plan, which is the same on all, its run, and the same traced."""
 
@@ -109,7 +112,8 @@ class Arm:
         tracemalloc.start()
         self.run = DistributedExecutor(*talking, comm)
         self.run(*self.inputs)
-        allocated = tracemalloc.take_snapshot().filter_traces([tracemalloc.DomainFilter(True, np.lib.tracemalloc_domain)])
+        allocated = tracemalloc.take_snapshot().filter_traces([tracemalloc.DomainFilter(
+            True, np.lib.tracemalloc_domain)])
         tracemalloc.stop()
         held = {id(s.live): s.bytes for s in self.run.program.graph.storages if s.live is not None}
         self.peaks = self.run.peak_bytes, sum(t.size for t in allocated.traces) + sum(held.values())
@@ -132,18 +136,21 @@ class Arm:
         return max(self.comm.gather((perf_counter() - begin) / STEPS))
 
     def shares(self) -> dict[str, list[float]]:
-        """Of each rank's time for the last of a group of traced steps the shares: compute, wait, transfer; and all that it does
-        not compute."""
+        """Of each rank's time for the last of a group of traced steps the shares: compute, wait, transfer; and all that
+        it does not compute."""
         self.comm.gather(None)
         for _ in range(STEPS):
             begin = perf_counter()
             self.traced(*self.inputs)
         period = np.array(self.comm.gather(perf_counter() - begin)) * 1e6
         t = self.traced.timeline_of_all()
-        rank, main = np.array([lane.rank for lane in t.lanes])[t.lane], np.array([lane.name == "main" for lane in t.lanes])[t.lane]
+        rank, main = (np.array([lane.rank for lane in t.lanes])[t.lane],
+                      np.array([lane.name == "main" for lane in t.lanes])[t.lane])
         took = np.where(main, t.end - t.start, 0.0)
-        found = {what.name.lower(): (np.bincount(rank, took * (t.what == what), self.comm.size) / period).tolist() for what in What}
-        return {"compute": found["task"], "wait": found["wait"], "transfer": found["transfer"], "bubble": [1 - x for x in found["task"]]}
+        found = {what.name.lower(): (np.bincount(rank, took * (t.what == what), self.comm.size) / period).tolist()
+                 for what in What}
+        return {"compute": found["task"], "wait": found["wait"], "transfer": found["transfer"],
+                "bubble": [1 - x for x in found["task"]]}
 
 
 def work(name: str, computation: str, rounds: int) -> None:
@@ -182,10 +189,12 @@ def work(name: str, computation: str, rounds: int) -> None:
     peaks = {s: comm.gather(arm.peaks) for s, arm in arms.items()}
     if comm.rank == 0:
         print(json.dumps({
-            "network": name, "computation": computation, "ranks": comm.size, "micro_batches": MICRO_BATCHES, "samples_a_micro_batch": SHARE[name],
-            "rounds": rounds, "link": {"latency_us": link.latency, "bytes_per_us": link.bandwidth}, "block": block(graph, costs),
-            "arms": {s: record(samples, s, predicted[s], shares[s], peaks[s], arms[s]) for s in arms},
-            "torch": {key: {"step_ms": spread(samples[key]), "torch_over_minidl": ratio(samples, key, key.split(", ")[1])} for key in peers}}))
+            "network": name, "computation": computation, "ranks": comm.size, "micro_batches": MICRO_BATCHES,
+            "samples_a_micro_batch": SHARE[name], "rounds": rounds,
+            "link": {"latency_us": link.latency, "bytes_per_us": link.bandwidth}, "block": block(graph, costs),
+            "arms": {s: record(samples, s, predicted[s], shares[s], peaks[s], arms[s]) for s in arms}, "torch": {
+                key: {"step_ms": spread(samples[key]), "torch_over_minidl": ratio(samples, key, key.split(", ")[1])}
+                for key in peers}}))
     comm.gather(None)
     for arm in arms.values():
         arm.run.close()
@@ -200,16 +209,18 @@ def shared(comm: MPI, cost: CostModel) -> CostModel:
                    step=float(np.mean([c.step for c in every])))
 
 
-def record(samples: dict[str, list[float]], s: str, predicted: list[tuple[float, float]], shares: list[dict[str, list[float]]],
-           peaks: list[tuple[int, int]], arm: Arm) -> dict[str, Any]:
+def record(samples: dict[str, list[float]], s: str, predicted: list[tuple[float, float]],
+           shares: list[dict[str, list[float]]], peaks: list[tuple[int, int]], arm: Arm) -> dict[str, Any]:
     """Errors are taken round by round, as a machine's speed drifts."""
     errors = [p / 1e6 / seconds - 1 for (p, _), seconds in zip(predicted, samples[s], strict=True)]
     middle = {what: np.median([each[what] for each in shares], axis=0).round(4).tolist() for what in shares[0]}
-    return {"step_ms": spread(samples[s]), "speed_up_over_gpipe": ratio(samples, "gpipe", s), "predicted_ms": spread([p / 1e6 for p, _ in predicted]),
+    return {"step_ms": spread(samples[s]), "speed_up_over_gpipe": ratio(samples, "gpipe", s),
+            "predicted_ms": spread([p / 1e6 for p, _ in predicted]),
             "prediction_error": {"median": round(float(np.median(errors)), 4), "worst": round(max(errors, key=abs), 4)},
             "shares_of_ranks": middle, "bubble": round(float(np.mean(middle["bubble"])), 4),
             "bubble_predicted": round(float(np.median([b for _, b in predicted])), 4),
-            "peak_bytes": {"planned": [a for a, _ in peaks], "measured": [b for _, b in peaks]}, "stages": arm.placement.stages}
+            "peak_bytes": {"planned": [a for a, _ in peaks], "measured": [b for _, b in peaks]},
+            "stages": arm.placement.stages}
 
 
 def block(graph: Any, cost: CostModel) -> dict[str, float]:
@@ -270,16 +281,18 @@ def simulated(unit: dict[str, float], latency: float) -> list[dict[str, Any]]:
     for p in SIMULATED:
         for m in (1, p // 2, 2 * p):
             rows: dict[str, float] = {}
-            for s, chunks in (("gpipe", None), ("one_f_one_b", None), ("zb_h1", None), ("fast_forward", None), ("fast_forward_greedy", None),
-                              ("interleaved", 8), ("modulo", 8), ("modulo_greedy", 8)):
+            for s, chunks in (("gpipe", None), ("one_f_one_b", None), ("zb_h1", None), ("fast_forward", None),
+                              ("fast_forward_greedy", None), ("interleaved", 8), ("modulo", 8), ("modulo_greedy", 8)):
                 try:
                     cost = pipeline.costs(pipeline.place(s, p, chunks), whole["F"], whole["O"], whole["W"], latency)
                     rows[s] = pipeline.price(pipeline.plan(s, p, m, cost, chunks)).makespan
                 except pipeline.PipelineError:
                     continue  # numbers that the policy cannot work with
             best = min(rows, key=lambda s: rows[s])
-            found.append({"ranks": p, "micro_batches": m, "speed_up_over_gpipe": {s: round(rows["gpipe"] / t, 4) for s, t in rows.items()}, "best": best,
-                          "ceiling": round((unit["F"] + unit["O"] + unit["W"]) / (unit["F"] + unit["O"]), 4) if m == 1 else None})
+            found.append({"ranks": p, "micro_batches": m,
+                          "speed_up_over_gpipe": {s: round(rows["gpipe"] / t, 4) for s, t in rows.items()},
+                          "best": best, "ceiling": round((unit["F"] + unit["O"] + unit["W"]) / (unit["F"] + unit["O"]),
+                                                         4) if m == 1 else None})
     return found
 
 
@@ -302,29 +315,36 @@ def main() -> None:
             show_simulated(s["network"], simulated(s["block"], s["link"]["latency_us"]))
         return
     settings: list[dict[str, Any]] = []
-    for name, ranks in itertools.product(arguments.network or SHARE, arguments.ranks or ([2] if arguments.computation == "kernels" else [2, 4])):
+    for name, ranks in itertools.product(arguments.network or SHARE,
+                                         arguments.ranks or ([2] if arguments.computation == "kernels" else [2, 4])):
         mpiexec = str(Path(sys.executable).parent / "mpiexec")
-        done = subprocess.run([mpiexec if os.path.exists(mpiexec) else "mpiexec", "-n", str(ranks), sys.executable, __file__, "--work", name,
-                               "--computation", arguments.computation, "--rounds", str(arguments.rounds)], stdout=subprocess.PIPE, text=True)
+        done = subprocess.run([mpiexec if os.path.exists(mpiexec) else "mpiexec", "-n", str(ranks), sys.executable,
+                               __file__, "--work", name, "--computation", arguments.computation, "--rounds",
+                               str(arguments.rounds)], stdout=subprocess.PIPE, text=True)
         if done.returncode:
             sys.exit(done.returncode)
         found = json.loads(done.stdout.splitlines()[-1])
         settings.append({**found, "simulated": simulated(found["block"], found["link"]["latency_us"])})
         show(settings[-1])
-        record = {"what": "pipelines on ranks of one core each, over MPI in shared memory", "settings": settings, **machine()}
+        record = {"what": "pipelines on ranks of one core each, over MPI in shared memory",
+                  "settings": settings, **machine()}
         save(f"pipeline_parallel_{arguments.computation}", record, arguments.out)  # what is finished is not lost
 
 
 def show(s: dict[str, Any]) -> None:
-    print(f"\n{s['network']}, {s['computation']}, {s['ranks']} ranks, {s['micro_batches']} micro-batches of {s['samples_a_micro_batch']}", file=sys.stderr)
+    print(f"\n{s['network']}, {s['computation']}, {s['ranks']} ranks, {s['micro_batches']} micro-batches of "
+          f"{s['samples_a_micro_batch']}", file=sys.stderr)
     for arm, a in s["arms"].items():
-        waited = [f"{w:.1%}/{t:.1%}" for w, t in zip(a["shares_of_ranks"]["wait"], a["shares_of_ranks"]["transfer"], strict=True)]
-        print(f"    {arm:14} {a['step_ms']['median']:8.1f} ms  over gpipe {a['speed_up_over_gpipe']['median']:.2f}  predicted "
-              f"{a['prediction_error']['median']:+.1%} (worst {a['prediction_error']['worst']:+.1%})  bubble {a['bubble']:.1%}, predicted "
-              f"{a['bubble_predicted']:.1%}  wait/transfer {', '.join(waited)}  peak {max(a['peak_bytes']['planned']) / 2**20:.1f} MiB, measured "
+        waited = [f"{w:.1%}/{t:.1%}"
+                  for w, t in zip(a["shares_of_ranks"]["wait"], a["shares_of_ranks"]["transfer"], strict=True)]
+        print(f"    {arm:14} {a['step_ms']['median']:8.1f} ms  over gpipe {a['speed_up_over_gpipe']['median']:.2f}  "
+              f"predicted {a['prediction_error']['median']:+.1%} (worst {a['prediction_error']['worst']:+.1%})  bubble "
+              f"{a['bubble']:.1%}, predicted {a['bubble_predicted']:.1%}  wait/transfer {', '.join(waited)}  peak "
+              f"{max(a['peak_bytes']['planned']) / 2**20:.1f} MiB, measured "
               f"{max(a['peak_bytes']['measured']) / 2**20:.1f}", file=sys.stderr)
     for arm, a in s["torch"].items():
-        print(f"    {arm:20} {a['step_ms']['median']:8.1f} ms, torch / minidl {a['torch_over_minidl']['median']:.2f}", file=sys.stderr)
+        print(f"    {arm:20} {a['step_ms']['median']:8.1f} ms, torch / minidl {a['torch_over_minidl']['median']:.2f}",
+              file=sys.stderr)
     show_simulated(s["network"], s["simulated"])
 
 
@@ -332,7 +352,8 @@ def show_simulated(name: str, rows: list[dict[str, Any]]) -> None:
     print(f"{name}, simulated, times faster than gpipe:", file=sys.stderr)
     for row in rows:
         ups = ", ".join(f"{s} {x:.2f}" for s, x in row["speed_up_over_gpipe"].items() if s != "gpipe")
-        print(f"    {row['ranks']:3} ranks, m = {row['micro_batches']:3}: {ups}" + (f"; ceiling {row['ceiling']:.2f}" if row["ceiling"] else ""), file=sys.stderr)
+        print(f"    {row['ranks']:3} ranks, m = {row['micro_batches']:3}: {ups}"
+              + (f"; ceiling {row['ceiling']:.2f}" if row["ceiling"] else ""), file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent), str(Path(__file__).parent.parent / "tests")]
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent),
+                str(Path(__file__).parent.parent / "tests")]
 
 from common import RESULTS, interleave, machine, prediction_errors, ratio, save, sgd_step, spread
 
@@ -34,10 +35,10 @@ def _cases() -> dict[str, tuple[str, dict[str, Any], int]]:
     """Network, arguments and batch by name: every width and growth at 32 px, and two at 224 px."""
     mobile = [(width, 32, 32) for width in (0.25, 0.5, 0.75, 1.0)] + [(1.0, 224, 8)]
     dense = [(growth, 32, 8) for growth in (12, 24, 32)] + [(32, 224, 4)]
-    return {**{f"mobilenet_v3_large a{a:g} {px}px b{batch}": ("mobilenet_v3_large", {"width": a, "image_size": px, "classes": 10}, batch)
-               for a, px, batch in mobile},
-            **{f"densenet121 k{k} {px}px b{batch}": ("densenet121", {"growth": k, "image_size": px, "classes": 10}, batch)
-               for k, px, batch in dense}}
+    return {**{f"mobilenet_v3_large a{a:g} {px}px b{batch}":
+               ("mobilenet_v3_large", {"width": a, "image_size": px, "classes": 10}, batch) for a, px, batch in mobile},
+            **{f"densenet121 k{k} {px}px b{batch}":
+               ("densenet121", {"growth": k, "image_size": px, "classes": 10}, batch) for k, px, batch in dense}}
 
 
 CASES = _cases()
@@ -52,7 +53,8 @@ def training(case: str) -> tuple[Any, Callable[..., Any], Any, Any]:
     ml.seed(0)
     model = models.create(name, **arguments)
     rng = np.random.default_rng(0)
-    return model, sgd_step(model), rng.standard_normal((batch, *model.input_shape), np.float32), rng.integers(0, model.classes, batch)
+    return (model, sgd_step(model), rng.standard_normal((batch, *model.input_shape), np.float32),
+            rng.integers(0, model.classes, batch))
 
 
 def with_pairs(graph: Any, cost: Any) -> Any:
@@ -104,16 +106,18 @@ def measured(case: str, seconds: float, with_torch: bool, svg: Path | None) -> d
         _, step, *_ = training(case)
         runs[arm] = executor(ml.record(step, x, y), schedule)
     model, eager, x, y = training(case)
-    arms: dict[str, Any] = {"eager": lambda: eager(ml.array(x), ml.array(y)), **{arm: (lambda run=run: run(x, y)) for arm, run in runs.items()}}
+    arms: dict[str, Any] = {"eager": lambda: eager(ml.array(x), ml.array(y)),
+                            **{arm: (lambda run=run: run(x, y)) for arm, run in runs.items()}}
     if with_torch:
         arms |= torch_arms(case, model, x, y)
     samples = interleave(arms, seconds=seconds)
-    entry: dict[str, Any] = {"tasks": len(graph), "equal_bits": equal, "step_ms": {arm: spread(s) for arm, s in samples.items()},
+    entry: dict[str, Any] = {"tasks": len(graph), "equal_bits": equal,
+                             "step_ms": {arm: spread(s) for arm, s in samples.items()},
                              "late_tasks": {arm: len(late_tasks(graph, s)) for arm, s in made.items()},
                              "peak_bytes": {arm: run.peak_bytes for arm, run in runs.items()},
-                             "against": {f"{slow} / {fast}": ratio(samples, slow, fast) for slow, fast in
-                                         [("eager", "in_order"), *(("in_order", arm) for arm in made if arm != "in_order"),
-                                          *(("in_order", arm) for arm in arms if arm.startswith("torch"))]}}
+                             "against": {f"{slow} / {fast}": ratio(samples, slow, fast) for slow, fast in [
+                                 ("eager", "in_order"), *(("in_order", arm) for arm in made if arm != "in_order"),
+                                 *(("in_order", arm) for arm in arms if arm.startswith("torch"))]}}
     entry["prediction_error"] = prediction_errors(graph, made, arms, seconds, cost.corun)
     if svg:
         traced = executor(graph, made["multi_region"], trace=True)
@@ -152,12 +156,14 @@ def _draw(graph: Any, schedule: Any, cost: Any, timeline: Any, path: Path) -> No
 
 
 def predictions(networks: dict[str, Any]) -> dict[str, Any]:
-    """The median over the networks of the prediction errors, whatever their sign, on one stream and on two (there the median
-    over the schedules), and the worst of all rounds."""
+    """The median over the networks of the prediction errors, whatever their sign, on one stream and on two (there the
+    median over the schedules), and the worst of all rounds."""
     found = {}
-    for streams, wanted in ("one stream", lambda arm: arm == "in_order"), ("two streams", lambda arm: arm != "in_order"):
+    for streams, wanted in (("one stream", lambda arm: arm == "in_order"),
+                            ("two streams", lambda arm: arm != "in_order")):
         errors = [[e for arm, e in entry["prediction_error"].items() if wanted(arm)] for entry in networks.values()]
-        found[streams] = {"median": round(float(np.median([np.median([abs(e["median"]) for e in some]) for some in errors])), 4),
+        found[streams] = {"median":
+                          round(float(np.median([np.median([abs(e["median"]) for e in some]) for some in errors])), 4),
                           "worst": max((e["worst"] for some in errors for e in some), key=abs), "n": len(errors)}
     return found
 
@@ -167,10 +173,12 @@ def show(case: str, entry: dict[str, Any]) -> None:
     print(f"\n{case}   ({entry['tasks']} tasks, equal bits: {entry['equal_bits']})")
     for arm, s in entry["step_ms"].items():
         peak, late = entry["peak_bytes"].get(arm, 0), entry["late_tasks"].get(arm, 0)
-        print(f"  {arm:28} {s['median']:9.3f} ms   p10 {s['p10']:9.3f}   p90 {s['p90']:9.3f}   n {s['n']:4}   peak {peak:13,}   late {late}")
+        print(f"  {arm:28} {s['median']:9.3f} ms   p10 {s['p10']:9.3f}   p90 {s['p90']:9.3f}   n {s['n']:4}   "
+              f"peak {peak:13,}   late {late}")
     for name, r in entry["against"].items():
         print(f"  {name:44} {r['median']:7.3f}x   p10 {r['p10']:7.3f}   p90 {r['p90']:7.3f}")
-    print("  prediction error: " + ", ".join(f"{a} {e['median']:+.1%} (worst {e['worst']:+.1%})" for a, e in entry["prediction_error"].items()), flush=True)
+    print("  prediction error: " + ", ".join(f"{a} {e['median']:+.1%} (worst {e['worst']:+.1%})"
+                                             for a, e in entry["prediction_error"].items()), flush=True)
 
 
 def plot(record: dict[str, Any], path: Path) -> None:
@@ -197,9 +205,11 @@ def plot(record: dict[str, Any], path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=20.0, help="per network, at least")
-    parser.add_argument("--only", metavar="NAME", default="", help="networks whose name contains this; default: all at 32 px")
+    parser.add_argument("--only", metavar="NAME", default="",
+                        help="networks whose name contains this; default: all at 32 px")
     parser.add_argument("--torch", action="store_true", help="also torch, eager and compiled: " + ", ".join(TORCH))
-    parser.add_argument("--plot", action="store_true", help="a PNG beside the record, and SVGs of predicted and measured timelines")
+    parser.add_argument("--plot", action="store_true",
+                        help="a PNG beside the record, and SVGs of predicted and measured timelines")
     parser.add_argument("--out", help="where to write the record")
     arguments = parser.parse_args()
     record: dict[str, Any] = {"machine": machine(), "networks": {}}
@@ -213,7 +223,8 @@ def main() -> None:
     if not record["networks"]:
         parser.error(f"no network's name contains {arguments.only!r}; there are {', '.join(CASES)}")
     for streams, e in record["prediction"].items():
-        print(f"{streams}: predicted within {e['median']:.1%} of the measured step (median over {e['n']} networks), at worst {e['worst']:+.1%}")
+        print(f"{streams}: predicted within {e['median']:.1%} of the measured step (median over {e['n']} networks), "
+              f"at worst {e['worst']:+.1%}")
     if arguments.plot:
         plot(record, target.with_suffix(".png"))
 

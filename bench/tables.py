@@ -37,14 +37,18 @@ def mlp(record: dict[str, Any]) -> Iterator[Row]:
     for name, e in record["networks"].items():
         for key, value in e.items():
             if key.startswith("against torch"):
-                yield f"MLP {name}: {key.removeprefix('against ')} / minidl in order", times(value), targets[name] if "eager" in key else "-", "mlp"
+                yield (f"MLP {name}: {key.removeprefix('against ')} / minidl in order", times(value),
+                       targets[name] if "eager" in key else "-", "mlp")
         if name.startswith("8 x"):
-            yield f"MLP {name}: one stream / two streams", times(e["two_streams_against_one"]), ">= 1.3x, ideal 1.41x", "mlp"
+            yield (f"MLP {name}: one stream / two streams", times(e["two_streams_against_one"]),
+                   ">= 1.3x, ideal 1.41x", "mlp")
             both = e["step_ms"]["minidl in_order"]["median"] / e["step_ms"]["one stream, two BLAS threads"]["median"]
             yield f"MLP {name}: one stream / one stream with two BLAS threads", f"{both:.2f}x", "-", "mlp"
         if "overhead_us_per_task" in e:
-            yield "a task beyond its kernel calls, one lane", f"{e['overhead_us_per_task']['median']:.2f} us", "<= 0.2 us", "mlp"
-        errors = ", ".join(f"{k} {v['median']:+.1%} (worst {v['worst']:+.1%})" for k, v in e["prediction_error"].items())
+            yield ("a task beyond its kernel calls, one lane",
+                   f"{e['overhead_us_per_task']['median']:.2f} us", "<= 0.2 us", "mlp")
+        errors = ", ".join(f"{k} {v['median']:+.1%} (worst {v['worst']:+.1%})"
+                           for k, v in e["prediction_error"].items())
         yield f"MLP {name}: predicted against measured step", errors, "5 %, two streams 10 %", "mlp"
 
 
@@ -52,7 +56,8 @@ def cnn(record: dict[str, Any]) -> Iterator[Row]:
     for name, e in record["networks"].items():
         yield f"{name}, batch {e['batch']}: minidl / torch channels-last", times(e["ratio"]), "<= 2.5x", "cnn"
         error = e["prediction_error"]["in_order"]
-        yield f"{name}, batch {e['batch']}: predicted against measured step", f"{error['median']:+.1%} (worst {error['worst']:+.1%})", "5 %", "cnn"
+        yield (f"{name}, batch {e['batch']}: predicted against measured step",
+               f"{error['median']:+.1%} (worst {error['worst']:+.1%})", "5 %", "cnn")
 
 
 def planning(record: dict[str, Any]) -> Iterator[Row]:
@@ -60,20 +65,25 @@ def planning(record: dict[str, Any]) -> Iterator[Row]:
         if (c["ranks"], c["micro_batches"]) in ((256, 1024), (1024, 4096)):
             target = "<= 10 s" if c["ranks"] == 256 else "<= 120 s, 12 GiB"
             yield (f"{c['scheduler']}, {c['ranks']} ranks, {c['micro_batches']} micro-batches: plan, prove, simulate",
-                   f"{c['plan_validate_simulate_s']:.1f} s, {c['peak_gib']:.1f} GiB, {c['simulated_tasks_per_s'] / 1e6:.1f} M tasks/s simulated", target, "planning")
+                   f"{c['plan_validate_simulate_s']:.1f} s, {c['peak_gib']:.1f} GiB, "
+                   f"{c['simulated_tasks_per_s'] / 1e6:.1f} M tasks/s simulated", target, "planning")
 
 
 def single_device(record: dict[str, Any]) -> Iterator[Row]:
     for name, e in record["networks"].items():
-        gain = {arm: e["against"][f"in_order / {arm}"] for arm in ("multi_region", "multi_region, border kept", "published map", "multi_stream")}
+        gain = {arm: e["against"][f"in_order / {arm}"]
+                for arm in ("multi_region", "multi_region, border kept", "published map", "multi_stream")}
         best, *others = gain
-        yield (f"{name}: one stream / two", f"{best} {times(gain[best])}; " + "; ".join(f"{arm} {gain[arm]['median']:.2f}x" for arm in others),
-               ">= 1.15x", "single_device")
+        yield (f"{name}: one stream / two", f"{best} {times(gain[best])}; "
+               + "; ".join(f"{arm} {gain[arm]['median']:.2f}x" for arm in others), ">= 1.15x", "single_device")
         if name in TORCH:
-            yield (f"{name}: minidl, one stream / torch", f"eager {times(e['against']['in_order / torch eager'])}; "
-                   f"compiled {e['against']['in_order / torch compiled']['median']:.2f}x", f"<= {TORCH[name]:g}x", "single_device")
+            yield (f"{name}: minidl, one stream / torch",
+                   f"eager {times(e['against']['in_order / torch eager'])}; compiled "
+                   f"{e['against']['in_order / torch compiled']['median']:.2f}x",
+                   f"<= {TORCH[name]:g}x", "single_device")
     for streams, e in record["prediction"].items():
-        yield (f"predicted against measured step, {streams}", f"{e['median']:.1%}, median over {e['n']} networks (worst {e['worst']:+.1%})",
+        yield (f"predicted against measured step, {streams}",
+               f"{e['median']:.1%}, median over {e['n']} networks (worst {e['worst']:+.1%})",
                {"one stream": "5 %", "two streams": "10 %"}[streams], "single_device")
 
 
@@ -81,8 +91,10 @@ def data_parallel(record: dict[str, Any]) -> Iterator[Row]:
     for s in record["settings"]:
         best = s["arms"]["reverse_first_k"]["speed_up_over_barrier"]
         buckets = s["arms"]["reverse_first_k"]["speed_up_over_buckets"]
-        yield (f"two ranks, {s['network']}, communication / computation {s['ratio_wanted']:g}: barrier / reverse first-{s['k']}",
-               f"{times(best)}; over buckets {buckets['median']:.2f}x; ceiling {s['ceiling_over_barrier']:.2f}x", "-", "data_parallel_waits")
+        yield (f"two ranks, {s['network']}, communication / computation {s['ratio_wanted']:g}: "
+               f"barrier / reverse first-{s['k']}",
+               f"{times(best)}; over buckets {buckets['median']:.2f}x; ceiling {s['ceiling_over_barrier']:.2f}x", "-",
+               "data_parallel_waits")
 
 
 def pipeline_parallel(record: dict[str, Any]) -> Iterator[Row]:
@@ -93,12 +105,14 @@ def pipeline_parallel(record: dict[str, Any]) -> Iterator[Row]:
         yield f"{about}: gpipe / others", "; ".join(gains), "-", name
         if s["torch"]:
             yield (f"{about}: torch.distributed.pipelining / minidl, same stages",
-                   "; ".join(f"{arm.split(', ')[1]} {times(a['torch_over_minidl'])}" for arm, a in s["torch"].items()), "> 1x", name)
+                   "; ".join(f"{arm.split(', ')[1]} {times(a['torch_over_minidl'])}" for arm, a in s["torch"].items()),
+                   "> 1x", name)
         errors = [a["prediction_error"]["median"] for a in s["arms"].values()]
         apart = [a["bubble"] - a["bubble_predicted"] for a in s["arms"].values()]
         yield (f"{about}: predicted against measured step; bubble measured less predicted",
-               f"median {statistics.median(map(abs, errors)):.1%}, worst {max(errors, key=abs):+.1%}; {statistics.median(apart) * 100:+.1f} points, "
-               f"worst {max(apart, key=abs) * 100:+.1f}", "5 %; 2 points", name)
+               f"median {statistics.median(map(abs, errors)):.1%}, worst {max(errors, key=abs):+.1%}; "
+               f"{statistics.median(apart) * 100:+.1f} points, worst {max(apart, key=abs) * 100:+.1f}",
+               "5 %; 2 points", name)
 
 
 #: the calls of `launch_overhead.py` that stand in the table; all others are in the record and its picture
@@ -110,12 +124,14 @@ def launches(record: dict[str, Any]) -> Iterator[Row]:
     for row in record["rows"]:
         if "us" in row and row["name"] in LAUNCHES:
             t = row["us"].get("device") or row["us"]["host"]
-            yield f"{row['group']}: {row['name']}", f"{t['median']:.2g} us ({t['p10']:.2g} to {t['p90']:.2g})", "-", record["name"]
+            yield (f"{row['group']}: {row['name']}", f"{t['median']:.2g} us ({t['p10']:.2g} to {t['p90']:.2g})",
+                   "-", record["name"])
 
 
 #: the same on CUDA; of chains, one length in all its forms
-LAUNCHES_ON_CUDA = {"minidl, prebuilt launch", "CuPy RawKernel, 4 arguments", "CuPy ufunc", "numba.cuda kernel, 4 arrays", "torch op", "cuBLAS through CuPy",
-                    "minidl, prebuilt product", "cuDNN execute", "event record", "stream waits for an event", "fork to and join with 1 streams",
+LAUNCHES_ON_CUDA = {"minidl, prebuilt launch", "CuPy RawKernel, 4 arguments", "CuPy ufunc",
+                    "numba.cuda kernel, 4 arrays", "torch op", "cuBLAS through CuPy", "minidl, prebuilt product",
+                    "cuDNN execute", "event record", "stream waits for an event", "fork to and join with 1 streams",
                     *(f"1000 kernels, {said}" for said in CHAINS.values())}
 
 
@@ -123,13 +139,14 @@ def launches_on_cuda(record: dict[str, Any]) -> Iterator[Row]:
     """What a call costs the thread that issues it, and how far apart such calls lie on the device."""
     for row in record["rows"]:
         if "us" in row and row["name"] in LAUNCHES_ON_CUDA:
-            seen = ", ".join(f"{kind} {t['median']:.2g} us ({t['p10']:.2g} to {t['p90']:.2g})" for kind in ("host", "device") if (t := row["us"].get(kind)))
+            seen = ", ".join(f"{kind} {t['median']:.2g} us ({t['p10']:.2g} to {t['p90']:.2g})"
+                             for kind in ("host", "device") if (t := row["us"].get(kind)))
             yield f"{row['group']}: {row['name']}", seen, "-", record["name"]
 
 
 def ladder(record: dict[str, Any]) -> Iterator[Row]:
-    """The targets for one GPU, then a row for each network: how many times longer torch's rungs take than minidl's, and what
-    is gained by order alone."""
+    """The targets for one GPU, then a row for each network: how many times longer torch's rungs take than minidl's, and
+    what is gained by order alone."""
     for precision, rows in record["targets"].items():
         for row in rows:
             if row["seen"]:
@@ -146,8 +163,8 @@ def ladder(record: dict[str, Any]) -> Iterator[Row]:
 
 
 #: what the parts of `gpu_proof.py` show; the benchmarks have records and rows of their own
-PROOFS = {"tests": "the tests marked `gpu`", "kernels": "every kernel's tests", "mpi": "two ranks leave the bits of one process",
-          "sanitizer": "training steps under compute-sanitizer"}
+PROOFS = {"tests": "the tests marked `gpu`", "kernels": "every kernel's tests",
+          "mpi": "two ranks leave the bits of one process", "sanitizer": "training steps under compute-sanitizer"}
 
 
 def gpu_proof(record: dict[str, Any]) -> Iterator[Row]:
@@ -155,10 +172,13 @@ def gpu_proof(record: dict[str, Any]) -> Iterator[Row]:
         part = record["parts"].get(name, {})
         if "steps" in part:
             steps = part["steps"].values()
-            counts = {kind: sum(step["counts"].get(kind, 0) for step in steps if "counts" in step) for kind in ("PASSED", "FAILED", "ERROR", "SKIPPED")}
-            seen = [f"{n} {kind.lower()}" for kind, n in counts.items() if n] or [f"{sum(step['passed'] for step in steps)} of {len(steps)} runs"]
+            counts = {kind: sum(step["counts"].get(kind, 0) for step in steps if "counts" in step)
+                      for kind in ("PASSED", "FAILED", "ERROR", "SKIPPED")}
+            seen = ([f"{n} {kind.lower()}" for kind, n in counts.items() if n]
+                    or [f"{sum(step['passed'] for step in steps)} of {len(steps)} runs"])
             unfinished = [step for step, found in part["steps"].items() if "exit" not in found or found["timed_out"]]
-            yield f"on a GPU: {what}", ", ".join([*seen, *(f"{step} not finished" for step in unfinished)]), "all pass", "gpu_proof"
+            yield (f"on a GPU: {what}", ", ".join([*seen, *(f"{step} not finished" for step in unfinished)]),
+                   "all pass", "gpu_proof")
 
 
 TABLES: dict[str, Callable[[dict[str, Any]], Iterator[Row]]] = {
@@ -170,23 +190,29 @@ TABLES: dict[str, Callable[[dict[str, Any]], Iterator[Row]]] = {
 def _earlier(record: dict[str, Any]) -> str:
     """Which settings of a record were measured before the others, and where; of the ladder, how many of its runs."""
     if record["name"] == "ladder":
-        runs = [run for networks in record["networks"].values() for entry in networks.values() for run in entry.values() if "sources" in run]
+        runs = [run for networks in record["networks"].values() for entry in networks.values()
+                for run in entry.values() if "sources" in run]
         others = [run for run in runs if run["sources"] != record["machine"]["sources"]]
-        return f"; {len(others)} of {len(runs)} runs of other sources, {', '.join(sorted({run['date'] for run in others}))}" if others else ""
+        return (f"; {len(others)} of {len(runs)} runs of other sources, "
+                f"{', '.join(sorted({run['date'] for run in others}))}" if others else "")
     kept = [s for s in record.get("settings", []) if "recorded" in s]
     if not kept:
         return ""
     about = kept[0]["recorded"]
-    return "; " + ", ".join(f"{s['network']} {s['ratio_wanted']:g}" for s in kept) + f": {about['cpu']}, commit {about['commit']}, {about['date']}"
+    return ("; " + ", ".join(f"{s['network']} {s['ratio_wanted']:g}" for s in kept)
+            + f": {about['cpu']}, commit {about['commit']}, {about['date']}")
 
 
 def _where(name: str, record: dict[str, Any]) -> str:
     """On what machine a record was made, and from which sources."""
-    about = next((part["machine"] for part in record["parts"].values() if "machine" in part), {}) if "parts" in record else record.get("machine", record)
+    about = (next((part["machine"] for part in record["parts"].values() if "machine" in part), {}) if "parts" in record
+             else record.get("machine", record))
     gpu = about.get("gpu", record.get("gpu"))
     version = f"commit {about['commit']}" if about["commit"] else f"sources {about['sources']}"
-    busy = f", busy with others ({about['load_before']:g} processes wanted to run)" if about.get("load_before", 0) > 2 * about["cores"] else ""
-    return f"{name}: {gpu['name'] + ', ' if gpu else ''}{about['cpu']}, {about['cores']} cores{busy}, {version}, {about['date']}{_earlier(record)}"
+    busy = (f", busy with others ({about['load_before']:g} processes wanted to run)"
+            if about.get("load_before", 0) > 2 * about["cores"] else "")
+    return (f"{name}: {gpu['name'] + ', ' if gpu else ''}{about['cpu']}, {about['cores']} cores{busy}, {version}, "
+            f"{about['date']}{_earlier(record)}")
 
 
 def table() -> str:
@@ -197,7 +223,8 @@ def table() -> str:
         path = RESULTS / f"{name}.json"
         if path.exists():
             record = json.loads(path.read_text())
-            lines += [f"| {what} | {seen} | {target} | [{source}](bench/results/{source}.json) |" for what, seen, target, source in rows(record)]
+            lines += [f"| {what} | {seen} | {target} | [{source}](bench/results/{source}.json) |"
+                      for what, seen, target, source in rows(record)]
             where.append(_where(name, record))
     return "\n".join([*lines, "", *(f"{w}  " for w in where)])
 

@@ -1,5 +1,5 @@
-"""Scaled dot-product attention: with its probabilities kept for the gradient, and ("flash") with one number for each query
-instead, from which the gradient makes them anew."""
+"""Scaled dot-product attention: with its probabilities kept for the gradient, and ("flash") with one number for each
+query instead, from which the gradient makes them anew."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def _(q: Any, k: Any, v: Any, *rest: Any, scale: float, causal: bool) -> Any:
     rows, numbers = p.size // max(width, 1), (t, width, float(scale), causal)
     if mask:
         steps = (s // mask[0].dtype.itemsize for s in mask[0].strides)
-        softmax = each_row("attention.cu", f"attention_softmax_masked<{c_type(p)}, {c_type(mask[0])}>", rows, width, flat(p), mask[0],
-                           *steps, rows, p.shape[1] * t, *numbers)
+        softmax = each_row("attention.cu", f"attention_softmax_masked<{c_type(p)}, {c_type(mask[0])}>", rows, width,
+                           flat(p), mask[0], *steps, rows, p.shape[1] * t, *numbers)
     else:
         softmax = each_row("attention.cu", f"attention_softmax<{c_type(p)}>", rows, width, flat(p), rows, *numbers)
     return [*copies, *product(q, _swap(k), p), *softmax, *product(p, v, y)]
@@ -109,13 +109,16 @@ def _(q: Any, k: Any, v: Any, p: Any, dy: Any, dq: Any, dk: Any, dv: Any, ds: An
             ufunc(np.matmul, _swap(ds), q, dk), ufunc(np.matmul, _swap(p), dy, dv)]
 
 
-@attention_grad.cuda(work=lambda reads, writes, scale: [*_score_work(reads, writes, scale), *dense_work(*reads[:3], reads[4])])
+@attention_grad.cuda(work=lambda reads, writes, scale: [*_score_work(reads, writes, scale),
+                                                        *dense_work(*reads[:3], reads[4])])
 def _(q: Any, k: Any, v: Any, p: Any, dy: Any, dq: Any, dk: Any, dv: Any, ds: Any, *work: Any, scale: float) -> Any:
     (q, k, v, dy), copies = dense([q, k, v, dy], work)
     width = p.shape[3]
     rows = p.size // max(width, 1)
-    scores = each_row("attention.cu", f"attention_score_grad<{c_type(p)}>", rows, width, flat(p), flat(ds), rows, width, float(scale))
-    return [*copies, *product(dy, _swap(v), ds), *scores, *product(ds, k, dq), *product(_swap(ds), q, dk), *product(_swap(p), dy, dv)]
+    scores = each_row("attention.cu", f"attention_score_grad<{c_type(p)}>", rows, width, flat(p), flat(ds), rows,
+                      width, float(scale))
+    return [*copies, *product(dy, _swap(v), ds), *scores, *product(ds, k, dq), *product(_swap(ds), q, dk),
+            *product(_swap(p), dy, dv)]
 
 
 def _score_grad(p, ds, scale):  # type: ignore[no-untyped-def]
@@ -159,7 +162,8 @@ def flash_attention(xp: Any, q: Any, k: Any, v: Any, *, scale: float, causal: bo
 
 @flash_attention.cpu
 def _(q: Any, k: Any, v: Any, y: Any, lse: Any, p: Any, *, scale: float, causal: bool) -> Any:
-    return [ufunc(np.matmul, q, _swap(k), p), loop(_flash_softmax, p, lse, p.dtype.type(scale), causal), ufunc(np.matmul, p, v, y)]
+    return [ufunc(np.matmul, q, _swap(k), p), loop(_flash_softmax, p, lse, p.dtype.type(scale), causal),
+            ufunc(np.matmul, p, v, y)]
 
 
 @flash_attention.cuda()
@@ -187,8 +191,10 @@ def _flash_softmax(p, lse, scale, causal):  # type: ignore[no-untyped-def]
                 lse[n, h, i] = top + np.log(total)
 
 
-@kernel("flash_attention_grad", work=lambda reads, writes, **constants: [_flash_scores(reads)] * 2, flops=lambda reads, writes: 2.5 * _flops(reads, writes))
-def flash_attention_grad(xp: Any, q: Any, k: Any, v: Any, y: Any, lse: Any, dy: Any, *, scale: float, causal: bool) -> Any:
+@kernel("flash_attention_grad", work=lambda reads, writes, **constants: [_flash_scores(reads)] * 2,
+        flops=lambda reads, writes: 2.5 * _flops(reads, writes))
+def flash_attention_grad(xp: Any, q: Any, k: Any, v: Any, y: Any, lse: Any, dy: Any, *, scale: float,
+                         causal: bool) -> Any:
     """(dq, dk, dv) from the output and lse."""
     dtype, (q, k, v, y, dy) = q.dtype, _wide(q, k, v, y, dy)
     p = xp.exp(_flash_score(xp, q, k, scale, causal) - lse[..., None])
@@ -205,7 +211,8 @@ def _(q: Any, k: Any, v: Any, y: Any, lse: Any, dy: Any, dq: Any, dk: Any, dv: A
 
 
 @flash_attention_grad.cuda()
-def _(q: Any, k: Any, v: Any, y: Any, lse: Any, dy: Any, dq: Any, dk: Any, dv: Any, *, scale: float, causal: bool) -> Any:
+def _(q: Any, k: Any, v: Any, y: Any, lse: Any, dy: Any, dq: Any, dk: Any, dv: Any, *, scale: float,
+      causal: bool) -> Any:
     return [Attention("grad", q, k, v, y, lse, scale, causal, dy, dq, dk, dv)]
 
 

@@ -1,5 +1,6 @@
-"""How CUDA goes over a matrix by columns, for sums over its rows and for what differs from column to column: a block has
-a tile of columns and a share of the rows, a thread four neighbouring columns. The sums themselves are in columns.cuh."""
+"""How CUDA goes over a matrix by columns, for sums over its rows and for what differs from column to column: a block
+has a tile of columns and a share of the rows, a thread four neighbouring columns. The sums themselves are in
+columns.cuh."""
 
 from __future__ import annotations
 
@@ -23,8 +24,8 @@ class Columns(NamedTuple):
 
 
 def _columns(rows: int, columns: int, width: int, blocks: int, each: int) -> Columns:
-    """Tiles of equal width, `width` columns at most; shares for about so many blocks in all, or fewer, so that a thread has
-    `each` rows."""
+    """Tiles of equal width, `width` columns at most; shares for about so many blocks in all, or fewer, so that a thread
+    has `each` rows."""
     fours = -(-columns // WIDE)
     tiles = -(-fours // (width // WIDE))
     across = -(-fours // tiles)
@@ -51,6 +52,7 @@ def sums_work(rows: int, columns: int, blocks: int = 2 * MULTIPROCESSORS) -> lis
 
 
 def whole(columns: int, arrays: Sequence[Any], steps: Sequence[int] = ()) -> bool:
-    """Whether four columns are one access to memory, in every row of every array; `steps`: elements from row to row, where
-    that is not `columns`."""
-    return all(n % WIDE == 0 for n in (columns, *steps)) and all(pointer(a) % min(WIDE * a.dtype.itemsize, 16) == 0 for a in arrays)
+    """Whether four columns are one access to memory, in every row of every array; `steps`: elements from row to row,
+    where that is not `columns`."""
+    return (all(n % WIDE == 0 for n in (columns, *steps))
+            and all(pointer(a) % min(WIDE * a.dtype.itemsize, 16) == 0 for a in arrays))

@@ -2,7 +2,8 @@
 
 x (n, h, w, c), weight (o, kh, kw, c / groups), y (n, oh, ow, o); all contiguous. The CPU lowers to matrix products:
 a chunk of rows of patches is gathered, then multiplied, so that the patches stay in the cache. A 1x1 convolution is
-a product without any gathering. The gathering is in `patches`, one filter per channel in `depthwise`, the CUDA forms in `conv_cuda`.
+a product without any gathering. The gathering is in `patches`, one filter per channel in `depthwise`, the CUDA forms in
+`conv_cuda`.
 """
 
 from __future__ import annotations

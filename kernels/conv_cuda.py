@@ -62,7 +62,8 @@ def _filters(w: Any, groups: int) -> Any:
     return w.reshape(len(w), -1) if groups == 1 else w.reshape(groups, len(w) // groups, -1)
 
 
-def _parts(kernel: str, x: Any, w: Any, y: Any, patches: Any, geometry: Geometry) -> Iterator[tuple[slice, Any, Sequence[Call]]]:
+def _parts(kernel: str, x: Any, w: Any, y: Any, patches: Any,
+           geometry: Geometry) -> Iterator[tuple[slice, Any, Sequence[Call]]]:
     """For each part of the samples: which they are, the matrix (or matrices) of their patches, and the launch of im2col
     or col2im between these and x."""
     step, groups = _samples(x, w, y, geometry), geometry.groups
@@ -150,5 +151,6 @@ def _weight_grad(x: Any, dy: Any, dw: Any, *work: Any, geometry: Geometry) -> li
         return [Convolution("weight_grad", x, dw, dy, *geometry)]
     calls: list[Call] = []
     for part, matrix, lower in _parts("im2col", x, dw, dy, work[0], geometry):
-        calls += [*lower, *product(_transposed(_matrices(dy[part], groups)), matrix, _filters(dw, groups), accumulate=part.start > 0)]
+        calls += [*lower, *product(_transposed(_matrices(dy[part], groups)), matrix, _filters(dw, groups),
+                                   accumulate=part.start > 0)]
     return calls

@@ -24,11 +24,12 @@ WAVES = 16  #: blocks of one launch at most, in units of 132 (the multiprocessor
 
 #: NumPy's type as C names it
 C_TYPES = {"float32": "float", "float64": "double", "float16": "__half", "bfloat16": "__nv_bfloat16", "bool": "bool",
-           "int8": "signed char", "uint8": "unsigned char", "int32": "int", "uint32": "unsigned int", "int64": "long long",
-           "uint64": "unsigned long long"}
+           "int8": "signed char", "uint8": "unsigned char", "int32": "int", "uint32": "unsigned int",
+           "int64": "long long", "uint64": "unsigned long long"}
 HALVES = ("__half", "__nv_bfloat16")  #: types whose `Sum` of common.cuh is float; that of others is themselves
-_SCALARS: dict[str, Any] = {"float": ctypes.c_float, "double": ctypes.c_double, "int": ctypes.c_int, "unsigned int": ctypes.c_uint,
-            "long long": ctypes.c_longlong, "unsigned long long": ctypes.c_ulonglong, "bool": ctypes.c_bool}
+_SCALARS: dict[str, Any] = {"float": ctypes.c_float, "double": ctypes.c_double, "int": ctypes.c_int,
+                            "unsigned int": ctypes.c_uint, "long long": ctypes.c_longlong,
+                            "unsigned long long": ctypes.c_ulonglong, "bool": ctypes.c_bool}
 
 
 class LaunchError(ValueError):
@@ -46,8 +47,8 @@ class Struct:
 class Flag:
     """What FLAG is an instance of: among a launch's arguments it means the int32 (1,) of the device that runs it.
 
-    Updates set it to 1, atomically, where they use a gradient that is not finite; no kernel reads it. So it is not a buffer of
-    a graph, and orders nothing.
+    Updates set it to 1, atomically, where they use a gradient that is not finite; no kernel reads it. So it is not a
+    buffer of a graph, and orders nothing.
     """
 
     def __repr__(self) -> str:
@@ -60,7 +61,8 @@ FLAG = Flag()
 @dataclass(frozen=True)
 class Grid:
     """One launch of one of our kernels. `kernel` with its template arguments: `relu<float>`; `arguments` in the order
-    of its parameters: arrays for pointers, Python numbers, `Struct`s, FLAG. `shared`: bytes of dynamic shared memory."""
+    of its parameters: arrays for pointers, Python numbers, `Struct`s, FLAG. `shared`: bytes of dynamic shared
+    memory."""
 
     source: str
     kernel: str
@@ -108,7 +110,8 @@ class Convolution:
 
 @dataclass(frozen=True)
 class Attention:
-    """`what`: forward (q, k, v -> y, lse) or grad (all but the last three -> dq, dk, dv); arrays as in `flash_attention`."""
+    """`what`: forward (q, k, v -> y, lse) or grad (all but the last three -> dq, dk, dv); arrays as in
+    `flash_attention`."""
 
     what: str
     q: Any
@@ -153,14 +156,15 @@ def sum_type(array: Any) -> Any:
 
 
 def each(source: str, kernel: str, count: int, *arguments: Any, threads: int = THREADS) -> list[Grid]:
-    """A launch with a thread for each of `count` elements, up to a limit: kernels loop over what is left. None for 0."""
+    """A launch with a thread for each of `count` elements, up to a limit: kernels loop over what is
+    left. None for 0."""
     blocks = min(-(-count // threads), 132 * WAVES)
     return [Grid(source, kernel, (blocks,), (threads,), arguments)] if count else []
 
 
 def each_row(source: str, kernel: str, rows: int, width: int, *arguments: Any) -> list[Grid]:
-    """A launch with a warp for each of `rows` rows, or a block where they are wider than 1024: the last argument that the
-    kernel gets is how many threads share a row, see `first_row` in common.cuh. None for no rows."""
+    """A launch with a warp for each of `rows` rows, or a block where they are wider than 1024: the last argument that
+    the kernel gets is how many threads share a row, see `first_row` in common.cuh. None for no rows."""
     threads, lanes = (THREADS, 32) if width <= 1024 else (512, 512)
     blocks = min(-(-rows * lanes // threads), 132 * WAVES)
     return [Grid(source, kernel, (blocks,), (threads,), (*arguments, lanes))] if rows else []
@@ -224,11 +228,13 @@ def dense(source: str, kernel: str, *arrays: Any) -> list[Grid]:
 
 
 def _by_four(arrays: Sequence[Any], axes: Sequence[tuple[int, ...]]) -> bool:
-    """Four neighbours on the last axis are one aligned piece of memory (at most 16 bytes are loaded at once), or one value."""
+    """Four neighbours on the last axis are one aligned piece of memory (at most 16 bytes are loaded at
+    once), or one value."""
     if not axes or axes[-1][0] % 4 or axes[-1][1] != 1:
         return False
     for k, array in enumerate(arrays, 1):
-        aligned = pointer(array) % min(4 * array.dtype.itemsize, 16) == 0 and all(axis[k] % 4 == 0 for axis in axes[:-1])
+        aligned = (pointer(array) % min(4 * array.dtype.itemsize, 16) == 0
+                   and all(axis[k] % 4 == 0 for axis in axes[:-1]))
         if axes[-1][k] and not (axes[-1][k] == 1 and aligned):
             return False
     return True
@@ -244,8 +250,9 @@ def pointer(array: Any) -> int:
 
 
 # ---------------------------------------------------------------------------------------------------------- signatures
-_KERNEL = re.compile(r"(?:template\s*<([^>]*)>\s*)?(?:extern\s+\"C\"\s+)?__global__\s+(?:void\s+(?:__launch_bounds__\([^)]*\)\s+)?"
-                     r"|__launch_bounds__\([^)]*\)\s+void\s+)(\w+)\s*\(([^)]*)\)")
+_KERNEL = re.compile(
+    r"(?:template\s*<([^>]*)>\s*)?(?:extern\s+\"C\"\s+)?__global__\s+(?:void\s+(?:__launch_bounds__\([^)]*\)\s+)?"
+    r"|__launch_bounds__\([^)]*\)\s+void\s+)(\w+)\s*\(([^)]*)\)")
 
 
 @cache
@@ -296,7 +303,8 @@ def check(grid: Grid) -> None:
     if any(not 1 <= b <= limit for b, limit in zip(blocks, limits, strict=True)):
         raise LaunchError(f"{grid.kernel}: {blocks} blocks; each axis has 1 to {limits}")
     if min(threads) < 1 or math.prod(threads) > 1024 or threads[2] > 64:
-        raise LaunchError(f"{grid.kernel}: {threads} threads a block; there can be 1 to 1024, 64 of them along the third axis")
+        raise LaunchError(f"{grid.kernel}: {threads} threads a block; there can be 1 to 1024, 64 of "
+                          f"them along the third axis")
     if not 0 <= grid.shared <= 48 * 1024:
         raise LaunchError(f"{grid.kernel}: {grid.shared} bytes of shared memory; there are at most 49152")
     types = signature(grid.source, grid.kernel)
@@ -304,7 +312,8 @@ def check(grid: Grid) -> None:
         raise LaunchError(f"{grid.kernel} takes {len(types)} arguments, not {len(grid.arguments)}")
     for i, (kind, value) in enumerate(zip(types, grid.arguments, strict=True)):
         if not _fits(kind, value):
-            given = f"an array of {value.dtype}" if hasattr(value, "strides") and hasattr(value, "dtype") else repr(value)
+            given = (f"an array of {value.dtype}" if hasattr(value, "strides")
+                     and hasattr(value, "dtype") else repr(value))
             raise LaunchError(f"{grid.kernel}: argument {i} is {kind}, not {given}")
 
 

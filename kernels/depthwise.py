@@ -1,9 +1,9 @@
-"""Convolution with one filter per channel, by loops along channels: on the CPU they are vectorised, on CUDA neighbouring
-threads take neighbouring channels.
+"""Convolution with one filter per channel, by loops along channels: on the CPU they are vectorised, on CUDA
+neighbouring threads take neighbouring channels.
 
-On the CPU each sample is copied into a padded image first, so that no tap has to look whether it lies inside. With stride 1
-several pixels of a line are one loop over all their channels; taps are therefore kept as (kh, kw, pixels, c), repeated
-for each pixel of such a run. Knows no weights shared between channels: those are matrix products, in `conv`.
+On the CPU each sample is copied into a padded image first, so that no tap has to look whether it lies inside. With
+stride 1 several pixels of a line are one loop over all their channels; taps are therefore kept as (kh, kw, pixels, c),
+repeated for each pixel of such a run. Knows no weights shared between channels: those are matrix products, in `conv`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ Pair = tuple[int, int]
 Geometry = tuple[Pair, Pair, Pair]  # stride, padding, dilation
 
 
-def depthwise_work(x: tuple[int, ...], w: tuple[int, ...], y: tuple[int, ...], geometry: Geometry, dtype: Any) -> list[Any]:
+def depthwise_work(x: tuple[int, ...], w: tuple[int, ...], y: tuple[int, ...], geometry: Geometry,
+                   dtype: Any) -> list[Any]:
     """Scratch arrays for x (n, h, w, c), w (c, kh, kw, 1), y (n, oh, ow, c): a padded image, and two sets of taps."""
     stride, padding, _ = geometry
     pixels = max(n for n in range(1, y[2] + 1) if n == 1 or (stride[1] == 1 and y[2] % n == 0 and n * x[3] <= RUN))
@@ -58,7 +59,8 @@ def depthwise(x: Any, w: Any, y: Any, padded: Any, taps: Any, *, geometry: Geome
 
 
 def depthwise_input_grad(dy: Any, w: Any, dx: Any, padded: Any, taps: Any, *, geometry: Geometry) -> list[Thunk]:
-    return [_repeat(w, taps[0]), loop(_input_grad, _lines(dy), _rows(taps[0]), padded, _lines(dx), _shape(dx, geometry))]
+    return [_repeat(w, taps[0]),
+            loop(_input_grad, _lines(dy), _rows(taps[0]), padded, _lines(dx), _shape(dx, geometry))]
 
 
 def depthwise_weight_grad(x: Any, dy: Any, dw: Any, padded: Any, taps: Any, *, geometry: Geometry) -> list[Thunk]:
@@ -148,7 +150,8 @@ def _weight_grad(x, dy, padded, total, part, shape):  # type: ignore[no-untyped-
 
 
 # ----------------------------------------------------------------------------------------------- CUDA forms
-PIXELS = 4  #: neighbours of a line that one thread makes together where there is a kernel for the window: RUN of depthwise.cu
+#: neighbours of a line that one thread makes together where there is a kernel for the window: RUN of depthwise.cu
+PIXELS = 4
 CHANNELS = 64  #: of a block at most, as in depthwise.cu
 FILL = 1056  #: blocks that fill a large device
 
@@ -161,8 +164,8 @@ def _special(w: Any, geometry: Geometry) -> str:
 
 
 def _blocks(lines: int, pixels: int, channels: int, runs: int, fill: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Blocks (tiles of channels, shares) and threads (channels, lanes): at least `runs` runs of `lines` lines of `pixels`
-    each for a thread, and about `fill` blocks at most."""
+    """Blocks (tiles of channels, shares) and threads (channels, lanes): at least `runs` runs of `lines` lines of
+    `pixels` each for a thread, and about `fill` blocks at most."""
     tiles = -(-channels // CHANNELS)
     across = -(-channels // tiles)
     lanes = THREADS // across
@@ -177,7 +180,8 @@ def _window(x: Any, w: Any, y: Any, geometry: Geometry) -> Struct:
 def cuda_depthwise(x: Any, w: Any, bias: Any, y: Any, *, geometry: Geometry) -> list[Call]:
     """y of `conv2d`; `bias` may be None."""
     special, term = _special(w, geometry), w if bias is None else bias
-    name, arguments = f"depthwise{special}<{c_type(y)}>", (flat(x), flat(w), flat(term), flat(y), _window(x, w, y, geometry), bias is not None)
+    name, arguments = f"depthwise{special}<{c_type(y)}>", (flat(x), flat(w), flat(term), flat(y),
+                                                           _window(x, w, y, geometry), bias is not None)
     if not special:
         return [*each("depthwise.cu", name, y.size, *arguments, y.size)]
     return [Grid("depthwise.cu", name, *_blocks(y.shape[0] * y.shape[1], y.shape[2], y.shape[3], 1, FILL), arguments)]
@@ -185,10 +189,12 @@ def cuda_depthwise(x: Any, w: Any, bias: Any, y: Any, *, geometry: Geometry) -> 
 
 def cuda_depthwise_input_grad(dy: Any, w: Any, dx: Any, *, geometry: Geometry) -> list[Call]:
     special = _special(w, geometry)
-    name, arguments = f"depthwise{special}_input_grad<{c_type(dx)}>", (flat(dy), flat(w), flat(dx), _window(dx, w, dy, geometry))
+    name, arguments = f"depthwise{special}_input_grad<{c_type(dx)}>", (flat(dy), flat(w), flat(dx),
+                                                                       _window(dx, w, dy, geometry))
     if not special:
         return [*each("depthwise.cu", name, dx.size, *arguments, dx.size)]
-    return [Grid("depthwise.cu", name, *_blocks(dx.shape[0] * dx.shape[1], dx.shape[2], dx.shape[3], 1, FILL), arguments)]
+    return [Grid("depthwise.cu", name,
+                 *_blocks(dx.shape[0] * dx.shape[1], dx.shape[2], dx.shape[3], 1, FILL), arguments)]
 
 
 def _weight_grad_blocks(y: tuple[int, ...]) -> tuple[tuple[int, int], tuple[int, int]]:

@@ -46,16 +46,17 @@ def dropout(xp: Any, x: Any, counter: Any, *, rate: float, seed: int, draw: int,
 @dropout.cpu
 def _(x: Any, counter: Any, y: Any, *, rate: float, seed: int, draw: int, sample: int) -> Any:
     rows = (x.shape[0], x.size // max(x.shape[0], 1))
-    return [loop(_dropout, x.reshape(rows), counter, y.reshape(rows), np.uint64(int(rate * 2**32)), x.dtype.type(1 / (1 - rate)),
-                 np.uint64(seed & 0xFFFFFFFF), np.uint64(seed >> 32), np.uint64(draw), np.uint64(sample))]
+    return [loop(_dropout, x.reshape(rows), counter, y.reshape(rows), np.uint64(int(rate * 2**32)),
+                 x.dtype.type(1 / (1 - rate)), np.uint64(seed & 0xFFFFFFFF), np.uint64(seed >> 32),
+                 np.uint64(draw), np.uint64(sample))]
 
 
 @dropout.cuda()
 def _(x: Any, counter: Any, y: Any, *, rate: float, seed: int, draw: int, sample: int) -> Any:
     n = x.shape[0]
     size = x.size // max(n, 1)
-    return each("dropout.cu", f"dropout<{c_type(x)}>", n * -(-size // 4), flat(x), counter, flat(y), n, size, int(rate * 2**32), 1 / (1 - rate),
-                seed, draw, sample)
+    return each("dropout.cu", f"dropout<{c_type(x)}>", n * -(-size // 4), flat(x), counter, flat(y), n, size,
+                int(rate * 2**32), 1 / (1 - rate), seed, draw, sample)
 
 
 def _dropout(x, counter, y, threshold, factor, seed0, seed1, draw, sample):  # type: ignore[no-untyped-def]

@@ -20,7 +20,8 @@ def _strided(definition: Kernel, function: str = "") -> None:
     output and the constants."""
     def calls(*arrays: Any, **constants: Any) -> list[Call]:
         *inputs, y = arrays
-        return [*elements("elementwise.cu", f"{function or definition.name}<{c_type(y)}>", inputs, y, *constants.values())]
+        return [*elements("elementwise.cu", f"{function or definition.name}<{c_type(y)}>", inputs, y,
+                          *constants.values())]
 
     definition.cuda()(calls)
 
@@ -176,7 +177,8 @@ def sigmoid(xp: Any, x: Any) -> Any:
 @sigmoid.cpu
 def _(x: Any, y: Any) -> Any:
     half = like(x, 0.5)
-    return [ufunc(np.multiply, x, half, y), ufunc(np.tanh, y, y), ufunc(np.multiply, y, half, y), ufunc(np.add, y, half, y)]
+    return [ufunc(np.multiply, x, half, y), ufunc(np.tanh, y, y), ufunc(np.multiply, y, half, y),
+            ufunc(np.add, y, half, y)]
 
 
 @kernel("sigmoid_grad", flops=_one_each)
@@ -248,7 +250,8 @@ def _(y: Any, b: Any, dy: Any, db: Any) -> Any:
 def _pick(name: str, wins: Any) -> None:
     """Gradient of maximum or minimum to one side: where x wins dy, half where the two are equal."""
     definition = kernel(name, flops=_one_each, work=lambda reads, writes: [(writes[0].shape, "bool")])(
-        lambda xp, x, other, dy: xp.where(x == other, dy * dy.dtype.type(0.5), xp.where(wins(x, other), dy, dy.dtype.type(0))))
+        lambda xp, x, other, dy: xp.where(x == other, dy * dy.dtype.type(0.5),
+                                          xp.where(wins(x, other), dy, dy.dtype.type(0))))
     compare = {"maximum_grad": np.greater, "minimum_grad": np.less}[name]
     # masked copies, not products with a mask: infinity times zero is not a number
     definition.cpu(lambda x, other, dy, dx, mask: [

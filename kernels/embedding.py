@@ -26,7 +26,8 @@ def _(table: Any, index: Any, y: Any) -> Any:
 @embedding.cuda()
 def _(table: Any, index: Any, y: Any) -> Any:
     size = index.size, table.shape[1]
-    return each_row("embedding.cu", f"embedding<{c_type(table)}>", *size, table, index, strides(index.shape, steps(index, index.shape)), y, *size)
+    return each_row("embedding.cu", f"embedding<{c_type(table)}>", *size, table, index,
+                    strides(index.shape, steps(index, index.shape)), y, *size)
 
 
 def _embedding(table, index, y):  # type: ignore[no-untyped-def]
@@ -71,8 +72,9 @@ def _sorted(reads: Any, writes: Any, *, rows: int) -> list[Any]:
 
 @embedding_grad.cuda(_sorted)
 def _(index: Any, dy: Any, grad: Any, *work: Any, rows: int) -> Any:
-    """For few positions one launch, rows * positions / 32 steps of a warp. Else three: pieces of the positions are sorted
-    by row, ranked in each other, which takes (rows + positions) * positions / 2048 searches of 11 steps, and summed.
+    """For few positions one launch, rows * positions / 32 steps of a warp. Else three: pieces of the positions are
+    sorted by row, ranked in each other, which takes (rows + positions) * positions / 2048 searches of 11 steps, and
+    summed.
 
     A row's gradients are added in the order of its positions; of more than 64, the sums of eight equal parts of them.
     """
@@ -86,7 +88,8 @@ def _(index: Any, dy: Any, grad: Any, *work: Any, rows: int) -> Any:
     keys, order, begins = work
     calls: list[Call] = [Grid("embedding.cu", "embedding_sort", (-(-n // PIECE),), (PIECE // 2,), (*given, n, keys))]
     calls += each("embedding.cu", "embedding_order", n + rows + 1, keys, n, rows, order, begins)
-    return [*calls, Grid("embedding.cu", "embedding_sums" + name, blocks, (256,), (order, begins, dy, grad, rows, width))]
+    return [*calls,
+            Grid("embedding.cu", "embedding_sums" + name, blocks, (256,), (order, begins, dy, grad, rows, width))]
 
 
 def _embedding_grad(index, dy, grad):  # type: ignore[no-untyped-def]

@@ -25,7 +25,8 @@ def _(dy: Any, dx: Any, *, shape: tuple[int, ...], region: tuple[tuple[int, int,
 
 
 #: `Region` of copy.cu
-REGION = np.dtype([("axes", np.int32), *((name, np.int64, 6) for name in ("length", "begin", "size", "apart", "step"))], align=True)
+REGION = np.dtype([("axes", np.int32), *((name, np.int64, 6) for name in ("length", "begin", "size", "apart", "step"))],
+                  align=True)
 
 
 @unslice.cuda()
@@ -35,7 +36,8 @@ def _(dy: Any, dx: Any, *, shape: tuple[int, ...], region: tuple[tuple[int, int,
         if n == size == 1:
             continue
         outer = axes[-1] if axes else (0,) * 5
-        if size == n and outer[3] == 1 and (outer[2] == 1 or outer[4] == n * step):  # a whole axis is one with that before it
+        # a whole axis is one with that before it
+        if size == n and outer[3] == 1 and (outer[2] == 1 or outer[4] == n * step):
             axes[-1] = (outer[0] * n, outer[1] * n, outer[2] * n, 1, step)
         else:
             axes.append((n, begin, size, apart, step))

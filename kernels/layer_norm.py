@@ -37,7 +37,8 @@ def _(x: Any, *rest: Any, eps: float) -> Any:
 def _(x: Any, *rest: Any, eps: float) -> Any:
     *affine, y, mean, scale = rest
     w, b = (*affine, mean, mean)[:2]
-    return each_row("layer_norm.cu", f"layer_norm<{c_type(x)}>", *x.shape, x, w, b, len(affine), y, mean, scale, *x.shape, eps)
+    return each_row("layer_norm.cu", f"layer_norm<{c_type(x)}>", *x.shape, x, w, b, len(affine), y, mean,
+                    scale, *x.shape, eps)
 
 
 def _affine(given: list[Any], x: Any) -> list[Any]:
@@ -80,7 +81,8 @@ def layer_norm_input_grad(xp: Any, x: Any, mean: Any, scale: Any, dy: Any, w: An
     """dx = scale (g - mean(g) - n mean(g n)), with g = dy w and n = (x - mean) scale."""
     n = (x - mean[:, None]) * scale[:, None]
     g = dy if w is None else dy * w
-    total = scale[:, None] * (g - g.mean(axis=1, keepdims=True, dtype=n.dtype) - n * (g * n).mean(axis=1, keepdims=True))
+    total = scale[:, None] * (g - g.mean(axis=1, keepdims=True, dtype=n.dtype)
+                              - n * (g * n).mean(axis=1, keepdims=True))
     return total.astype(x.dtype)
 
 
@@ -93,7 +95,8 @@ def _(x: Any, mean: Any, scale: Any, dy: Any, *rest: Any) -> Any:
 @layer_norm_input_grad.cuda()
 def _(x: Any, mean: Any, scale: Any, dy: Any, *rest: Any) -> Any:
     *w, dx = rest
-    return each_row("layer_norm.cu", f"layer_norm_input_grad<{c_type(x)}>", *x.shape, x, mean, scale, dy, (*w, mean)[0], bool(w), dx, *x.shape)
+    return each_row("layer_norm.cu", f"layer_norm_input_grad<{c_type(x)}>", *x.shape, x, mean, scale, dy, (*w, mean)[0],
+                    bool(w), dx, *x.shape)
 
 
 def _layer_norm_input_grad(x, mean, scale, dy, w, dx):  # type: ignore[no-untyped-def]
@@ -142,7 +145,8 @@ def _(x: Any, mean: Any, scale: Any, dy: Any, dw: Any, *rest: Any, bias: bool) -
     calls = [Grid("layer_norm.cu", f"layer_norm_sums<{c_type(x)}, {four}>", grid.blocks, grid.threads,
                   (x, mean, scale, dy, *x.shape, grid.share, parts, *out))]
     if shares > 1:
-        calls.append(Grid("layer_norm.cu", f"layer_norm_sums_end<{c_type(x)}>", (tiles,), grid.threads, (parts, shares, len(dw), *out)))
+        calls.append(Grid("layer_norm.cu", f"layer_norm_sums_end<{c_type(x)}>", (tiles,), grid.threads,
+                          (parts, shares, len(dw), *out)))
     return calls
 
 

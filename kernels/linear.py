@@ -48,8 +48,8 @@ def _steps(array: Any) -> list[int]:
 
 
 def layout(a: Any) -> tuple[bool, int, int, int] | None:
-    """How a BLAS takes the matrices (..., r, c) as they lie: (transposed, leading dimension, how many, elements from one
-    to the next); `transposed` where a column's elements are neighbours. None for what it cannot take.
+    """How a BLAS takes the matrices (..., r, c) as they lie: (transposed, leading dimension, how many, elements from
+    one to the next); `transposed` where a column's elements are neighbours. None for what it cannot take.
 
     An axis of length 1 may have any step. Leading axes must have a single step between them, 0 where they repeat.
     """
@@ -76,7 +76,8 @@ def dense_work(*arrays: Any) -> list[Any]:
 
 
 def dense(arrays: Sequence[Any], work: Sequence[Any]) -> tuple[list[Any], list[Call]]:
-    """Matrices and biases as products take them: as they are, or copied to `work`; and the launch that copies them all."""
+    """Matrices and biases as products take them: as they are, or copied to `work`; and the launch that copies them
+    all."""
     spare = list(work)
     found = [spare.pop(0) if _unfit(a) else a for a in arrays]
     return found, dense_copies([(a, f) for a, f in zip(arrays, found, strict=True) if a is not f])
@@ -100,34 +101,38 @@ def dense_copies(pairs: Sequence[tuple[Any, Any]]) -> list[Call]:
 class _DenseCopies(ctypes.Structure):
     """`DenseCopies` of linear.cu."""
 
-    _fields_ = [("source", ctypes.c_void_p * 4), ("to", ctypes.c_void_p * 4), ("at", ctypes.c_ubyte * STRIDES.itemsize * 4)]
+    _fields_ = [("source", ctypes.c_void_p * 4), ("to", ctypes.c_void_p * 4),
+                ("at", ctypes.c_ubyte * STRIDES.itemsize * 4)]
 
 
 def product(a: Any, b: Any, out: Any, bias: Any = None, accumulate: bool = False, act: str = "") -> list[Call]:
     """out (..., m, n) = a (..., m, k) @ b (..., k, n), leading axes broadcast, + bias (n,), and `act` of that: as few
     products as possible.
 
-    Operands lie so that `layout` can tell how (`dense` makes them so). Where leading axes do not join to one, there is a
-    product for each index of the shortest.
+    Operands lie so that `layout` can tell how (`dense` makes them so). Where leading axes do not join to one, there is
+    a product for each index of the shortest.
     """
     if not out.size:
         return []
     if str(out.dtype) == "float64" and (bias is not None or act):  # that epilogues exist for it is not promised
         added = [] if bias is None else elements("elementwise.cu", "add<double>", [out, bias], out)
-        return [*product(a, b, out, accumulate=accumulate), *added, *(cuda_dense("elementwise.cu", f"{act}<{c_type(out)}>", out, out) if act else [])]
+        return [*product(a, b, out, accumulate=accumulate), *added,
+                *(cuda_dense("elementwise.cu", f"{act}<{c_type(out)}>", out, out) if act else [])]
     if not a.shape[-1]:
         if accumulate:
             return []
         empty = [Zeros(out)] if bias is None else dense_copies([(np.broadcast_to(bias, out.shape), out)])
         return [*empty, *(cuda_dense("elementwise.cu", f"{act}<{c_type(out)}>", out, out) if act else [])]
     if out.ndim > 2 and b.size == b.shape[-2] * b.shape[-1] and a.flags.c_contiguous and out.flags.c_contiguous:
-        a, b, out = a.reshape(-1, a.shape[-1]), b.reshape(b.shape[-2:]), out.reshape(-1, out.shape[-1])  # one taller matrix
+        # one taller matrix
+        a, b, out = a.reshape(-1, a.shape[-1]), b.reshape(b.shape[-2:]), out.reshape(-1, out.shape[-1])
     if out.ndim > 2:
         a, b = (np.broadcast_to(x, (*out.shape[:-2], *x.shape[-2:])) for x in (a, b))
     if any(layout(x) is None for x in (a, b, out)):
         apart = [(n, axis) for axis, n in enumerate(out.shape[:-2]) if n > 1]
         if len(apart) < 2:
-            raise ValueError(f"no product takes operands with strides {a.strides}, {b.strides} and {out.strides} as they lie")
+            raise ValueError(f"no product takes operands with strides {a.strides}, {b.strides} and "
+                             f"{out.strides} as they lie")
         n, axis = min(apart)
         every = [(*(slice(None),) * axis, i) for i in range(n)]
         return [call for i in every for call in product(a[i], b[i], out[i], bias, accumulate, act)]

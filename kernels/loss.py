@@ -39,7 +39,8 @@ def _(x: Any, y: Any) -> Any:
 def _softmax_calls(x: Any, y: Any, logarithm: bool) -> list[Grid]:
     *apart, step = steps(x, x.shape)
     rows, width = x.size // max(x.shape[-1], 1), x.shape[-1]
-    return each_row("loss.cu", f"softmax<{c_type(x)}>", rows, width, x, strides(x.shape[:-1], apart), step, y, rows, width, logarithm)
+    return each_row("loss.cu", f"softmax<{c_type(x)}>", rows, width, x, strides(x.shape[:-1], apart), step, y,
+                    rows, width, logarithm)
 
 
 @kernel("softmax_grad", flops=lambda reads, writes: 4.0 * writes[0].size,
@@ -63,7 +64,8 @@ def _(y: Any, dy: Any, dx: Any) -> Any:
 def _softmax_grad_calls(y: Any, dy: Any, dx: Any, logarithm: bool) -> list[Grid]:
     *apart, step = steps(dy, y.shape)
     rows, width = y.size // max(y.shape[-1], 1), y.shape[-1]
-    return each_row("loss.cu", f"softmax_grad<{c_type(y)}>", rows, width, y, dy, strides(y.shape[:-1], apart), step, dx, rows, width, logarithm)
+    return each_row("loss.cu", f"softmax_grad<{c_type(y)}>", rows, width, y, dy, strides(y.shape[:-1], apart), step, dx,
+                    rows, width, logarithm)
 
 
 @kernel("log_softmax", flops=lambda reads, writes: 4.0 * writes[0].size, work=lambda reads, writes: [
@@ -187,7 +189,8 @@ def _(p: Any, labels: Any, dy: Any, dx: Any, *, smoothing: float) -> Any:
 
 @cross_entropy_grad.cuda()
 def _(p: Any, labels: Any, dy: Any, dx: Any, *, smoothing: float) -> Any:
-    return each_row("loss.cu", f"cross_entropy_grad<{c_type(p)}>", *p.shape, p, labels, *steps(labels, labels.shape), dy, smoothing, dx, *p.shape)
+    return each_row("loss.cu", f"cross_entropy_grad<{c_type(p)}>", *p.shape, p, labels, *steps(labels, labels.shape),
+                    dy, smoothing, dx, *p.shape)
 
 
 def _cross_entropy_grad(p, labels, dy, dx, hit, rest):  # type: ignore[no-untyped-def]
@@ -216,7 +219,8 @@ def _mse_blocks(count: int) -> int:
 @mse.cuda(lambda reads, writes: [((_mse_blocks(math.prod(reads[0].shape)),), "float64")])
 def _(x: Any, target: Any, loss: Any, parts: Any) -> Any:
     """One launch, or two where there are many elements: parts of the sum, then the mean."""
-    calls = [Grid("loss.cu", f"mse<{c_type(x)}>", parts.shape, (256 if parts.size > 1 else 1024,), (x, target, x.size, loss, parts))]
+    calls = [Grid("loss.cu", f"mse<{c_type(x)}>", parts.shape, (256 if parts.size > 1 else 1024,),
+                  (x, target, x.size, loss, parts))]
     return [*calls, *(_mean_loss(parts, x.size, loss) if parts.size > 1 else [])]
 
 

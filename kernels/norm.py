@@ -14,11 +14,12 @@ without z:
     {relu, relu6}_grad(y, dy) or hardswish_grad(s, dy) -> ds
     batch_norm_weight_grad(x, mean, rstd, ds) -> dw, db   batch_norm_act_weight_grad(x, mean, rstd, w, b, dy) -> dw, db
     batch_norm_input_grad(x, mean, rstd, w, dw, db, ds) -> dx
-                                                          batch_norm_act_input_grad(x, mean, rstd, w, b, dw, db, dy) -> dx
+                                                          batch_norm_act_input_grad(x, mean, rstd, w, b,
+                                                          dw, db, dy) -> dx
 with z, whose gradient is ds, too:
     {relu, relu6}_grad(y, dy) -> ds
-    batch_norm_weight_grad(x, mean, rstd, ds) -> dw, db   batch_norm_act_weight_grad(x, mean, rstd, w, b, dy, y) -> dw, db, ds
-    batch_norm_input_grad(x, mean, rstd, w, dw, db, ds)   unchanged
+    batch_norm_weight_grad(x, mean, rstd, ds) -> dw, db batch_norm_act_weight_grad(x, mean, rstd, w, b, dy, y) -> dw,
+    db, ds batch_norm_input_grad(x, mean, rstd, w, dw, db, ds) unchanged
 
 s0 and s, and without z also ds, exist no more: nobody else may read them. Without an activation (`act="none"`, with z)
 only the forward launches change. Hardswish with z has no such gradient, since y does not tell its slope.
@@ -65,7 +66,8 @@ def _grid(name: str, columns: Columns, rows: Any, step: int, *arguments: Any) ->
 
 
 def _statistics_work(reads: Any, writes: Any, **_: Any) -> list[Any]:
-    """For the CUDA forms that make statistics of pixels. Every block of the second launch adds up all parts: few of them."""
+    """For the CUDA forms that make statistics of pixels. Every block of the second launch adds up all
+    parts: few of them."""
     return sums_work(math.prod(reads[0].shape[:-1]), reads[0].shape[-1], MULTIPROCESSORS)
 
 
@@ -87,8 +89,8 @@ def batch_norm(xp: Any, x: Any, w: Any, b: Any, running_mean: Any, running_var: 
     var = ((x - mean) ** 2).mean(axis=axes, dtype="float64")
     rstd = (1 / xp.sqrt(var + eps)).astype(w.dtype)
     unbiased = (var * (count / (count - 1))).astype(w.dtype)
-    return (((x - mean) * (rstd * w) + b).astype(x.dtype), mean, rstd, running_mean + t(momentum) * (mean - running_mean),
-            running_var + t(momentum) * (unbiased - running_var), tracked + 1)
+    return (((x - mean) * (rstd * w) + b).astype(x.dtype), mean, rstd, running_mean
+            + t(momentum) * (mean - running_mean), running_var + t(momentum) * (unbiased - running_var), tracked + 1)
 
 
 @batch_norm.cpu
@@ -102,7 +104,8 @@ def _(x: Any, w: Any, b: Any, running_mean: Any, running_var: Any, tracked: Any,
 
 
 @batch_norm.cuda(_statistics_work)
-def _(x: Any, w: Any, b: Any, running_mean: Any, running_var: Any, tracked: Any, *writes: Any, eps: float, momentum: float) -> Any:
+def _(x: Any, w: Any, b: Any, running_mean: Any, running_var: Any, tracked: Any, *writes: Any, eps: float,
+      momentum: float) -> Any:
     return _forward(x, [w, b, running_mean, running_var, tracked], None, "none", writes, eps, momentum)
 
 
@@ -118,8 +121,9 @@ def _forward(x: Any, reads: Any, z: Any, act: str, writes: Any, eps: float, mome
     else:
         calls = [_grid("batch_norm_parts", first, [x], step, x, step, rows, channels, first.share, parts)]
     added = x if z is None else z
-    return [*calls, _grid("batch_norm", second, [x, writes[0], *([] if z is None else [z])], step, x, step, rows, channels, second.share, parts, shares,
-                          *reads, added, z is not None, ACTIVATIONS.index(act), eps, momentum, *writes)]
+    return [*calls, _grid("batch_norm", second, [x, writes[0], *([] if z is None else [z])], step, x, step, rows,
+                          channels, second.share, parts, shares, *reads, added, z is not None, ACTIVATIONS.index(act),
+                          eps, momentum, *writes)]
 
 
 def _statistics(x, step, rows, mean, rstd, total, var, eps):  # type: ignore[no-untyped-def]
@@ -181,7 +185,8 @@ def _(x: Any, w: Any, b: Any, mean: Any, var: Any, y: Any, rstd: Any, *, eps: fl
     if not channels:
         return []
     grid = spread(rows, channels)
-    return [_grid("batch_norm_eval", grid, [x, y], step, x, step, rows, channels, grid.share, w, b, mean, var, eps, y, rstd)]
+    return [_grid("batch_norm_eval", grid, [x, y], step, x, step, rows, channels, grid.share, w, b,
+                  mean, var, eps, y, rstd)]
 
 
 def _inverse_std(var, rstd, eps):  # type: ignore[no-untyped-def]
@@ -215,10 +220,13 @@ def _weight_grad(x: Any, mean: Any, rstd: Any, w: Any, b: Any, dy: Any, y: Any, 
     if not channels:
         return []
     grid = sums(rows, channels)
-    kept = [x, False, ACTIVATIONS.index(act), parts, dw, db, x] if y is None else [y, True, ACTIVATIONS.index(act), parts, dw, db, dz]
-    calls: list[Call] = [_grid("batch_norm_sums", grid, [x, dy, *([] if y is None else [y, dz])], step, x, step, rows, channels, grid.share, mean, rstd, w, b, dy, *kept)]
+    kept = ([x, False, ACTIVATIONS.index(act), parts, dw, db, x] if y is None
+            else [y, True, ACTIVATIONS.index(act), parts, dw, db, dz])
+    calls: list[Call] = [_grid("batch_norm_sums", grid, [x, dy, *([] if y is None else [y, dz])], step, x, step, rows,
+                               channels, grid.share, mean, rstd, w, b, dy, *kept)]
     if grid.blocks[1] > 1:
-        calls.append(Grid("norm.cu", f"batch_norm_sums_end<{c_type(x)}>", (grid.blocks[0],), grid.threads, (parts, grid.blocks[1], channels, rstd, dw, db)))
+        calls.append(Grid("norm.cu", f"batch_norm_sums_end<{c_type(x)}>", (grid.blocks[0],), grid.threads,
+                          (parts, grid.blocks[1], channels, rstd, dw, db)))
     return calls
 
 
@@ -259,13 +267,14 @@ def _(x: Any, mean: Any, rstd: Any, w: Any, dw: Any, db: Any, dy: Any, dx: Any) 
     return _input_grad_calls(x, mean, rstd, w, w, dw, db, dy, "none", dx)
 
 
-def _input_grad_calls(x: Any, mean: Any, rstd: Any, w: Any, b: Any, dw: Any, db: Any, dy: Any, act: str, dx: Any) -> list[Call]:
+def _input_grad_calls(x: Any, mean: Any, rstd: Any, w: Any, b: Any, dw: Any, db: Any, dy: Any, act: str,
+                      dx: Any) -> list[Call]:
     step, rows, channels = _matrix(x)
     if not x.size:
         return []
     grid = spread(rows, channels)
-    return [_grid("batch_norm_input_grad", grid, [x, dy, dx], step, x, step, rows, channels, grid.share, mean, rstd, w, b, dw, db, dy,
-                  ACTIVATIONS.index(act), dx)]
+    return [_grid("batch_norm_input_grad", grid, [x, dy, dx], step, x, step, rows, channels, grid.share, mean, rstd, w,
+                  b, dw, db, dy, ACTIVATIONS.index(act), dx)]
 
 
 def _input_grad(x, step, mean, rstd, w, dw, db, dy, dx, shift, slope):  # type: ignore[no-untyped-def]
@@ -320,8 +329,8 @@ def _check(act: str, residual: bool) -> None:
 
 
 @kernel("batch_norm_act", flops=_per_element(9), work=lambda reads, writes, **_: [((2, reads[0].shape[-1]), "float64")])
-def batch_norm_act(xp: Any, x: Any, w: Any, b: Any, running_mean: Any, running_var: Any, tracked: Any, z: Any = None, *, eps: float,
-                   momentum: float, act: str) -> Any:
+def batch_norm_act(xp: Any, x: Any, w: Any, b: Any, running_mean: Any, running_var: Any, tracked: Any, z: Any = None, *,
+                   eps: float, momentum: float, act: str) -> Any:
     """y = act(batch_norm(x) + z), and all else that batch_norm writes; z may be left out."""
     s, *rest = batch_norm.reference(xp, x, w, b, running_mean, running_var, tracked, eps=eps, momentum=momentum)
     return _activated(xp, s if z is None else s + z, act), *rest
@@ -330,8 +339,8 @@ def batch_norm_act(xp: Any, x: Any, w: Any, b: Any, running_mean: Any, running_v
 @batch_norm_act.cpu
 def _(*arrays: Any, eps: float, momentum: float, act: str) -> Any:
     reads, z, (y, *writes, totals) = arrays[:6], arrays[6:-7], arrays[-7:]
-    return [*batch_norm.bind(reads, [y, *writes], [totals], {"eps": eps, "momentum": momentum}), *(ufunc(np.add, y, t, y) for t in z),
-            *([] if act == "none" else KERNELS[act].bind([y], [y], [], {}))]
+    return [*batch_norm.bind(reads, [y, *writes], [totals], {"eps": eps, "momentum": momentum}),
+            *(ufunc(np.add, y, t, y) for t in z), *([] if act == "none" else KERNELS[act].bind([y], [y], [], {}))]
 
 
 @batch_norm_act.cuda(_statistics_work)
@@ -346,8 +355,10 @@ def _scratch(reads: Any, writes: Any, *, act: str) -> list[Any]:
 
 
 @kernel("batch_norm_act_weight_grad", flops=_per_element(9), work=_scratch)
-def batch_norm_act_weight_grad(xp: Any, x: Any, mean: Any, rstd: Any, w: Any, b: Any, dy: Any, y: Any = None, *, act: str) -> Any:
-    """dw and db of act(batch_norm(x)); given y = act(batch_norm(x) + z), also ds, the gradient before the activation."""
+def batch_norm_act_weight_grad(xp: Any, x: Any, mean: Any, rstd: Any, w: Any, b: Any, dy: Any, y: Any = None,
+                               *, act: str) -> Any:
+    """dw and db of act(batch_norm(x)); given y = act(batch_norm(x) + z), also ds, the gradient
+    before the activation."""
     ds = _before(xp, x, mean, rstd, w, b, dy, act, y)
     sums = batch_norm_weight_grad.reference(xp, x, mean, rstd, ds)
     return sums if y is None else (*sums, ds)
@@ -366,7 +377,8 @@ def _(x: Any, mean: Any, rstd: Any, w: Any, b: Any, dy: Any, *rest: Any, act: st
 
 
 def _before_calls(x: Any, mean: Any, rstd: Any, w: Any, b: Any, dy: Any, act: str, ds: Any) -> list[Thunk]:
-    return [loop(_normalise, *_lines(x), mean, rstd, w, b, _rows(ds)), *KERNELS[f"{act}_grad"].bind([ds, dy], [ds], [], {})]
+    return [loop(_normalise, *_lines(x), mean, rstd, w, b, _rows(ds)),
+            *KERNELS[f"{act}_grad"].bind([ds, dy], [ds], [], {})]
 
 
 @batch_norm_act_weight_grad.cuda(_sums_work)
@@ -378,15 +390,18 @@ def _(x: Any, mean: Any, rstd: Any, w: Any, b: Any, dy: Any, *rest: Any, act: st
 
 @kernel("batch_norm_act_input_grad", flops=_per_element(10), work=lambda reads, writes, act: [
     ((2, reads[0].shape[-1]), reads[0].dtype), (reads[0].shape, reads[0].dtype)])
-def batch_norm_act_input_grad(xp: Any, x: Any, mean: Any, rstd: Any, w: Any, b: Any, dw: Any, db: Any, dy: Any, *, act: str) -> Any:
+def batch_norm_act_input_grad(xp: Any, x: Any, mean: Any, rstd: Any, w: Any, b: Any, dw: Any, db: Any, dy: Any,
+                              *, act: str) -> Any:
     """dx of act(batch_norm(x)); dw and db are the sums above."""
     return batch_norm_input_grad.reference(xp, x, mean, rstd, w, dw, db, _before(xp, x, mean, rstd, w, b, dy, act))
 
 
 @batch_norm_act_input_grad.cpu
-def _(x: Any, mean: Any, rstd: Any, w: Any, b: Any, dw: Any, db: Any, dy: Any, dx: Any, terms: Any, ds: Any, *, act: str) -> Any:
+def _(x: Any, mean: Any, rstd: Any, w: Any, b: Any, dw: Any, db: Any, dy: Any, dx: Any, terms: Any, ds: Any,
+      *, act: str) -> Any:
     _check(act, False)
-    return [*_before_calls(x, mean, rstd, w, b, dy, act, ds), *batch_norm_input_grad.bind([x, mean, rstd, w, dw, db, ds], [dx], [terms], {})]
+    return [*_before_calls(x, mean, rstd, w, b, dy, act, ds),
+            *batch_norm_input_grad.bind([x, mean, rstd, w, dw, db, ds], [dx], [terms], {})]
 
 
 @batch_norm_act_input_grad.cuda()

@@ -15,7 +15,8 @@ from .updates import Rule, define, over_tensors
 
 
 # ------------------------------------------------------------------------------------------------------------------ SGD
-def _sgd_formula(xp: Any, p: Any, g: Any, *rest: Any, momentum: float = 0.0, weight_decay: float = 0.0, nesterov: bool = False) -> Any:
+def _sgd_formula(xp: Any, p: Any, g: Any, *rest: Any, momentum: float = 0.0, weight_decay: float = 0.0,
+                 nesterov: bool = False) -> Any:
     """v = momentum v + g'; p -= lr v, with g' = g + weight_decay p; Nesterov: p -= lr (g' + momentum v)."""
     *states, lr = rest
     g = g + p.dtype.type(weight_decay) * p if weight_decay else g
@@ -25,11 +26,13 @@ def _sgd_formula(xp: Any, p: Any, g: Any, *rest: Any, momentum: float = 0.0, wei
     return [p - lr[0] * (g + p.dtype.type(momentum) * v if nesterov else v), v]
 
 
-def _sgd_loop(p: Any, g: Any, *rest: Any, momentum: float = 0.0, weight_decay: float = 0.0, nesterov: bool = False) -> Thunk:
+def _sgd_loop(p: Any, g: Any, *rest: Any, momentum: float = 0.0, weight_decay: float = 0.0,
+              nesterov: bool = False) -> Thunk:
     *states, lr = rest
     if not states:
         return loop(_sgd, p, g, lr, like(p, weight_decay))
-    return loop(_sgd_nesterov if nesterov else _sgd_momentum, p, g, lr, *states, like(p, momentum), like(p, weight_decay))
+    return loop(_sgd_nesterov if nesterov else _sgd_momentum, p, g, lr, *states, like(p, momentum),
+                like(p, weight_decay))
 
 
 def _sgd_numbers(momentum: float = 0.0, weight_decay: float = 0.0, nesterov: bool = False) -> tuple[Any, ...]:
@@ -65,14 +68,15 @@ def _sgd_nesterov(p, g, lr, v, momentum, decay):  # type: ignore[no-untyped-def]
         p[i] -= rate * (d + momentum * u)
 
 
-define(Rule("sgd", shared=1, flops=4.0, states=lambda momentum=0.0, **constants: int(momentum != 0), formula=_sgd_formula, loop=_sgd_loop,
-            numbers=_sgd_numbers, order=_sgd_order))
+define(Rule("sgd", shared=1, flops=4.0, states=lambda momentum=0.0, **constants: int(momentum != 0),
+            formula=_sgd_formula, loop=_sgd_loop, numbers=_sgd_numbers, order=_sgd_order))
 
 
 # ----------------------------------------------------------------------------------------------------------------- Adam
 @kernel("adam_tick", flops=lambda reads, writes: 2.0)
 def adam_tick(xp: Any, powers: Any, skip: Any = None, *, beta1: float, beta2: float) -> Any:
-    """powers (3,) float64 = (step, beta1^step, beta2^step), one step on; not where the flag `skip` (1,) int32 is set."""
+    """powers (3,) float64 = (step, beta1^step, beta2^step), one step on; not where the flag `skip` (1,) int32 is
+    set."""
     after = powers * xp.array([1.0, beta1, beta2]) + xp.array([1.0, 0.0, 0.0])
     return after if skip is None else xp.where(skip != 0, powers, after)
 
@@ -103,8 +107,8 @@ def _adam_tick_guarded(powers, skip, after, beta1, beta2):  # type: ignore[no-un
     after[2] = powers[2] * (1.0 if skip[0] else beta2)
 
 
-def _adam_formula(xp: Any, p: Any, g: Any, m: Any, v: Any, lr: Any, powers: Any, *, beta1: float, beta2: float, eps: float,
-                  weight_decay: float = 0.0, decoupled: bool = False) -> Any:
+def _adam_formula(xp: Any, p: Any, g: Any, m: Any, v: Any, lr: Any, powers: Any, *, beta1: float, beta2: float,
+                  eps: float, weight_decay: float = 0.0, decoupled: bool = False) -> Any:
     """Adam (Kingma, Ba 2015) with L2 weight decay, or decoupled decay (AdamW; Loshchilov, Hutter 2019)."""
     t = p.dtype.type
     if weight_decay and decoupled:
@@ -117,7 +121,8 @@ def _adam_formula(xp: Any, p: Any, g: Any, m: Any, v: Any, lr: Any, powers: Any,
     return [p - size * m / (xp.sqrt(v) / xp.sqrt(1 - powers[2]).astype(p.dtype) + t(eps)), m, v]
 
 
-def _adam_numbers(*, beta1: float, beta2: float, eps: float, weight_decay: float = 0.0, decoupled: bool = False) -> tuple[float, ...]:
+def _adam_numbers(*, beta1: float, beta2: float, eps: float, weight_decay: float = 0.0,
+                  decoupled: bool = False) -> tuple[float, ...]:
     shrink, grow = (weight_decay, 0.0) if decoupled else (0.0, weight_decay)
     return tuple(float(x) for x in (beta1, 1 - beta1, beta2, 1 - beta2, eps, shrink, grow))
 
@@ -141,7 +146,8 @@ def _adam(p, g, m, v, lr, powers, beta1, rest1, beta2, rest2, eps, shrink, grow)
         p[i] = p[i] * keep - size * a / (np.sqrt(b) / root + eps)
 
 
-define(Rule("adam", shared=2, flops=12.0, states=lambda **constants: 2, formula=_adam_formula, loop=_adam_loop, numbers=_adam_numbers))
+define(Rule("adam", shared=2, flops=12.0, states=lambda **constants: 2, formula=_adam_formula, loop=_adam_loop,
+            numbers=_adam_numbers))
 
 
 # ---------------------------------------------------------------------------------------------------------- global norm
@@ -190,7 +196,8 @@ def _square_sum(g, total):  # type: ignore[no-untyped-def]
 
 @kernel("clip_factor", flops=lambda reads, writes: float(len(reads)))
 def clip_factor(xp: Any, *squares: Any, limit: float) -> Any:
-    """Sums of squares (1,), added in their order -> (norm (1,) float64, factor (1,) = min(1, limit / (norm + 1e-6)))."""
+    """Sums of squares (1,), added in their order -> (norm (1,) float64, factor (1,) = min(1, limit /
+    (norm + 1e-6)))."""
     total = xp.zeros(1)
     for square in squares:
         total = total + square
@@ -201,14 +208,16 @@ def clip_factor(xp: Any, *squares: Any, limit: float) -> Any:
 @clip_factor.cpu
 def _(*arrays: Any, limit: float) -> Any:
     *squares, norm, factor = arrays
-    return [partial(norm.fill, 0), *(ufunc(np.add, norm, s, norm) for s in squares), loop(_clip_factor, norm, factor, limit)]
+    return [partial(norm.fill, 0), *(ufunc(np.add, norm, s, norm) for s in squares),
+            loop(_clip_factor, norm, factor, limit)]
 
 
 class _Squares(ctypes.Structure):
     """`Squares` of optimizer.cu."""
 
     AT_ONCE = 480
-    _fields_ = [("at", ctypes.c_void_p * AT_ONCE), ("count", ctypes.c_int), ("is_first", ctypes.c_bool), ("is_last", ctypes.c_bool)]
+    _fields_ = [("at", ctypes.c_void_p * AT_ONCE), ("count", ctypes.c_int), ("is_first", ctypes.c_bool),
+                ("is_last", ctypes.c_bool)]
 
 
 @clip_factor.cuda()
@@ -230,7 +239,7 @@ def _clip_factor(norm, factor, limit):  # type: ignore[no-untyped-def]
         factor[0] = 1
 
 
-# ------------------------------------------------------------------------------------------------------ 16-bit parameters
+# ---------------------------------------------------------------------------------------------------- 16-bit parameters
 @kernel("cast_many")
 def cast_many(xp: Any, *arrays: Any, dtype: str) -> Any:
     """Any number of contiguous arrays in another float type, as `cast` makes it of one."""
@@ -264,8 +273,8 @@ def _alike(name: str, pairs: Any, *arguments: Any) -> list[Call]:
 @kernel("unscale", flops=lambda reads, writes: sum(float(w.size) for w in writes[:-1]),
         work=lambda reads, writes: [((1,), "float32"), *((w.shape, "bool") for w in writes[:-1])])
 def unscale(xp: Any, *reads: Any) -> Any:
-    """Any number of gradients, then the loss scale (1,) float32 -> the gradients / scale, in place or in a larger type, and
-    a flag (1,) int32: 1 if any of them is not finite, else 0."""
+    """Any number of gradients, then the loss scale (1,) float32 -> the gradients / scale, in place or in a larger type,
+    and a flag (1,) int32: 1 if any of them is not finite, else 0."""
     *gradients, scale = reads
     after = [g * (1 / scale[0]) for g in gradients]
     return *after, xp.array([any(not bool(xp.isfinite(g).all()) for g in after)], "int32")
@@ -274,10 +283,12 @@ def unscale(xp: Any, *reads: Any) -> Any:
 @unscale.cpu
 def _(*arrays: Any) -> Any:
     n = len(arrays) // 3 - 1
-    gradients, scale, after, (flag, inverse), finite = arrays[:n], arrays[n], arrays[n + 1 : 2 * n + 1], arrays[2 * n + 1 : 2 * n + 3], arrays[2 * n + 3 :]
+    gradients, scale, after, (flag, inverse), finite = (arrays[:n], arrays[n], arrays[n + 1 : 2 * n + 1],
+                                                        arrays[2 * n + 1 : 2 * n + 3], arrays[2 * n + 3 :])
     thunks: list[Thunk] = [partial(flag.fill, 0), ufunc(np.divide, np.float32(1), scale, inverse)]
     for g, a, f in zip(gradients, after, finite, strict=True):
-        thunks += [partial(np.multiply, g, inverse.reshape(()), out=a, casting="same_kind"), ufunc(np.isfinite, a, f), partial(_note, f, flag)]
+        thunks += [partial(np.multiply, g, inverse.reshape(()), out=a, casting="same_kind"), ufunc(np.isfinite, a, f),
+                   partial(_note, f, flag)]
     return thunks
 
 
@@ -295,8 +306,8 @@ def _(*arrays: Any) -> Any:
 
 @kernel("scale_update", flops=lambda reads, writes: 2.0)
 def scale_update(xp: Any, scale: Any, good: Any, flag: Any, *, growth: float, backoff: float, interval: int) -> Any:
-    """The loss scale (1,) float32 and how many steps were good since it changed (1,) int32, one step on: times `backoff`
-    where the flag is set, times `growth` after `interval` good steps unless that is infinite."""
+    """The loss scale (1,) float32 and how many steps were good since it changed (1,) int32, one step on: times
+    `backoff` where the flag is set, times `growth` after `interval` good steps unless that is infinite."""
     bad, grows = flag != 0, good + 1 >= interval
     larger = (scale * growth).astype("float32")
     scale = xp.where(bad, (scale * backoff).astype("float32"), xp.where(grows & xp.isfinite(larger), larger, scale))
@@ -304,8 +315,10 @@ def scale_update(xp: Any, scale: Any, good: Any, flag: Any, *, growth: float, ba
 
 
 @scale_update.cpu
-def _(scale: Any, good: Any, flag: Any, scale_after: Any, good_after: Any, *, growth: float, backoff: float, interval: int) -> Any:
-    return [loop(_scale_update, scale, good, flag, scale_after, good_after, float(growth), float(backoff), int(interval))]
+def _(scale: Any, good: Any, flag: Any, scale_after: Any, good_after: Any, *, growth: float, backoff: float,
+      interval: int) -> Any:
+    return [loop(_scale_update, scale, good, flag, scale_after, good_after, float(growth),
+                 float(backoff), int(interval))]
 
 
 def _scale_update(scale, good, flag, scale_after, good_after, growth, backoff, interval):  # type: ignore[no-untyped-def]
@@ -320,6 +333,7 @@ def _scale_update(scale, good, flag, scale_after, good_after, growth, backoff, i
 
 
 @scale_update.cuda()
-def _(scale: Any, good: Any, flag: Any, scale_after: Any, good_after: Any, *, growth: float, backoff: float, interval: int) -> Any:
+def _(scale: Any, good: Any, flag: Any, scale_after: Any, good_after: Any, *, growth: float, backoff: float,
+      interval: int) -> Any:
     return [Grid("optimizer.cu", "scale_update", (1,), (1,),
                  (scale, good, flag, scale_after, good_after, float(growth), float(backoff), int(interval)))]

@@ -46,7 +46,8 @@ def max_pool2d(xp: Any, x: Any, *, window: Pair, stride: Pair, padding: Pair) ->
     """y, and for each maximum the number of the first tap inside the image that has it (int32)."""
     seen = _windows(xp, x, -xp.inf, window, stride, padding)
     top, left = (xp.maximum(0, padding[a] - stride[a] * xp.arange(seen.shape[2 + a])) for a in (0, 1))
-    tap = xp.maximum(seen.argmax(axis=0), (top[:, None] * window[1] + left)[:, :, None])  # padding is -inf, x may be as well
+    # padding is -inf, x may be as well
+    tap = xp.maximum(seen.argmax(axis=0), (top[:, None] * window[1] + left)[:, :, None])
     return xp.take_along_axis(seen, tap[None], axis=0)[0], tap.astype("int32")
 
 
@@ -125,8 +126,8 @@ def _(x: Any, y: Any, *, window: Pair, stride: Pair, padding: Pair) -> Any:
 
 @avg_pool2d.cuda()
 def _(x: Any, y: Any, *, window: Pair, stride: Pair, padding: Pair) -> Any:
-    return each("pool.cu", f"avg_pool2d<{c_type(x)}>", y.size, flat(x), flat(y), window_of(x, y, window, stride, padding),
-                1 / (window[0] * window[1]), y.size)
+    return each("pool.cu", f"avg_pool2d<{c_type(x)}>", y.size, flat(x), flat(y),
+                window_of(x, y, window, stride, padding), 1 / (window[0] * window[1]), y.size)
 
 
 def _avg_pool2d(x, y, geometry, share):  # type: ignore[no-untyped-def]

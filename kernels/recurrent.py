@@ -43,8 +43,8 @@ def _bias(given: list[Any], gates: Any) -> Any:
 
 # ----------------------------------------------------------------------------------------------------------------- CUDA
 def _each_cell(kernel: str, state: Any, *arguments: Any) -> list[Call]:
-    """A launch with a thread for each element of a state (n, d), up to a limit along n; the kernel gets n and d last but
-    for its flags."""
+    """A launch with a thread for each element of a state (n, d), up to a limit along n; the kernel gets n and d last
+    but for its flags."""
     n, d = state.shape
     across = 1 << min((d - 1).bit_length(), 8) if d else 1
     threads = (across, 256 // across)
@@ -133,7 +133,8 @@ def _(dy: Any, w: Any, out: Any, dgx: Any, dh: Any, *work: Any, relu: bool, reve
     (w,), calls = dense([w], work)
     calls += [Zeros(dh)]
     for t, _, after in steps(len(dy), reverse)[::-1]:
-        calls += [*_each_cell("rnn_grad_step", dh, *_strided(dy[t]), dh, out[after], dgx[t], *dh.shape, relu), *product(dgx[t], w, dh)]
+        calls += [*_each_cell("rnn_grad_step", dh, *_strided(dy[t]), dh, out[after], dgx[t], *dh.shape, relu),
+                  *product(dgx[t], w, dh)]
     return calls
 
 
@@ -249,8 +250,8 @@ def _(dy: Any, w: Any, out: Any, kept: Any, dgx: Any, dgh: Any, dh: Any, *work: 
     (w,), calls = dense([w], work)
     calls += [Zeros(dh)]
     for t, before, _ in steps(len(dy), reverse)[::-1]:
-        calls += [*_each_cell("gru_grad_step", dh, *_strided(dy[t]), dh, kept[t], out[before], dgx[t], dgh[t], *dh.shape),
-                  *product(dgh[t], w, dh, accumulate=True)]
+        calls += [*_each_cell("gru_grad_step", dh, *_strided(dy[t]), dh, kept[t], out[before], dgx[t], dgh[t],
+                              *dh.shape), *product(dgh[t], w, dh, accumulate=True)]
     return calls
 
 
@@ -312,7 +313,8 @@ def _(gx: Any, h0: Any, c0: Any, w: Any, *rest: Any, reverse: bool) -> Any:
     for t, before, after in steps(len(gx), reverse):
         h = out[after + shift]
         calls += [*product(out[before + shift], w.T, gates[t]),
-                  *_each_cell("lstm_step", h, *_strided(gx[t]), *_biased(b, gx), gates[t], cells[before], cells[after], h, *h.shape)]
+                  *_each_cell("lstm_step", h, *_strided(gx[t]), *_biased(b, gx), gates[t], cells[before],
+                              cells[after], h, *h.shape)]
     return [*calls, *dense_copies([(cells[last], out[last])])]
 
 
@@ -373,8 +375,8 @@ def _(dy: Any, w: Any, cells: Any, gates: Any, dgx: Any, dh: Any, dc: Any, *work
     (w,), calls = dense([w], work)
     calls += [Zeros(dh), *dense_copies([(dy[0 if reverse else -1], dc)])]
     for t, before, after in steps(len(gates), reverse)[::-1]:
-        calls += [*_each_cell("lstm_grad_step", dh, *_strided(dy[t + reverse]), dh, dc, gates[t], cells[before], cells[after], dgx[t],
-                              *dh.shape), *product(dgx[t], w, dh)]
+        calls += [*_each_cell("lstm_grad_step", dh, *_strided(dy[t + reverse]), dh, dc, gates[t], cells[before],
+                              cells[after], dgx[t], *dh.shape), *product(dgx[t], w, dh)]
     return calls
 
 

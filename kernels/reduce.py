@@ -14,12 +14,13 @@ from .registry import flat, kernel, like, ufunc
 
 THREADS = 256  #: of a block on CUDA
 ALONE = 16  #: elements that a thread joins at least before the work is cut into parts
-FEW, MANY = 264, 1056  #: blocks that leave a device partly idle, and that fill it (2 and 8 for each of 132 multiprocessors)
+#: blocks that leave a device partly idle, and that fill it (2 and 8 for each of 132 multiprocessors)
+FEW, MANY = 264, 1056
 
 
 class Fold(NamedTuple):
-    """How CUDA reduces: `lanes` threads for each output; neighbouring threads `along` the reduced axes, or at neighbouring
-    outputs; in so many `parts` that a second launch joins."""
+    """How CUDA reduces: `lanes` threads for each output; neighbouring threads `along` the reduced axes, or at
+    neighbouring outputs; in so many `parts` that a second launch joins."""
 
     lanes: int
     along: bool
@@ -37,7 +38,8 @@ def _power(n: int, most: int) -> int:
 
 
 def _fold(outputs: int, inputs: int, along: bool, across: int = 32) -> Fold:
-    """`inputs` become one, `outputs` times, `across` outputs in a block if there are as many. Depends on shapes alone."""
+    """`inputs` become one, `outputs` times, `across` outputs in a block if there are as many. Depends
+    on shapes alone."""
     lanes = _power(-(-inputs // 4), THREADS) if along else _power(inputs, THREADS // _power(outputs, across))
     blocks = -(-outputs * lanes // THREADS)
     parts = min(-(-inputs // (lanes * ALONE)), -(-MANY // max(blocks, 1))) if blocks < FEW else 1
@@ -57,10 +59,10 @@ def _parts(shape: Sequence[int], axes: Sequence[int]) -> list[Any]:
     return [((fold.parts, outputs), "float64")] if outputs and fold.parts > 1 else []
 
 
-def _reduce(kernels: tuple[str, str, str], axes: Sequence[int], x: Any, whole: Sequence[Any], extra: Sequence[Any], y: Any,
-            parts: Sequence[Any], *numbers: Any) -> list[Call]:
-    """x -> y over `axes` by the first kernel; or parts by the second, and y of them by the third. All that meet x are given
-    `whole`, those that make y are given `extra` and `numbers`; these arrays and y have the shape that is left."""
+def _reduce(kernels: tuple[str, str, str], axes: Sequence[int], x: Any, whole: Sequence[Any], extra: Sequence[Any],
+            y: Any, parts: Sequence[Any], *numbers: Any) -> list[Call]:
+    """x -> y over `axes` by the first kernel; or parts by the second, and y of them by the third. All that meet x are
+    given `whole`, those that make y are given `extra` and `numbers`; these arrays and y have the shape that is left."""
     outputs, fold = _plan(x.shape, axes)
     if not outputs:
         return []
@@ -68,14 +70,16 @@ def _reduce(kernels: tuple[str, str, str], axes: Sequence[int], x: Any, whole: S
     step = steps(x, x.shape)
     rows = [[steps(e, y.shape)[a] for a in kept] for e in (*extra, y)]
     lengths = [x.shape[a] for a in kept]
-    at, over = strides(lengths, [step[a] for a in kept], *rows), strides([x.shape[a] for a in axes], [step[a] for a in axes])
+    at, over = (strides(lengths, [step[a] for a in kept], *rows),
+                strides([x.shape[a] for a in axes], [step[a] for a in axes]))
     names = [f"{k}<{c_type(y)}>" for k in kernels]
     if not parts:
         return [fold.launch(names[0], (x, *whole, *extra, y), at, over, *numbers)]
     inner = steps(parts[0].reshape(fold.parts, *lengths), (fold.parts, *lengths))[1:]
     last = _fold(outputs, fold.parts, along=False, across=8)._replace(parts=1)
     return [fold.launch(names[1], (x, *whole, parts[0]), at, over),
-            last.launch(names[2], (parts[0], *extra, y), strides(lengths, inner, *rows), strides([fold.parts], [outputs]), *numbers)]
+            last.launch(names[2], (parts[0], *extra, y), strides(lengths, inner, *rows),
+                        strides([fold.parts], [outputs]), *numbers)]
 
 
 def _reads(reads: Any, writes: Any) -> float:
@@ -132,7 +136,8 @@ def _(x: Any, y: Any, *parts: Any, axes: tuple[int, ...]) -> Any:
     return _reduce(("max_", "max_parts", "max_of_parts"), axes, x, (), (), y, parts)
 
 
-@kernel("max_grad", flops=_reads, work=lambda reads, writes, axes: [(writes[0].shape, "bool"), (reads[1].shape, reads[1].dtype)])
+@kernel("max_grad", flops=_reads,
+        work=lambda reads, writes, axes: [(writes[0].shape, "bool"), (reads[1].shape, reads[1].dtype)])
 def max_grad(xp: Any, x: Any, y: Any, dy: Any, *, axes: tuple[int, ...]) -> Any:
     """dy, shared evenly among the elements that equal the maximum."""
     mask = x == y
@@ -141,7 +146,8 @@ def max_grad(xp: Any, x: Any, y: Any, dy: Any, *, axes: tuple[int, ...]) -> Any:
 
 @max_grad.cpu
 def _(x: Any, y: Any, dy: Any, dx: Any, mask: Any, share: Any, *, axes: tuple[int, ...]) -> Any:
-    return [ufunc(np.equal, x, y, mask), partial(np.add.reduce, mask, axis=axes, dtype=share.dtype, out=share, keepdims=True),
+    return [ufunc(np.equal, x, y, mask),
+            partial(np.add.reduce, mask, axis=axes, dtype=share.dtype, out=share, keepdims=True),
             ufunc(np.divide, dy, share, share), ufunc(np.multiply, mask, share, dx)]
 
 

@@ -39,7 +39,8 @@ class _Kernels(dict[str, "Kernel"]):
     def __missing__(self, name: str) -> Kernel:
         near = get_close_matches(name, self, 3)
         hint = f"nearest: {', '.join(near)}" if near else "none has a name near it"
-        raise KernelError(f"unknown kernel {name!r}; {hint}; one of your own must be defined by @kernel({name!r}) in a module that is imported")
+        raise KernelError(f"unknown kernel {name!r}; {hint}; one of your own must be defined by @kernel({name!r}) in "
+                          f"a module that is imported")
 
 
 KERNELS = _Kernels()
@@ -63,10 +64,12 @@ class Kernel:
         self._cpu = binder
         return self
 
-    def bind(self, reads: Sequence[Any], writes: Sequence[Any], work: Sequence[Any], constants: dict[str, Any]) -> list[Thunk]:
+    def bind(self, reads: Sequence[Any], writes: Sequence[Any], work: Sequence[Any],
+             constants: dict[str, Any]) -> list[Thunk]:
         """Prebuilt calls on these NumPy arrays. Raises KernelError where there is no CPU form."""
         if self._cpu is None:
-            raise KernelError(f"kernel {self.name} has no CPU form; define one with @{self.reference.__name__}.cpu, as kernels/registry.py shows")
+            raise KernelError(f"kernel {self.name} has no CPU form; define one with @{self.reference.__name__}.cpu, as "
+                              f"kernels/registry.py shows")
         return self._cpu(*reads, *writes, *work, **constants)
 
     def cuda(self, work: Work | None = None) -> Callable[[Callable[..., Sequence[Call]]], Kernel]:
@@ -78,8 +81,10 @@ class Kernel:
 
         return define
 
-    def cuda_calls(self, reads: Sequence[Any], writes: Sequence[Any], work: Sequence[Any], constants: dict[str, Any]) -> Sequence[Call]:
-        """What CUDA has to do for one launch on these arrays. Raises NotImplementedError where there is no CUDA form."""
+    def cuda_calls(self, reads: Sequence[Any], writes: Sequence[Any], work: Sequence[Any],
+                   constants: dict[str, Any]) -> Sequence[Call]:
+        """What CUDA has to do for one launch on these arrays. Raises NotImplementedError where there
+        is no CUDA form."""
         if self._cuda is None:
             raise NotImplementedError(f"kernel {self.name} has no CUDA form")
         return self._cuda(*reads, *writes, *work, **constants)
@@ -92,7 +97,8 @@ def kernel(name: str, *, work: Work | None = None, flops: Callable[..., float] |
 
     def define(reference: Callable[..., Any]) -> Kernel:
         if name in KERNELS:
-            raise KernelError(f"kernel {name} is defined twice, the second time by {reference.__module__}.{reference.__qualname__}")
+            raise KernelError(f"kernel {name} is defined twice, the second time by "
+                              f"{reference.__module__}.{reference.__qualname__}")
         KERNELS[name] = Kernel(name, reference, work, flops)
         return KERNELS[name]
 

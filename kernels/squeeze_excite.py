@@ -1,4 +1,5 @@
-"""Squeeze and excite: every channel of a sample times a gate that the means of all its channels decide, by two small products.
+"""Squeeze and excite: every channel of a sample times a gate that the means of all its channels decide, by
+two small products.
 
     sum(x) / pixels -> mean
     conv2d(mean, w1, b1) -> r; relu(r) -> hidden          squeeze_excite(x, w1, b1, w2, b2) -> y, mean, hidden, pre
@@ -12,9 +13,9 @@
     conv2d_input_grad(dhidden, w1) -> dmean
     add(direct, spread(dmean) / pixels) -> dx
 
-r, gate, direct, dgate, dh and dmean exist no more. The weights' gradients are apart, those of convolutions: from mean and
-dhidden, and from hidden and dpre. x (n, h, w, c), w1 (s, 1, 1, c), b1 (s,), w2 (c, 1, 1, s), b2 (c,); all contiguous. On CUDA
-they may have 16 bits; sums are float32 then.
+r, gate, direct, dgate, dh and dmean exist no more. The weights' gradients are apart, those of convolutions: from mean
+and dhidden, and from hidden and dpre. x (n, h, w, c), w1 (s, 1, 1, c), b1 (s,), w2 (c, 1, 1, s), b2 (c,); all
+contiguous. On CUDA they may have 16 bits; sums are float32 then.
 """
 
 from __future__ import annotations
@@ -30,14 +31,16 @@ from .registry import KERNELS, kernel, ufunc
 PLAIN = Geometry((1, 1), (0, 0), (1, 1), 1)  #: of both products
 WARPS = 16  #: of a block on CUDA
 TILES = 16  #: of channels at most, since every block adds up what all of them have left
-ALONE = 48 * 1024  #: elements, up to which one block goes over a sample and its weights in less time than a second launch takes
+#: elements, up to which one block goes over a sample and its weights in less time than a second launch takes
+ALONE = 48 * 1024
 BLOCKS = 264  #: that are left at least where a block takes several samples, two for each of 132 multiprocessors
 SHARED = 48 * 1024  #: bytes of shared memory
-EXCITE = np.dtype([("pixels", np.int64), *((name, np.int32) for name in ("samples", "channels", "squeezed", "group", "width", "stages"))],
+EXCITE = np.dtype([("pixels", np.int64),
+                   *((name, np.int32) for name in ("samples", "channels", "squeezed", "group", "width", "stages"))],
                   align=True)  #: `Excite` of squeeze_excite.cu
 
 
-# ----------------------------------------------------------------------------------------------------- how CUDA goes about it
+# ----------------------------------------------------------------------------------------------- how CUDA goes about it
 class Tiling(NamedTuple):
     """Samples and channels of a block, how many blocks share a sample, and bytes of shared memory."""
 
@@ -78,8 +81,8 @@ def _launches(name: str, x: Any, w1: Any, reads: Any, parts: Any, writes: Any) -
     calls: list[Call] = []
     for stages in (3,) if plan.tiles == 1 else (1, 2):
         numbers = np.array((pixels, samples, channels, squeezed, plan.group, plan.width, stages), EXCITE)
-        calls.append(Grid("squeeze_excite.cu", f"{name}<{c_type(x)}>", (-(-samples // plan.group), plan.tiles), (32, WARPS),
-                          (*reads, Struct("Excite", numbers.tobytes()), parts, *writes), plan.shared))
+        calls.append(Grid("squeeze_excite.cu", f"{name}<{c_type(x)}>", (-(-samples // plan.group), plan.tiles),
+                          (32, WARPS), (*reads, Struct("Excite", numbers.tobytes()), parts, *writes), plan.shared))
     return calls
 
 
@@ -89,7 +92,7 @@ def _parts(x: Any, w1: Any) -> list[Any]:
     return [((x.shape[0], _plan(x, w1, size).tiles, w1.shape[0]), dtype)]
 
 
-# -------------------------------------------------------------------------------------------------------------------- kernels
+# -------------------------------------------------------------------------------------------------------------- kernels
 def _flops(x: Any, w1: Any, each: int) -> float:
     """So many for each element of x, and those of two products."""
     return float(each * x.size + 4 * x.shape[0] * w1.size)
@@ -129,21 +132,23 @@ def _(x: Any, w1: Any, b1: Any, w2: Any, b2: Any, *rest: Any) -> Any:
 def squeeze_excite_input_grad(xp: Any, dy: Any, x: Any, w1: Any, w2: Any, hidden: Any, pre: Any) -> Any:
     """-> dx, dpre (n, 1, 1, c), dhidden (n, 1, 1, s)."""
     dpre = KERNELS["hardsigmoid_grad"].reference(xp, pre, (dy * x).sum(axis=(1, 2), keepdims=True))
-    dhidden = KERNELS["relu_grad"].reference(xp, hidden, conv2d_input_grad.reference(xp, dpre, w2, size=(1, 1), geometry=PLAIN))
+    dhidden = KERNELS["relu_grad"].reference(xp, hidden,
+                                             conv2d_input_grad.reference(xp, dpre, w2, size=(1, 1), geometry=PLAIN))
     dmean = conv2d_input_grad.reference(xp, dhidden, w1, size=(1, 1), geometry=PLAIN)
     return dy * KERNELS["hardsigmoid"].reference(xp, pre) + dmean * x.dtype.type(_share(x)), dpre, dhidden
 
 
 @squeeze_excite_input_grad.cpu
-def _(dy: Any, x: Any, w1: Any, w2: Any, hidden: Any, pre: Any, dx: Any, dpre: Any, dhidden: Any, full: Any, gate: Any, row: Any,
-      dh: Any) -> Any:
+def _(dy: Any, x: Any, w1: Any, w2: Any, hidden: Any, pre: Any, dx: Any, dpre: Any, dhidden: Any, full: Any, gate: Any,
+      row: Any, dh: Any) -> Any:
     one = {"size": (1, 1), "geometry": PLAIN}
     return [ufunc(np.multiply, dy, x, full), *KERNELS["sum"].bind([full], [row], [], {"axes": (1, 2)}),
             *KERNELS["hardsigmoid_grad"].bind([pre, row], [dpre], [], {}),
-            *conv2d_input_grad.bind([dpre, w2], [dh], [], one), *KERNELS["relu_grad"].bind([hidden, dh], [dhidden], [], {}),
-            *conv2d_input_grad.bind([dhidden, w1], [row], [], one),
-            *KERNELS["hardsigmoid"].bind([pre], [gate], [], {}), ufunc(np.multiply, dy, gate, full),
-            *KERNELS["spread"].bind([row, x], [dx], [], {"factor": _share(x)}), ufunc(np.add, full, dx, dx)]
+            *conv2d_input_grad.bind([dpre, w2], [dh], [], one),
+            *KERNELS["relu_grad"].bind([hidden, dh], [dhidden], [], {}),
+            *conv2d_input_grad.bind([dhidden, w1], [row], [], one), *KERNELS["hardsigmoid"].bind([pre], [gate], [], {}),
+            ufunc(np.multiply, dy, gate, full), *KERNELS["spread"].bind([row, x], [dx], [], {"factor": _share(x)}),
+            ufunc(np.add, full, dx, dx)]
 
 
 @squeeze_excite_input_grad.cuda(lambda reads, writes: _parts(reads[1], reads[2]))

@@ -19,10 +19,10 @@ class Rule:
     """A rule of update, say sgd, gives two kernels, `sgd` for one parameter and `sgd_many` for `count` of them.
 
     Both read for each parameter itself, its gradient and its states; then for all the learning rate (and what else is
-    `shared`), with `clipped` a factor (1,) of the gradients, with `guarded` a flag (1,) int32: nothing changes where it is
-    not 0. They write for each the parameter, its states and, if `copy` is a type, a copy of the parameter in that type.
-    Gradients may be of a smaller type than their parameters. On CUDA they set the device's flag where a gradient times its
-    factor is not finite, unless nothing changes.
+    `shared`), with `clipped` a factor (1,) of the gradients, with `guarded` a flag (1,) int32: nothing changes where it
+    is not 0. They write for each the parameter, its states and, if `copy` is a type, a copy of the parameter in that
+    type. Gradients may be of a smaller type than their parameters. On CUDA they set the device's flag where a gradient
+    times its factor is not finite, unless nothing changes.
     """
 
     name: str
@@ -32,7 +32,8 @@ class Rule:
     formula: Callable[..., Sequence[Any]]  #: (xp, p, g, *states, *shared) -> p and states after
     loop: Callable[..., Thunk]  #: (p, g, *states, *shared), in place and flat
     numbers: Callable[..., Sequence[Any]]  #: the scalars that the CUDA kernel takes last
-    order: Callable[..., list[Any]] = lambda arrays, **constants: list(arrays)  #: of the kernel for one -> of that for many
+    #: of the kernel for one -> of that for many
+    order: Callable[..., list[Any]] = lambda arrays, **constants: list(arrays)
 
 
 class Update(NamedTuple):
@@ -59,7 +60,8 @@ def _needs_wide(p: Any, g: Any, clipped: bool) -> bool:
 def define(rule: Rule) -> None:
     """Both kernels of a rule."""
 
-    def many(xp: Any, *reads: Any, count: int, clipped: bool = False, guarded: bool = False, copy: str = "", **constants: Any) -> Any:
+    def many(xp: Any, *reads: Any, count: int, clipped: bool = False, guarded: bool = False, copy: str = "",
+             **constants: Any) -> Any:
         own = 2 + rule.states(**constants)
         common = reads[count * own :]
         after: list[Any] = []
@@ -75,10 +77,11 @@ def define(rule: Rule) -> None:
     def many_work(reads: Any, writes: Any, count: int, clipped: bool = False, guarded: bool = False, copy: str = "",
                   **constants: Any) -> list[Any]:
         own = 2 + rule.states(**constants)
-        return [(p.shape, p.dtype) for p, g in (reads[i * own : i * own + 2] for i in range(count)) if _needs_wide(p, g, clipped)]
+        return [(p.shape, p.dtype) for p, g in (reads[i * own : i * own + 2] for i in range(count))
+                if _needs_wide(p, g, clipped)]
 
-    def bind(arrays: Sequence[Any], on_cuda: bool, count: int, clipped: bool = False, guarded: bool = False, copy: str = "",
-             **constants: Any) -> list[Any]:
+    def bind(arrays: Sequence[Any], on_cuda: bool, count: int, clipped: bool = False, guarded: bool = False,
+             copy: str = "", **constants: Any) -> list[Any]:
         left, states = list(arrays), rule.states(**constants)
 
         def take(n: int) -> list[Any]:
@@ -108,13 +111,15 @@ def define(rule: Rule) -> None:
     single = kernel(rule.name, flops=flops, work=one_work)(one)
     single.cpu(lambda *arrays, **constants: bind(rule.order(arrays, **constants), False, 1, **constants))
     single.cuda()(lambda *arrays, **constants: bind(rule.order(arrays, **constants), True, 1, **constants))
-    several = kernel(f"{rule.name}_many", flops=lambda reads, writes: sum(rule.flops * w.size for w in writes), work=many_work)(many)
+    several = kernel(f"{rule.name}_many", flops=lambda reads, writes: sum(rule.flops * w.size for w in writes),
+                     work=many_work)(many)
     several.cpu(lambda *arrays, **constants: bind(arrays, False, **constants))
     several.cuda()(lambda *arrays, **constants: bind(arrays, True, **constants))
 
 
 # ------------------------------------------------------------------------------------------------------------------ CPU
-def _on_cpu(rule: Rule, u: Update, factor: Any, skip: Any, shared: Sequence[Any], constants: dict[str, Any]) -> list[Thunk]:
+def _on_cpu(rule: Rule, u: Update, factor: Any, skip: Any, shared: Sequence[Any],
+            constants: dict[str, Any]) -> list[Thunk]:
     """The update in place, and what is to be done before and after it."""
     moved = [thunk for before, after in u.moves for thunk in _moved(before, after)]
     thunks: list[Thunk] = []
@@ -150,9 +155,10 @@ class _Tensors(ctypes.Structure):
                 ("of", ctypes.c_void_p * AT_ONCE * 5), ("factor", ctypes.c_void_p), ("skip", ctypes.c_void_p)]
 
 
-def over_tensors(kernel: str, groups: Sequence[Sequence[Any]], *arguments: Any, factor: Any = None, skip: Any = None) -> list[Call]:
-    """Launches of `kernel` (Tensors, arguments), as few as its table allows. A group is what belongs to one tensor: up to
-    five arrays of its size, or None."""
+def over_tensors(kernel: str, groups: Sequence[Sequence[Any]], *arguments: Any, factor: Any = None,
+                 skip: Any = None) -> list[Call]:
+    """Launches of `kernel` (Tensors, arguments), as few as its table allows. A group is what belongs to one tensor: up
+    to five arrays of its size, or None."""
     groups = [g for g in groups if g[0].size]
     calls: list[Call] = []
     for begin in range(0, len(groups), AT_ONCE):

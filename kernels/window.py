@@ -14,4 +14,5 @@ Pair = tuple[int, int]
 
 def window(x: Any, y: Any, taps: Sequence[int], stride: Pair, padding: Pair, dilation: Pair = (1, 1)) -> Struct:
     """x (n, h, w, c) is looked at through windows of `taps`, one for each pixel of y (n, oh, ow, ...)."""
-    return Struct("Window", np.array([*x.shape, *y.shape[1:3], *taps, *stride, *padding, *dilation], np.int32).tobytes())
+    return Struct("Window",
+                  np.array([*x.shape, *y.shape[1:3], *taps, *stride, *padding, *dilation], np.int32).tobytes())

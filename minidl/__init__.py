@@ -15,20 +15,21 @@ __version__ = "0.1.0"
 
 _WHERE = {
     "CostError": "pricing.cost", "CostModel": "pricing.cost", "Link": "pricing.cost",
-    "CheckingExecutor": "runtime.executors", "SequentialExecutor": "runtime.executors", "GraphExecutor": "runtime.executors", "Runtime": "runtime.executors", "StreamExecutor": "runtime.executors", "TaskError": "runtime.executors",
-    "cross_boundary": "passes.boundary", "lower": "program", "Program": "program",
-    "Machine": "plans", "Plan": "plans", "plan": "schedulers.registry",
-    "Buffer": "graph", "GraphBuilder": "graph", "GraphError": "graph", "Kind": "graph", "Role": "graph", "Task": "graph",
-    "TaskGraph": "graph",
+    "CheckingExecutor": "runtime.executors", "SequentialExecutor": "runtime.executors",
+    "GraphExecutor": "runtime.executors", "Runtime": "runtime.executors", "StreamExecutor": "runtime.executors",
+    "TaskError": "runtime.executors", "cross_boundary": "passes.boundary", "lower": "program", "Program": "program",
+    "Machine": "plans", "Plan": "plans", "plan": "schedulers.registry", "Buffer": "graph", "GraphBuilder": "graph",
+    "GraphError": "graph", "Kind": "graph", "Role": "graph", "Task": "graph", "TaskGraph": "graph",
     "MemoryLimitError": "runtime.memory", "MemoryPlan": "runtime.memory", "plan_memory": "runtime.memory",
-    "rename": "passes.rewrite", "unroll": "passes.rewrite",
-    "autocast": "autograd.precision", "seed": "autograd.random", "record": "autograd.recording",
-    "Lane": "schedule", "Schedule": "schedule", "ScheduleError": "schedule",
-    "simulate": "pricing.simulation", "micro_batch": "autograd.tape", "no_grad": "autograd.tape", "set_default_device": "autograd.tape", "DeviceError": "runtime.device",
-    "Parameter": "autograd.tensor", "ShapeError": "autograd.tensor", "Tensor": "autograd.tensor", "array": "autograd.tensor", "Timeline": "views.timeline",
+    "rename": "passes.rewrite", "unroll": "passes.rewrite", "autocast": "autograd.precision", "seed": "autograd.random",
+    "record": "autograd.recording", "Lane": "schedule", "Schedule": "schedule", "ScheduleError": "schedule",
+    "simulate": "pricing.simulation", "micro_batch": "autograd.tape", "no_grad": "autograd.tape",
+    "set_default_device": "autograd.tape", "DeviceError": "runtime.device",
+    "Parameter": "autograd.tensor", "ShapeError": "autograd.tensor", "Tensor": "autograd.tensor",
+    "array": "autograd.tensor", "Timeline": "views.timeline",
 }
-_MODULES = {"checkpoint": "training.checkpoint", "data": "data", "device": "runtime.device", "models": "models", "nn": "nn", "ops": "ops",
-            "optim": "optim", "schedulers": "schedulers"}
+_MODULES = {"checkpoint": "training.checkpoint", "data": "data", "device": "runtime.device", "models": "models",
+            "nn": "nn", "ops": "ops", "optim": "optim", "schedulers": "schedulers"}
 
 __all__ = sorted([*_WHERE, *_MODULES])
 

@@ -1,7 +1,7 @@
 """The program: `python -m minidl`, and the command `minidl`.
 
-From the first line of `run` on, an interrupt ends it with one line and exit code 130. Before that it is Python's own: it shows
-a traceback, or dies in silence.
+From the first line of `run` on, an interrupt ends it with one line and exit code 130. Before that it is Python's own:
+it shows a traceback, or dies in silence.
 """
 
 import sys

@@ -16,7 +16,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import monotonic, sleep
 
-#: the largest file of each kind that is read, in bytes; of a packed trace, what it holds. Files of data: data/formats.py
+#: the largest file of each kind that is read, in bytes; of a packed trace, what it holds. Files of data:
+#: data/formats.py
 LARGEST = {"plan": 256 << 20, "costs": 16 << 20, "config": 8 << 10, "trace": 256 << 20, "checkpoint header": 16 << 20}
 #: reading a file takes at most this many times its bytes of memory, and SPARE; a checkpoint takes the model's on top
 MEMORY = {"plan": 10, "costs": 40, "config": 400, "trace": 40, "checkpoint header": 10}
@@ -32,7 +33,7 @@ class FileError(OSError):
         return f"{self.filename}: {self.strerror}"
 
 
-# --------------------------------------------------------------------------------------------------------------- reading
+# -------------------------------------------------------------------------------------------------------------- reading
 def read(path: str | Path, kind: str) -> bytes:
     """The bytes of a regular file of at most `LARGEST[kind]`. A pipe or a device is refused, not waited for.
 
@@ -50,13 +51,14 @@ def read(path: str | Path, kind: str) -> bytes:
     except OSError as error:
         raise FileError(error.errno, error.strerror, str(path)) from None
     if size > LARGEST[kind]:
-        raise FileError(errno.EFBIG, f"larger than {LARGEST[kind] >> 10:,} KiB, the most that is read of a {kind} file", str(path))
+        raise FileError(errno.EFBIG,
+                        f"larger than {LARGEST[kind] >> 10:,} KiB, the most that is read of a {kind} file", str(path))
     return b"".join(parts)
 
 
 def read_text(path: str | Path, kind: str) -> str:
-    """As `read`, as text: UTF-8, with or without a byte-order mark; every end of line becomes \\n. Raises FileError, and
-    ValueError for what is not text."""
+    """As `read`, as text: UTF-8, with or without a byte-order mark; every end of line becomes \\n. Raises FileError,
+    and ValueError for what is not text."""
     content = read(path, kind)
     try:
         text = content.decode("utf-8-sig")
@@ -65,10 +67,10 @@ def read_text(path: str | Path, kind: str) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
 
 
-# --------------------------------------------------------------------------------------------------------------- writing
+# -------------------------------------------------------------------------------------------------------------- writing
 def write_atomic(path: str | Path, content: str | bytes) -> None:
-    """Writes `content` to `path`, through links. A file appears whole or not at all, and keeps its mode and owner; on any
-    error the old one stays. What is not a regular file, such as a pipe or a device, is written to as it is.
+    """Writes `content` to `path`, through links. A file appears whole or not at all, and keeps its mode and owner; on
+    any error the old one stays. What is not a regular file, such as a pipe or a device, is written to as it is.
 
     Raises FileError.
     """
@@ -154,7 +156,8 @@ def _replace(target: Path, data: bytes, old: os.stat_result | None) -> None:
     while True:
         handle, temporary = tempfile.mkstemp(_PART, begins, target.parent)
         _lock(handle)
-        if os.fstat(handle).st_nlink:  # no other process took it for one that was left, in the moment before it was locked
+        # no other process took it for one that was left, in the moment before it was locked
+        if os.fstat(handle).st_nlink:
             break
         os.close(handle)
     try:
@@ -178,7 +181,8 @@ def _replace(target: Path, data: bytes, old: os.stat_result | None) -> None:
 
 def _sweep(folder: Path, begins: str) -> None:
     with os.scandir(folder) as entries:
-        left = [e.path for e in entries if e.name.startswith(begins) and e.name.endswith(_PART) and e.is_file(follow_symlinks=False)]
+        left = [e.path for e in entries if e.name.startswith(begins) and e.name.endswith(_PART)
+                and e.is_file(follow_symlinks=False)]
     for path in left:
         with suppress(OSError):
             handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -189,7 +193,7 @@ def _sweep(folder: Path, begins: str) -> None:
                 os.close(handle)
 
 
-# ----------------------------------------------------------------------------------------------------------------- locks
+# ---------------------------------------------------------------------------------------------------------------- locks
 @contextmanager
 def claimed(path: Path) -> Iterator[None]:
     """Holds the lock file `path`, which no other process can hold meanwhile and which goes with the process, however it

@@ -38,8 +38,8 @@ def nothing(call: int) -> None:
 
 
 class Training(NamedTuple):
-    """`step(*inputs)` returns a tensor, several, or none. `inputs`: the arrays of each call. `owners`: all that the step
-    changes: modules, optimizers, loss scalers, tensors. `before(call)`, where given, may set learning rates.
+    """`step(*inputs)` returns a tensor, several, or none. `inputs`: the arrays of each call. `owners`: all that the
+    step changes: modules, optimizers, loss scalers, tensors. `before(call)`, where given, may set learning rates.
 
     Calls are compared as a recorded step begins them: without gradients of the call before."""
 
@@ -52,14 +52,16 @@ class Training(NamedTuple):
         """What a training leaves, by name."""
         found = {"dropout counter": Tensor(random.dropout_counter())}
         for i, owner in enumerate(self.owners):
-            found |= {f"{i}": owner} if isinstance(owner, Tensor) else {f"{i}.{name}": t for name, t in owner.named_tensors()}
+            found |= ({f"{i}": owner} if isinstance(owner, Tensor)
+                      else {f"{i}.{name}": t for name, t in owner.named_tensors()})
         return found
 
 
 @dataclass(frozen=True)
 class Verdict:
     """What became of a case. `invalid`: why it does not run eagerly; `refused`: why it cannot be recorded, in one line;
-    `failures`: of each arrangement that went wrong its name and what was wrong first. `runs`: how many arrangements ran."""
+    `failures`: of each arrangement that went wrong its name and what was wrong first. `runs`: how many arrangements
+    ran."""
 
     seed: int
     invalid: str = ""
@@ -70,8 +72,9 @@ class Verdict:
 
 
 def check(make: Callable[[int], Any], seed: int, every: bool = True) -> Verdict:
-    """Runs one case in every way. `make(seed)` gives a `Training`, or a tuple that makes one, the same each time. Without
-    `every`, what takes long (multi_region, which may search for seconds, and two ranks) is done for one case in twenty."""
+    """Runs one case in every way. `make(seed)` gives a `Training`, or a tuple that makes one, the same each time.
+    Without `every`, what takes long (multi_region, which may search for seconds, and two ranks) is done for one case in
+    twenty."""
     choices = np.random.default_rng([seed, 1])
     try:
         eager = _made(make, seed)
@@ -79,7 +82,8 @@ def check(make: Callable[[int], Any], seed: int, every: bool = True) -> Verdict:
         expected = _trace(eager, lambda *inputs: _fresh(eager)(*map(array, inputs)), looks)
         training = _made(make, seed)
         if different := [name for name, a in _values(training).items() if a.tobytes() != begin[name].tobytes()]:
-            raise ValueError(f"{different[0]} is another in a second training of the same seed; draw everything from the seed")
+            raise ValueError(f"{different[0]} is another in a second training of the same seed; "
+                             f"draw everything from the seed")
     except Exception as error:
         return Verdict(seed, invalid=_line(error))
     try:
@@ -115,16 +119,19 @@ def _made(make: Callable[[int], Any], seed: int) -> Training:
     random.seed(seed)
     found = make(seed)
     if not isinstance(found, tuple) or len(found) not in (3, 4) or not callable(found[0]) or not found[1]:
-        raise ValueError(f"a training is (step, inputs, owners): a function, the arrays of each call, and what the step changes; not {found!r:.60}")
+        raise ValueError(f"a training is (step, inputs, owners): a function, the arrays of each call, and what the "
+                         f"step changes; not {found!r:.60}")
     for owner in found[2]:
         if not isinstance(owner, Tensor) and not hasattr(owner, "named_tensors"):
-            raise ValueError(f"an owner is a module, an optimizer, a loss scaler or a tensor, not a {type(owner).__name__}")
+            raise ValueError(f"an owner is a module, an optimizer, a loss scaler or a tensor, "
+                             f"not a {type(owner).__name__}")
     return Training(*found)
 
 
 def _values(training: Training) -> dict[str, Any]:
     """What a training begins with, by name."""
-    inputs = {f"input {i} of call {call}": np.array(a) for call, given in enumerate(training.inputs) for i, a in enumerate(given)}
+    inputs = {f"input {i} of call {call}": np.array(a) for call, given in enumerate(training.inputs)
+              for i, a in enumerate(given)}
     return inputs | {name: np.array(t.numpy()) for name, t in training.tensors().items()}
 
 
@@ -141,8 +148,8 @@ def _fresh(training: Training) -> Run:
 
 
 def _trace(training: Training, run: Run, looks: Sequence[bool]) -> Trace:
-    """All that can be seen of a run: what each call returns, and what there is after those calls at which somebody looks, and
-    at the end, when the run is closed."""
+    """All that can be seen of a run: what each call returns, and what there is after those calls at which somebody
+    looks, and at the end, when the run is closed."""
     seen: Trace = {}
     tensors = training.tensors()
     for call, inputs in enumerate(training.inputs):
@@ -169,7 +176,7 @@ def _bits(t: Tensor) -> bytes:
     return f"{a.dtype} {a.shape} ".encode() + np.ascontiguousarray(a).tobytes()
 
 
-# ---------------------------------------------------------------------------------------------------------- arrangements
+# --------------------------------------------------------------------------------------------------------- arrangements
 RANKS = "two ranks with the same inputs"
 MAY_REFUSE = (RANKS,)  #: a step that does something after its updates is none for ranks
 
@@ -185,11 +192,13 @@ def _arrangements(graph: TaskGraph, training: Training, make: Callable[[int], An
         return traced(StreamExecutor(graph, schedulers.plan(graph, name).schedule, device=Shuffled(choices)))
 
     def checked(lanes: int) -> Trace:
-        return traced(CheckingExecutor(graph, random_schedule(graph, lanes, choices), seed=int(choices.integers(2**31)), device=Shuffled(choices)))
+        return traced(CheckingExecutor(graph, random_schedule(graph, lanes, choices), seed=int(choices.integers(2**31)),
+                                       device=Shuffled(choices)))
 
     def late(tasks: Sequence[int]) -> Trace:
         body = cross_boundary(graph, tasks).body[0]
-        return traced(StreamExecutor(graph, random_schedule(body, int(choices.integers(1, 4)), choices), device=Shuffled(choices)))
+        return traced(StreamExecutor(graph, random_schedule(body, int(choices.integers(1, 4)), choices),
+                                     device=Shuffled(choices)))
 
     yield "sequential", lambda: traced(SequentialExecutor(graph, Shuffled(choices)))
     for name in schedulers.names("none"):
@@ -219,19 +228,21 @@ def _with_all_that_need_them(graph: TaskGraph, tasks: Sequence[int]) -> tuple[in
 
 
 def _unrolled(graph: TaskGraph, training: Training, choices: np.random.Generator) -> Trace:
-    """All calls in a random legal order, with one, two or as many copies of what they make as there are calls. Of parameters
-    and states that a call returns only the last can be seen."""
+    """All calls in a random legal order, with one, two or as many copies of what they make as there are calls. Of
+    parameters and states that a call returns only the last can be seen."""
     calls = len(training.inputs)
     lasting = [i for i, view in enumerate(graph.outputs) if graph.storages[view.storage].role.persistent]
     graph = rename(unroll(graph, calls), int(choices.integers(1, calls + 1)))
-    run = CheckingExecutor(graph, random_schedule(graph, 3, choices), seed=int(choices.integers(2**31)), device=Shuffled(choices))
+    run = CheckingExecutor(graph, random_schedule(graph, 3, choices), seed=int(choices.integers(2**31)),
+                           device=Shuffled(choices))
     result = run(*(a for inputs in training.inputs for a in inputs))
     outputs = () if result is None else result if isinstance(result, tuple) else (result,)
     each = len(outputs) // calls
     seen = _left(training.tensors(), calls - 1)
     for call in range(calls):
         seen |= _outputs(outputs[call * each : (call + 1) * each], call)
-    return {what: value for what, value in seen.items() if what not in {f"output {i} of call {c}" for i in lasting for c in range(calls - 1)}}
+    return {what: value for what, value in seen.items()
+            if what not in {f"output {i} of call {c}" for i in lasting for c in range(calls - 1)}}
 
 
 def _on_two_ranks(make: Callable[[int], Any], seed: int, choices: np.random.Generator) -> Trace:
@@ -262,7 +273,8 @@ def _on_two_ranks(make: Callable[[int], Any], seed: int, choices: np.random.Gene
 
 
 class Shuffled(CPU):
-    """A CPU whose lanes run in one thread, in a random order that their waits allow, and whose new memory holds anything."""
+    """A CPU whose lanes run in one thread, in a random order that their waits allow, and whose new
+    memory holds anything."""
 
     def __init__(self, choices: np.random.Generator) -> None:
         self.choices, self.blas_threads = choices, 1

@@ -66,7 +66,7 @@ class Role(StrEnum):
         return self in (Role.PARAMETER, Role.STATE, Role.SCALAR)
 
 
-# ----------------------------------------------------------------------------------------------------- a task's identity
+# ---------------------------------------------------------------------------------------------------- a task's identity
 # One 64-bit key is one task's identity. From the lowest bit: kind (4 bits), unit (20), micro-batch (20), index (10),
 # late (1), iteration (8). The index is a message's destination, or any other task's part.
 _KIND_BITS, _UNIT_BITS, _MICRO_BITS, _INDEX_BITS, _LATE_BITS, _ITERATION_BITS = 4, 20, 20, 10, 1, 8
@@ -430,8 +430,8 @@ def derive_edges(reads: Rows, writes: Rows, buffers: int) -> Rows:
 def _derive(read_ptr, reads, write_ptr, writes, writer, reader, earlier, mark, ptr, preds):  # type: ignore[no-untyped-def]
     """Fills `ptr` and `preds`, ascending in each row; returns how many edges.
 
-    `writer[b]`: who wrote b last. `reader[b]`: the place in `reads` of b's last read since; `earlier`: of the one before
-    it, after the task that read. `mark[p]`: the task that p was noted for last.
+    `writer[b]`: who wrote b last. `reader[b]`: the place in `reads` of b's last read since; `earlier`: of the one
+    before it, after the task that read. `mark[p]`: the task that p was noted for last.
     """
     edges = 0
     for t in range(len(ptr) - 1):
@@ -658,7 +658,8 @@ class TaskGraph:
         """The graph with further storages, and a buffer on each. No task touches them yet."""
         new = len(specs)
         grown = self.with_buffers(np.zeros(new, np.int64), len(self.storages) + np.arange(new),
-                                  [spec.name for spec in specs], np.array([spec.bytes for spec in specs], np.int64), specs)
+                                  [spec.name for spec in specs],
+                                  np.array([spec.bytes for spec in specs], np.int64), specs)
         role = grown.buffer_role.copy()
         role[len(self.buffer_role):] = [ROLES.index(spec.role) for spec in specs]
         return replace(grown, buffer_role=role)
@@ -707,7 +708,8 @@ class TaskGraph:
             inputs=moved_views(self.inputs, moves), outputs=moved_views(self.outputs, moves))
 
     def with_copies(self, copy: Ints, group: Ints) -> tuple[TaskGraph, list[dict[int, int]]]:
-        """Buffer b is its copy `copy[b, g]` for the tasks of group g; copy 0 is the buffer itself. `group`: of each task.
+        """Buffer b is its copy `copy[b, g]` for the tasks of group g; copy 0 is the buffer itself. `group`: of each
+        task.
 
         Returns the graph and, for each group, which storage takes the place of which. Buffers of one storage must have
         the same copies.
@@ -724,8 +726,9 @@ class TaskGraph:
         specs = [replace(self.storages[k // copies], name=f"{self.storages[k // copies].name}'{k % copies}", live=None)
                  for k in kept.tolist()]
         moves: list[dict[int, int]] = [
-            {int(s): place[int(s) * copies + int(c)] for s, c in zip(self.buffer_storage[moved], copy[moved, g], strict=True)}
-            for g in range(copy.shape[1]) for moved in [np.flatnonzero(copy[:, g])]]
+            {int(s): place[int(s) * copies + int(c)]
+             for s, c in zip(self.buffer_storage[moved], copy[moved, g], strict=True)} for g in range(copy.shape[1])
+            for moved in [np.flatnonzero(copy[:, g])]]
 
         def ids(rows: Rows) -> Ints:
             renamed: Ints = number[rows.ids.astype(np.int64) * copies + copy[rows.ids, group[rows.row_of_each()]]]

@@ -1,8 +1,8 @@
 """Interrupts of the program: SIGINT and SIGTERM end it with one line and exit code 128 + signal, whatever it is doing.
 
-Python raises KeyboardInterrupt wherever the main thread happens to be. In a callback of compiled code, in a destructor or
-under a library's `except:` it is lost, and in a long call of compiled code it comes late. So the signal is also kept for
-loops to look at (`check`), and a thread that it wakes ends the process if nobody else does so within GRACE seconds.
+Python raises KeyboardInterrupt wherever the main thread happens to be. In a callback of compiled code, in a destructor
+or under a library's `except:` it is lost, and in a long call of compiled code it comes late. So the signal is also kept
+for loops to look at (`check`), and a thread that it wakes ends the process if nobody else does so within GRACE seconds.
 
 For the program alone (`minidl.__main__`): who imports minidl as a library keeps their own handlers.
 """
@@ -51,7 +51,8 @@ def check() -> None:
 
 
 def take() -> signal.Signals:
-    """The signal that came (SIGINT for a KeyboardInterrupt that no signal made); from now on the caller ends the process."""
+    """The signal that came (SIGINT for a KeyboardInterrupt that no signal made); from now on the caller
+    ends the process."""
     if not _taken.acquire(blocking=False):
         time.sleep(60)  # another thread is ending the process
     return received or signal.SIGINT
@@ -60,8 +61,8 @@ def take() -> signal.Signals:
 def leave(number: int) -> NoReturn:
     """Ends the process at once with exit code 128 + `number`.
 
-    Beside other ranks it dies of a signal: that is what makes any launcher end the others at any time. A mere exit code does
-    not, before MPI has started.
+    Beside other ranks it dies of a signal: that is what makes any launcher end the others at any time. A mere exit code
+    does not, before MPI has started.
     """
     if launcher.size() > 1:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -73,7 +74,8 @@ def line(number: signal.Signals) -> str:
 
 
 def say(number: signal.Signals) -> None:
-    """Prints the one line. Of several ranks that are interrupted before they have met, the first one's end ends the others."""
+    """Prints the one line. Of several ranks that are interrupted before they have met, the first one's end
+    ends the others."""
     rank = launcher.rank() if launcher.size() > 1 else None
     time.sleep(0.5 if rank else 0)
     with contextlib.suppress(OSError):  # nobody listens

@@ -6,7 +6,8 @@ import os
 from collections.abc import Sequence
 
 RANK = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
-SIZE = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")  # not SLURM_NTASKS: a batch script that srun did not start has it too
+# not SLURM_NTASKS: a batch script that srun did not start has it too
+SIZE = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 
 
 def _number(names: Sequence[str]) -> int | None:

@@ -59,7 +59,8 @@ class Versions:
 class Plan:
     """One iteration on one device or on ranks, as it repeats. `cost` is that of its tasks.
 
-    `ranks`: as many processes run it; each has lanes of its own in the schedule, or all have the same ones (data-parallel).
+    `ranks`: as many processes run it; each has lanes of its own in the schedule, or all have the same ones
+    (data-parallel).
     `notes`: the policy's options and what else it has to say. `remarks`: what a person should know, a line each. The
     proof counts `peak_bytes`, where the graph is a recorded one: of each rank, or of one where all are alike.
 
@@ -103,7 +104,8 @@ class Plan:
 
     @cached_property
     def waits(self) -> int:
-        """Event waits within ranks: of one lane for another; of a send for its result, of the first reader for its receive."""
+        """Event waits within ranks: of one lane for another; of a send for its result, of the first reader
+        for its receive."""
         if self.placement is None:
             return len(self.programs[0].body[0].waits)
         if talks(self.schedule):
@@ -112,8 +114,8 @@ class Plan:
 
     @cached_property
     def priced(self) -> tuple[TaskGraph, Schedule]:
-        """What the simulator prices: what runs, the loop's body. A pipeline's messages are tasks where their bandwidth counts, since they
-        queue."""
+        """What the simulator prices: what runs, the loop's body. A pipeline's messages are tasks where their bandwidth
+        counts, since they queue."""
         if self.placement is None:
             body = self.programs[0].body[0]
             return body.graph, body.schedule
@@ -133,11 +135,13 @@ class Plan:
         lanes = Lanes.of(graph, schedule)
         if self.placement is not None:
             return float(np.diff(Clock.of(graph, self.cost, lanes).ends(lanes, CHAINED))[-1])
-        return Clock.of(graph, self.cost, lanes, Carried.of(*(part.graph for part in self.programs[0].body))).period(lanes)
+        return Clock.of(graph, self.cost, lanes,
+                        Carried.of(*(part.graph for part in self.programs[0].body))).period(lanes)
 
     @cached_property
     def step(self) -> float:
-        """Time of a step, in the costs' unit: replicas go on into the next one while they communicate, others end it."""
+        """Time of a step, in the costs' unit: replicas go on into the next one while they
+        communicate, others end it."""
         replicas = self.placement is None and talks(self.schedule)
         return (self.period if replicas else self.timeline.makespan) + self.cost.step
 

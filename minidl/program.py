@@ -1,8 +1,8 @@
 """A program: what one rank does, as data. `lower` makes it of a graph and a schedule; the runtime runs it.
 
-Three parts in time, which is how work crosses the iteration boundary: the prologue (a step that finds nothing owed), the
-body (a step, beside the late tasks of the one before), and the epilogue (late tasks alone). Each part has its graph, its
-lanes, the waits between them and its memory plan. A program knows no device and no transport.
+Three parts in time, which is how work crosses the iteration boundary: the prologue (a step that finds nothing owed),
+the body (a step, beside the late tasks of the one before), and the epilogue (late tasks alone). Each part has its
+graph, its lanes, the waits between them and its memory plan. A program knows no device and no transport.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ class Part:
         return plan_memory(self.graph, self.schedule)
 
     def as_json(self) -> dict[str, Any]:
-        """Lanes with their tasks in order, waits as pairs (waiting, awaited), and where each storage lies in the arena."""
+        """Lanes with their tasks in order, waits as pairs (waiting, awaited), and where each storage
+        lies in the arena."""
         graph, schedule, memory = self.graph, self.schedule, self.memory
         return {"lanes": {str(lane): schedule.names(i) for i, lane in enumerate(schedule.lanes)},
                 "waits": [[graph.name(waiting), graph.name(awaited)] for waiting, awaited in self.waits],
@@ -78,16 +79,17 @@ class Part:
     def communicates(self) -> tuple[bool, ...]:
         """Of each lane whether all its tasks are communication."""
         talks = np.isin(self.graph.kind, COMMUNICATION)
-        return tuple(bool(len(tasks) and talks[tasks].all()) for tasks in map(self.lane_tasks, range(len(self.schedule.lanes))))
+        return tuple(bool(len(tasks) and talks[tasks].all())
+                     for tasks in map(self.lane_tasks, range(len(self.schedule.lanes))))
 
 
 @dataclass(frozen=True)
 class Program:
     """One rank's part of a plan. `prologue`, `body` and `epilogue` have one part for each parity, as `loop` has.
 
-    `takes`: which of a step's inputs this rank reads (None: all). `runs_on`: whether communication lanes are still under way when a step's call returns: then what they touch outlives
-    the step, and late tasks wait for it. `boundary_waits`: pairs (late task, communication task) of keys, the second of
-    the step before.
+    `takes`: which of a step's inputs this rank reads (None: all). `runs_on`: whether communication lanes are still
+    under way when a step's call returns: then what they touch outlives the step, and late tasks wait for it.
+    `boundary_waits`: pairs (late task, communication task) of keys, the second of the step before.
     """
 
     rank: int
@@ -125,9 +127,11 @@ class Program:
         return max(part.memory.peak_bytes for part in self.parts)
 
     def as_json(self) -> dict[str, Any]:
-        """All that the runtime is told beside the launches; parts that differ in the copies that they use alone stand once."""
+        """All that the runtime is told beside the launches; parts that differ in the copies that they use
+        alone stand once."""
         parts = {"body": self.body} | ({"prologue": self.prologue, "epilogue": self.epilogue} if self.epilogue else {})
-        return {"rank": self.rank, "ranks": self.ranks, "takes": self.takes and list(self.takes), "runs_on": self.runs_on, "peak_bytes": self.peak_bytes,
+        return {"rank": self.rank, "ranks": self.ranks, "takes": self.takes and list(self.takes),
+                "runs_on": self.runs_on, "peak_bytes": self.peak_bytes,
                 "boundary_waits": [[task_name(late), task_name(transfer)] for late, transfer in self.boundary_waits],
                 **{name: found[0].as_json() for name, found in parts.items()}}
 
@@ -138,20 +142,25 @@ class Program:
         write_atomic(path, json.dumps(self.as_json(), indent=1) + "\n")
 
     def __str__(self) -> str:
-        title = f"rank {self.rank} of {self.ranks}: {len(self.graph)} tasks, {len(self.body[0].waits)} waits, {self.peak_bytes:,} bytes"
-        named = [("prologue", self.prologue), ("body", self.body), ("epilogue", self.epilogue)] if self.epilogue else [("body", self.body)]
+        title = (f"rank {self.rank} of {self.ranks}: {len(self.graph)} tasks, {len(self.body[0].waits)} waits, "
+                 f"{self.peak_bytes:,} bytes")
+        named = ([("prologue", self.prologue), ("body", self.body), ("epilogue", self.epilogue)] if self.epilogue
+                 else [("body", self.body)])
         return "\n".join([title, *(f"{name}\n{parts[0].schedule.grid()}" for name, parts in named)])
 
 
-def lower(graph: TaskGraph, schedule: Schedule, *, ranks: int = 1, rank: int = 0, memory_limit: int | None = None) -> Program:
-    """The program of one rank among `ranks`: its own lanes of a schedule that has as many, or one that is the same on all.
+def lower(graph: TaskGraph, schedule: Schedule, *, ranks: int = 1, rank: int = 0,
+          memory_limit: int | None = None) -> Program:
+    """The program of one rank among `ranks`: its own lanes of a schedule that has as many, or one that is
+    the same on all.
 
     Proves all parts. Raises ScheduleError where one is wrong, MemoryLimitError above the limit (bytes).
     """
     takes = None
     if schedule.ranks > 1:
         if schedule.ranks != ranks:
-            raise ScheduleError(f"the schedule has {schedule.ranks} ranks; " + (f"this run has {ranks}" if ranks > 1 else "one device runs one"))
+            raise ScheduleError(f"the schedule has {schedule.ranks} ranks; "
+                                + (f"this run has {ranks}" if ranks > 1 else "one device runs one"))
         schedule.validate(graph)
         check_rendezvous(graph, schedule)
         graph, schedule, takes = of_rank(graph, schedule, rank)
@@ -161,7 +170,8 @@ def lower(graph: TaskGraph, schedule: Schedule, *, ranks: int = 1, rank: int = 0
     prologue: tuple[Part, ...] = body
     epilogue: tuple[Part, ...] = ()
     if steps.epilogue:
-        prologue, epilogue = (tuple(Part(g, schedule.only(g).validate(g)) for g in graphs) for graphs in (steps.prologue, steps.epilogue))
+        prologue, epilogue = (tuple(Part(g, schedule.only(g).validate(g)) for g in graphs)
+                              for graphs in (steps.prologue, steps.epilogue))
     waits = _boundary_waits(body[0], steps)
     if waits:  # a lane that is still under way meets the next step
         schedule.repeated(2).validate(_two_steps(graph, steps))
@@ -174,8 +184,9 @@ def check_limit(program: Program, limit: int | None) -> None:
     """Raises MemoryLimitError where the program needs more bytes than the limit."""
     if limit is not None and program.peak_bytes > limit:
         arena = max(part.memory.arena_bytes for part in program.parts)
-        raise MemoryLimitError(f"the plan needs {program.peak_bytes:,} bytes ({arena:,} in the arena, {program.peak_bytes - arena:,} "
-                               f"for parameters, states and what outlives a step), more than the limit of {limit:,}")
+        raise MemoryLimitError(f"the plan needs {program.peak_bytes:,} bytes ({arena:,} in the arena, "
+                               f"{program.peak_bytes - arena:,} for parameters, states and what outlives a step), more "
+                               f"than the limit of {limit:,}")
 
 
 def _check_collectives(schedule: Schedule) -> None:
@@ -186,15 +197,15 @@ def _check_collectives(schedule: Schedule) -> None:
     if other.size:
         first, second = int(schedule.keys[at[0]]), int(schedule.keys[at[other[0]]])
         raise schedule.error(f"{task_name(first)} is on lane {schedule.lanes[lane[0]]} and {task_name(second)} on lane "
-                             f"{schedule.lanes[lane[other[0]]]}: ranks could start them in different orders; collectives go on one lane",
-                             [first, second])
+                             f"{schedule.lanes[lane[other[0]]]}: ranks could start them in different orders; "
+                             f"collectives go on one lane", [first, second])
 
 
 def of_rank(graph: TaskGraph, schedule: Schedule, rank: int) -> tuple[TaskGraph, Schedule, tuple[int, ...]]:
     """One rank's tasks, buffers and lanes, and which of the step's inputs they read.
 
-    Sends and receives get launches of their own: the bytes that travel, the peer, and the message's number, which is the same
-    on both ranks. Raises ScheduleError where another
+    Sends and receives get launches of their own: the bytes that travel, the peer, and the message's number, which is
+    the same on both ranks. Raises ScheduleError where another
     rank's result is read without a message.
     """
     rank_of = np.empty(len(graph), np.int64)
@@ -206,8 +217,8 @@ def of_rank(graph: TaskGraph, schedule: Schedule, rank: int) -> tuple[TaskGraph,
                                zip(source.tolist(), target.tolist(), strict=True)], bool) if bare.any() else bare
     if carries.any():
         p, t = int(source[np.argmax(carries)]), int(target[np.argmax(carries)])
-        raise schedule.error(f"{graph.name(t)} on rank {rank_of[t]} reads what {graph.name(p)} makes on rank {rank_of[p]}, and no message "
-                             f"carries it", [int(graph.keys[p]), int(graph.keys[t])])
+        raise schedule.error(f"{graph.name(t)} on rank {rank_of[t]} reads what {graph.name(p)} makes on rank "
+                             f"{rank_of[p]}, and no message carries it", [int(graph.keys[p]), int(graph.keys[t])])
     lasting = np.isin(graph.buffer_role, [i for i, role in enumerate(ROLES) if role.persistent])
     writer = np.full(len(graph.buffer_bytes), -1, np.int64)
     writer[graph.writes.ids] = rank_of[graph.writes.row_of_each()]
@@ -216,8 +227,9 @@ def of_rank(graph: TaskGraph, schedule: Schedule, rank: int) -> tuple[TaskGraph,
         strange = lasting[rows.ids] & (writer[rows.ids] >= 0) & (writer[rows.ids] != rank_of[task])
         if strange.any():
             b, t = int(rows.ids[np.argmax(strange)]), int(task[np.argmax(strange)])
-            raise schedule.error(f"{graph.name(t)} on rank {rank_of[t]} needs {graph.buffer(b).name}, which outlives a step and is written on "
-                                 f"rank {writer[b]}; no message carries it", [int(graph.keys[t])])
+            raise schedule.error(f"{graph.name(t)} on rank {rank_of[t]} needs {graph.buffer(b).name}, which outlives a "
+                                 f"step and is written on rank {writer[b]}; no message carries it",
+                                 [int(graph.keys[t])])
     peer, number = np.full(len(graph), -1, np.int64), np.full(len(graph), -1, np.int64)
     met = sends[source] & receives[target]
     peer[source[met]], peer[target[met]] = rank_of[target[met]], rank_of[source[met]]
@@ -232,16 +244,19 @@ def of_rank(graph: TaskGraph, schedule: Schedule, rank: int) -> tuple[TaskGraph,
             views = tuple(View(s, (graph.storages[s].bytes,), (1,), 0, "uint8")
                           for s in dict.fromkeys(int(graph.buffer_storage[b]) for b in (*reads[-1], *writes[-1])))
             out, into = (views, ()) if sends[t] else ((), views)
-            launches[i] = (Launch("send" if sends[t] else "receive", out, into, constants=(("peer", int(peer[t])), ("message", int(number[t])))),)
+            launches[i] = (Launch("send" if sends[t] else "receive", out, into,
+                                  constants=(("peer", int(peer[t])), ("message", int(number[t])))),)
     touched = {int(graph.buffer_storage[b]) for rows in (reads, writes) for row in rows for b in row}
     made = {int(graph.buffer_storage[b]) for row in writes for b in row}
     takes = tuple(i for i, v in enumerate(graph.inputs) if v.storage in touched)
     part = replace(own, reads=Rows.of(reads), writes=Rows.of(writes), launches=tuple(launches),
-                   inputs=tuple(graph.inputs[i] for i in takes), outputs=tuple(v for v in graph.outputs if v.storage in made)).compact()
+                   inputs=tuple(graph.inputs[i] for i in takes),
+                   outputs=tuple(v for v in graph.outputs if v.storage in made)).compact()
     lanes = [i for i, lane in enumerate(schedule.lanes) if lane.rank == rank]
     orders = [schedule.order(i) for i in lanes]
-    joined = None if schedule.joined is None else np.concatenate(
-        [np.asarray(schedule.joined, bool)[schedule.ptr[i] : schedule.ptr[i + 1]] for i in lanes] or [np.empty(0, bool)])
+    joined = (None if schedule.joined is None else np.concatenate(
+        [np.asarray(schedule.joined, bool)[schedule.ptr[i] : schedule.ptr[i + 1]] for i in lanes]
+        or [np.empty(0, bool)]))
     here = Schedule(tuple(Lane(0, schedule.lanes[i].name) for i in lanes), np.cumsum([0, *map(len, orders)]),
                     np.concatenate([*orders, np.empty(0, np.int64)]), joined)
     return part, here, takes
@@ -258,7 +273,8 @@ def _boundary_waits(part: Part, steps: Loop) -> tuple[tuple[int, int], ...] | No
     """What each lane of a body must await of the communication of the step before, each transfer once; None where
     communication must end with its step."""
     graph = part.graph
-    lasting = {*steps.lasting, *(s for s, spec in enumerate(graph.storages) if spec.role.persistent and spec.role is not Role.SCALAR)}
+    lasting = {*steps.lasting,
+               *(s for s, spec in enumerate(graph.storages) if spec.role.persistent and spec.role is not Role.SCALAR)}
     talks = [t for lane, talk in enumerate(part.communicates) if talk for t in part.lane_tasks(lane)]
     touched = graph.buffer_storage[graph.writes.take(np.array(talks, np.int64)).ids]
     if not talks or not set(touched.tolist()) <= lasting:

@@ -1,8 +1,8 @@
 """Training steps at random, as Python text: what `fuzz` is given where a user gives nothing.
 
-A step has branches, shared and unused parameters, unused inputs, views, dropout, norms, several losses, backward passes,
-optimizers, rounds of micro-batches, and returns anything. Its text calls functions by name, so that it can be read, run
-eagerly, recorded, and run by others who give these names another meaning.
+A step has branches, shared and unused parameters, unused inputs, views, dropout, norms, several losses, backward
+passes, optimizers, rounds of micro-batches, and returns anything. Its text calls functions by name, so that it can be
+read, run eagerly, recorded, and run by others who give these names another meaning.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ CALLS = 3  #: of a step
 
 @dataclass
 class StepSource:
-    """A step as text: `step` takes the inputs of each micro-batch in turn (x, u, labels y). `parameters`, `constants` by
-    name; `norms` have running statistics of so many channels; `optimizers`: class, arguments, parameters."""
+    """A step as text: `step` takes the inputs of each micro-batch in turn (x, u, labels y). `parameters`, `constants`
+    by name; `norms` have running statistics of so many channels; `optimizers`: class, arguments, parameters."""
 
     source: str = ""
     dtype: str = "float32"
@@ -59,7 +59,8 @@ class StepSource:
         """With parameters of its own."""
         parameters = {name: Parameter(value.astype(self.dtype), name) for name, value in self.parameters.items()}
         constants = {name: array(value.astype(self.dtype)) for name, value in self.constants.items()}
-        norms = {name: [array(np.zeros(c, self.dtype)), array(np.ones(c, self.dtype)), array(np.array(0))] for name, c in self.norms.items()}
+        norms = {name: [array(np.zeros(c, self.dtype)), array(np.ones(c, self.dtype)), array(np.array(0))]
+                 for name, c in self.norms.items()}
         scaler = optim.GradScaler(8.0, growth_interval=2) if self.scaled else None
         optimizers = {name: OPTIMIZERS[kind]([parameters[p] for p in members], **arguments, scaler=scaler)
                       for name, (kind, arguments, members) in self.optimizers.items()}
@@ -76,9 +77,9 @@ class StepSource:
                 p.grad = None
 
         names = {**{name: getattr(ops, name) for name in ops.__all__}, **parameters, **constants, **norms, **optimizers,
-                 "array": array, "cast": lambda t: ops.astype(ops.astype(t, "float64"), self.dtype), "micro_batch": micro_batch, "no_grad": no_grad, "backward": backward, "drop": drop,
-                 "update": update, "detach": lambda t: t.detach(),
-                 "grad": lambda p: p if p.grad is None else p.grad}
+                 "array": array, "cast": lambda t: ops.astype(ops.astype(t, "float64"), self.dtype),
+                 "micro_batch": micro_batch, "no_grad": no_grad, "backward": backward, "drop": drop, "update": update,
+                 "detach": lambda t: t.detach(), "grad": lambda p: p if p.grad is None else p.grad}
 
         def before(call: int) -> None:
             for optimizer in optimizers.values():
@@ -181,7 +182,8 @@ class _Writer:
             for m in range(made.micro_batches):
                 results = [f"r{i}_{m}_{j}" for j in range(outputs)]
                 call = f"{', '.join(results)}, = {name}(x{m}, u{m}, y{m})"
-                text += [f"    {call}"] if plain else [f"    with micro_batch({m}, {m * made.samples}):", f"        {call}"]
+                text += ([f"    {call}"] if plain
+                         else [f"    with micro_batch({m}, {m * made.samples}):", f"        {call}"])
                 seen += results
                 if m and self.chance(0.3):
                     text.append(f"    t{i}_{m} = {results[0]} + r{i}_{m - 1}_0")
@@ -197,7 +199,8 @@ class _Writer:
 
     def returned(self, seen: list[str]) -> str:
         made = self.made
-        others = [*made.parameters, *(f"grad({p})" for p in made.parameters), *made.constants, *(f"{n}[{i}]" for n in made.norms for i in (0, 1, 2))]
+        others = [*made.parameters, *(f"grad({p})" for p in made.parameters), *made.constants,
+                  *(f"{n}[{i}]" for n in made.norms for i in (0, 1, 2))]
         kinds = [*self.some(seen)[:4], *(self.some(others)[:2] if self.chance(0.3) else [])]
         if kinds and self.chance(0.1):
             kinds.append(kinds[0])
@@ -210,7 +213,8 @@ class _Writer:
         if not names or way == "none":
             return
         if way == "weights":
-            groups = [[p for p in names if self.made.parameters[p].ndim > 1], [p for p in names if self.made.parameters[p].ndim < 2]]
+            groups = [[p for p in names if self.made.parameters[p].ndim > 1],
+                      [p for p in names if self.made.parameters[p].ndim < 2]]
         elif way == "any":
             number = self.number(2, 3)
             of = {p: self.number(0, number - 1) for p in names}
@@ -298,19 +302,22 @@ class _Writer:
         return True
 
     def _unary(self, v: _Value) -> bool:
-        name = self.among(["relu", "tanh", "sigmoid", "gelu", "softmax", "log_softmax", "relu6", "hardswish", "absolute", "neg"])
+        name = self.among(["relu", "tanh", "sigmoid", "gelu", "softmax", "log_softmax", "relu6",
+                           "hardswish", "absolute", "neg"])
         self.value(f"{name}({v.name})", v.shape, v.trained)
         return True
 
     def _numbers(self, v: _Value) -> bool:
-        form = self.among(["{0} * 0.7", "{0} + 0.1", "{0} / 1.3", "power({0}, 2.0)", "exp(tanh({0}))", "sqrt({0} * {0} + 0.5)", "log({0} * {0} + 0.5)"])
+        form = self.among(["{0} * 0.7", "{0} + 0.1", "{0} / 1.3", "power({0}, 2.0)", "exp(tanh({0}))",
+                           "sqrt({0} * {0} + 0.5)", "log({0} * {0} + 0.5)"])
         self.value(form.format(v.name), v.shape, v.trained)
         return True
 
     def _binary(self, v: _Value) -> bool:
         others = [w for w in self.values if w.shape in (v.shape, v.shape[1:], (1, *v.shape[1:]), (*v.shape[:-1], 1))]
         w = self.among(others)
-        form = self.among(["{0} + {1}", "{0} + {1}", "{0} + {1}", "{0} - {1}", "{0} * {1}", "maximum({0}, {1})", "minimum({1}, {0})", "{0} / ({1} * {1} + 0.5)"])
+        form = self.among(["{0} + {1}", "{0} + {1}", "{0} + {1}", "{0} - {1}", "{0} * {1}", "maximum({0}, {1})",
+                           "minimum({1}, {0})", "{0} / ({1} * {1} + 0.5)"])
         self.value(form.format(v.name, w.name), v.shape, v.trained or w.trained)
         return True
 
@@ -326,12 +333,14 @@ class _Writer:
         window = f"total({v.name}[{self.number(0, v.shape[0] - 1)}:], 0, True)"
         parts = self.some([window, window, w.name, self.parameter(v.shape), self.parameter(v.shape)], 2)
         place = self.number(0, len(parts))
-        self.value(f"({' + '.join([*parts[:place], v.name, *parts[place:]])}) * 0.3", v.shape, v.trained or w.trained or any(part in self.made.parameters for part in parts))
+        self.value(f"({' + '.join([*parts[:place], v.name, *parts[place:]])}) * 0.3", v.shape,
+                   v.trained or w.trained or any(part in self.made.parameters for part in parts))
         return True
 
     def _constant(self, v: _Value) -> bool:
         name = self.constant(v.shape)
-        self.value(f"{v.name} * {name}" if self.chance(0.7) else f"{v.name} + array({name}.numpy())", v.shape, v.trained)
+        self.value(f"{v.name} * {name}" if self.chance(0.7) else f"{v.name} + array({name}.numpy())",
+                   v.shape, v.trained)
         return True
 
     def _reduce(self, v: _Value) -> bool:
@@ -367,16 +376,18 @@ class _Writer:
 
     def _join(self, v: _Value) -> bool:
         axis = self.number(0, len(v.shape) - 1)
-        rest = [w for w in self.values if len(w.shape) == len(v.shape) and all(a == axis or n == m for a, (n, m) in enumerate(zip(w.shape, v.shape, strict=True)))]
+        rest = [w for w in self.values if len(w.shape) == len(v.shape)
+                and all(a == axis or n == m for a, (n, m) in enumerate(zip(w.shape, v.shape, strict=True)))]
         parts = [v, *(self.among(rest) for _ in range(self.number(1, 2)))]
         length = sum(w.shape[axis] for w in parts)
         room = f", {length + 3}" if self.chance(0.3) else ""
-        self.value(f"concat([{', '.join(w.name for w in parts)}], {axis}{room})", (*v.shape[:axis], length, *v.shape[axis + 1 :]),
-                   any(w.trained for w in parts))
+        self.value(f"concat([{', '.join(w.name for w in parts)}], {axis}{room})",
+                   (*v.shape[:axis], length, *v.shape[axis + 1 :]), any(w.trained for w in parts))
         return True
 
     def _norm(self, v: _Value) -> bool:
-        w, b = (self.constant(v.shape[-1:]) for _ in "wb") if self.chance(0.4) else (self.parameter(v.shape[-1:], i == 0) for i in (0, 1))
+        w, b = ((self.constant(v.shape[-1:]) for _ in "wb") if self.chance(0.4)
+                else (self.parameter(v.shape[-1:], i == 0) for i in (0, 1)))
         if self.chance(0.4):
             self.value(f"layer_norm({v.name}, {w}, {b})", v.shape, v.trained or w[0] == "p")
             return True
@@ -415,7 +426,8 @@ class _Writer:
         if len(v.shape) != 2 or v.shape[1] % 2:
             return False
         heads = f"reshape({v.name}, {(1, 1, v.shape[0] * v.shape[1] // 2, 2)})"
-        self.value(f"attention({heads}, {heads}, {heads}, causal={self.chance(0.5)})", (1, 1, v.shape[0] * v.shape[1] // 2, 2), v.trained)
+        self.value(f"attention({heads}, {heads}, {heads}, causal={self.chance(0.5)})",
+                   (1, 1, v.shape[0] * v.shape[1] // 2, 2), v.trained)
         return True
 
     def _embedding(self, v: _Value) -> bool:
@@ -444,5 +456,6 @@ class _Writer:
         return True
 
 
-OPS = ("linear", "linear", "linear", "matmul", "unary", "unary", "numbers", "binary", "binary", "scaled", "scaled", "shared", "shared", "constant", "reduce", "view", "view",
-       "join", "norm", "norm", "norm", "dropout", "image", "attention", "embedding", "recurrent", "apart", "cast")
+OPS = ("linear", "linear", "linear", "matmul", "unary", "unary", "numbers", "binary", "binary", "scaled", "scaled",
+       "shared", "shared", "constant", "reduce", "view", "view", "join", "norm", "norm", "norm", "dropout", "image",
+       "attention", "embedding", "recurrent", "apart", "cast")

@@ -124,7 +124,8 @@ class Schedule:
         count = np.add.reduceat(np.append(keep, False), self.ptr[:-1]) * (np.diff(self.ptr) > 0)
         used = np.flatnonzero(count)
         joined = None if self.joined is None else (np.asarray(self.joined, bool) & np.append(False, keep[:-1]))[keep]
-        return Schedule(tuple(self.lanes[i] for i in used), np.append(0, np.cumsum(count[used])), self.keys[keep], joined)
+        return Schedule(tuple(self.lanes[i] for i in used), np.append(0, np.cumsum(count[used])),
+                        self.keys[keep], joined)
 
     def with_lanes(self, lanes: Mapping[Lane, Ints]) -> Schedule:
         """The schedule with further lanes, each behind those of its rank: the keys of their tasks, in order."""
@@ -140,7 +141,8 @@ class Schedule:
         return Schedule(tuple(every[i] for i in order), _pointers(keys), np.concatenate(keys), joined)
 
     def actions(self) -> tuple[Ints, Ints]:
-        """(the action of every entry, where each lane begins among the actions): a pair is one action, any other entry too."""
+        """(the action of every entry, where each lane begins among the actions): a pair is one action, any
+        other entry too."""
         if self.joined is None:
             return np.arange(len(self)), self.ptr
         first = ~np.asarray(self.joined, bool)
@@ -156,10 +158,10 @@ class Schedule:
         """Proves that this schedule runs `graph` correctly; returns it with its slots.
 
         Checked, in this order: every task of the graph exactly once, no unknown task; no dependency against the order
-        of its lane or within a pair, whose results show at its end; no deadlock; no race, that is: lane order and `waits`
-        together order every edge within a rank. Edges between ranks are messages, which hold their readers back. `waits`
-        are pairs (waiting task, awaited task) of task ids; by default those of `self.waits`, which always suffice, so
-        races can only come with waits from elsewhere. Raises ScheduleError that names the task.
+        of its lane or within a pair, whose results show at its end; no deadlock; no race, that is: lane order and
+        `waits` together order every edge within a rank. Edges between ranks are messages, which hold their readers
+        back. `waits` are pairs (waiting task, awaited task) of task ids; by default those of `self.waits`, which always
+        suffice, so races can only come with waits from elsewhere. Raises ScheduleError that names the task.
         """
         ids = self.ids(graph)
         count = np.bincount(ids, minlength=len(graph))
@@ -168,7 +170,8 @@ class Schedule:
                 key = int(graph.keys[int(np.argmax(bad))])
                 on = np.flatnonzero(self.keys == key)
                 where = ", ".join(sorted({str(self.lanes[i]) for i in self.lane_of_each()[on]}))
-                raise self.error(f"task {task_name(key)} {what}{f' on {where}' if where else ''}; every task must stand exactly once", [key])
+                raise self.error(f"task {task_name(key)} {what}{f' on {where}' if where else ''}; every "
+                                 f"task must stand exactly once", [key])
         place = np.empty(len(graph), np.int64)  # entry of each task
         place[ids] = np.arange(len(ids))
         lane = self.lane_of_each()
@@ -179,16 +182,17 @@ class Schedule:
             edge = int(np.argmax(against))
             before, after = int(graph.keys[source[edge]]), int(graph.keys[target[edge]])
             raise self.error(f"{task_name(after)} stands before {task_name(before)} on lane "
-                             f"{self.lanes[lane[place[target[edge]]]]} but needs it{_shared(graph, int(source[edge]), int(target[edge]))}",
-                             [before, after])
+                             f"{self.lanes[lane[place[target[edge]]]]} but needs "
+                             f"it{_shared(graph, int(source[edge]), int(target[edge]))}", [before, after])
         if self.joined is not None:
             action, _ = self.actions()
             within = action[place[source]] == action[place[target]]
             if within.any():
                 edge = int(np.argmax(within))
                 before, after = int(graph.keys[source[edge]]), int(graph.keys[target[edge]])
-                raise self.error(f"{task_name(after)} needs {task_name(before)}, but the two run as one action, whose results show at "
-                                 f"its end{_shared(graph, int(source[edge]), int(target[edge]))}", [before, after])
+                raise self.error(f"{task_name(after)} needs {task_name(before)}, but the two run as one action, whose "
+                                 f"results show at its end{_shared(graph, int(source[edge]), int(target[edge]))}",
+                                 [before, after])
         held = self._held(graph, ids, waits)
         done, slots, _ = self._run(graph, ids, held)
         if not done:
@@ -198,7 +202,8 @@ class Schedule:
         return replace(self, slots=slots[ids])
 
     def _held(self, graph: TaskGraph, ids: Ints, waits: Ints | None) -> Rows:
-        """Behind which tasks each is held back: its waits, and the messages from other ranks; without waits, every edge."""
+        """Behind which tasks each is held back: its waits, and the messages from other ranks; without
+        waits, every edge."""
         if waits is None:
             return graph.preds
         waits = np.asarray(waits, np.int64).reshape(-1, 2)
@@ -206,10 +211,12 @@ class Schedule:
         rank[ids] = np.array([lane.rank for lane in self.lanes], np.int64)[self.lane_of_each()]
         source, target = graph.preds.ids, graph.preds.row_of_each()
         across = rank[source] != rank[target]
-        return Rows.from_pairs(np.append(waits[:, 0], target[across]), np.append(waits[:, 1], source[across]), len(graph))
+        return Rows.from_pairs(np.append(waits[:, 0], target[across]),
+                               np.append(waits[:, 1], source[across]), len(graph))
 
     def _run(self, graph: TaskGraph, ids: Ints, preds: Rows) -> tuple[bool, Ints, Ints]:
-        """Runs the actions of lanes in unit time: whether all could run, slot of each task (-1: never ran), an order of all."""
+        """Runs the actions of lanes in unit time: whether all could run, slot of each task (-1: never ran),
+        an order of all."""
         n, first, duration = len(ids), np.arange(len(graph)), np.ones(len(ids))
         if self.joined is not None:  # what an action needs is there at its beginning, what it makes at its end
             action, ptr = self.actions()
@@ -255,11 +262,13 @@ class Schedule:
                              f"add a wait", [int(graph.keys[p]), int(graph.keys[t])])
 
     def clocks(self, graph: TaskGraph, waits: Ints | None = None) -> Clocks:
-        """What has surely ended when each task starts, given lane order and waits (default: every edge of the graph)."""
+        """What has surely ended when each task starts, given lane order and waits (default: every
+        edge of the graph)."""
         ids = self.ids(graph)
         preds = self._held(graph, ids, waits)
         rank = np.array([lane.rank for lane in self.lanes], np.int32)
-        local = np.array([sum(o.rank == lane.rank for o in self.lanes[:i]) for i, lane in enumerate(self.lanes)], np.int32)
+        local = np.array([sum(o.rank == lane.rank for o in self.lanes[:i]) for i, lane in enumerate(self.lanes)],
+                         np.int32)
         lane_of, place = np.empty(len(graph), np.int32), np.empty(len(graph), np.int64)
         lane = self.lane_of_each()
         lane_of[ids], place[ids] = lane, np.arange(len(ids)) - self.ptr[lane]
@@ -340,7 +349,8 @@ class Schedule:
         title = max((len(str(lane)) for lane in self.lanes), default=0) + 2
         entries = np.arange(len(self), dtype=np.int64)
         first = entries if self.joined is None else np.maximum.accumulate(np.where(self.joined, 0, entries))
-        slots = (entries - np.repeat(self.ptr[:-1], np.diff(self.ptr)) if self.slots is None else np.asarray(self.slots, np.int64))[first]
+        slots = (entries - np.repeat(self.ptr[:-1], np.diff(self.ptr)) if self.slots is None
+                 else np.asarray(self.slots, np.int64))[first]
         focus = int(slots[np.argmax(marked)]) if marked.any() else None
         if near and focus is not None:  # no more than this fits beside it
             entries = entries[np.abs(slots - focus) <= width]
@@ -452,7 +462,8 @@ class _Actions:
 
     def schedule(self) -> Schedule:
         orders = [np.frombuffer(keys, np.int64) for keys, _ in self.lanes.values()]
-        joined = np.concatenate([np.frombuffer(joined, bool) for _, joined in self.lanes.values()] or [np.empty(0, bool)])
+        joined = np.concatenate([np.frombuffer(joined, bool) for _, joined in self.lanes.values()]
+                                or [np.empty(0, bool)])
         keys = np.concatenate(orders or [np.empty(0, np.int64)])
         return Schedule(tuple(self.lanes), _pointers(orders), keys, joined if joined.any() else None)
 

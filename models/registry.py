@@ -67,8 +67,8 @@ def preset_arguments(name: str, preset: str) -> dict[str, Any]:
 def create(name: str, *, preset: str | None = None, **given: Any) -> nn.Module:
     """Builds the network `name`; the result has `input_shape` (without the batch) and `classes`.
 
-    `file.py:function` and `package.module:function` are names too. Raises ValueError for an unknown name, preset or argument,
-    and for a value of the wrong type.
+    `file.py:function` and `package.module:function` are names too. Raises ValueError for an unknown name, preset or
+    argument, and for a value of the wrong type.
     """
     known, base = arguments(name), {} if preset is None else preset_arguments(name, preset)
     for key, value in given.items():

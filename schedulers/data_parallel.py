@@ -1,7 +1,8 @@
 """Data-parallel schedules: in which order gradients are computed, summed over ranks, and spent.
 
-Each takes a recorded step and makes a plan of its synchronised graph (`minidl.passes.synchronise`): one compute lane, one communication lane, and updates one step late
-(`minidl.passes.boundary`), so that communication may go on into the next forward. What the schedules differ in:
+Each takes a recorded step and makes a plan of its synchronised graph (`minidl.passes.synchronise`): one compute lane,
+one communication lane, and updates one step late (`minidl.passes.boundary`), so that communication may go on into the
+next forward. What the schedules differ in:
 
 - `no_overlap`: all communication after the backward pass, on the compute lane;
 - `barrier`: each gradient is summed while the backward pass goes on, all of them before any update (Horovod, DDP
@@ -44,8 +45,10 @@ def barrier(graph: TaskGraph, cost: CostModel, machine: Machine) -> Plan:
     return _plan("barrier", synchronise(graph), cost, machine, Rules(crosses=False))
 
 
-def buckets(graph: TaskGraph, cost: CostModel, machine: Machine, *, buckets: int | None = None, bucket_bytes: int = BUCKET_BYTES) -> Plan:
-    """`buckets`: this many with equal numbers of layers, in place of `bucket_bytes`. Raises ValueError for more than layers."""
+def buckets(graph: TaskGraph, cost: CostModel, machine: Machine, *, buckets: int | None = None,
+            bucket_bytes: int = BUCKET_BYTES) -> Plan:
+    """`buckets`: this many with equal numbers of layers, in place of `bucket_bytes`. Raises ValueError for more than
+    layers."""
     groups = reverse_buckets(graph, bucket_bytes)
     if buckets is not None:
         layers = sorted(gradients(graph), key=lambda u: -int(graph.unit[u]))
@@ -67,9 +70,10 @@ def dear(graph: TaskGraph, cost: CostModel, machine: Machine) -> Plan:
     return _plan("dear", synchronise(graph, scatter=True), cost, machine, Rules())
 
 
-def reverse_first_k(graph: TaskGraph, cost: CostModel, machine: Machine, *, k: int | None = None, part_bytes: int = PART_BYTES) -> Plan:
-    """`k`: layers whose weight gradients wait; None searches the one of the shortest period (without contention) among those
-    that fit the machine's memory. Raises ValueError for more layers than there are, or where none fits."""
+def reverse_first_k(graph: TaskGraph, cost: CostModel, machine: Machine, *, k: int | None = None,
+                    part_bytes: int = PART_BYTES) -> Plan:
+    """`k`: layers whose weight gradients wait; None searches the one of the shortest period (without contention) among
+    those that fit the machine's memory. Raises ValueError for more layers than there are, or where none fits."""
     graph = synchronise(graph, part_bytes=part_bytes)
     iterations = Iterations(late_updates(graph).body[0], _with_communication(graph, cost, machine), Rules(first="need"))
     layers, limit = len(iterations.delayable), machine.memory_limit
@@ -82,19 +86,24 @@ def reverse_first_k(graph: TaskGraph, cost: CostModel, machine: Machine, *, k: i
 
 
 #: a policy by its name
-POLICIES: dict[str, Callable[..., Plan]] = {f.__name__: f for f in (no_overlap, barrier, buckets, fifo, priority, dear, reverse_first_k)}
+POLICIES: dict[str, Callable[..., Plan]] = {f.__name__: f for f in (no_overlap, barrier, buckets, fifo, priority,
+                                                                    dear, reverse_first_k)}
 
 
 def _plan(name: str, graph: TaskGraph, cost: CostModel, machine: Machine, order: Rules) -> Plan:
     """The order that a synchronised graph's lanes settle to."""
-    return _of(name, graph, cost, machine, Iterations(late_updates(graph).body[0], _with_communication(graph, cost, machine), order))
+    return _of(name, graph, cost, machine,
+               Iterations(late_updates(graph).body[0], _with_communication(graph, cost, machine), order))
 
 
-def _of(name: str, graph: TaskGraph, cost: CostModel, machine: Machine, iterations: Iterations, k: int | None = None) -> Plan:
-    """`notes`: sums of one iteration's times; `lower_bound`: no order of this graph has a shorter period; `k`, and the largest."""
+def _of(name: str, graph: TaskGraph, cost: CostModel, machine: Machine, iterations: Iterations,
+        k: int | None = None) -> Plan:
+    """`notes`: sums of one iteration's times; `lower_bound`: no order of this graph has a shorter period; `k`, and the
+    largest."""
     duration = iterations.clock.duration
     cost = _with_communication(graph, cost, machine)
-    notes: dict[str, Any] = {"compute": float(duration[iterations.compute].sum()), "communication": float(duration[iterations.communication].sum()),
+    notes: dict[str, Any] = {"compute": float(duration[iterations.compute].sum()),
+                             "communication": float(duration[iterations.communication].sum()),
                              "lower_bound": lower_bound(iterations.graph, cost)}
     if k is not None:
         notes |= {"k": k, "largest_k": len(iterations.delayable)}
@@ -144,8 +153,8 @@ def search(period: Callable[[int], float], largest: int, fits: Callable[[int], b
 
 
 def lower_bound(graph: TaskGraph, cost: CostModel) -> float:
-    """No order of this loop body has a shorter period: one compute stream, one channel, and each layer's circuit from its forward over
-    all that its weight gradient needs to the end of its communication."""
+    """No order of this loop body has a shorter period: one compute stream, one channel, and each layer's circuit from
+    its forward over all that its weight gradient needs to the end of its communication."""
     duration = cost.durations(graph) + cost.launch
     talk = np.isin(graph.kind, COMMUNICATION)
     best = max(float(duration[talk].sum()), float(duration[~talk].sum()))

@@ -15,7 +15,8 @@ def shortest(preds: Sequence[Sequence[int]], duration: Sequence[float], sync: fl
     """The makespan and the order of the best that was found below `known` (else `known` and None), and what is left of
     `effort`, a number of partial orders: with some left, there is none shorter.
 
-    `sync`: from the end of a task to the start of one on the other stream that waits for it. Ids must be in a legal order.
+    `sync`: from the end of a task to the start of one on the other stream that waits for it. Ids must be
+    in a legal order.
     """
     search = _Search(preds, duration, sync, known, effort)
     search.extend(0, (0.0, 0.0), sum(duration))
@@ -23,7 +24,8 @@ def shortest(preds: Sequence[Sequence[int]], duration: Sequence[float], sync: fl
 
 
 class _Search:
-    def __init__(self, preds: Sequence[Sequence[int]], duration: Sequence[float], sync: float, known: float, effort: int) -> None:
+    def __init__(self, preds: Sequence[Sequence[int]], duration: Sequence[float], sync: float, known: float,
+                 effort: int) -> None:
         self.preds, self.duration, self.sync, self.best, self.effort = preds, duration, sync, known, effort
         count = len(duration)
         self.succs: list[list[int]] = [[] for _ in range(count)]
@@ -42,7 +44,8 @@ class _Search:
         self.found: Orders | None = None
 
     def extend(self, done: int, free: tuple[float, float], rest: float) -> None:
-        """All orders that go on from `order`; `done`: its tasks as bits, `free`: when each stream is, `rest`: work to come."""
+        """All orders that go on from `order`; `done`: its tasks as bits, `free`: when each stream is, `rest`: work to
+        come."""
         if done == self.all:
             if max(free) < self.best * (1 - 1e-9):
                 self.best, self.found = max(free), [list(lane) for lane in self.order]

@@ -1,9 +1,9 @@
 """Overlap given back for memory, step by step: arrangements from the one that is wanted to one that needs little.
 
-First what waits runs as soon as it can, what holds memory longest before the rest. Then weight gradients leave the second
-stream: those of the highest layers first, since most is alive at the end of the forward pass, or those of the lowest, whose
-own tensors are the largest. In the end one stream runs every weight gradient and its update as soon as it can, so that no
-gradient waits for the end of the step.
+First what waits runs as soon as it can, what holds memory longest before the rest. Then weight gradients leave the
+second stream: those of the highest layers first, since most is alive at the end of the forward pass, or those of the
+lowest, whose own tensors are the largest. In the end one stream runs every weight gradient and its update as soon as it
+can, so that no gradient waits for the end of the step.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ def given_back(step: Step, places: Places) -> Iterator[tuple[str, Places]]:
     order = sorted(places, key=lambda i: (places[i].late, places[i].before - step.items[i].release, i))
     for level in reversed(range(LEVELS)):
         kept = set(order[: len(order) * level // LEVELS])
-        yield f"{level}/{LEVELS} delayed", _consistent(step, {i: p if i in kept else _at_once(step, i, p.lane) for i, p in places.items()})
+        yield (f"{level}/{LEVELS} delayed",
+               _consistent(step, {i: p if i in kept else _at_once(step, i, p.lane) for i, p in places.items()}))
     highest = sorted((i for i, p in places.items() if p.lane == SUB), key=lambda i: (step.items[i].release, i))
     for name, beside in ("lowest", highest[::-1]), ("highest", highest):
         for level, found in zip(reversed(range(LEVELS + 1)), partly_beside(step, beside), strict=True):
@@ -28,7 +29,8 @@ def given_back(step: Step, places: Places) -> Iterator[tuple[str, Places]]:
 
 
 def partly_beside(step: Step, order: Sequence[int]) -> Iterator[Places]:
-    """Everything as soon as it can: the items of `order` on the second stream, then fewer and fewer, the first ones longest."""
+    """Everything as soon as it can: the items of `order` on the second stream, then fewer and fewer, the
+    first ones longest."""
     for level in reversed(range(LEVELS + 1)):
         beside = set(order[: len(order) * level // LEVELS])
         yield {i: _at_once(step, i, SUB if i in beside else MAIN) for i in range(len(step.items))}

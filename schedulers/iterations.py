@@ -21,9 +21,9 @@ from ..schedule import Lane, Schedule
 
 @dataclass(frozen=True)
 class Rules:
-    """`crosses`: updates wait until the next forward needs them. `first`: which of the ready gradients goes first, the one that
-    has waited longest (ready) or the one that the next forward needs first (need). `overlaps`: communication has a lane of
-    its own."""
+    """`crosses`: updates wait until the next forward needs them. `first`: which of the ready gradients goes first, the
+    one that has waited longest (ready) or the one that the next forward needs first (need). `overlaps`: communication
+    has a lane of its own."""
 
     crosses: bool = True
     first: str = "ready"

@@ -21,7 +21,8 @@ def layers(forward: Sequence[float], output_grad: Sequence[float], weight_grad: 
     """
     times = {"forward": forward, "output_grad": output_grad, "weight_grad": weight_grad}
     if len({len(t) for t in times.values()}) > 1 or not len(forward):
-        raise ValueError(f"one time for each layer is needed, not {', '.join(f'{len(t)} for {n}' for n, t in times.items())}")
+        raise ValueError(f"one time for each layer is needed, not "
+                         f"{', '.join(f'{len(t)} for {n}' for n, t in times.items())}")
     builder, count = GraphBuilder(), len(forward)
     x = [builder.buffer(f"x{i}", 1, Role.INPUT if i == 0 else Role.ACTIVATION) for i in range(count + 1)]
     dx = [builder.buffer(f"dx{i}", 1, Role.WORKSPACE) for i in range(count + 1)]
@@ -44,7 +45,8 @@ def with_communication(graph: TaskGraph, cost: CostModel, time: Callable[[Mappin
 
     `time` takes the bytes that travel by unit and gives the time of an all-reduce; AS and AG take half of it each.
     """
-    unit_of = {b: int(graph.unit[u]) for u in np.flatnonzero(graph.kind == Kind.U).tolist() for b in graph.reads[u].tolist()}
+    unit_of = {b: int(graph.unit[u]) for u in np.flatnonzero(graph.kind == Kind.U).tolist()
+               for b in graph.reads[u].tolist()}
     tasks = dict(cost.tasks)
     for t in np.flatnonzero(np.isin(graph.kind, COMMUNICATION)).tolist():
         travels: dict[int, int] = {}

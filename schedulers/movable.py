@@ -41,7 +41,8 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """On `lane`, before task number `before` of the chain; `late`: one step late. `before` may be the chain's length."""
+    """On `lane`, before task number `before` of the chain; `late`: one step late. `before` may be the chain's
+    length."""
 
     lane: str
     before: int
@@ -102,8 +103,8 @@ class Step:
             if not release[i] and succs[i]:
                 release[i] = min(release[s] for s in succs[i])
         needed = _first_readers(graph, chain)
-        items = tuple(Item(tuple(tasks), int(np.searchsorted(chain, tasks[0])), release[i], min((needed.get(b, len(chain)) for t in tasks
-                                                          for b in graph.writes[t].tolist()), default=len(chain)),
+        items = tuple(Item(tuple(tasks), int(np.searchsorted(chain, tasks[0])), release[i], min(
+            (needed.get(b, len(chain)) for t in tasks for b in graph.writes[t].tolist()), default=len(chain)),
                            tuple(preds[i]), tuple(succs[i]), sum(duration[t] for t in tasks))
                       for i, tasks in enumerate(members))
         return cls(graph, cost, chain, items)
@@ -143,11 +144,13 @@ class Step:
 
     def order(self, places: Places) -> Order:
         """The tasks of both streams in order. What is late goes first."""
-        keyed: dict[str, list[tuple[float, int, int, int]]] = {MAIN: [(i, 1, 0, t) for i, t in enumerate(self.chain)], SUB: []}
+        keyed: dict[str, list[tuple[float, int, int, int]]] = {MAIN: [(i, 1, 0, t) for i, t in enumerate(self.chain)],
+                                                               SUB: []}
         for i, item in enumerate(self.items):
             place = places.get(i)
             for t in item.tasks:
-                lane, before, now = (MAIN, self._recorded[t], 1) if place is None else (place.lane, place.before, int(not place.late))
+                lane, before, now = ((MAIN, self._recorded[t], 1) if place is None
+                                     else (place.lane, place.before, int(not place.late)))
                 keyed[lane].append((before, 0, t + now * len(self.graph), t))
         return Order({lane: [t for *_, t in sorted(tasks)] for lane, tasks in keyed.items()}, self.delayed(places))
 
@@ -187,7 +190,8 @@ class Step:
         return {}
 
     def live_bytes(self, order: Order) -> int:
-        """What is alive at one moment of a step as it repeats, and what outlives it: no plan of its memory takes less."""
+        """What is alive at one moment of a step as it repeats, and what outlives it: no plan of its
+        memory takes less."""
         graph, users = self.graph, self.graph.storage_users
         begin, end, _ = self.times(order)
         size = rounded(np.array([s.bytes for s in graph.storages], np.int64))

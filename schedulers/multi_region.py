@@ -1,9 +1,9 @@
 """Multi-region joint scheduling: every weight gradient beside the region of the chain that it goes best with.
 
-Oh, Lee, Kim, Seo, "Out-of-order backprop", EuroSys 2022, section 4; reconstructed, since only the idea is published: cut
-the chain into regions, know the gain of running a weight gradient beside each region, and give out the largest gains
-first, as far as time, order and memory allow. What is left over stays where it was recorded. Then single items are moved
-as long as the simulator says that it helps.
+Oh, Lee, Kim, Seo, "Out-of-order backprop", EuroSys 2022, section 4; reconstructed, since only the idea is published:
+cut the chain into regions, know the gain of running a weight gradient beside each region, and give out the largest
+gains first, as far as time, order and memory allow. What is left over stays where it was recorded. Then single items
+are moved as long as the simulator says that it helps.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Priced:
 
 @dataclass(frozen=True)
 class RegionPlan:
-    """The best plan that fits. `candidates`: it alone, or all that there are, where a curve was asked for. `places`: what
-    the scheduler assigned before anything was given back; `notes`: what a person should know."""
+    """The best plan that fits. `candidates`: it alone, or all that there are, where a curve was asked for. `places`:
+    what the scheduler assigned before anything was given back; `notes`: what a person should know."""
 
     step: Step
     regions: list[Region]
@@ -75,8 +75,8 @@ class RegionPlan:
         return found
 
 
-def multi_region(graph: TaskGraph, cost: CostModel | None = None, machine: Machine | None = None, *, crossing: bool = True,
-                 streams: int = 2) -> Schedule:
+def multi_region(graph: TaskGraph, cost: CostModel | None = None, machine: Machine | None = None, *,
+                 crossing: bool = True, streams: int = 2) -> Schedule:
     """Weight gradients beside the regions that they go best with, on `main` and `sub`; `4W0@1` runs one step late.
 
     `cost` says how long tasks take and how much pairs slow each other down (default: from flops and bytes, not at all);
@@ -86,7 +86,8 @@ def multi_region(graph: TaskGraph, cost: CostModel | None = None, machine: Machi
     return search(graph, cost, (machine or Machine()).memory_limit, crossing, streams).schedule
 
 
-def planned(graph: TaskGraph, cost: CostModel, machine: Machine, *, crossing: bool = True, streams: int = 2, curve: bool = False) -> Plan:
+def planned(graph: TaskGraph, cost: CostModel, machine: Machine, *, crossing: bool = True, streams: int = 2,
+            curve: bool = False) -> Plan:
     """As `multi_region`, with what it has to say. `curve`: also the fastest plan for every memory limit."""
     found = search(graph, cost, machine.memory_limit, crossing, streams, curve)
     notes: dict[str, Any] = {"curve": found.curve, "smallest_limit": found.smallest_limit} if curve else {}
@@ -125,7 +126,8 @@ def search(graph: TaskGraph, cost: CostModel | None = None, memory_limit: int | 
         notes.append(f"overlap is given back to fit {memory_limit:,} bytes; the plan is that of {chosen.name}")
     elif chosen.name in OTHERS:
         notes.append(f"the plan is that of {chosen.name}, which is no slower")
-    return RegionPlan(step, cut, places, chosen.priced, tuple(notes), tuple(t.priced for t in (trials if curve else [chosen])))
+    return RegionPlan(step, cut, places, chosen.priced, tuple(notes),
+                      tuple(t.priced for t in (trials if curve else [chosen])))
 
 
 def _check(memory_limit: object, crossing: object, streams: int) -> None:
@@ -137,14 +139,14 @@ def _check(memory_limit: object, crossing: object, streams: int) -> None:
         raise ValueError(f"memory_limit is a number of bytes, not {memory_limit!r}")
 
 
-# ---------------------------------------------------------------------------------------------------------------- choice
+# --------------------------------------------------------------------------------------------------------------- choice
 OTHERS = ("multi_stream", "in_order")  #: plans of which none that fits is faster than the one that is chosen
 
 
 @dataclass(eq=False)
 class Trial:
-    """A plan that might be chosen. `makespan` and `live`, which no memory plan goes below, are known at once; the rest takes
-    a hundred times as long."""
+    """A plan that might be chosen. `makespan` and `live`, which no memory plan goes below, are known at once; the rest
+    takes a hundred times as long."""
 
     step: Step
     name: str
@@ -162,7 +164,8 @@ class Trial:
     def priced(self) -> Priced:
         schedule = self.step.schedule_of(self.order)
         program = lower(self.step.graph, schedule)
-        return Priced(self.name, schedule, simulate(program.graph, program.schedule, self.step.cost).makespan, program.peak_bytes)
+        return Priced(self.name, schedule,
+                      simulate(program.graph, program.schedule, self.step.cost).makespan, program.peak_bytes)
 
     def fits(self, limit: int) -> bool:
         return self.live <= limit and self.priced.peak_bytes <= limit
@@ -178,7 +181,8 @@ def _trials(step: Step, places: Places, crossing: bool) -> list[Trial]:
             orders[f"multi_region, {name}"] = order
     for name, schedule in zip(OTHERS, (multi_stream(graph, cost=step.cost), in_order(graph)), strict=True):
         ids = schedule.ids(graph).tolist()
-        orders[name] = Order({lane.name: ids[schedule.ptr[i] : schedule.ptr[i + 1]] for i, lane in enumerate(schedule.lanes)})
+        orders[name] = Order({lane.name: ids[schedule.ptr[i] : schedule.ptr[i + 1]]
+                              for i, lane in enumerate(schedule.lanes)})
     return [t for t in (Trial(step, name, order) for name, order in orders.items()) if t.makespan < math.inf]
 
 
@@ -205,15 +209,17 @@ def _smallest(trials: Iterable[Trial]) -> Priced:
 
 # ----------------------------------------------------------------------------------------------------------- assignment
 def _starts(step: Step, cut: list[Region], crossing: bool) -> list[Places]:
-    """What is known to go well: nothing late, as much on the second stream as pays; and the better of two with late items."""
+    """What is known to go well: nothing late, as much on the second stream as pays; and the better of two
+    with late items."""
     longest_first = sorted(range(len(step.items)), key=lambda i: (-step.items[i].work, i))
     return [min(partly_beside(step, longest_first), key=step.makespan),
             min(assign(step, cut, crossing), early_filled(step, crossing), key=step.makespan)]
 
 
 def assign(step: Step, cut: list[Region], crossing: bool = True) -> Places:
-    """Greedy: the pair of item and region with the largest gain above 1 first, the earlier region where gains are equal,
-    as long as the item fits the room that is left from there on. Regions after the border follow those before it."""
+    """Greedy: the pair of item and region with the largest gain above 1 first, the earlier region where gains are
+    equal, as long as the item fits the room that is left from there on. Regions after the border follow those before
+    it."""
     corun, names = step.corun, step.graph.name
     theirs = [corun.groups.get(names(step.chain[r.begin]), "") for r in cut] * 2
     own = [corun.groups.get(names(item.tasks[0]), "") for item in step.items]
@@ -246,8 +252,8 @@ def assign(step: Step, cut: list[Region], crossing: bool = True) -> Places:
 
 
 def early_filled(step: Step, crossing: bool = True) -> Places:
-    """The second stream busy from the start: late items, the next to be needed first, until weight gradients of the step
-    itself are there; these as they come."""
+    """The second stream busy from the start: late items, the next to be needed first, until weight gradients of the
+    step itself are there; these as they come."""
     time, reached = 0.0, [0.0, *accumulate(step.duration[t] for t in step.chain)]
     first = min((reached[item.release] for item in step.items), default=0.0)
     places = {i: Place(SUB, item.release) for i, item in enumerate(step.items)}
@@ -264,7 +270,8 @@ def improve(step: Step, cut: list[Region], places: Places, crossing: bool = True
     a time; until nothing helps, or EFFORT is spent."""
     search = _Search(step, sorted({r.begin for r in cut} | {len(step.chain)}), crossing, dict(places))
     order = sorted(range(len(step.items)), key=lambda i: (-step.items[i].work, i))
-    while sum(search.move([i]) for i in order) or (pairs and any(search.move([i, j]) for i, j in permutations(order, 2))):
+    while (sum(search.move([i]) for i in order)
+           or (pairs and any(search.move([i, j]) for i, j in permutations(order, 2)))):
         pass
     return search.places
 
@@ -308,23 +315,28 @@ def searched(step: Step, places: Places, crossing: bool = True) -> Order | None:
     """By branch and bound, also with the chain on both streams, where that is shorter than these places without
     contention: for late items as they are here, and for others as far as EFFORT goes. For a step taken apart."""
     now = frozenset(step.delayed(places))
-    others = chain(islice(_whole_sets(step), LATE_SETS), islice(_late_sets(step), LATE_SETS)) if crossing else [frozenset[int]()]
-    best, found, effort = replace(step, cost=replace(step.cost, corun=None, wake=0.0)).makespan(places), None, 5 * EFFORT // max(len(step.graph), 1)
+    others = (chain(islice(_whole_sets(step), LATE_SETS), islice(_late_sets(step), LATE_SETS)) if crossing
+              else [frozenset[int]()])
+    best, found, effort = (replace(step, cost=replace(step.cost, corun=None, wake=0.0)).makespan(places), None,
+                           5 * EFFORT // max(len(step.graph), 1))
     for delayed in dict.fromkeys(chain([now], others)):
         preds = step.preds(delayed)
-        order = sorted(range(len(preds)), key=lambda t: (t not in delayed, t))  # what is late waits for nothing but its like
+        # what is late waits for nothing but its like
+        order = sorted(range(len(preds)), key=lambda t: (t not in delayed, t))
         number = {t: i for i, t in enumerate(order)}
-        best, lanes, effort = shortest([[number[p] for p in preds[t]] for t in order], [step.duration[t] for t in order],
-                                       step.cost.sync, best, effort)
+        best, lanes, effort = shortest([[number[p] for p in preds[t]] for t in order],
+                                       [step.duration[t] for t in order], step.cost.sync, best, effort)
         if lanes:
-            found = Order({name: [order[t] for t in lane] for name, lane in zip((MAIN, SUB), lanes, strict=True)}, delayed)
+            found = Order({name: [order[t] for t in lane] for name, lane in zip((MAIN, SUB), lanes, strict=True)},
+                          delayed)
         if effort <= 0:
             break
     return found
 
 
 def _whole_sets(step: Step) -> Iterator[frozenset[int]]:
-    """Tasks that may be late together: those of some updates and of all that nothing else waits for, fewer before more."""
+    """Tasks that may be late together: those of some updates and of all that nothing else waits for,
+    fewer before more."""
     last = [i for i, item in enumerate(step.items) if not item.succs]
     for late in (set(some) for n in range(len(last) + 1) for some in combinations(last, n)):
         for i in reversed(range(len(step.items))):  # what waits comes later
@@ -338,10 +350,11 @@ def _late_sets(step: Step) -> Iterator[frozenset[int]]:
     sets = {frozenset[int]()}
     while sets:
         yield from (frozenset(t for i in late for t in step.items[i].tasks) for late in sorted(sets, key=sorted))
-        sets = {late | {i} for late in sets for i, item in enumerate(step.items) if i not in late and late.issuperset(item.succs)}
+        sets = {late | {i} for late in sets for i, item in enumerate(step.items)
+                if i not in late and late.issuperset(item.succs)}
 
 
-# ------------------------------------------------------------------------------------------------------ pairs to profile
+# ----------------------------------------------------------------------------------------------------- pairs to profile
 def profile_groups(graph: TaskGraph, cost: CostModel) -> tuple[dict[str, str], list[tuple[str, str]]]:
     """Which tasks are alike, and which pairs of groups can meet: every region with every kind of weight gradient.
 

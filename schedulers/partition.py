@@ -45,8 +45,8 @@ class LayerCosts:
         times = [np.asarray(t, np.float64) for t in (forward, output_grad, weight_grad)]
         layers = len(times[0])
         if not layers or any(t.shape != (layers,) for t in times):
-            raise PartitionError(f"the times of F, O and W are given for {', '.join(str(t.size) for t in times)} layers; "
-                                 f"they must be as many, and at least one")
+            raise PartitionError(f"the times of F, O and W are given for {', '.join(str(t.size) for t in times)} "
+                                 f"layers; they must be as many, and at least one")
         for what, values in zip("FOW", times, strict=True):
             if not (np.isfinite(values).all() and (values >= 0).all()):
                 raise PartitionError(f"the {what} times are {values.tolist()}; they must be finite and not negative")
@@ -91,7 +91,8 @@ class LayerCosts:
         np.add.at(weights, pairs[0], graph.buffer_bytes[pairs[1]])
         entering = np.cumsum(crossing)[: units + 1]
         used = np.flatnonzero(f + o + w)
-        return cls.given(f[used].tolist(), o[used].tolist(), w[used].tolist(), [*entering[used].tolist(), 0], weights[used].tolist())
+        return cls.given(f[used].tolist(), o[used].tolist(), w[used].tolist(), [*entering[used].tolist(), 0],
+                         weights[used].tolist())
 
     def __len__(self) -> int:
         return len(self.forward)
@@ -163,8 +164,8 @@ def assign(costs: LayerCosts, processors: int, method: str = "inter") -> Assignm
     units = atoms(costs, method)
     times = [sum(part.time for part in unit) for unit in units]
     owner = _whole(times, processors)
-    whole = Assignment(method, processors, tuple(replace(part, processor=p) for unit, p in zip(units, owner, strict=True)
-                                                 for part in unit))
+    whole = Assignment(method, processors,
+                       tuple(replace(part, processor=p) for unit, p in zip(units, owner, strict=True) for part in unit))
     if method != "inter":
         return whole
     cut = Assignment(method, processors, tuple(_cut([part for unit in units for part in unit], processors)))

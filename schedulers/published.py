@@ -17,13 +17,15 @@ MAPS = ("densenet121", "mobilenet_v3")
 
 
 def published(graph: TaskGraph, name: str, cost: CostModel | None = None) -> Schedule:
-    """The named map on a graph of its network, of any width or growth. Raises ValueError for another network or name."""
+    """The named map on a graph of its network, of any width or growth. Raises ValueError for another
+    network or name."""
     if name not in MAPS:
         raise ValueError(f"unknown map {name!r}; known: {', '.join(MAPS)}")
     step = Step.of(graph, cost or CostModel.analytic())
     places = {i: Place(SUB, item.release) for i, item in enumerate(step.items)}
     if name == "densenet121":
-        late = [i for i, item in enumerate(step.items) if "/denseblock4/" in _unit(step, item) and _is_weight_grad(step, item)]
+        late = [i for i, item in enumerate(step.items) if "/denseblock4/" in _unit(step, item)
+                and _is_weight_grad(step, item)]
         if not late:
             raise ValueError(f"the map densenet121 is for a DenseNet; {graph.name_of_graph} has no dense block 4")
         # in recorded order, which is that of the backward pass: the highest first
@@ -32,10 +34,12 @@ def published(graph: TaskGraph, name: str, cost: CostModel | None = None) -> Sch
     layers = [i for i, item in sorted(enumerate(step.items), key=lambda pair: graph.unit[pair[1].tasks[0]])
               if _is_weight_grad(step, item) and "/fc" not in _unit(step, item)]  # squeeze and excite is not counted
     if len(layers) != 48:
-        raise ValueError(f"the map mobilenet_v3 is for MobileNetV3-Large with its 48 layers; {graph.name_of_graph} has {len(layers)}")
+        raise ValueError(f"the map mobilenet_v3 is for MobileNetV3-Large with its 48 layers; "
+                         f"{graph.name_of_graph} has {len(layers)}")
     del places[layers[1]]
     unit = graph.unit[step.items[layers[2]].tasks[0]]
-    places[layers[7]] = Place(SUB, next(n for n, t in enumerate(step.chain) if graph.unit[t] == unit and graph.kind[t] == Kind.O))
+    places[layers[7]] = Place(SUB, next(n for n, t in enumerate(step.chain) if graph.unit[t] == unit
+                                        and graph.kind[t] == Kind.O))
     return step.schedule(places)
 
 

@@ -37,7 +37,8 @@ def regions(graph: TaskGraph, chain: Sequence[int], duration: Sequence[float]) -
     return found
 
 
-def _cut(graph: TaskGraph, chain: Sequence[int], part: Sequence[int], duration: Sequence[float]) -> list[tuple[str, int, int]]:
+def _cut(graph: TaskGraph, chain: Sequence[int], part: Sequence[int],
+         duration: Sequence[float]) -> list[tuple[str, int, int]]:
     """(name, begin, end) of the regions of one pass: by the longest part of the names that makes at most MOST."""
     paths = [graph.unit_names[graph.unit[chain[i]]].split("/") if graph.unit_names else [""] for i in part]
     best: list[tuple[str, int, int]] = []
@@ -55,4 +56,5 @@ def _cut(graph: TaskGraph, chain: Sequence[int], part: Sequence[int], duration: 
     total = np.cumsum([duration[chain[i]] for i in part])
     piece = np.minimum((total - total[0]) * MOST // max(total[-1] * (1 + 1e-9), 1e-300), MOST - 1).astype(int).tolist()
     starts = [0] + [i for i in range(1, len(part)) if piece[i] != piece[i - 1]]
-    return [(f"part {n}", part[0] + a, part[0] + b) for n, (a, b) in enumerate(zip(starts, [*starts[1:], len(part)], strict=True))]
+    return [(f"part {n}", part[0] + a, part[0] + b)
+            for n, (a, b) in enumerate(zip(starts, [*starts[1:], len(part)], strict=True))]

@@ -30,8 +30,8 @@ KINDS = {"none": "for one device", "data": "for data-parallel ranks", "pipeline"
 
 @dataclass(frozen=True)
 class Scheduler:
-    """A policy with its name. `parallel`: which of KINDS it is for. `pairs`: whether it plans better when costs tell how
-    much tasks on two streams slow each other down."""
+    """A policy with its name. `parallel`: which of KINDS it is for. `pairs`: whether it plans better when costs tell
+    how much tasks on two streams slow each other down."""
 
     name: str
     parallel: str
@@ -56,15 +56,18 @@ class Scheduler:
         known = self.options
         for option, value in given.items():
             if option not in known:
-                raise ValueError(f"scheduler {self.name} takes no argument {option!r}; it takes: {', '.join(known) or 'none'}")
+                raise ValueError(f"scheduler {self.name} takes no argument {option!r}; it takes: "
+                                 f"{', '.join(known) or 'none'}")
             kind = known[option].annotation
             if kind is not inspect.Parameter.empty and not isinstance(kind, str) and not _fits(value, kind):
-                raise ValueError(f"scheduler {self.name}: {option} must be of type {getattr(kind, '__name__', kind)}, not {repr(value)[:40]}")
+                raise ValueError(f"scheduler {self.name}: {option} must be of type "
+                                 f"{getattr(kind, '__name__', kind)}, not {repr(value)[:40]}")
 
 
 def _fits(value: Any, kind: Any) -> bool:
     try:
-        return isinstance(value, kind) or (isinstance(value, int) and isinstance(0.0, kind) and not isinstance(value, bool))
+        return (isinstance(value, kind)
+                or (isinstance(value, int) and isinstance(0.0, kind) and not isinstance(value, bool)))
     except TypeError:  # such as list[int], of which Python cannot say
         return True
 
@@ -84,31 +87,36 @@ def names(parallel: str) -> list[str]:
 
 
 def find(name: str, parallel: str | None = None) -> Scheduler:
-    """The scheduler of that name, of that kind if one is given. Raises ValueError with near names for an unknown one."""
+    """The scheduler of that name, of that kind if one is given. Raises ValueError with near names
+    for an unknown one."""
     if ":" in name:
         return Scheduler(name, parallel or "none", function_of(name))
     found = SCHEDULERS.get(name)
     if found is None:
         known = names(parallel) if parallel else list(SCHEDULERS)
         near = difflib.get_close_matches(name, known, 3, 0.3) or known
-        raise ValueError(f"unknown scheduler {name!r}{f' {KINDS[parallel]}' if parallel else ''}; near it: {', '.join(near)}")
+        raise ValueError(f"unknown scheduler {name!r}{f' {KINDS[parallel]}' if parallel else ''}; "
+                         f"near it: {', '.join(near)}")
     if parallel is not None and found.parallel != parallel:
-        raise ValueError(f"scheduler {name} is {KINDS[found.parallel]}, not {KINDS[parallel]}; there are: {', '.join(names(parallel))}")
+        raise ValueError(f"scheduler {name} is {KINDS[found.parallel]}, not {KINDS[parallel]}; there are: "
+                         f"{', '.join(names(parallel))}")
     return found
 
 
-def plan(graph: TaskGraph, policy: str | Function | Schedule | Scheduler, cost: CostModel | None = None, machine: Machine | None = None,
-         **options: Any) -> Plan:
-    """The plan that a policy makes of a recorded graph, proved: it is valid on every rank and within the machine's limits.
+def plan(graph: TaskGraph, policy: str | Function | Schedule | Scheduler, cost: CostModel | None = None,
+         machine: Machine | None = None, **options: Any) -> Plan:
+    """The plan that a policy makes of a recorded graph, proved: it is valid on every rank and within the
+    machine's limits.
 
-    `policy`: a name, a function, or a schedule that somebody wrote. `cost`: by default from flops and bytes. Raises ValueError
-    for what the policy cannot do, PipelineError where a pipeline cannot be, ScheduleError for a schedule that is not valid,
-    MemoryLimitError above the limit.
+    `policy`: a name, a function, or a schedule that somebody wrote. `cost`: by default from flops and bytes. Raises
+    ValueError for what the policy cannot do, PipelineError where a pipeline cannot be, ScheduleError for a schedule
+    that is not valid, MemoryLimitError above the limit.
     """
     cost, machine = cost or CostModel.analytic(), machine or Machine()
     if isinstance(policy, Schedule):
         return proved(Plan("given", graph, policy, cost, machine.ranks, machine.memory_limit))
-    chosen = policy if isinstance(policy, Scheduler) else find(policy) if isinstance(policy, str) else Scheduler(_name(policy), "none", policy)
+    chosen = (policy if isinstance(policy, Scheduler) else find(policy) if isinstance(policy, str)
+              else Scheduler(_name(policy), "none", policy))
     chosen.check(options)
     made = _called(chosen, graph, cost, machine, options)
     if isinstance(made, Schedule):

@@ -47,7 +47,8 @@ def multi_stream(graph: TaskGraph, cost: CostModel | None = None, machine: Machi
     needed[producer[feeds_chain]] = True
     side &= ~(needed & (graph.kind == Kind.W))
     duration = (cost or CostModel.analytic()).durations(graph)
-    return list_schedule(graph, duration, side.astype(np.int64), ["main"], [f"sub{i}" if streams > 2 else "sub" for i in range(streams - 1)])
+    return list_schedule(graph, duration, side.astype(np.int64), ["main"],
+                         [f"sub{i}" if streams > 2 else "sub" for i in range(streams - 1)])
 
 
 def list_schedule(graph: TaskGraph, duration: Floats, group: Ints, *lanes: list[str]) -> Schedule:

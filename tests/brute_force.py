@@ -1,7 +1,8 @@
 """Judges of plans, written from first principles and for small ones only: each returns what is wrong, or an empty text.
 
-They share nothing with what they are held against: they read a plan's rows themselves, take no edge from a graph but derive
-what must wait for what from who reads and writes what, and find deadlocks, races and peaks by running lanes step by step.
+They share nothing with what they are held against: they read a plan's rows themselves, take no edge from a graph but
+derive what must wait for what from who reads and writes what, and find deadlocks, races and peaks by running lanes step
+by step.
 """
 
 from __future__ import annotations
@@ -39,10 +40,11 @@ def lanes_of(text: str) -> Lanes:
     return lanes
 
 
-# --------------------------------------------------------------------------------------------------------------- running
+# -------------------------------------------------------------------------------------------------------------- running
 @dataclass
 class Run:
-    """Lanes that run their actions in order, one step at a time. An action starts when all that its tasks need has ended.
+    """Lanes that run their actions in order, one step at a time. An action starts when all that its
+    tasks need has ended.
 
     `needs(task)`: the tasks that must have ended before. `meets`: pairs that can only run at once, on two lanes.
     """
@@ -92,7 +94,8 @@ class Run:
 
 
 def conflicts(tasks: Sequence[tuple[Name, set[int], set[int]]]) -> dict[Name, set[Name]]:
-    """For tasks (name, what it reads, what it writes) in sequential order: those before it with which each must keep order."""
+    """For tasks (name, what it reads, what it writes) in sequential order: those before it with which each
+    must keep order."""
     needs: dict[Name, set[Name]] = {}
     for i, (name, reads, writes) in enumerate(tasks):
         needs[name] = {other for other, r, w in tasks[:i] if w & (reads | writes) or r & writes}
@@ -104,7 +107,7 @@ def multiset(lanes: Lanes, wanted: Iterable[Name]) -> str:
     return f"too many or few: {have - want} {want - have}" if have != want else ""
 
 
-# -------------------------------------------------------------------------------------------------------------- pipelines
+# ------------------------------------------------------------------------------------------------------------ pipelines
 @dataclass
 class Pipeline:
     """A plan of stages: what is asked of it."""
@@ -117,12 +120,14 @@ class Pipeline:
 
     def judge(self, text: str) -> str:
         lanes = lanes_of(text)
-        compute = {lane: [a for action in actions if (a := [t for t in action if t[1][:2] not in TALK])] for lane, actions in lanes.items()}
+        compute = {lane: [a for action in actions if (a := [t for t in action if t[1][:2] not in TALK])]
+                   for lane, actions in lanes.items()}
         compute = {lane: actions for lane, actions in compute.items() if actions}
         tasks = [t for actions in compute.values() for action in actions for t in action]
         talk = [(t, lane) for lane, actions in lanes.items() for action in actions for t in action if t[1][:2] in TALK]
         rank = {t: lane[0] for lane, actions in compute.items() for action in actions for t in action}
-        if any(len(action) > 1 and any(t[1][:2] in TALK for t in action) for actions in lanes.values() for action in actions):
+        if any(len(action) > 1 and any(t[1][:2] in TALK for t in action) for actions in lanes.values()
+               for action in actions):
             return "a message in a pair"
         top = max((t[0] for t in tasks if t[1] == "F"), default=0)
         stages = self.ranks * self.chunks if self.chunks else max(self.ranks, top + 1)
@@ -180,7 +185,8 @@ class Pipeline:
         if not talk:
             lanes = self._with_messages(compute, crossing, rank)
         else:
-            wanted = Counter((task, place) for (n, t), pair in crossing.items() for task, place in zip(pair, (rank[n], rank[t]), strict=True))
+            wanted = Counter((task, place) for (n, t), pair in crossing.items()
+                             for task, place in zip(pair, (rank[n], rank[t]), strict=True))
             if Counter((t, lane[0]) for t, lane in talk) != wanted:
                 return "other messages than the plan needs"
         received = {(n, t): pair[1] for (n, t), pair in crossing.items()}
@@ -208,7 +214,8 @@ class Pipeline:
             return False
         return all(r == (p - 1 - t[0] if 2 * t[2] >= m else t[0]) for t, r in rank.items())
 
-    def _with_messages(self, compute: Lanes, crossing: dict[tuple[Name, Name], tuple[Name, Name]], rank: dict[Name, int]) -> Lanes:
+    def _with_messages(self, compute: Lanes, crossing: dict[tuple[Name, Name], tuple[Name, Name]],
+                       rank: dict[Name, int]) -> Lanes:
         """A lane for each peer and direction, each in the order in which the messages are made."""
         lanes = dict(compute)
         for actions in compute.values():
@@ -237,14 +244,17 @@ def _peak(actions: list[list[Name]], kept: float) -> float:
 
 
 def _events(lanes: Lanes, waits: Callable[[Name], Iterable[Name]]) -> int:
-    """How many waits for tasks of other lanes of the same rank stay when each that the others imply is left out, one by one."""
-    place = {t: (lane, i) for lane, actions in lanes.items() for i, t in enumerate(t for action in actions for t in action)}
-    pairs = {(t, n) for t in place for n in waits(t) if n in place and place[n][0] != place[t][0] and place[n][0][0] == place[t][0][0]}
+    """How many waits for tasks of other lanes of the same rank stay when each that the others imply is left
+    out, one by one."""
+    place = {t: (lane, i) for lane, actions in lanes.items()
+             for i, t in enumerate(t for action in actions for t in action)}
+    pairs = {(t, n) for t in place for n in waits(t) if n in place and place[n][0] != place[t][0]
+             and place[n][0][0] == place[t][0][0]}
     count = 0
     for t, n in sorted(pairs):
         (lane, i), (other, j) = place[t], place[n]
-        count += not any((a, b) != (t, n) and place[a][0] == lane and place[b][0] == other and place[a][1] <= i and place[b][1] >= j
-                         for a, b in pairs)
+        count += not any((a, b) != (t, n) and place[a][0] == lane and place[b][0] == other and place[a][1] <= i
+                         and place[b][1] >= j for a, b in pairs)
     return count
 
 
@@ -277,7 +287,8 @@ class Stale(Pipeline):
 
 @dataclass
 class Parts:
-    """LayerPipe: which rank runs each part of a layer, how old the weights are that F and O read, how many versions there are."""
+    """LayerPipe: which rank runs each part of a layer, how old the weights are that F and O read, how many
+    versions there are."""
 
     ranks: int
     batches: int
@@ -316,7 +327,8 @@ class Parts:
                 before += parts(layer, "W", i - 1) if i else []
                 gone = i + 1 - self.ring[layer]  # the version whose place it takes
                 if gone >= 0:
-                    before += [t for j in range(self.batches) if reads(layer, j) == gone for k in "FO" for t in parts(layer, k, j)]
+                    before += [t for j in range(self.batches) if reads(layer, j) == gone for k in "FO"
+                               for t in parts(layer, k, j)]
             elif reads(layer, i):
                 before += parts(layer, "W", reads(layer, i) - 1)
             return before
@@ -350,7 +362,8 @@ class Network:
         lanes = lanes_of(text)
         rows = [(t, lane[0]) for lane, actions in lanes.items() for action in actions for t in action]
         joint = {(t[0], t[2]) for t, _ in rows if t[1] == "B"}
-        group = {name: (name[0], "B", name[2], 0) if name[1] in "OW" and (name[0], name[2]) in joint else name for name, _, _ in self.tasks}
+        group = {name: (name[0], "B", name[2], 0) if name[1] in "OW" and (name[0], name[2]) in joint else name
+                 for name, _, _ in self.tasks}
         wrong = multiset(lanes, set(group.values()))
         if wrong:
             return wrong
@@ -392,7 +405,8 @@ class Network:
 # ----------------------------------------------------------------------------------------------------------- one device
 @dataclass
 class Device:
-    """A step on one device, or of one rank of several that run the same. `tasks`: (name, reads, writes) in sequential order; `kept`: buffers that outlive a step;
+    """A step on one device, or of one rank of several that run the same. `tasks`: (name, reads, writes) in sequential
+    order; `kept`: buffers that outlive a step;
     `given`: those that the caller loads; `outputs`: those that the caller reads."""
 
     tasks: Sequence[tuple[Name, set[int], set[int]]]
@@ -401,8 +415,8 @@ class Device:
     outputs: set[int]
 
     def judge(self, text: str) -> str:
-        """Three steps in a row, task by task: a late one runs beside the next step. What late tasks touch and their own step makes
-        or is given has two places, used in turn; all else has one."""
+        """Three steps in a row, task by task: a late one runs beside the next step. What late tasks touch and their own
+        step makes or is given has two places, used in turn; all else has one."""
         lanes = lanes_of(text)
         late = {t[:3] for actions in lanes.values() for action in actions for t in action if t[3]}
         names = [name for name, _, _ in self.tasks]
@@ -411,14 +425,16 @@ class Device:
             return wrong
         if any(lane[0] for lane in lanes):
             return "no such rank"
-        if len({lane for lane, actions in lanes.items() for action in actions for t in action if t[1].partition("/")[0] in ("A", "AS", "AG")}) > 1:
+        if len({lane for lane, actions in lanes.items() for action in actions
+                for t in action if t[1].partition("/")[0] in ("A", "AS", "AG")}) > 1:
             return "ranks could communicate in different orders"
         on_time = [t for t in self.tasks if t[0][:3] not in late]
         touched = set[int]().union(*(r | w for n, r, w in self.tasks if n[:3] in late))
         made = set[int]().union(self.given, *(w for _, _, w in on_time))
         twice = (touched & made) - self.kept
         steps = 3
-        trace = [((*n[:3], t), {(b, t % 2 if b in twice else 0, t if b in self.given and b not in twice else 0) for b in r},
+        trace = [((*n[:3], t),
+                  {(b, t % 2 if b in twice else 0, t if b in self.given and b not in twice else 0) for b in r},
                   {(b, t % 2 if b in twice else 0, 0) for b in w}) for t in range(steps) for n, r, w in self.tasks]
         if any(n[1] not in "WU" for n in names if n[:3] in late):
             return "only W and U can be late"
@@ -438,11 +454,11 @@ class Device:
         return "" if Run(lanes, before).all() else "deadlock"
 
 
-# ----------------------------------------------------------------------------------------------------------------- memory
-def overlap(lanes: Lanes, tasks: Sequence[tuple[Name, set[int], set[int]]], storage: Callable[[int], int], place: dict[int, tuple[int, int]],
-            given: set[int], kept: set[int]) -> str:
-    """Whether two storages that can be alive at once share bytes. `place`: begin and end of each; `given` are there from the
-    start, `kept` to the end."""
+# --------------------------------------------------------------------------------------------------------------- memory
+def overlap(lanes: Lanes, tasks: Sequence[tuple[Name, set[int], set[int]]], storage: Callable[[int], int],
+            place: dict[int, tuple[int, int]], given: set[int], kept: set[int]) -> str:
+    """Whether two storages that can be alive at once share bytes. `place`: begin and end of each; `given` are there
+    from the start, `kept` to the end."""
     needs = conflicts(tasks)
     users: dict[int, set[Name]] = {s: set() for s in place}
     for name, reads, writes in tasks:
@@ -452,7 +468,8 @@ def overlap(lanes: Lanes, tasks: Sequence[tuple[Name, set[int], set[int]]], stor
     for task, _, _ in tasks:
         run = Run(lanes, lambda t, task=task: needs[t] | ({("never", "", 0, 0)} if t == task else set()))  # type: ignore[misc]
         run.all()
-        early[task] = run.ended | {t for lane in lanes if run.ready(lane) or task in run.head(lane) for t in run.head(lane)}
+        early[task] = run.ended | {t for lane in lanes if run.ready(lane) or task in run.head(lane)
+                                   for t in run.head(lane)}
 
     def before(s: int, t: int) -> bool:
         return s not in kept and t not in given and not any(early[a] & users[t] for a in users[s])
@@ -464,10 +481,10 @@ def overlap(lanes: Lanes, tasks: Sequence[tuple[Name, set[int], set[int]]], stor
     return ""
 
 
-# ------------------------------------------------------------------------------------------------------------------ races
+# ---------------------------------------------------------------------------------------------------------------- races
 def race(lanes: Lanes, tasks: Sequence[tuple[Name, set[int], set[int]]], waits: Iterable[tuple[Name, Name]]) -> str:
-    """Whether lanes and waits alone keep every order within a rank, whatever messages between ranks do; and whether all can run,
-    where these are awaited. Of two that write a buffer the readers between them keep the order.
+    """Whether lanes and waits alone keep every order within a rank, whatever messages between ranks do; and whether all
+    can run, where these are awaited. Of two that write a buffer the readers between them keep the order.
 
     For each pair that must keep its order the first task is held up for ever: if the second can start, it is a race.
     """
@@ -491,6 +508,7 @@ def race(lanes: Lanes, tasks: Sequence[tuple[Name, set[int], set[int]]], waits: 
             if rank[o] == rank[t] and (o, t) in direct:
                 run = Run(lanes, lambda task, o=o: after[task] | ({("never", "", 0, 0)} if task == o else set()))  # type: ignore[misc]
                 run.all()
-                if t in run.ended or any(t in run.head(lane) and all(n in run.ended for n in after[t]) for lane in lanes):
+                if (t in run.ended
+                    or any(t in run.head(lane) and all(n in run.ended for n in after[t]) for lane in lanes)):
                     return f"{t} can run before {o}"
     return ""

@@ -1,8 +1,8 @@
 """What holds for every run of the tests: a busy machine is no failure, and a test that is skipped says why.
 
-Two environment variables, both set by `.ci/run`. MINIDL_SKIPPED=FILE: the ids of the skipped tests are written there, one
-a line, so that `pytest @FILE` runs them where more is installed. MINIDL_ALL_EXTRAS=1: every extra is installed, so a
-skipped test is a failure, unless it is marked `gpu` or `may_skip`.
+Two environment variables, both set by `.ci/run`. MINIDL_SKIPPED=FILE: the ids of the skipped tests are written there,
+one a line, so that `pytest @FILE` runs them where more is installed. MINIDL_ALL_EXTRAS=1: every extra is installed, so
+a skipped test is a failure, unless it is marked `gpu` or `may_skip`.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def pytest_runtest_protocol(item: Any) -> Iterator[Any]:
         return (yield)
 
 
-# ------------------------------------------------------------------------------------------------------------------ skips
+# ---------------------------------------------------------------------------------------------------------------- skips
 def _reason(report: Any) -> str:
     return str(report.longrepr[2]).removeprefix("Skipped: ")
 

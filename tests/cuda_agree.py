@@ -17,9 +17,9 @@ DTYPES = list(TOLERANCE)
 
 def agree(name: str, reads: list[Any], aliases: dict[int, int] | None = None, times: float = 1.0, scale: float = 1e-30,
           in_sums: Sequence[int] = (), **constants: Any) -> list[Any]:
-    """Runs a CUDA form twice, its threads in other orders: the same bits, close to the reference in float64, and what is
-    read stays. `aliases`: which array is read (value) where another one is written (key). `scale`: the size of what cancels
-    in the outputs, where they may be smaller. `in_sums`: outputs that are float32 where others are float16."""
+    """Runs a CUDA form twice, its threads in other orders: the same bits, close to the reference in float64, and what
+    is read stays. `aliases`: which array is read (value) where another one is written (key). `scale`: the size of what
+    cancels in the outputs, where they may be smaller. `in_sums`: outputs that are float32 where others are float16."""
     wide = [r.astype("float64") if r.dtype.kind == "f" else r for r in reads]
     expected = KERNELS[name].reference(np, *wide, **constants)
     expected = [np.asarray(v) for v in (expected if isinstance(expected, tuple) else (expected,))]
@@ -29,8 +29,8 @@ def agree(name: str, reads: list[Any], aliases: dict[int, int] | None = None, ti
         given = [r.copy() if i in (aliases or {}).values() else r for i, r in enumerate(reads)]
         before = [r.copy() for r in given]
         writes = [given[aliases[k]] if k in (aliases or {}) else np.full(v.shape, np.nan if v.dtype.kind == "f" else -1,
-                  sums_of(dtype.name) if v.dtype.kind == "f" and k in in_sums else dtype if v.dtype.kind == "f" else v.dtype)
-                  for k, v in enumerate(expected)]
+                  sums_of(dtype.name) if v.dtype.kind == "f" and k in in_sums else dtype if v.dtype.kind == "f"
+                                                                         else v.dtype) for k, v in enumerate(expected)]
         run_kernel(name, given, writes, seed=seed, **constants)
         results.append(writes)
         for i, (now, then) in enumerate(zip(given, before, strict=True)):
@@ -41,7 +41,8 @@ def agree(name: str, reads: list[Any], aliases: dict[int, int] | None = None, ti
             np.testing.assert_array_equal(found, wanted)
             continue
         error = np.linalg.norm((found.astype("float64") - wanted).ravel())
-        assert error <= times * TOLERANCE[found.dtype.name] * max(np.linalg.norm(wanted.ravel()), scale), f"{name}: output {k}"
+        assert error <= times * TOLERANCE[found.dtype.name] * max(np.linalg.norm(wanted.ravel()),
+                                                                  scale), f"{name}: output {k}"
     return results[0]
 
 

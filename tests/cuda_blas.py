@@ -1,6 +1,6 @@
-"""cuBLASLt's calls, as `minidl.runtime.cuda.products` makes them, answered by NumPy: descriptors, layouts, algorithms to choose from
-and the product itself, from addresses alone. Every algorithm adds up in an order of its own, so that the last bits tell
-which was taken.
+"""cuBLASLt's calls, as `minidl.runtime.cuda.products` makes them, answered by NumPy: descriptors, layouts, algorithms
+to choose from and the product itself, from addresses alone. Every algorithm adds up in an order of its own, so that the
+last bits tell which was taken.
 
 What cuBLASLt refuses is refused: layouts that do not fit each other, addresses that are less aligned than the algorithm
 was promised, descriptors that are gone, a workspace that is too small, an algorithm's bytes of another product.
@@ -26,12 +26,15 @@ MatmulDescAttribute = enum.IntEnum("MatmulDescAttribute", {"TRANSA": 3, "TRANSB"
 Epilogue = enum.IntEnum("Epilogue", {"DEFAULT": 1, "RELU": 2, "BIAS": 4, "RELU_BIAS": 6})
 MatrixLayoutAttribute = enum.IntEnum("MatrixLayoutAttribute", {"BATCH_COUNT": 5, "STRIDED_BATCH_OFFSET": 6})
 MatmulPreferenceAttribute = enum.IntEnum("MatmulPreferenceAttribute", {
-    "MAX_WORKSPACE_BYTES": 1, "MIN_ALIGNMENT_A_BYTES": 5, "MIN_ALIGNMENT_B_BYTES": 6, "MIN_ALIGNMENT_C_BYTES": 7, "MIN_ALIGNMENT_D_BYTES": 8})
+    "MAX_WORKSPACE_BYTES": 1, "MIN_ALIGNMENT_A_BYTES": 5, "MIN_ALIGNMENT_B_BYTES": 6, "MIN_ALIGNMENT_C_BYTES": 7,
+    "MIN_ALIGNMENT_D_BYTES": 8})
 ENUMS = {e.__name__: e for e in (MatmulDescAttribute, Epilogue, MatrixLayoutAttribute, MatmulPreferenceAttribute)}
 #: of each attribute, the type of its value
-DTYPES = {"matmul_desc": {3: np.int32, 4: np.int32, 7: np.uint32, 8: np.int64}, "matrix_layout": {5: np.int32, 6: np.int64},
+DTYPES = {"matmul_desc": {3: np.int32, 4: np.int32, 7: np.uint32, 8: np.int64},
+          "matrix_layout": {5: np.int32, 6: np.int64},
           "matmul_preference": {1: np.uint64, 5: np.uint32, 6: np.uint32, 7: np.uint32, 8: np.uint32}}
-HEURISTIC = np.dtype([("algo", [("data_", "<u8", (8,))]), ("workspace_size", "<u8"), ("state", "<i4"), ("waves_count", "<f4"), ("reserved", "<i4", (4,))])
+HEURISTIC = np.dtype([("algo", [("data_", "<u8", (8,))]), ("workspace_size", "<u8"), ("state", "<i4"),
+                      ("waves_count", "<f4"), ("reserved", "<i4", (4,))])
 TYPES = {0: "float32", 1: "float64", 2: "float16", 14: "bfloat16"}
 NAMED = 5  #: algorithms that there are for a product
 #: what arithmetic and scale go with a type
@@ -73,24 +76,29 @@ class Blas:
     def problem(self, operation: int, layouts: tuple[int, ...]) -> Any:
         """What a descriptor and layouts ask for. Raises cuBLASLtError where that is nothing."""
         d, (a, b, c, out) = self.objects[operation], (self.objects[x] for x in layouts)
-        refuse((a["type"], d["compute"], d["scale"]) in ALLOWED and len({x["type"] for x in (a, b, c, out)}) == 1, "no arithmetic for these types")
+        refuse((a["type"], d["compute"], d["scale"]) in ALLOWED and len({x["type"] for x in (a, b, c, out)}) == 1,
+               "no arithmetic for these types")
         for x in (a, b, c, out):
             refuse(x["rows"] > 0 and x["cols"] > 0 and x["ld"] >= x["rows"], f"{x} is no layout")
         refuse(c == out, "C and D differ")
         m, k = (a["cols"], a["rows"]) if d.get(3) else (a["rows"], a["cols"])
         l, n = (b["cols"], b["rows"]) if d.get(4) else (b["rows"], b["cols"])
-        refuse((m, k, n) == (out["rows"], l, out["cols"]), f"{m} x {k} times {l} x {n} is not {out['rows']} x {out['cols']}")
+        refuse((m, k, n) == (out["rows"], l, out["cols"]),
+               f"{m} x {k} times {l} x {n} is not {out['rows']} x {out['cols']}")
         refuse(len({x.get(5, 1) for x in (a, b, out)}) == 1, "batches differ")
         epilogue = Epilogue(d.get(7, Epilogue.DEFAULT))
-        return SimpleNamespace(operation=dict(d), layouts=tuple(dict(x) for x in (a, b, out)), epilogue=epilogue.name, bias=d.get(8), m=m)
+        return SimpleNamespace(operation=dict(d), layouts=tuple(dict(x) for x in (a, b, out)),
+                               epilogue=epilogue.name, bias=d.get(8), m=m)
 
     def words(self, algorithm: int, problem: Any, aligned: tuple[int, ...]) -> Any:
         """An algorithm's bytes: they mean the same in every process."""
         found = np.zeros(1, HEURISTIC["algo"])
-        found["data_"][0, :5] = 1 + algorithm, zlib.crc32(repr((problem.layouts, problem.epilogue, problem.operation["compute"])).encode()), *aligned
+        found["data_"][0, :5] = 1 + algorithm, zlib.crc32(repr((problem.layouts, problem.epilogue,
+                                                                problem.operation["compute"])).encode()), *aligned
         return found
 
-    def choose(self, handle: int, operation: int, a: int, b: int, c: int, d: int, preference: int, requested: int, results: int, count: int) -> None:
+    def choose(self, handle: int, operation: int, a: int, b: int, c: int, d: int, preference: int, requested: int,
+               results: int, count: int) -> None:
         self.machine.not_in_capture("algorithms are asked for")
         self.asked += 1
         problem, preference = self.problem(operation, (a, b, c, d)), self.objects[preference]
@@ -103,25 +111,29 @@ class Blas:
 
     def check(self, handle: int, operation: int, a: int, b: int, c: int, d: int, algorithm: int, result: int) -> None:
         problem, words = self.problem(operation, (a, b, c, d)), self.read(algorithm)
-        refuse(words["data_"][0, 1] == self.words(0, problem, (1, 1, 1))["data_"][0, 1], "the algorithm is of another product")
+        refuse(words["data_"][0, 1] == self.words(0, problem, (1, 1, 1))["data_"][0, 1],
+               "the algorithm is of another product")
         ctypes.memmove(result, np.zeros(1, HEURISTIC).ctypes.data, HEURISTIC.itemsize)
 
     def read(self, algorithm: int) -> Any:
         return np.frombuffer(ctypes.string_at(algorithm, HEURISTIC["algo"].itemsize), HEURISTIC["algo"])
 
-    def matmul(self, handle: int, operation: int, alpha: int, a: int, adesc: int, b: int, bdesc: int, beta: int, c: int, cdesc: int, d: int,
-               ddesc: int, algo: int, workspace: int, size: int, stream: int) -> None:
+    def matmul(self, handle: int, operation: int, alpha: int, a: int, adesc: int, b: int, bdesc: int, beta: int, c: int,
+               cdesc: int, d: int, ddesc: int, algo: int, workspace: int, size: int, stream: int) -> None:
         asked, words = self.problem(operation, (adesc, bdesc, cdesc, ddesc)), self.read(algo)
         number, of, *aligned = (int(v) for v in words["data_"][0, :5])
-        refuse(number and of == int(self.words(0, asked, (1, 1, 1))["data_"][0, 1]), "the algorithm was chosen for another product")
+        refuse(number and of == int(self.words(0, asked, (1, 1, 1))["data_"][0, 1]),
+               "the algorithm was chosen for another product")
         refuse(c == d, "C is not D")
-        refuse(all(x % n == 0 for x, n in zip((a, b, d), aligned, strict=True)), "addresses are less aligned than was promised")
+        refuse(all(x % n == 0 for x, n in zip((a, b, d), aligned, strict=True)),
+               "addresses are less aligned than was promised")
         self.machine.check_held(workspace, size, "a workspace")
         of_scale = np.dtype(TYPES[asked.operation["scale"]])
         one, kept = (np.frombuffer(ctypes.string_at(x, of_scale.itemsize), of_scale)[0] for x in (alpha, beta))
         assert (one, kept in (0, 1)) == (1, True)
         first, second, out = (self.matrices(x, layout) for x, layout in zip((a, b, d), asked.layouts, strict=True))
-        extents = [(x.ctypes.data, x.itemsize + sum((n - 1) * s for n, s in zip(x.shape, x.strides, strict=True))) for x in (first, second, out)]
+        extents = [(x.ctypes.data, x.itemsize + sum((n - 1) * s for n, s in zip(x.shape, x.strides, strict=True)))
+                   for x in (first, second, out)]
         bias = self.vector(asked.bias, asked.m, out.dtype) if "BIAS" in asked.epilogue else None
         extents += [] if bias is None else [(asked.bias, bias.nbytes)]
 
@@ -129,7 +141,8 @@ class Blas:
             wide = of_scale
             for x, y, z in zip(first, second, out, strict=True):
                 x, y = (v.T if asked.operation.get(n) else v for v, n in ((x, 3), (y, 4)))
-                found = sum(x[:, i::number].astype(wide) @ y[i::number].astype(wide) for i in range(min(number, x.shape[1])))
+                found = sum(x[:, i::number].astype(wide) @ y[i::number].astype(wide)
+                            for i in range(min(number, x.shape[1])))
                 found = found if bias is None else found + bias.astype(wide)[:, None]
                 found = found + z if kept else found
                 z[...] = np.maximum(found, 0) if "RELU" in asked.epilogue else found
@@ -140,7 +153,8 @@ class Blas:
         """(count, rows, columns) of a layout at an address."""
         dtype = np.dtype(TYPES[layout["type"]])
         count, apart = layout.get(5, 1), layout.get(6, 0)
-        shape, strides = (count, layout["rows"], layout["cols"]), tuple(s * dtype.itemsize for s in (apart, 1, layout["ld"]))
+        shape, strides = ((count, layout["rows"], layout["cols"]),
+                          tuple(s * dtype.itemsize for s in (apart, 1, layout["ld"])))
         extent = dtype.itemsize + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
         return np.ndarray(shape, dtype, (ctypes.c_ubyte * extent).from_address(at), 0, strides)
 
@@ -155,13 +169,17 @@ def libraries(machine: Machine) -> tuple[Any, Any, Any]:
     def dtype(kind: str) -> Any:
         return lambda attr: DTYPES[kind][attr]
 
-    lt = SimpleNamespace(blas=blas, cuBLASLtError=cuBLASLtError, matmul_heuristic_result_dtype=HEURISTIC, **ENUMS, **checked(
-        real, create=lambda: blas.machine.not_in_capture("a handle is made") or 1, matmul=blas.matmul, matmul_algo_get_heuristic=blas.choose,
-        matmul_algo_check=blas.check, get_version=lambda: 130000,
-        matmul_desc_create=lambda compute_type, scale_type: blas.make(compute=compute_type, scale=scale_type), matrix_layout_create=blas.layout,
-        matmul_preference_create=blas.make, matmul_desc_destroy=blas.destroy, matrix_layout_destroy=blas.destroy,
-        matmul_preference_destroy=blas.destroy, matmul_desc_set_attribute=lambda *a: blas.set("matmul_desc", *a),
-        matrix_layout_set_attribute=lambda *a: blas.set("matrix_layout", *a), matmul_preference_set_attribute=lambda *a: blas.set("matmul_preference", *a),
-        get_matmul_desc_attribute_dtype=dtype("matmul_desc"), get_matrix_layout_attribute_dtype=dtype("matrix_layout"),
-        get_matmul_preference_attribute_dtype=dtype("matmul_preference")))
+    lt = SimpleNamespace(
+        blas=blas, cuBLASLtError=cuBLASLtError, matmul_heuristic_result_dtype=HEURISTIC, **ENUMS, **checked(
+            real, create=lambda: blas.machine.not_in_capture("a handle is made") or 1, matmul=blas.matmul,
+            matmul_algo_get_heuristic=blas.choose, matmul_algo_check=blas.check, get_version=lambda: 130000,
+            matmul_desc_create=lambda compute_type, scale_type: blas.make(compute=compute_type, scale=scale_type),
+            matrix_layout_create=blas.layout,
+            matmul_preference_create=blas.make, matmul_desc_destroy=blas.destroy, matrix_layout_destroy=blas.destroy,
+            matmul_preference_destroy=blas.destroy, matmul_desc_set_attribute=lambda *a: blas.set("matmul_desc", *a),
+            matrix_layout_set_attribute=lambda *a: blas.set("matrix_layout", *a),
+            matmul_preference_set_attribute=lambda *a: blas.set("matmul_preference", *a),
+            get_matmul_desc_attribute_dtype=dtype("matmul_desc"),
+            get_matrix_layout_attribute_dtype=dtype("matrix_layout"),
+            get_matmul_preference_attribute_dtype=dtype("matmul_preference")))
     return CudaDataType, SimpleNamespace(ComputeType=ComputeType), lt

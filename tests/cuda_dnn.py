@@ -1,9 +1,9 @@
-"""cuDNN's frontend, as `minidl.runtime.cuda.dnn` calls it, answered by NumPy: graphs of one operation, plans to choose from, and what
-they compute, from addresses alone.
+"""cuDNN's frontend, as `minidl.runtime.cuda.dnn` calls it, answered by NumPy: graphs of one operation, plans to choose
+from, and what they compute, from addresses alone.
 
-There are several plans for everything. Each adds something of its own to the last bits, so that these tell which one was
-taken; where bits need not repeat, those of a weight gradient are anyone's. One of them can not be built, as happens. What
-is not built is not run, and every array and workspace must lie in memory that is held.
+There are several plans for everything. Each adds something of its own to the last bits, so that these tell which one
+was taken; where bits need not repeat, those of a weight gradient are anyone's. One of them can not be built, as
+happens. What is not built is not run, and every array and workspace must lie in memory that is held.
 """
 
 from __future__ import annotations
@@ -84,7 +84,8 @@ class Graph:
         return self._operation("sdpa", how, {"q": q, "k": k, "v": v}, "y", "lse")
 
     def sdpa_backward(self, q: Tensor, k: Tensor, v: Tensor, o: Tensor, do: Tensor, stats: Tensor, **how: Any) -> Any:
-        return self._operation("sdpa_backward", how, {"q": q, "k": k, "v": v, "y": o, "dy": do, "lse": stats}, "dq", "dk", "dv")
+        return self._operation("sdpa_backward", how,
+                               {"q": q, "k": k, "v": v, "y": o, "dy": do, "lse": stats}, "dq", "dk", "dv")
 
     def validate(self) -> None: ...
 
@@ -131,7 +132,8 @@ class Graph:
         def body() -> None:
             outs = self._compute(arrays)
             for out in outs:
-                out[...] = np.nextafter(out, np.asarray(np.inf, out.dtype)) if (machine.random.integers(2) if anyone else index) else out
+                out[...] = (np.nextafter(out, np.asarray(np.inf, out.dtype))
+                            if (machine.random.integers(2) if anyone else index) else out)
 
         key = (self.operation, *((a.shape, a.strides, str(a.dtype)) for a in arrays.values()), index)
         machine.issue(self.library.streams[handle], body, [(a.ctypes.data, 1) for a in arrays.values() if a.size], key)
@@ -154,16 +156,19 @@ class Graph:
             return [arrays[{"forward": "y", "input_grad": "x", "weight_grad": "w"}[self.operation]]]
         arrays = {**arrays, "lse": arrays["lse"][..., 0]}
         outs = ("y",) if self.operation == "sdpa" else ("dq", "dk", "dv")
-        run(cuda.Attention("forward" if self.operation == "sdpa" else "grad", scale=how["attn_scale"], causal="diagonal_alignment" in how, **arrays))
+        run(cuda.Attention("forward" if self.operation == "sdpa" else "grad", scale=how["attn_scale"],
+                           causal="diagonal_alignment" in how, **arrays))
         return [arrays[out] for out in outs]
 
 
 class Frontend(SimpleNamespace):
-    """The module. `graphs`: all whose plans can be built; `executed`: (graph, plan, pointers, workspace, handle) of every call;
+    """The module. `graphs`: all whose plans can be built; `executed`: (graph, plan, pointers, workspace,
+    handle) of every call;
     `streams`: of each handle."""
 
     def __init__(self, machine: Machine) -> None:
-        super().__init__(machine=machine, graphs=[], executed=[], streams={}, __version__="1.23.0", cudnnGraphNotSupportedError=NotSupported)
+        super().__init__(machine=machine, graphs=[], executed=[], streams={}, __version__="1.23.0",
+                         cudnnGraphNotSupportedError=NotSupported)
         self.data_type = self.heur_mode = self.numerical_note = self.diagonal_alignment = Names()
 
     def backend_version(self) -> int:

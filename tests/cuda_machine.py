@@ -4,10 +4,10 @@ Streams are queues. Nothing runs when it is issued; when somebody waits, the hea
 from a seed, as far as events allow it. So a wait that is missing gives wrong numbers sooner or later, and with a
 captured graph any order of its nodes that the edges allow may come. Says nothing about time.
 
-As strict as the API, or stricter: calls are held against the installed functions (`cuda_signatures`); addresses must lie
-in memory that somebody still holds; a capture refuses what CUDA refuses there, and kernels that were never launched before.
-What a GPU takes without a word is refused, too: a stream's priority that has no effect, and a graph's time that holds the
-host's launch.
+As strict as the API, or stricter: calls are held against the installed functions (`cuda_signatures`); addresses must
+lie in memory that somebody still holds; a capture refuses what CUDA refuses there, and kernels that were never launched
+before. What a GPU takes without a word is refused, too: a stream's priority that has no effect, and a graph's time that
+holds the host's launch.
 """
 
 from __future__ import annotations
@@ -146,10 +146,12 @@ class Machine:
         self._given_back.append(raw)
 
     def check_held(self, start: int, nbytes: int, what: str) -> None:
-        assert self.device.hold(start, nbytes), f"{what}: {nbytes} bytes at {start:#x} are no memory of the device that is held"
+        assert self.device.hold(start, nbytes), (
+            f"{what}: {nbytes} bytes at {start:#x} are no memory of the device that is held")
 
     # ------------------------------------------------------------------------------------------------------- issuing
-    def issue(self, stream: int, call: Callable[[], None], touched: Sequence[tuple[int, int]] = (), loads: Any = None) -> None:
+    def issue(self, stream: int, call: Callable[[], None], touched: Sequence[tuple[int, int]] = (),
+              loads: Any = None) -> None:
         """`touched`: (address, bytes) of the device's memory; `loads`: what is loaded when it is called first."""
         for start, nbytes in touched:
             self.check_held(start, nbytes, "a call")
@@ -181,7 +183,8 @@ class Machine:
     def wait(self, queue: Queue, event: Event) -> None:
         with self.lock:
             if event.nodes is not None:
-                assert event.capture is self.capture is not None, "a stream waits for an event of a capture that has ended"
+                assert event.capture is self.capture is not None, (
+                    "a stream waits for an event of a capture that has ended")
                 queue.frontier = sorted({*(queue.frontier or []), *event.nodes})
             elif queue.frontier is not None:
                 raise AssertionError("a captured stream waits for an event from outside the capture")
@@ -224,7 +227,8 @@ class Machine:
     def turn(self) -> bool:
         """Runs some of one queue; False where none can go on."""
         with self.lock:
-            ready = [q for q in self.queues.values() if q.ops and not (q.ops[0][0] == "wait" and q.ops[0][1][0].reached < q.ops[0][1][1])]
+            ready = [q for q in self.queues.values()
+                     if q.ops and not (q.ops[0][0] == "wait" and q.ops[0][1][0].reached < q.ops[0][1][1])]
             if not ready:
                 return False
             queue = ready[int(self.random.integers(len(ready)))]
@@ -320,10 +324,12 @@ class Machine:
         pageable = [p for p in (dst, src) if p not in device and p not in pinned]
         assert device, f"a copy from {src:#x} to {dst:#x} touches no memory of the device that is held"
         assert not pageable or self.queues[stream].frontier is None, "pageable memory is copied in a capture"
-        saved = np.frombuffer((ctypes.c_ubyte * size).from_address(src), np.uint8).copy() if src in pageable else None  # it is read at once
+        # it is read at once
+        saved = np.frombuffer((ctypes.c_ubyte * size).from_address(src), np.uint8).copy() if src in pageable else None
 
         def body() -> None:
-            assert all(self.pinned.hold(p, size) for p in pinned), "pinned memory was given back before its copy has run"
+            assert all(self.pinned.hold(p, size) for p in pinned), ("pinned memory was given "
+                                                                    "back before its copy has run")
             ctypes.memmove(dst, src if saved is None else saved.ctypes.data, size)
 
         self.issue(stream, body, [(p, size) for p in device])
@@ -358,20 +364,22 @@ class Machine:
         assert not first.early, "the time of a graph begins on an idle stream: it holds the host's launch"
         return (last.time - first.time) / 1000
 
-    def launch(self, f: int, gx: int, gy: int, gz: int, bx: int, by: int, bz: int, shared: int, stream: int, params: int, extra: int) -> None:
+    def launch(self, f: int, gx: int, gy: int, gz: int, bx: int, by: int, bz: int, shared: int, stream: int,
+               params: int, extra: int) -> None:
         """What is launched takes the values that its parameters have now."""
         assert extra == 0
         source, kernel = self.functions[f]
         kinds, sizes = cuda.signature(source, kernel), self.sizes[f]
         places = (ctypes.c_void_p * max(len(sizes), 1)).from_address(params)
         values = [ctypes.string_at(place, size) for place, size in zip(places, sizes, strict=False)]
-        pointers = [int.from_bytes(value, "little") for kind, value in zip(kinds, values, strict=True) if kind.endswith("*")]
+        pointers = [int.from_bytes(value, "little") for kind, value in zip(kinds, values, strict=True)
+                    if kind.endswith("*")]
         touched = [(p, 0) for p in pointers if p]  # an empty array may lie at the end
-        self.issue(stream, lambda: run_packed(source, kernel, (gx, gy, gz), (bx, by, bz), shared, values, int(self.random.integers(1 << 30))),
-                   touched, f"{kernel} of {source}")
+        self.issue(stream, lambda: run_packed(source, kernel, (gx, gy, gz), (bx, by, bz), shared, values,
+                                              int(self.random.integers(1 << 30))), touched, f"{kernel} of {source}")
 
 
-# ---------------------------------------------------------------------------------------------------------- their modules
+# -------------------------------------------------------------------------------------------------------- their modules
 def cupy(machine: Machine) -> Any:
     """What the driver uses of CuPy, on a machine."""
     real = installed("cupy")
@@ -380,9 +388,11 @@ def cupy(machine: Machine) -> Any:
         part("cuda.runtime"), memsetAsync=machine.memset, memcpyAsync=machine.memcpy, eventQuery=machine.query,
         eventRecord=lambda event, stream: machine.record(machine.events[event], machine.queues[stream]),
         streamWaitEvent=lambda stream, event, flags=0: machine.wait(machine.queues[stream], machine.events[event]),
-        graphLaunch=lambda graphExec, stream: machine.launch_graph(graphExec, stream), graphUpload=lambda graphExec, stream: machine.upload(graphExec, stream),
+        graphLaunch=lambda graphExec, stream: machine.launch_graph(graphExec, stream),
+        graphUpload=lambda graphExec, stream: machine.upload(graphExec, stream),
         streamEndCapture=machine.end_capture, graphDestroy=lambda graph: machine.graphs.pop(graph) and None,
-        graphExecDestroy=lambda graphExec: machine.executables.pop(graphExec) and None, streamGetPriority=lambda stream: machine.queues[stream].priority,
+        graphExecDestroy=lambda graphExec: machine.executables.pop(graphExec) and None,
+        streamGetPriority=lambda stream: machine.queues[stream].priority,
         deviceGetPCIBusId=lambda device: f"0000:{id(machine):x}:00.0",
         getDeviceProperties=lambda device: {"name": b"a GPU that is not there", "totalGlobalMem": 1 << 37},
         driverGetVersion=lambda: 13000, runtimeGetVersion=lambda: 13020))
@@ -393,7 +403,8 @@ def cupy(machine: Machine) -> Any:
         depth[0] -= 1
         assert depth[0] >= 0, "a range is closed that was not opened"
 
-    nvtx = SimpleNamespace(**checked(part("cuda.nvtx"), RangePush=lambda message, id_color=-1: depth.__setitem__(0, depth[0] + 1), RangePop=pop))
+    nvtx = SimpleNamespace(**checked(
+        part("cuda.nvtx"), RangePush=lambda message, id_color=-1: depth.__setitem__(0, depth[0] + 1), RangePop=pop))
     where = threading.local()  # the device and the stream in force
 
     class Context:
@@ -421,7 +432,8 @@ def cupy(machine: Machine) -> Any:
     class Stream(Context):
         def __init__(self, non_blocking: bool = False, priority: int | None = None) -> None:
             assert non_blocking, "a stream that waits for the legacy one"
-            assert GREATEST <= (priority or LEAST) <= LEAST, f"priority {priority} of a stream is none from {GREATEST} to {LEAST}: CUDA would take the nearest"
+            assert GREATEST <= (priority or LEAST) <= LEAST, (
+                f"priority {priority} of a stream is none from {GREATEST} to {LEAST}: CUDA would take the nearest")
             self.ptr = next(_handles)
             with machine.lock:
                 machine.queues[self.ptr] = Queue(priority or LEAST)
@@ -450,7 +462,8 @@ def cupy(machine: Machine) -> Any:
         def __init__(self, nbytes: int, dtype: Any) -> None:
             assert np.dtype(dtype) == np.uint8
             machine.not_in_capture("memory is allocated")
-            assert any(isinstance(c, Stream) for c in where.found), "memory is allocated from the pool of no stream of ours"
+            assert any(isinstance(c, Stream) for c in where.found), (
+                "memory is allocated from the pool of no stream of ours")
             self._held = machine.allocate(nbytes, machine.device, 0xFF)
             self.data = SimpleNamespace(ptr=ctypes.addressof(self._held))
             self.nbytes = self.size = nbytes
@@ -478,8 +491,9 @@ def cupy(machine: Machine) -> Any:
     compiler = SimpleNamespace(CompileException=CompileException)
     return SimpleNamespace(
         __version__="0", uint8=np.uint8, ndarray=ndarray, empty=ndarray, RawModule=RawModule,
-        cuda=SimpleNamespace(runtime=runtime, driver=driver, nvtx=nvtx, compiler=compiler, Device=Device, Stream=Stream, Event=Timed,
-                             get_elapsed_time=lambda start_event, end_event: machine.elapsed(start_event.ptr, end_event.ptr)))
+        cuda=SimpleNamespace(runtime=runtime, driver=driver, nvtx=nvtx, compiler=compiler, Device=Device, Stream=Stream,
+                             Event=Timed, get_elapsed_time=lambda start_event, end_event: machine.elapsed(
+                                 start_event.ptr, end_event.ptr)))
 
 
 def cupyx(machine: Machine) -> Any:
@@ -513,14 +527,16 @@ def bindings(machine: Machine) -> Any:
         return said(nodes(numbers[:numNodes]), len(numbers))
 
     def get_edges(graph: int, numEdges: int = 0) -> tuple[Any, ...]:
-        """As if a library had launched programmatically: one edge carries data, so that how many there are can not be asked
-        for alone. Places that are left over are empty."""
+        """As if a library had launched programmatically: one edge carries data, so that how many there are can not be
+        asked for alone. Places that are left over are empty."""
         if not numEdges:
             return ((real.cudaError_t if real else Errors).cudaErrorLossyQuery, None, None, None, None)
         found = machine.graphs[graph]
-        pairs = [(found.numbers[a], found.numbers[b]) for b, sources in enumerate(found.before) for a in sources][:numEdges]
+        pairs = [(found.numbers[a], found.numbers[b]) for b, sources in enumerate(found.before)
+                 for a in sources][:numEdges]
         left = [0] * (numEdges - len(pairs))
-        return said(nodes([a for a, _ in pairs] + left), nodes([b for _, b in pairs] + left), [None] * numEdges, len(pairs))
+        return said(nodes([a for a, _ in pairs] + left), nodes([b for _, b in pairs] + left),
+                    [None] * numEdges, len(pairs))
 
     def info(stream: int) -> tuple[Any, ...]:
         queue, graph = machine.queues[stream], machine.capture
@@ -530,7 +546,8 @@ def bindings(machine: Machine) -> Any:
         return said(CAPTURED, 1, None, nodes(found), [None] * len(found), len(found))
 
     return SimpleNamespace(cudaEventRecordExternal=EXTERNAL, **checked(
-        real, cudaSetDevice=lambda device: said(), cudaEventRecordWithFlags=record, cudaGraphGetNodes=get_nodes, cudaGraphGetEdges=get_edges,
+        real, cudaSetDevice=lambda device: said(), cudaEventRecordWithFlags=record, cudaGraphGetNodes=get_nodes,
+        cudaGraphGetEdges=get_edges,
         cudaStreamGetCaptureInfo=info, cudaDeviceGetStreamPriorityRange=lambda: said(LEAST, GREATEST),
         cudaGraphInstantiate=lambda graph, flags: said(machine.instantiate(graph, flags))))
 

@@ -69,7 +69,9 @@ def instances(source: str, kernel: str) -> list[str]:
     return [n + way.format(kind) for n, (t, _) in found.items() for way in ways.get(t, ())]
 
 
-_SHARED = re.compile(r"(?<!extern )\b__shared__\s+((?:__align__\([^)]*\)\s+)?)([\w\s:<>]+?)\s*(\w+\s*(?:\[[^;]*\])?(?:\s*,\s*\w+\s*(?:\[[^;]*\])?)*)\s*;")
+_SHARED = re.compile(
+    r"(?<!extern )\b__shared__\s+((?:__align__\([^)]*\)\s+)?)"
+    r"([\w\s:<>]+?)\s*(\w+\s*(?:\[[^;]*\])?(?:\s*,\s*\w+\s*(?:\[[^;]*\])?)*)\s*;")
 
 
 def with_shared_memory(code: str) -> str:
@@ -91,10 +93,13 @@ def program(source: str, kernels: Sequence[str], real_threads: bool = False) -> 
     def switch(call: str) -> str:
         return "".join(f"    case {i}: return stand_in::{call.format(name)};\n" for i, name in enumerate(kernels))
 
-    return (f'{"#define REAL_THREADS" if real_threads else ""}\n#include "{HEADER}"\n{with_shared_memory(cuda.text(source))}\n'
-            f'extern "C" const char* run(int i, void** a, const unsigned* g, const unsigned* t, unsigned long shared, unsigned seed) {{\n'
+    return (f'{"#define REAL_THREADS" if real_threads else ""}\n#include "{HEADER}"\n'
+            f'{with_shared_memory(cuda.text(source))}\n'
+            f'extern "C" const char* run(int i, void** a, const unsigned* g, const unsigned* t, unsigned long '
+            f'shared, unsigned seed) {{\n'
             f'  switch (i) {{\n{switch("call(&{}, a, g, t, shared, seed)")}  }}\n  return "no such kernel";\n}}\n'
-            f'extern "C" size_t bytes_of(int i, int n) {{\n  switch (i) {{\n{switch("bytes_of(&{}, n)")}  }}\n  return 0;\n}}\n')
+            f'extern "C" size_t bytes_of(int i, int n) {{\n  switch (i) {{\n'
+            f'{switch("bytes_of(&{}, n)")}  }}\n  return 0;\n}}\n')
 
 
 @cache
@@ -110,7 +115,8 @@ def build(code: str, flags: tuple[str, ...] = LIBRARY) -> Path:
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             path = Path(scratch) / "program.cpp"
             path.write_text(code)
-            done = subprocess.run(["g++", *FLAGS, *flags, str(path), "-o", f"{scratch}/out"], capture_output=True, text=True)
+            done = subprocess.run(["g++", *FLAGS, *flags, str(path), "-o", f"{scratch}/out"],
+                                  capture_output=True, text=True)
             assert done.returncode == 0, done.stderr[:4000]
             os.replace(f"{scratch}/out", built)
     return built
@@ -120,7 +126,8 @@ def build(code: str, flags: tuple[str, ...] = LIBRARY) -> Path:
 def _library(source: str, kernels: tuple[str, ...]) -> Any:
     library = ctypes.CDLL(str(build(program(source, kernels))))
     library.run.restype = ctypes.c_char_p
-    library.run.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_uint]
+    library.run.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p,
+                            ctypes.c_ulong, ctypes.c_uint]
     library.bytes_of.restype = ctypes.c_size_t
     return library
 
@@ -133,13 +140,15 @@ def run_grid(grid: cuda.Grid, packed: cuda.Packed | None = None, seed: int = 0) 
     run_packed(grid.source, grid.kernel, grid.blocks, grid.threads, grid.shared, values, seed)
 
 
-def run_packed(source: str, kernel: str, blocks: Sequence[int], threads: Sequence[int], shared: int, values: Sequence[bytes], seed: int) -> None:
+def run_packed(source: str, kernel: str, blocks: Sequence[int], threads: Sequence[int], shared: int,
+               values: Sequence[bytes], seed: int) -> None:
     """The same from the bytes of each argument, which must be as many as its parameter has."""
     kernels = tuple(instances(source, kernel))
     library, number = _library(source, kernels), kernels.index(kernel)
     for n, value in enumerate(values):
         size = library.bytes_of(number, n)
-        assert len(value) == size, f"{kernel}: argument {n}, {cuda.signature(source, kernel)[n]}, has {size} bytes, not {len(value)}"
+        assert len(value) == size, (f"{kernel}: argument {n}, {cuda.signature(source, kernel)[n]}, has "
+                                    f"{size} bytes, not {len(value)}")
     held = [ctypes.create_string_buffer(value, len(value)) for value in values]
     pointers = (ctypes.c_void_p * max(len(held), 1))(*map(ctypes.addressof, held))
     geometry = [np.array((*v, 1, 1)[:3], np.uint32) for v in (blocks, threads)]
@@ -167,7 +176,8 @@ def run(call: cuda.Call, seed: int = 0) -> None:
             call.y[...], call.lse[...] = KERNELS["flash_attention"].reference(np, call.q, call.k, call.v, **constants)
         else:
             reads = (call.q, call.k, call.v, call.y, call.lse, call.dy)
-            call.dq[...], call.dk[...], call.dv[...] = KERNELS["flash_attention_grad"].reference(np, *reads, **constants)
+            call.dq[...], call.dk[...], call.dv[...] = KERNELS["flash_attention_grad"].reference(np,
+                                                                                                 *reads, **constants)
     elif isinstance(call, cuda.Zeros):
         assert call.out.flags.c_contiguous
         call.out[...] = 0
@@ -184,11 +194,12 @@ def run(call: cuda.Call, seed: int = 0) -> None:
         elif call.what == "input_grad":
             call.x[...] = KERNELS["conv2d_input_grad"].reference(np, y, w, size=x.shape[1:3], geometry=geometry)
         else:
-            call.w[...] = KERNELS["conv2d_weight_grad"].reference(np, x, y, taps=w.shape[1:3], bias=False, geometry=geometry)
+            call.w[...] = KERNELS["conv2d_weight_grad"].reference(np, x, y, taps=w.shape[1:3],
+                                                                  bias=False, geometry=geometry)
 
 
-def run_kernel(name: str, reads: Sequence[Any], writes: Sequence[Any], seed: int = 0, constants: dict[str, Any] | None = None,
-               **more: Any) -> list[cuda.Call]:
+def run_kernel(name: str, reads: Sequence[Any], writes: Sequence[Any], seed: int = 0,
+               constants: dict[str, Any] | None = None, **more: Any) -> list[cuda.Call]:
     """Runs the CUDA form of a kernel on NumPy arrays and returns its calls. `seed` is that of the order of threads;
     `constants` are the kernel's, or `more` are."""
     kernel, constants = KERNELS[name], {**(constants or {}), **more}

@@ -1,11 +1,11 @@
 """A kernel's CUDA form on a CUDA device, from NumPy arrays and back: the tests of kernels, on a GPU.
 
-With MINIDL_TEST_GPU=1 `cuda_on_cpu.run_kernel` comes here, so that `tests/test_cuda_*.py` try the same examples with the
-real compiler, cuBLAS and cuDNN.
+With MINIDL_TEST_GPU=1 `cuda_on_cpu.run_kernel` comes here, so that `tests/test_cuda_*.py` try the same examples with
+the real compiler, cuBLAS and cuDNN.
 
-After a kernel that writes where it must not, every call fails until the process ends; a kernel that never ends is waited
-for as long. So a test on a GPU that leaves it so ends its process, and where that is a worker of pytest-xdist (-n 1) the
-tests after it are run in another.
+After a kernel that writes where it must not, every call fails until the process ends; a kernel that never ends is
+waited for as long. So a test on a GPU that leaves it so ends its process, and where that is a worker of pytest-xdist
+(-n 1) the tests after it are run in another.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ class Mirror:
             if host.size:
                 self.device.driver.copy(host, memory, self.device.main)()
             self.bases[start] = host, memory
-        return self.device.driver.array(self.bases[start][1], array.shape, str(array.dtype), array.strides, array.ctypes.data - start)
+        return self.device.driver.array(self.bases[start][1], array.shape, str(array.dtype), array.strides,
+                                        array.ctypes.data - start)
 
     def bring_back(self) -> None:
         for host, memory in self.bases.values():
@@ -83,7 +84,8 @@ class Mirror:
         self.device.synchronize()
 
 
-def run_kernel_on(device: Any, name: str, reads: Sequence[Any], writes: Sequence[Any], work: Sequence[Any], constants: dict[str, Any]
+def run_kernel_on(device: Any, name: str, reads: Sequence[Any], writes: Sequence[Any], work: Sequence[Any],
+                  constants: dict[str, Any]
                   ) -> Sequence[cuda.Call]:
     """Runs it and puts what it wrote into `writes`; returns its calls."""
     mirror = Mirror(device)

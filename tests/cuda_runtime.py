@@ -1,8 +1,8 @@
 """CUDA devices on the CPU, by the engine's own code, on a GPU that is not there (`cuda_machine`).
 
-`Runtime` is `minidl.runtime.cuda.driver.Driver` on the calls of CuPy and cuda-bindings as `cuda_machine` answers them, so all but
-the GPU is what runs on one. cuBLASLt's calls are answered by `cuda_blas`, those of cuDNN's frontend by `cuda_dnn`. Times mean
-nothing there, so what is timed is timed once.
+`Runtime` is `minidl.runtime.cuda.driver.Driver` on the calls of CuPy and cuda-bindings as `cuda_machine` answers them,
+so all but the GPU is what runs on one. cuBLASLt's calls are answered by `cuda_blas`, those of cuDNN's frontend by
+`cuda_dnn`. Times mean nothing there, so what is timed is timed once.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ class Runtime(driver.Driver):
 
     def __init__(self, seed: int = 0, machine: type[Machine] = Machine) -> None:
         self.machine = machine(seed)
-        libraries = cuda_machine.cupy(self.machine), cuda_machine.cupyx(self.machine), cuda_machine.bindings(self.machine)
+        libraries = (cuda_machine.cupy(self.machine), cuda_machine.cupyx(self.machine),
+                     cuda_machine.bindings(self.machine))
         with mock.patch.object(driver, "libraries", return_value=libraries):
             super().__init__(0)
 
@@ -55,7 +56,8 @@ def make_dnn(runtime: Runtime) -> Any:
 
 
 def device(seed: int = 0) -> Cuda:
-    """A CUDA device without a GPU, one more each time. It is known as the owner of its memory, but not found by name."""
+    """A CUDA device without a GPU, one more each time. It is known as the owner of its memory, but
+    not found by name."""
     clock.REPEATS, clock.ROUNDS = 2, 1
     runtime = Runtime(seed)
     made = Cuda(runtime, lambda: make_products(runtime), lambda: make_dnn(runtime), "cuda:0")

@@ -1,9 +1,9 @@
 """Launches run once more, by a program of its own, under AddressSanitizer or ThreadSanitizer.
 
 `record` keeps what a launch was given and what it left. `replay` writes such launches to a file and runs them in a C++
-program whose arrays lie in allocations of exactly their size and whose CUDA threads are threads of the operating system.
-Used as a pytest plugin (`-p cuda_sanitizers`, with MINIDL_LAUNCHES=FILE), it records launches of every kernel that the
-tests run.
+program whose arrays lie in allocations of exactly their size and whose CUDA threads are threads of the operating
+system. Used as a pytest plugin (`-p cuda_sanitizers`, with MINIDL_LAUNCHES=FILE), it records launches of every kernel
+that the tests run.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ from minidl.kernels.cuda import Grid, Packed, Struct
 from minidl.kernels.registry import Kernel
 
 #: what g++ is told for each
-SANITIZERS = {"address": ("-fsanitize=address,undefined", "-fno-sanitize-recover=all"), "thread": ("-fsanitize=thread",)}
+SANITIZERS = {"address": ("-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
+              "thread": ("-fsanitize=thread",)}
 OPTIONS = {"ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1", "TSAN_OPTIONS": "halt_on_error=1"}
 THREADS, BYTES = 2100, 1_000_000  #: of launches that are worth replaying: each thread is a real one
 KEPT = 3  #: launches of each kernel, as many again of one block alone
@@ -64,13 +65,15 @@ def _extents(arrays: Sequence[Any]) -> list[tuple[int, int]]:
 
 def _words(grid: Grid) -> list[int]:
     """What may be an address in the structs that are passed by value."""
-    return [w for a in grid.arguments if isinstance(a, Struct) for (w,) in struct.iter_unpack("<Q", a.content[: len(a.content) // 8 * 8])]
+    return [w for a in grid.arguments if isinstance(a, Struct)
+            for (w,) in struct.iter_unpack("<Q", a.content[: len(a.content) // 8 * 8])]
 
 
 def pointed_at(grid: Grid, known: Sequence[Any]) -> list[Any]:
     """The arrays of a launch: its arguments, and those of `known` that its structs point at."""
     words = _words(grid)
-    return [a for a in grid.arguments if isinstance(a, np.ndarray)] + [a for a in known if any(low <= w < high for low, high in _extents([a]) for w in words)]
+    return ([a for a in grid.arguments if isinstance(a, np.ndarray)]
+            + [a for a in known if any(low <= w < high for low, high in _extents([a]) for w in words)])
 
 
 def record(grid: Grid, run: Callable[[], Any], known: Sequence[Any] = ()) -> Recorded:
@@ -78,8 +81,9 @@ def record(grid: Grid, run: Callable[[], Any], known: Sequence[Any] = ()) -> Rec
     extents = _extents(pointed_at(grid, known))
 
     def located(content: bytes) -> list[tuple[int, int, int]]:
-        return [(place, i, address - low) for place in range(0, len(content) - 7, 8) for address in struct.unpack_from("<Q", content, place)
-                for i, (low, high) in enumerate(extents) if low <= address < high]
+        return [(place, i, address - low) for place in range(0, len(content) - 7, 8)
+                for address in struct.unpack_from("<Q", content, place) for i, (low, high) in enumerate(extents)
+                if low <= address < high]
 
     before = [ctypes.string_at(low, high - low) for low, high in extents]
     run()
@@ -88,10 +92,11 @@ def record(grid: Grid, run: Callable[[], Any], known: Sequence[Any] = ()) -> Rec
     for given, value in zip(grid.arguments, Packed(grid).values, strict=True):
         content = given.content if isinstance(given, Struct) else bytes(value)
         arguments.append((content, located(content) if isinstance(given, Struct | np.ndarray) else []))
-    return Recorded(grid.source, grid.kernel, (*(*grid.blocks, 1, 1)[:3], *(*grid.threads, 1, 1)[:3], grid.shared), memory, arguments)
+    return Recorded(grid.source, grid.kernel,
+                    (*(*grid.blocks, 1, 1)[:3], *(*grid.threads, 1, 1)[:3], grid.shared), memory, arguments)
 
 
-# ---------------------------------------------------------------------------------------------------------------- replay
+# --------------------------------------------------------------------------------------------------------------- replay
 MAIN = r"""
 static long long number(FILE* f) { long long n; if (fread(&n, 8, 1, f) != 1) exit(3); return n; }
 static std::vector<unsigned char> piece(FILE* f, long long n) {
@@ -122,7 +127,10 @@ int main(int, char** argv) {
         for (long long i = 0; i < count; i++) {
             long long bytes = number(f);
             values.push_back(piece(f, bytes));
-            if ((size_t)bytes != bytes_of(kernel, i)) { fprintf(stderr, "argument %lld has %lld bytes\n", i, bytes); return 2; }
+            if ((size_t)bytes != bytes_of(kernel, i)) {
+                fprintf(stderr, "argument %lld has %lld bytes\n", i, bytes);
+                return 2;
+            }
             for (long long places = number(f); places > 0; places--) {
                 long long place = number(f), allocation = number(f);
                 unsigned char* address = starts[allocation] + number(f);
@@ -134,7 +142,10 @@ int main(int, char** argv) {
         if (run(kernel, pointers.data(), g, t, shared, (unsigned)launch)) return 2;
         for (size_t i = 0; i < starts.size(); i++)
             for (size_t b = 0; b < expected[i].size(); b++)
-                if (starts[i][b] != expected[i][b]) { fprintf(stderr, "byte %zu of allocation %zu differs from what fibers leave\n", b, i); return 2; }
+                if (starts[i][b] != expected[i][b]) {
+                    fprintf(stderr, "byte %zu of allocation %zu differs from what fibers leave\n", b, i);
+                    return 2;
+                }
         for (auto* p : allocated) free(p);
     }
     fprintf(stderr, "all is well\n");
@@ -164,8 +175,9 @@ def _written(launches: Sequence[Recorded], kernels: list[str]) -> bytes:
 
 
 def replay(launches: Sequence[Recorded], sanitizer: str, seconds: float = 300.0, kernels: Sequence[str] = ()) -> None:
-    """Runs launches of one source; `kernels` are compiled with those launched. Raises AssertionError with the sanitizer's report where it has one, where a launch
-    leaves other bytes than it did when it was recorded, and where it does not end."""
+    """Runs launches of one source; `kernels` are compiled with those launched. Raises AssertionError with the
+    sanitizer's report where it has one, where a launch leaves other bytes than it did when it was recorded, and where
+    it does not end."""
     (source,) = {r.source for r in launches}
     kernels = sorted({*kernels, *(r.kernel for r in launches)})
     names = ", ".join(f'"{k}"' for k in kernels)
@@ -175,15 +187,17 @@ def replay(launches: Sequence[Recorded], sanitizer: str, seconds: float = 300.0,
         path = Path(folder) / "launches"
         path.write_bytes(_written(launches, kernels))
         try:
-            done = subprocess.run([binary, path], capture_output=True, text=True, errors="replace", timeout=seconds, env={**os.environ, **OPTIONS})
+            done = subprocess.run([binary, path], capture_output=True, text=True, errors="replace", timeout=seconds,
+                                  env={**os.environ, **OPTIONS})
         except subprocess.TimeoutExpired as late:
-            raise AssertionError(f"{source}: no end, threads may wait for others at a barrier; {(late.stderr or b'')[-300:]!r}") from late
+            raise AssertionError(f"{source}: no end, threads may wait for others at a barrier; "
+                                 f"{(late.stderr or b'')[-300:]!r}") from late
     report = done.stderr.rpartition("launch ")[2]
     well = done.returncode == 0 and report.endswith("all is well\n")
     assert well, f"{source}, {sanitizer} sanitizer: launch {report[:6000]}"
 
 
-# ------------------------------------------------------------------------------------------------------------- recording
+# ------------------------------------------------------------------------------------------------------------ recording
 Kind = tuple[str, str, bool, bool]
 
 
@@ -206,15 +220,18 @@ class Recorder:
         self.kept: dict[Kind, dict[bytes, Recorded]] = {}
         self.bound: list[Any] = []  # arrays of the kernel that was bound last
 
-    def cuda_calls(self, plain: Callable[..., Any], kernel: Any, reads: Any, writes: Any, work: Any, constants: Any) -> Any:
+    def cuda_calls(self, plain: Callable[..., Any], kernel: Any, reads: Any, writes: Any, work: Any,
+                   constants: Any) -> Any:
         self.bound = [*reads, *writes, *work]
         return plain(kernel, reads, writes, work, constants)
 
     def run_grid(self, plain: Callable[..., None], grid: Grid, packed: Packed | None = None, seed: int = 0) -> None:
         kept, draw, arrays = self.kept.setdefault(_kind(grid), {}), _draw(grid), pointed_at(grid, self.bound)
         extents = _extents(arrays)
-        small = math.prod(grid.blocks) * math.prod(grid.threads) <= THREADS and sum(high - low for low, high in extents) <= BYTES
-        lost = any(2**40 < w < 2**47 and not any(low <= w < high for low, high in extents) for w in _words(grid))  # addresses, bound long ago
+        small = (math.prod(grid.blocks) * math.prod(grid.threads) <= THREADS
+                 and sum(high - low for low, high in extents) <= BYTES)
+        # addresses, bound long ago
+        lost = any(2**40 < w < 2**47 and not any(low <= w < high for low, high in extents) for w in _words(grid))
         if small and not lost and draw not in kept and (len(kept) < KEPT or draw < max(kept)):
             kept[draw] = record(grid, lambda: plain(grid, packed, seed), arrays)
             if len(kept) > KEPT:
@@ -235,7 +252,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_unconfigure(config: pytest.Config) -> None:
     if _RECORDER in config.stash:
         kept = config.stash[_RECORDER].kept
-        Path(os.environ["MINIDL_LAUNCHES"]).write_bytes(pickle.dumps({kind: list(launches.values()) for kind, launches in kept.items()}))
+        Path(os.environ["MINIDL_LAUNCHES"]).write_bytes(pickle.dumps({kind: list(launches.values())
+                                                                      for kind, launches in kept.items()}))
 
 
 _RECORDER = pytest.StashKey[Recorder]()

@@ -1,7 +1,7 @@
 """Holds calls against the functions that are installed: do they exist, and do they take what they are given.
 
-Compiled packages tell their functions' parameters in the first line of the documentation, with C's types. Where a package
-is not installed nothing is held against it.
+Compiled packages tell their functions' parameters in the first line of the documentation, with C's types. Where a
+package is not installed nothing is held against it.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from functools import cache, partial
 from typing import Any
 
 #: the least and the greatest integer of C's types
-RANGES = {"intptr_t": (-(2**63), 2**64 - 1), "size_t": (0, 2**64 - 1), "int": (-(2**31), 2**31 - 1), "unsigned int": (0, 2**32 - 1), "int64_t": (-(2**63), 2**63 - 1),
-          "uint64_t": (0, 2**64 - 1), "uint32_t": (0, 2**32 - 1)}
+RANGES = {"intptr_t": (-(2**63), 2**64 - 1), "size_t": (0, 2**64 - 1), "int": (-(2**31), 2**31 - 1),
+          "unsigned int": (0, 2**32 - 1), "int64_t": (-(2**63), 2**63 - 1), "uint64_t": (0, 2**64 - 1),
+          "uint32_t": (0, 2**32 - 1)}
 OTHERS = {"str": str, "unicode": str, "bytes": bytes}
 
 
@@ -30,7 +31,8 @@ def installed(name: str) -> Any:
 @cache
 def parameters(documentation: str) -> list[tuple[str, str, bool]] | None:
     """(C's type, name, may be left out) of each, of the first line `f(int a, b=None)`; None for another first line."""
-    found = re.match(r"[\w.]+\((.*)\)(?: -> .*)?$", documentation.strip().splitlines()[0]) if documentation.strip() else None
+    found = (re.match(r"[\w.]+\((.*)\)(?: -> .*)?$", documentation.strip().splitlines()[0])
+             if documentation.strip() else None)
     if found is None:
         return None
     parts = [p.strip() for p in found[1].split(",") if p.strip() not in ("", "self", "*", "/")]
@@ -46,7 +48,8 @@ def check(name: str, documentation: str | None, arguments: tuple[Any, ...], name
     assert len(arguments) <= len(wanted), f"{name} takes {len(wanted)} arguments, not {len(arguments)}"
     given = {w[1]: a for w, a in zip(wanted, arguments, strict=False)}
     assert not given.keys() & named.keys(), f"{name} gets {given.keys() & named.keys()} twice"
-    assert named.keys() <= {w[1] for w in wanted}, f"{name} has no parameter {', '.join(named.keys() - {w[1] for w in wanted})}"
+    assert named.keys() <= {w[1] for w in wanted}, (
+        f"{name} has no parameter {', '.join(named.keys() - {w[1] for w in wanted})}")
     given |= named
     for kind, parameter, optional in wanted:
         assert optional or parameter in given, f"{name} misses its argument {parameter}"
@@ -65,7 +68,8 @@ def _check_type(what: str, kind: str, value: Any) -> None:
 
 def checked(real: Any, **functions: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
     """The functions under their names, each held against the one of this name in `real` when it is called."""
-    return {name: partial(_checked, name, getattr(real, name).__doc__ if real else None, function) for name, function in functions.items()}
+    return {name: partial(_checked, name, getattr(real, name).__doc__ if real else None, function)
+            for name, function in functions.items()}
 
 
 def _checked(name: str, documentation: str | None, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:

@@ -1,5 +1,5 @@
-"""Launches of several blocks that are small enough for real threads. Run by `test_cuda_sanitizers` alone, which keeps them;
-what they compute is tested elsewhere."""
+"""Launches of several blocks that are small enough for real threads. Run by `test_cuda_sanitizers` alone, which keeps
+them; what they compute is tested elsewhere."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from minidl.kernels import KERNELS
 from minidl.kernels.conv import Geometry
 
 
-@pytest.mark.parametrize("sizes", [(3, 4), (37, 31)])  # the second: no four neighbours at once, and more than two blocks
+# the second: no four neighbours at once, and more than two blocks
+@pytest.mark.parametrize("sizes", [(3, 4), (37, 31)])
 def test_examples(sizes):
     for example in examples(*sizes):
         if KERNELS[example.kernel]._cuda is not None:

@@ -1,4 +1,5 @@
-"""CuPy without a GPU: NumPy's results behind CuPy's names, signatures and refusals, as far as references of kernels use them.
+"""CuPy without a GPU: NumPy's results behind CuPy's names, signatures and refusals, as far as references of
+kernels use them.
 
 What the installed CuPy does not have is not there, neither functions and their arguments nor methods of arrays. Results
 are always arrays, also of a single number, and none becomes NumPy's by itself. Says nothing about what CuPy computes.
@@ -25,7 +26,8 @@ class Array(np.lib.mixins.NDArrayOperatorsMixin):
         return f"on the device: {self.values!r}"
 
     def __array__(self, *_: Any, **__: Any) -> Any:
-        raise TypeError("Implicit conversion to a NumPy array is not allowed. Please use `.get()` to construct a NumPy array explicitly.")
+        raise TypeError("Implicit conversion to a NumPy array is not allowed. Please use `.get()` to construct "
+                        "a NumPy array explicitly.")
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, out: Any = None, **given: Any) -> Any:
         if not hasattr(cupy, ufunc.__name__) or method != "__call__":

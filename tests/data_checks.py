@@ -20,4 +20,5 @@ def refused(*culprits: str, act) -> str:
 
 
 def same(a, b) -> bool:
-    return all(x.dtype == y.dtype and x.shape == y.shape and x.tobytes() == y.tobytes() for x, y in zip(a, b, strict=True))
+    return all(x.dtype == y.dtype and x.shape == y.shape and x.tobytes() == y.tobytes()
+               for x, y in zip(a, b, strict=True))

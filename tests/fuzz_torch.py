@@ -1,7 +1,7 @@
 """Random steps in torch, float64: the functions that their text calls, and what a step leaves.
 
-Gradients are spent as by minidl's optimizers: an update uses those made since the last one, and the next backward starts anew.
-Which elements a dropout drops is asked of minidl.
+Gradients are spent as by minidl's optimizers: an update uses those made since the last one, and the next backward
+starts anew. Which elements a dropout drops is asked of minidl.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from minidl.random_steps import StepSource
 
 
 def exact(program: StepSource) -> StepSource:
-    """The same step in float64, without what makes noise large: Adam divides a gradient that is zero but for rounding by its size."""
+    """The same step in float64, without what makes noise large: Adam divides a gradient that is zero but for
+    rounding by its size."""
     optimizers = {name: ("SGD", arguments, members) for name, (_, arguments, members) in program.optimizers.items()}
     return replace(program, dtype="float64", scaled=False, optimizers=optimizers)
 
@@ -29,8 +30,9 @@ def torch_steps(program: StepSource, seed: int) -> list[Any]:
     p = {name: torch.tensor(value, requires_grad=True) for name, value in program.parameters.items()}
     k = {name: torch.tensor(value) for name, value in program.constants.items()}
     n = {name: [torch.zeros(c).double(), torch.ones(c).double(), torch.tensor(0)] for name, c in program.norms.items()}
-    optimizers = {name: (torch.optim.SGD([p[m] for m in members], **{key: v for key, v in arguments.items() if key != "max_norm"}),
-                         arguments.get("max_norm"), [p[m] for m in members]) for name, (_, arguments, members) in program.optimizers.items()}
+    optimizers = {name: (torch.optim.SGD([p[m] for m in members], **{key: v for key, v in arguments.items()
+                                                                     if key != "max_norm"}), arguments.get("max_norm"),
+                         [p[m] for m in members]) for name, (_, arguments, members) in program.optimizers.items()}
     spent: set[Any] = set()
 
     def backward(loss: Any) -> None:
@@ -95,7 +97,8 @@ def _dropout(x: Any, rate: float) -> Any:
 
 def _batch_norm(x: Any, w: Any, b: Any, running: Any, training: bool) -> Any:
     running[2] += training
-    mean, variance = running[:2] if training else (t.clone() for t in running[:2])  # torch's gradient reads those of later
+    # torch's gradient reads those of later
+    mean, variance = running[:2] if training else (t.clone() for t in running[:2])
     return F.batch_norm(x.reshape(-1, x.shape[-1]), mean, variance, w, b, training).reshape(x.shape)
 
 
@@ -112,16 +115,19 @@ def _rnn(gx: Any, h: Any, w: Any) -> Any:
 
 
 FUNCTIONS: dict[str, Any] = {
-    **{name: getattr(torch, name) for name in ("matmul", "relu", "tanh", "sigmoid", "exp", "sqrt", "log", "maximum", "minimum", "broadcast_to", "reshape",
-                                               "absolute", "neg")},
+    **{name: getattr(torch, name) for name in ("matmul", "relu", "tanh", "sigmoid", "exp", "sqrt", "log", "maximum",
+                                               "minimum", "broadcast_to", "reshape", "absolute", "neg")},
     **{name: getattr(F, name) for name in ("gelu", "relu6", "hardswish", "cross_entropy", "linear")},
-    "mse": F.mse_loss, "softmax": lambda x: x.softmax(-1), "log_softmax": lambda x: x.log_softmax(-1), "power": torch.pow,
-    "transpose": lambda x: x.permute(*range(x.ndim)[::-1]), "concat": lambda parts, axis, room=0: torch.cat(parts, axis),
+    "mse": F.mse_loss, "softmax": lambda x: x.softmax(-1), "log_softmax": lambda x: x.log_softmax(-1),
+    "power": torch.pow, "transpose": lambda x: x.permute(*range(x.ndim)[::-1]),
+    "concat": lambda parts, axis, room=0: torch.cat(parts, axis),
     "total": lambda x, axis=None, keep=False: x.sum() if axis is None else x.sum(axis, keepdim=keep),
     "mean": lambda x, axis=None, keep=False: x.mean() if axis is None else x.mean(axis, keepdim=keep),
-    "amax": lambda x, axis, keep: x.amax(axis, keepdim=keep), "layer_norm": lambda x, w, b: F.layer_norm(x, x.shape[-1:], w, b),
-    "batch_norm": _batch_norm, "dropout": _dropout, "conv2d": _conv2d, "rnn": _rnn, "cast": lambda x: x, "array": torch.tensor,
+    "amax": lambda x, axis, keep: x.amax(axis, keepdim=keep),
+    "layer_norm": lambda x, w, b: F.layer_norm(x, x.shape[-1:], w, b), "batch_norm": _batch_norm, "dropout": _dropout,
+    "conv2d": _conv2d, "rnn": _rnn, "cast": lambda x: x, "array": torch.tensor,
     "max_pool2d": lambda x, size: F.max_pool2d(x.permute(0, 3, 1, 2), size).permute(0, 2, 3, 1),
     "avg_pool2d": lambda x, size: F.avg_pool2d(x.permute(0, 3, 1, 2), size).permute(0, 2, 3, 1),
     "attention": lambda q, key, v, causal: F.scaled_dot_product_attention(q, key, v, is_causal=causal),
-    "embedding": lambda table, y: F.embedding(y, table), "detach": lambda x: x.detach(), "no_grad": torch.no_grad, "micro_batch": ml.micro_batch}
+    "embedding": lambda table, y: F.embedding(y, table), "detach": lambda x: x.detach(), "no_grad": torch.no_grad,
+    "micro_batch": ml.micro_batch}

@@ -34,7 +34,8 @@ EXTRAS = {"torch": "parity", "ortools": "optimal", "matplotlib": "plot", "cupy":
 
 def need(name: str) -> Any:
     """A module of an optional package, or the test is skipped and says what to install."""
-    return pytest.importorskip(name, reason=f"{name} is not installed; install minidl[{EXTRAS[name.partition('.')[0]]}]")
+    return pytest.importorskip(name,
+                               reason=f"{name} is not installed; install minidl[{EXTRAS[name.partition('.')[0]]}]")
 
 
 def torch_or_skip() -> Any:
@@ -49,7 +50,8 @@ def until(happened: Callable[[], Any], what: str, seconds: float = PATIENCE) -> 
         time.sleep(0.02)
 
 
-def random_array(shape: Sequence[int], seed: int = 0, dtype: str = "float64", low: float = -2.0, high: float = 2.0) -> Any:
+def random_array(shape: Sequence[int], seed: int = 0, dtype: str = "float64", low: float = -2.0,
+                 high: float = 2.0) -> Any:
     """Evenly spaced numbers in random order, none of them near zero, so that no kink and no tie is near."""
     rng = np.random.default_rng(seed)
     count = int(np.prod(shape, dtype=np.int64))
@@ -109,7 +111,7 @@ def arrays_left(call: Callable[[], Any]) -> int:
     return sum(trace.size for trace in snapshot.traces)
 
 
-# ---------------------------------------------------------------------------------------------------- finite differences
+# --------------------------------------------------------------------------------------------------- finite differences
 def _strided(t: Any) -> Any:
     """The same values as a transposed view of transposed memory."""
     return ops.transpose(t) if t.ndim > 1 else t
@@ -172,7 +174,7 @@ def finite_difference_check(f: Callable[..., Any], *arrays: Any, seed: int = 1, 
                                        err_msg=f"gradient toward operand {i}, leaf={leaf}, strided={strided}")
 
 
-# ------------------------------------------------------------------------------------------------------ graphs at random
+# ----------------------------------------------------------------------------------------------------- graphs at random
 def closure(count: int, pairs: Any) -> Any:
     """Boolean matrix: reach[i, j] where a way leads from i to j."""
     reach = np.zeros((count, count), bool)
@@ -203,7 +205,8 @@ def planned(*tasks: tuple[str, str, str], nbytes: int = 8) -> TaskGraph:
             if b not in names:
                 names[b] = builder.buffer(b, nbytes)
         own = ml.graph.unpack(ml.graph.parse_task(name))
-        builder.task(own.unit, Kind(own.kind), own.micro_batch, part=own.part, destination=own.destination, late=own.late, iteration=own.iteration, reads=[names[b] for b in reads.split()],
+        builder.task(own.unit, Kind(own.kind), own.micro_batch, part=own.part, destination=own.destination,
+                     late=own.late, iteration=own.iteration, reads=[names[b] for b in reads.split()],
                      writes=[names[b] for b in writes.split()], nbytes=nbytes)
     return builder.build()
 
@@ -216,23 +219,25 @@ def planned_graphs(draw: Any, tasks: int = 12, buffers: int = 5) -> TaskGraph:
     for b in range(buffers):
         builder.buffer(f"b{b}", draw(st.sampled_from([0, 1, 256, 300, 1024])))
     for unit in range(draw(st.integers(1, tasks))):
-        builder.task(unit, draw(st.sampled_from([Kind.F, Kind.O, Kind.W, Kind.U])), reads=draw(names), writes=draw(names),
-                     flops=float(draw(st.integers(0, 9))), nbytes=draw(st.integers(0, 4000)))
+        builder.task(unit, draw(st.sampled_from([Kind.F, Kind.O, Kind.W, Kind.U])), reads=draw(names),
+                     writes=draw(names), flops=float(draw(st.integers(0, 9))), nbytes=draw(st.integers(0, 4000)))
     return builder.build()
 
 
 @st.composite
-def scheduled_graphs(draw: Any, tasks: int = 12, buffers: int = 5, lanes: int = 4, ranks: int = 1) -> tuple[TaskGraph, Schedule]:
+def scheduled_graphs(draw: Any, tasks: int = 12, buffers: int = 5, lanes: int = 4,
+                     ranks: int = 1) -> tuple[TaskGraph, Schedule]:
     """A graph and a legal schedule of it."""
     graph = draw(planned_graphs(tasks, buffers))
-    schedule = random_schedule(graph, draw(st.integers(1, lanes)), np.random.default_rng(draw(st.integers(0, 2**32 - 1))))
+    schedule = random_schedule(graph, draw(st.integers(1, lanes)),
+                               np.random.default_rng(draw(st.integers(0, 2**32 - 1))))
     if ranks > 1:
         on = [draw(st.integers(0, ranks - 1)) for _ in schedule.lanes]
         schedule = Schedule(tuple(Lane(r, f"l{i}") for i, r in enumerate(on)), schedule.ptr, schedule.keys)
     return graph, schedule
 
 
-# ---------------------------------------------------------------------------------------------------- networks at random
+# --------------------------------------------------------------------------------------------------- networks at random
 class Network(nn.Module):
     """Layers by name over a row of `width` numbers; what is in `plan` decides. Some share parameters, some leave the
     straight line."""
@@ -382,9 +387,11 @@ def with_memory(graph):
         memory = cpu().allocate(max(spec.bytes, 1))
         return replace(spec, live=Storage(spec.name, spec.shape, spec.dtype, Role.STATE, memory))
 
-    return replace(graph, storages=tuple(own(s) if s.role == Role.STATE and s.live is None else s for s in graph.storages))
+    return replace(graph,
+                   storages=tuple(own(s) if s.role == Role.STATE and s.live is None else s for s in graph.storages))
 
 
 def replicas(graph, name, cost=None, collective=None, ranks=2, limit=None, **options):
     """The named data-parallel plan, told those options that it takes."""
-    return ml.plan(graph, name, cost, ml.Machine(ranks, limit, collective=collective), **schedulers.find(name).known(**options))
+    return ml.plan(graph, name, cost, ml.Machine(ranks, limit, collective=collective),
+                   **schedulers.find(name).known(**options))

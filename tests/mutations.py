@@ -1,5 +1,5 @@
-"""Mutated files of every format that is read: one line and exit 2 (or 1 from `check`, for a plan that is one but not valid),
-nothing executed, nothing lost, no memory beyond what is stated, no hang.
+"""Mutated files of every format that is read: one line and exit 2 (or 1 from `check`, for a plan that is one but not
+valid), nothing executed, nothing lost, no memory beyond what is stated, no hang.
 
     python tests/mutations.py 10000 [SEED]      a campaign as a program, with its figures
 
@@ -42,21 +42,25 @@ Rng = np.random.Generator
 Bytes = Callable[[Rng, bytes], bytes]
 
 SMALL = ["--model", "mlp", "--model-arg", "preset=tiny", "--batch-size", "16"]
-DATA = ["plan", "--model", "mlp", "--model-arg", "preset=tiny", "--batch-size", "4", "--costs", "analytic", "--strict", "--data"]
+DATA = ["plan", "--model", "mlp", "--model-arg", "preset=tiny", "--batch-size", "4", "--costs", "analytic",
+        "--strict", "--data"]
 
 
 # ------------------------------------------------------------------------------------------------------------ mutations
-NUMBERS = ["-1", "0", "1e308", "-1e308", "1e999", "NaN", "nan", "inf", "Infinity", "-0.0", "9" * 30, "9" * 5000, "0x10", "1e-320", "0.1", "1_0", "99999999",
-           "2147483648", "18446744073709551616", "null", "true", "false", "''", '""', "[]", "{}", '"5"', "[1, 2]", "٣", "1.5.2", "--2", "1@2", "@", " "]
-WORDS = ["__import__('os').system('touch executed')", "!!python/object/apply:os.system ['touch executed']", "${HOME}", "$(touch executed)", "../../etc/passwd",
-         "\x00", "\r", "\n\n", "\t", '"', "'", "\\", "é", "\U0001f600", "\u2028", "\x85", "\x1b[31m", "%s%n", "a" * 3000, "(" * 300, "[" * 20_000, "{'a':" * 500,
-         ",", ",,,,", ";", ":", "=", "#", "(0F0;1F0)", "((0F0;1F0);2F0)", "0F0", "W", "cos\nsystem\n(S'touch executed'\ntR."]
+NUMBERS = ["-1", "0", "1e308", "-1e308", "1e999", "NaN", "nan", "inf", "Infinity", "-0.0", "9" * 30, "9" * 5000, "0x10",
+           "1e-320", "0.1", "1_0", "99999999", "2147483648", "18446744073709551616", "null", "true", "false", "''",
+           '""', "[]", "{}", '"5"', "[1, 2]", "٣", "1.5.2", "--2", "1@2", "@", " "]
+WORDS = ["__import__('os').system('touch executed')", "!!python/object/apply:os.system ['touch executed']", "${HOME}",
+         "$(touch executed)", "../../etc/passwd", "\x00", "\r", "\n\n", "\t", '"', "'", "\\", "é", "\U0001f600",
+         "\u2028", "\x85", "\x1b[31m", "%s%n", "a" * 3000, "(" * 300, "[" * 20_000, "{'a':" * 500, ",", ",,,,", ";",
+         ":", "=", "#", "(0F0;1F0)", "((0F0;1F0);2F0)", "0F0", "W", "cos\nsystem\n(S'touch executed'\ntR."]
 
 
 def _place(rng: Rng, content: bytes, most: int = 64) -> tuple[int, int]:
     """A range of the content: anywhere, or near one of its ends, where headers are."""
     size, where = len(content), rng.random()
-    begin = int(rng.integers(0, size + 1)) if where < 0.6 else min(size, int(rng.integers(0, 200))) if where < 0.85 else max(0, size - int(rng.integers(0, 200)))
+    begin = (int(rng.integers(0, size + 1)) if where < 0.6 else min(size, int(rng.integers(0, 200))) if where < 0.85
+             else max(0, size - int(rng.integers(0, 200))))
     return begin, min(size, begin + int(rng.integers(1, most)))
 
 
@@ -100,8 +104,9 @@ def truncate(rng: Rng, content: bytes) -> bytes:
 
 def foreign(rng: Rng, content: bytes) -> bytes:
     """Another file altogether."""
-    kinds = [b"", b"\x00" * 1000, rng.bytes(500), b"PK\x03\x04" + content, b"\x1f\x8b" + content, pickle.dumps(Payload()), content[::-1], content * 3,
-             b"%PDF-1.7\n", b"#!/bin/sh\ntouch executed\n", content.decode("latin-1").encode("utf-16"), b"\xef\xbb\xbf" + content, gzip.compress(content)]
+    kinds = [b"", b"\x00" * 1000, rng.bytes(500), b"PK\x03\x04" + content, b"\x1f\x8b" + content,
+             pickle.dumps(Payload()), content[::-1], content * 3, b"%PDF-1.7\n", b"#!/bin/sh\ntouch executed\n",
+             content.decode("latin-1").encode("utf-16"), b"\xef\xbb\xbf" + content, gzip.compress(content)]
     return kinds[int(rng.integers(0, len(kinds)))]
 
 
@@ -163,8 +168,9 @@ class Payload:
 # -------------------------------------------------------------------------------------------------------------- formats
 @dataclass
 class Format:
-    """`whole`: a file's bytes; `mutate`: another content of it; `argv`: the command that reads it, from the folder that it is
-    put in as `name`; or `act`, a call in place of it. `memory`: what the whole command may take, the SPARE that is stated."""
+    """`whole`: a file's bytes; `mutate`: another content of it; `argv`: the command that reads it, from the folder that
+    it is put in as `name`; or `act`, a call in place of it. `memory`: what the whole command may take, the SPARE that
+    is stated."""
 
     name: str
     whole: bytes
@@ -186,7 +192,8 @@ def binary(rng: Rng, content: bytes) -> bytes:
 def packed(rng: Rng, content: bytes) -> bytes:
     """Gzip: outside, or inside, where the checksum is right."""
     inner = TEXT if gzip.decompress(content)[:1] == b"{" else BINARY
-    return gzip.compress(mutated(rng, gzip.decompress(content), inner), 1, mtime=0) if rng.random() < 0.6 else binary(rng, content)
+    return (gzip.compress(mutated(rng, gzip.decompress(content), inner), 1, mtime=0) if rng.random() < 0.6
+            else binary(rng, content))
 
 
 def npz(rng: Rng, content: bytes) -> bytes:
@@ -194,7 +201,8 @@ def npz(rng: Rng, content: bytes) -> bytes:
     if rng.random() < 0.4:
         return binary(rng, content)
     out = io.BytesIO()
-    with zipfile.ZipFile(io.BytesIO(content)) as old, zipfile.ZipFile(out, "w", int(rng.choice([zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED]))) as new:
+    with (zipfile.ZipFile(io.BytesIO(content)) as old,
+          zipfile.ZipFile(out, "w", int(rng.choice([zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED]))) as new):
         chosen = str(rng.choice(old.namelist()))
         for name in old.namelist():
             member = old.read(name)
@@ -226,7 +234,8 @@ def every_format(folder: Path) -> dict[str, Format]:
     """Whole files, made by the program itself where it writes them."""
     made: dict[str, Format] = {}
 
-    def add(kind: str, name: str, whole: bytes, argv: list[str], mutate: Any, memory: int = 0, act: Any = None, **beside: bytes) -> None:
+    def add(kind: str, name: str, whole: bytes, argv: list[str], mutate: Any, memory: int = 0, act: Any = None,
+            **beside: bytes) -> None:
         made[kind] = Format(name, whole, argv, mutate, beside, memory or files.SPARE, act)
 
     def written(argv: list[str], flag: str, name: str) -> bytes:
@@ -242,29 +251,35 @@ def every_format(folder: Path) -> dict[str, Format]:
     pipe = written(["plan", "--scheduler", "zb_h1", *shape], "--save", "pipe.csv")
     add("pipeline", "plan.csv", pipe, ["check", "plan.csv", *shape], text)
     grid = ml.schedulers.pipeline.to_torch(ml.schedulers.pipeline.plan("dualpipe_v", 2, 4).schedule)
-    add("grid", "grid.csv", grid.encode(), ["check", "grid.csv", "--ranks", "2", "--micro-batches", "4", "--chunks", "2"], text)
+    add("grid", "grid.csv", grid.encode(),
+        ["check", "grid.csv", "--ranks", "2", "--micro-batches", "4", "--chunks", "2"], text)
     network = [*analytic, "--model-arg", "layers=6", *shape]
     cuts = written(["plan", "--scheduler", "one_f_one_b", *network], "--save", "cuts.csv")
     add("pipeline of a network", "plan.csv", cuts, ["check", "plan.csv", *network], text)
     costs = written(["plan", *analytic, "--scheduler", "multi_region"], "--save-costs", "costs.json")
     add("costs", "costs.json", costs, ["plan", *SMALL, "--scheduler", "multi_region", "--costs", "costs.json"], text)
     graph = trainer.Recorded(trainer.Job(model_args={"preset": "tiny"}, batch_size=16)).graph
-    given = ml.CostModel({t.name: 1.5 for t in graph}, {"F": [1.0, 2.0, 1.0, 2.0, 1.0, 2.0, 1.0], "U": 3.0}, ml.Link(0.5, 100.0), corun=CoRun(
-        {"0W0": "w", "1F0": "f"}, {"w": {"f": 1.5}, "f": {"w": 1.2}}), launch=0.5, sync=0.1, wake=2.0, step=3.0)
+    given = ml.CostModel({t.name: 1.5 for t in graph}, {"F": [1.0, 2.0, 1.0, 2.0, 1.0, 2.0, 1.0], "U": 3.0},
+                         ml.Link(0.5, 100.0), corun=CoRun(
+                             {"0W0": "w", "1F0": "f"}, {"w": {"f": 1.5}, "f": {"w": 1.2}}),
+                         launch=0.5, sync=0.1, wake=2.0, step=3.0)
     given.save(folder / "given.json")
     add("costs of tasks and pairs", "costs.json", (folder / "given.json").read_bytes(),
         ["simulate", *SMALL, "--scheduler", "multi_stream", "--costs", "costs.json"], text)
-    config = ('model = "mlp"\nbatch-size = 16\ncosts = "analytic"\nscheduler = "multi_stream"\nstreams = 3\nmemory-limit = "1GiB"\noptimizer = "adam"\n'
+    config = ('model = "mlp"\nbatch-size = 16\ncosts = "analytic"\nscheduler = "multi_stream"\nstreams = 3\n'
+              'memory-limit = "1GiB"\noptimizer = "adam"\n'
               'fusion = "none"\ndtype = "float32"\n[model-arg]\npreset = "tiny"\n[scheduler-arg]\n')
     add("config", "run.toml", config.encode(), ["plan", "--config", "run.toml"], text)
-    shape_file = "ranks = 2\nmicro-batches = 4\nscheduler = 'zb_auto'\nforward = [1, 2]\noutput-grad = 1.5\nweight-grad = 1\nlatency = 0.25\nactivation-cap = 3\n"
+    shape_file = ("ranks = 2\nmicro-batches = 4\nscheduler = 'zb_auto'\nforward = [1, 2]\noutput-grad = 1.5\n"
+                  "weight-grad = 1\nlatency = 0.25\nactivation-cap = 3\n")
     add("config of a pipeline", "run.toml", shape_file.encode(), ["simulate", "--config", "run.toml"], text)
 
     train = ["train", *analytic, "--checkpoint", "run", "--steps"]
     with contextlib.chdir(folder):
         assert quiet([*train, "2", "--optimizer", "adam"])[0] == 0
     saved = (folder / "run" / ml.checkpoint.NAME).read_bytes()
-    add("checkpoint", f"run/{ml.checkpoint.NAME}", saved, [*train, "3", "--optimizer", "adam", "--resume"], safetensors, memory=2 * files.SPARE)
+    add("checkpoint", f"run/{ml.checkpoint.NAME}", saved, [*train, "3", "--optimizer", "adam", "--resume"], safetensors,
+        memory=2 * files.SPARE)
 
     rng = np.random.default_rng(0)
     x, y = rng.integers(0, 256, (20, 8, 8), np.uint8), (np.arange(20) % 10).astype(np.uint8)
@@ -278,9 +293,11 @@ def every_format(folder: Path) -> dict[str, Format]:
     for i, name in enumerate(mnist):
         other = {n: c for n, c in mnist.items() if n != name}
         add(f"idx {i}", name, mnist[name], [*DATA, "mnist"], binary, memory=formats.SPARE // 4, **other)
-        add(f"idx {i}, gzipped", f"{name}.gz", gzip.compress(mnist[name], mtime=0), [*DATA, "mnist"], packed, memory=formats.SPARE // 4, **other)
+        add(f"idx {i}, gzipped", f"{name}.gz", gzip.compress(mnist[name], mtime=0), [*DATA, "mnist"], packed,
+            memory=formats.SPARE // 4, **other)
     pixels = rng.integers(0, 256, (5, 3072), np.uint8)
-    batches = {f"data/data_batch_{i}": pickle.dumps({b"data": pixels, b"labels": [3, 1, 4, 1, 5]}, protocol=2 if i % 2 else 5) for i in range(1, 6)}
+    batches = {f"data/data_batch_{i}": pickle.dumps({b"data": pixels, b"labels": [3, 1, 4, 1, 5]},
+                                                    protocol=2 if i % 2 else 5) for i in range(1, 6)}
     for i in (1, 2):
         name = f"data/data_batch_{i}"
         other = {n: c for n, c in batches.items() if n != name}
@@ -292,9 +309,9 @@ def every_format(folder: Path) -> dict[str, Format]:
     return made
 
 
-# ------------------------------------------------------------------------------------------------------- what is watched
-FORBIDDEN = ("os.system", "os.exec", "os.posix_spawn", "os.fork", "os.forkpty", "subprocess.Popen", "pickle.find_class", "socket.connect", "os.kill",
-             "os.remove", "os.rename", "os.rmdir", "os.truncate", "shutil.rmtree")
+# ------------------------------------------------------------------------------------------------------ what is watched
+FORBIDDEN = ("os.system", "os.exec", "os.posix_spawn", "os.fork", "os.forkpty", "subprocess.Popen", "pickle.find_class",
+             "socket.connect", "os.kill", "os.remove", "os.rename", "os.rmdir", "os.truncate", "shutil.rmtree")
 _seen: list[str] | None = None  #: what was done that must not be, while somebody looks
 
 
@@ -303,7 +320,8 @@ def _audit(event: str, arguments: Any) -> None:
         return
     if event in FORBIDDEN:
         _seen.append(f"{event} {str(arguments)[:200]}")
-    elif event == "open" and isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC):
+    elif (event == "open" and isinstance(arguments[2], int)
+          and arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC)):
         _seen.append(f"open to write {str(arguments[0])[:200]}")
 
 
@@ -335,8 +353,9 @@ class Took:
 def measured() -> Iterator[Took]:
     """Memory that the process takes meanwhile, as the system counts it; as Python does where that cannot be asked for.
 
-    What leaves meanwhile must not hide what comes: garbage of before stays, and free memory is given back first. Pages of
-    libraries count for nothing; as many as a machine short of memory takes away meanwhile may hide as much of the rest."""
+    What leaves meanwhile must not hide what comes: garbage of before stays, and free memory is given back first. Pages
+    of libraries count for nothing; as many as a machine short of memory takes away meanwhile may hide as much of the
+    rest."""
     took, collecting = Took(), gc.isenabled()
     gc.disable()
     try:
@@ -446,10 +465,12 @@ def campaign(folder: Path, seed: int, cases: int, tell: Callable[[str], None] = 
 
 
 if __name__ == "__main__":
-    count, chosen_seed = int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else int.from_bytes(os.urandom(4), "little")
+    count, chosen_seed = (int(sys.argv[1]),
+                          int(sys.argv[2]) if len(sys.argv) > 2 else int.from_bytes(os.urandom(4), "little"))
     print(f"seed {chosen_seed}", flush=True)
     with tempfile.TemporaryDirectory() as scratch:
         ended = campaign(Path(scratch), chosen_seed, count, lambda line: print(line, flush=True))
     print(json.dumps({f"{name}: {how}": n for (name, how), n in sorted(ended.outcomes.items())}, indent=1))
-    print(f"{count} mutated files, seed {chosen_seed}: {dict(sum((Counter({how: n}) for (_, how), n in ended.outcomes.items()), Counter()))}, "
-          f"most memory {ended.most >> 20} MiB")
+    print(f"{count} mutated files, seed {chosen_seed}: "
+          f"{dict(sum((Counter({how: n}) for (_, how), n in ended.outcomes.items()), Counter()))}, most "
+          f"memory {ended.most >> 20} MiB")

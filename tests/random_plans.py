@@ -36,9 +36,10 @@ def plans(draw: st.DrawFn, most: int = 30, latency: bool = False, pairs: bool = 
     for i in range(tasks):
         reads = random.choice(buffers[:i], min(i, int(random.integers(0, 4))), replace=False) if i else []
         kind = Kind(random.choice(kinds))
-        number = {"part": i} if kind == Kind.A else {"micro_batch": i, "destination": int(random.integers(3)) if kind == Kind.SF else 0}
-        builder.task(i // 3, kind, **number, late=int(random.integers(2)), iteration=int(random.integers(2)), reads=map(int, reads),
-                     writes=[buffers[i]], nbytes=int(random.integers(0, 999)))
+        number = {"part": i} if kind == (Kind.A) else {"micro_batch": i,
+                                                       "destination": int(random.integers(3)) if kind == Kind.SF else 0}
+        builder.task(i // 3, kind, **number, late=int(random.integers(2)), iteration=int(random.integers(2)),
+                     reads=map(int, reads), writes=[buffers[i]], nbytes=int(random.integers(0, 999)))
     builder.unit_names = {i: f"layer.{i}" for i in range(0, tasks // 3 + 1, 2)}
     graph = builder.build()
     order, missing = [], np.diff(graph.preds.ptr).copy()

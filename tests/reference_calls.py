@@ -1,4 +1,5 @@
-"""Operands for the reference of every kernel: those of the examples of `test_kernels`, and what small trainings launch."""
+"""Operands for the reference of every kernel: those of the examples of `test_kernels`, and what small trainings
+launch."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ class Noting(CPU):
 @cache
 def calls() -> dict[str, list[Call]]:
     """By kernel, in float32."""
-    found: dict[str, list[Call]] = {name: [] for name, k in KERNELS.items() if k.reference.__module__.startswith("minidl.")}
+    found: dict[str, list[Call]] = {name: []
+                                    for name, k in KERNELS.items() if k.reference.__module__.startswith("minidl.")}
     for example in examples():
         found[example.kernel].append((tuple(arrays(example, "float32")[0]), example.constants))
     for name, reads, constants in _others():
@@ -67,11 +69,14 @@ def given(*shape: int, seed: int = 0) -> Any:
 def _layers() -> None:
     """Of images."""
     x = given(2, 5, 6, 4, seed=1)
-    for w, stride, padding, dilation, groups in (((3, 3, 3, 4), 1, 1, 1, 1), ((2, 2, 3, 4), (1, 2), (0, 2), (2, 1), 1), ((6, 3, 2, 2), 2, 1, 1, 2),
-                                                 ((4, 3, 3, 1), 1, 1, 1, 4), ((3, 1, 1, 4), 1, 0, 1, 1)):
+    for w, stride, padding, dilation, groups in (((3, 3, 3, 4), 1, 1, 1, 1), ((2, 2, 3, 4), (1, 2), (0, 2), (2, 1), 1),
+                                                 ((6, 3, 2, 2), 2, 1, 1, 2), ((4, 3, 3, 1), 1, 1, 1, 4),
+                                                 ((3, 1, 1, 4), 1, 0, 1, 1)):
         for bias in (False, True):
-            ops.conv2d(x, given(*w, seed=2), given(w[0], seed=3) if bias else None, stride, padding, dilation, groups).sum().backward()
-    for pool, (stride, padding) in itertools.product((ops.max_pool2d, ops.avg_pool2d), ((2, 0), (1, 1), ((2, 1), (1, 0)))):
+            ops.conv2d(x, given(*w, seed=2), given(w[0], seed=3) if bias else None, stride, padding, dilation,
+                       groups).sum().backward()
+    for pool, (stride, padding) in itertools.product((ops.max_pool2d, ops.avg_pool2d),
+                                                     ((2, 0), (1, 1), ((2, 1), (1, 0)))):
         (pool(x, 3, stride, padding) * pool(x, 3, stride, padding)).sum().backward()
     norm = nn.BatchNorm2d(4)
     for act in (ops.relu6, ops.hardsigmoid, ops.hardswish):
@@ -92,7 +97,8 @@ def _sequences() -> None:
                 y = getattr(ops, kind)(gx, h, *[h][: kind == "lstm"], w, *b, reverse=reverse, **options)[0]
                 (y * y).sum().backward()
     w, b = given(6, seed=5), given(6, seed=6)
-    q = ops.transpose(ops.reshape(ops.layer_norm(x, w, b) + ops.layer_norm(x) + ops.layer_norm(x, w), (3, 5, 2, 3)), (0, 2, 1, 3))
+    q = ops.transpose(ops.reshape(ops.layer_norm(x, w, b) + ops.layer_norm(x) + ops.layer_norm(x, w), (3, 5, 2, 3)),
+                      (0, 2, 1, 3))
     y = ops.attention(q, q, q, mask) + ops.attention(q, q, q, causal=True) + ops.attention(q, q, q, mask, causal=True)
     y = ops.log_softmax(ops.gelu(ops.concat([y, y * 2.0], 3)))[..., ::2]
     table = given(7, 3, seed=7)
@@ -110,7 +116,8 @@ def _networks(device: Any) -> None:
     """Steps of networks, their launches put together."""
     for name, optimizer in (("mobilenet_v3_large", optim.SGD), ("densenet121", optim.Adam), ("resnet20", optim.SGD)):
         model = models.create(name, preset="tiny")
-        opt, rng = optimizer(model.parameters(), 0.01, **({"momentum": 0.9} if optimizer is optim.SGD else {})), np.random.default_rng(0)
+        opt, rng = optimizer(model.parameters(), 0.01,
+                             **({"momentum": 0.9} if optimizer is optim.SGD else {})), np.random.default_rng(0)
         x, y = rng.standard_normal((2, *model.input_shape)).astype("float32"), rng.integers(0, model.classes, 2)
 
         def step(x: Any, y: Any, model: Any = model, opt: Any = opt) -> Any:
@@ -129,12 +136,14 @@ def _others() -> Iterator[tuple[str, tuple[Any, ...], dict[str, Any]]]:
     g, h = (random_array(shape, 1, "float32") for shape in ((3, 4), (5,)))
     yield "cast_many", (g, h), {"dtype": "float16"}
     for bad in (False, True):
-        yield "unscale", (g, np.where(h > 1, np.inf, h).astype("float32") if bad else h, np.array([1024.0], "float32")), {}
+        yield "unscale", (g, np.where(h > 1, np.inf, h).astype("float32") if bad else h,
+                          np.array([1024.0], "float32")), {}
         yield ("scale_update", (np.array([8.0], "float32"), np.array([3], "int32"), np.array([bad], "int32")),
                {"growth": 2.0, "backoff": 0.5, "interval": 4})
         yield "adam_tick", (np.array([2.0, 0.81, 0.98]), np.array([bad], "int32")), {"beta1": 0.9, "beta2": 0.99}
     yield "clip_factor", tuple(np.array([v]) for v in (1.0, 2.5, 0.25)), {"limit": 1.0}
-    q, k, v, dy = (random_array(shape, i, "float32") for i, shape in enumerate(((2, 2, 5, 4), (2, 2, 5, 4), (2, 2, 5, 3), (2, 2, 5, 3))))
+    q, k, v, dy = (random_array(shape, i, "float32")
+                   for i, shape in enumerate(((2, 2, 5, 4), (2, 2, 5, 4), (2, 2, 5, 3), (2, 2, 5, 3))))
     for causal in (False, True):
         constants = {"scale": 0.5, "causal": causal}
         yield "flash_attention", (q, k, v), constants

@@ -69,7 +69,8 @@ def test_any_delay_any_schedule_and_any_moment_of_looking_give_the_synchronous_b
                     chosen.add(s)
                     stack.append(s)
     seed = data.draw(st.integers(0, 99))
-    run = ml.StreamExecutor(graph, late_schedule(graph, chosen, lambda g: random_schedule(g, 2, np.random.default_rng(seed))))
+    run = ml.StreamExecutor(graph,
+                            late_schedule(graph, chosen, lambda g: random_schedule(g, 2, np.random.default_rng(seed))))
     looks = data.draw(st.sets(st.integers(0, STEPS - 1)))
     for i in range(STEPS):
         opt.lr = 0.05 / (i + 1)
@@ -81,8 +82,8 @@ def test_any_delay_any_schedule_and_any_moment_of_looking_give_the_synchronous_b
 
 def test_every_graph_of_the_border_survives_random_legal_orders_with_versions_checked():
     _, _, graph = recorded(optim.SGD, momentum=0.9)
-    border = cross_boundary(graph, [t for t in range(len(graph)) if not must_stay(graph)[t] and graph[t].kind in (Kind.W, Kind.U)
-                                     and "dropout counter" not in graph.unit_names[graph[t].unit]])
+    border = cross_boundary(graph, [t for t in range(len(graph)) if not must_stay(graph)[t] and graph[t].kind
+                                    in (Kind.W, Kind.U) and "dropout counter" not in graph.unit_names[graph[t].unit]])
     for part in (*border.prologue, *border.body, *border.epilogue):
         graph = with_memory(part)
         for seed in range(5):
@@ -113,7 +114,8 @@ def test_a_step_with_late_tasks_returns_what_it_was_given_and_what_it_made_withi
     graph = ml.record(made(), X[0], Y[0])
     late = [t for t in range(len(graph)) if not must_stay(graph)[t]]
     assert late
-    run = ml.StreamExecutor(graph, late_schedule(graph, late, lambda g: random_schedule(g, lanes, np.random.default_rng(5))))
+    run = ml.StreamExecutor(graph,
+                            late_schedule(graph, late, lambda g: random_schedule(g, lanes, np.random.default_rng(5))))
     for i in range(STEPS):
         for found, value in zip(run(X[i], Y[i]), expected[i], strict=True):
             np.testing.assert_array_equal(found.numpy(), value)
@@ -142,7 +144,8 @@ def test_the_last_micro_batch_crosses_alone(optimizer):
     """The others add to the same gradients within their own step."""
     expected = synchronous(optimizer, micro_batches=2)
     model, opt, graph = recorded(optimizer, micro_batches=2)
-    late = [t.index for t in graph if (t.kind is Kind.U or (t.kind is Kind.W and t.micro_batch == 1)) and not must_stay(graph)[t.index]]
+    late = [t.index for t in graph if (t.kind is Kind.U or (t.kind is Kind.W and t.micro_batch == 1))
+            and not must_stay(graph)[t.index]]
     run = ml.StreamExecutor(graph, late_schedule(graph, late, schedulers.multi_stream))
     for i in range(STEPS):
         opt.lr = 0.05 / (i + 1)

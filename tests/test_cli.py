@@ -39,8 +39,9 @@ def one_line(err):
 def test_train_reports_every_promised_key(capsys):
     code, record = run_json(capsys, "train", *SMALL, "--steps", "3")
     assert code == 0
-    assert set(record) >= {"model", "parameters", "data", "device", "ranks", "scheduler", "steps", "loss_first", "loss_last", "accuracy",
-                           "step_ms", "predicted_step_ms", "peak_bytes", "params_sha256", "versions"}
+    assert set(record) >= {"model", "parameters", "data", "device", "ranks", "scheduler", "steps", "loss_first",
+                           "loss_last", "accuracy", "step_ms", "predicted_step_ms", "peak_bytes",
+                           "params_sha256", "versions"}
     assert set(record["step_ms"]) == {"median", "p10", "p90"}
     assert record["steps"] == 3
     assert 0 <= record["accuracy"] <= 1
@@ -52,7 +53,8 @@ def test_params_sha256_is_of_every_parameter_in_state_dict_order(capsys):
     from minidl.training import trainer as training
 
     recorded = training.Recorded(training.Job(model_args={"preset": "tiny"}, batch_size=16))
-    expected = hashlib.sha256(b"".join(np.ascontiguousarray(v).astype("<f4").tobytes() for v in recorded.model.state_dict().values()))
+    expected = hashlib.sha256(b"".join(np.ascontiguousarray(v).astype("<f4").tobytes()
+                                       for v in recorded.model.state_dict().values()))
     assert training.params_sha256(recorded.model) == expected.hexdigest()
 
 
@@ -70,7 +72,8 @@ def test_train_told_nothing_compares_two_schedules_and_learns(capsys):
     assert all(arm["accuracy"] >= 0.95 for arm in record["arms"])
 
 
-@pytest.mark.parametrize("extra", [[], ["--micro-batches", "4"], ["--optimizer", "adam", "--lr", "0.01"], ["--dtype", "float64"], ["--streams", "3"]])
+@pytest.mark.parametrize("extra", [[], ["--micro-batches", "4"], ["--optimizer", "adam", "--lr", "0.01"],
+                                   ["--dtype", "float64"], ["--streams", "3"]])
 def test_compare_is_bit_identical(capsys, extra):
     code, record = run_json(capsys, "compare", *SMALL, "--steps", "4", *extra)
     assert code == 0
@@ -78,13 +81,15 @@ def test_compare_is_bit_identical(capsys, extra):
 
 
 def test_micro_batches_give_the_same_training_to_rounding(capsys):
-    losses = [run_json(capsys, "train", *SMALL, "--dtype", "float64", "--steps", "5", "--micro-batches", m)[1]["loss_last"] for m in "124"]
+    losses = [run_json(capsys, "train", *SMALL, "--dtype", "float64", "--steps", "5", "--micro-batches",
+                       m)[1]["loss_last"] for m in "124"]
     np.testing.assert_allclose(losses, losses[0], rtol=1e-10)
 
 
 def test_plan_saves_a_schedule_that_check_accepts_and_an_edited_one_that_it_does_not(capsys, tmp_path):
     plan, svg = tmp_path / "plan.csv", tmp_path / "plan.svg"
-    code, record = run_json(capsys, "plan", *SMALL, "--scheduler", "multi_stream", "--save", str(plan), "--svg", str(svg))
+    code, record = run_json(capsys, "plan", *SMALL, "--scheduler", "multi_stream", "--save",
+                            str(plan), "--svg", str(svg))
     assert code == 0
     assert set(record) == {"tasks", "edges", "waits", "predicted_step_ms", "peak_bytes"}
     assert svg.read_text().lstrip().startswith("<")
@@ -144,8 +149,8 @@ def test_config_file_gives_flags_and_the_command_line_wins(capsys, tmp_path):
 
 
 def test_pipeline_simulate_has_the_promised_keys(capsys):
-    code, record = run_json(capsys, "simulate", "--scheduler", "zb_h1", "--ranks", "4", "--micro-batches", "8", "--forward", "1",
-                            "--output-grad", "1", "--weight-grad", "1")
+    code, record = run_json(capsys, "simulate", "--scheduler", "zb_h1", "--ranks", "4", "--micro-batches", "8",
+                            "--forward", "1", "--output-grad", "1", "--weight-grad", "1")
     assert code == 0
     assert set(record) == {"makespan", "max_span", "period", "spans", "peak_activations", "bubble_rate"}
     assert record["makespan"] == 27
@@ -191,7 +196,8 @@ def test_table_marks_the_best(capsys):
     (["train", *SMALL, "--device", "cuda"], "cuda"),
     (["train", *SMALL, "--nondeterministic"], "nondeterministic is a choice of CUDA devices; cpu"),
     (["compare", *SMALL, "--device", "cpu", "--nondeterministic"], "nondeterministic is a choice of CUDA devices; cpu"),
-    (["train", *SMALL, "--scheduler", "in_order", "--streams", "2"], "--streams has no effect here; it is for --scheduler multi_stream or multi_region"),
+    (["train", *SMALL, "--scheduler", "in_order", "--streams", "2"],
+     "--streams has no effect here; it is for --scheduler multi_stream or multi_region"),
     (["train", *SMALL, "--scheduler", "multi_stream", "--streams", "1"], "2 streams"),
     (["train", *SMALL, "--memory-limit", "1kB"], "limit"),
     (["train", *SMALL, "--memory-limit", "much"], "size"),
@@ -235,8 +241,8 @@ def test_a_loss_that_is_not_finite_names_the_step(capsys):
 
 def test_debug_names_the_layer_of_the_first_nan():
     environment = {**os.environ, "MINIDL_DEBUG": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-m", "minidl", "train", *SMALL, "--lr", "1e30", "--steps", "50"], capture_output=True,
-                          text=True, env=environment, timeout=PATIENCE)
+    done = subprocess.run([sys.executable, "-m", "minidl", "train", *SMALL, "--lr", "1e30", "--steps", "50"],
+                          capture_output=True, text=True, env=environment, timeout=PATIENCE)
     assert done.returncode != 0
     assert re.search(r"task \d+\w+ \(.*\).*not finite", done.stderr.splitlines()[-1])
 
@@ -250,8 +256,10 @@ def test_a_debug_level_that_there_is_not_is_one_line(capsys, monkeypatch, level)
 
 
 @pytest.mark.parametrize("argv", [
-    ["train", "--model", "mlp", "--model-arg", "hidden=1000000"], ["train", "--model", "resnet20", "--model-arg", "image_size=100000"],
-    ["train", "--model", "mlp", "--model-arg", "hidden=20000", "--model-arg", "layers=100"], ["train", "--model", "mlp", "--model-arg", "classes=1000000000"],
+    ["train", "--model", "mlp", "--model-arg", "hidden=1000000"],
+    ["train", "--model", "resnet20", "--model-arg", "image_size=100000"],
+    ["train", "--model", "mlp", "--model-arg", "hidden=20000", "--model-arg", "layers=100"],
+    ["train", "--model", "mlp", "--model-arg", "classes=1000000000"],
     ["simulate", "--scheduler", "gpipe", "--ranks", "4096", "--micro-batches", "4096"]])
 def test_absurd_sizes_end_in_one_line_and_not_the_machine(argv):
     """The program alone, on a machine that seems to have little memory left."""
@@ -295,7 +303,8 @@ def test_a_read_only_target_keeps_the_old_file(capsys, tmp_path, monkeypatch):
     assert [p.name for p in tmp_path.iterdir()] == ["plan.csv"]
 
 
-@pytest.mark.parametrize("text", ["", "a,b\n", "rank,lane,task\n0,main\n", "rank,lane,task\n0,main,4X0\n", "rank,lane,task\n-1,main,4W0\n"])
+@pytest.mark.parametrize("text", ["", "a,b\n", "rank,lane,task\n0,main\n", "rank,lane,task\n0,main,4X0\n",
+                                  "rank,lane,task\n-1,main,4W0\n"])
 def test_a_file_that_is_no_plan(capsys, tmp_path, text):
     path = tmp_path / "plan.csv"
     path.write_text(text)
@@ -334,8 +343,9 @@ def test_what_is_no_file_is_refused_and_not_waited_for(capsys, tmp_path, what, f
     assert str(path) in one_line(err)
 
 
-@pytest.mark.parametrize("argv", [["plan", "--save"], ["plan", "--svg"], ["plan", "--save-costs"], ["plan", "--costs"], ["plan", "--config"], ["plan", "--data"],
-                                  ["simulate", "--trace"], ["train", "--checkpoint"]])
+@pytest.mark.parametrize("argv",
+                         [["plan", "--save"], ["plan", "--svg"], ["plan", "--save-costs"], ["plan", "--costs"],
+                          ["plan", "--config"], ["plan", "--data"], ["simulate", "--trace"], ["train", "--checkpoint"]])
 def test_a_name_of_a_file_that_is_empty_is_refused(capsys, argv):
     """As a shell gives it for a variable that is not set; nothing would be saved."""
     code, out, err = run(capsys, argv[0], *SMALL, argv[1], "")
@@ -354,7 +364,8 @@ def test_a_byte_order_mark_and_other_ends_of_lines_change_nothing(capsys, tmp_pa
     assert run(capsys, "check", str(grid), "--config", str(config), "--ranks", "1")[0] == 0
 
 
-@pytest.mark.parametrize(("text", "says"), [("bogus = 1\n", "bogus"), ("steps = 'many'\n", "steps"), ("json = 3\n", "json"), ("=", "Invalid")])
+@pytest.mark.parametrize(("text", "says"), [("bogus = 1\n", "bogus"), ("steps = 'many'\n", "steps"),
+                                            ("json = 3\n", "json"), ("=", "Invalid")])
 def test_bad_config(capsys, tmp_path, text, says):
     path = tmp_path / "c.toml"
     path.write_text(text)
@@ -456,7 +467,8 @@ def test_a_checkpoint_is_not_overwritten_unasked(capsys, tmp_path):
 def test_a_networks_pipeline_is_planned_and_checked(capsys, tmp_path, scheduler):
     plan = tmp_path / "plan.csv"
     shape = [*SMALL, "--model-arg", "layers=6", "--ranks", "3", "--micro-batches", "4"]
-    code, record = run_json(capsys, "plan", "--parallel", "pipeline", "--scheduler", scheduler, *shape, "--save", str(plan))
+    code, record = run_json(capsys, "plan", "--parallel", "pipeline", "--scheduler", scheduler, *shape,
+                            "--save", str(plan))
     assert code == 0
     assert record["makespan"] > 0
     assert "0U0" in plan.read_text(), "updates are part of a network's plan"

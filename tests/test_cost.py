@@ -15,7 +15,8 @@ import minidl as ml
 from minidl import CostError, CostModel, Link, schedulers
 from minidl.graph import GraphBuilder, Kind
 
-GRAPH = planned(("0F0", "", "a"), ("1F0", "a", "b"), ("1O0", "b", "c"), ("1W0", "b", "d"), ("0B0", "c", "e"), ("0U0", "e", ""))
+GRAPH = planned(("0F0", "", "a"), ("1F0", "a", "b"), ("1O0", "b", "c"), ("1W0", "b", "d"),
+                ("0B0", "c", "e"), ("0U0", "e", ""))
 
 
 def test_times_by_kind_and_unit():
@@ -81,8 +82,9 @@ def test_what_is_missing_is_told():
 NUMBER = st.floats(0, 1e9)
 
 
-@given(st.dictionaries(st.sampled_from(["0F0", "4W0", "2F1"]), NUMBER), st.dictionaries(st.sampled_from(["F", "O", "W", "U"]),
-       st.one_of(NUMBER, st.lists(NUMBER, min_size=1))), NUMBER, NUMBER, NUMBER, st.one_of(st.none(), st.floats(1e-3, 1e9)))
+@given(st.dictionaries(st.sampled_from(["0F0", "4W0", "2F1"]), NUMBER),
+       st.dictionaries(st.sampled_from(["F", "O", "W", "U"]), st.one_of(NUMBER, st.lists(NUMBER, min_size=1))), NUMBER,
+       NUMBER, NUMBER, st.one_of(st.none(), st.floats(1e-3, 1e9)))
 def test_json_round_trip(tmp_path_factory, tasks, kinds, latency, launch, sync, bandwidth):
     path = tmp_path_factory.mktemp("cost") / "cost.json"
     cost = CostModel(tasks, kinds, Link(latency, bandwidth), launch, sync, source="measured", unit="ms", device="a CPU",
@@ -96,22 +98,23 @@ def test_arrays_may_be_given_and_saved(tmp_path):
     assert CostModel.load(tmp_path / "c.json").durations(GRAPH)[:2].tolist() == [1, 2]
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "3", '{"tasks": {}}', '{"link": 3}', '{"link": {"latency": 1}, "colour": 2}',
-                                  '{"link": {}, "kinds": {"F": "fast"}}', '{"link": {}, "tasks": 3}', '{"link": {}, "kinds": {"F": null}}',
-                                  '{"link": {}, "tasks": {"frank": 1}}', '{"link": {}, "kinds": {"X": 1}}', b"\xff\xfe",
-                                  '{"link": {}, "source": "analytic"}', '{"link": {}, "source": "analytic", "kinds": {"flops_per_us": 1}}',
-                                  '{"link": {}, "source": 3}', '{"link": {}, "unit": ["us"]}', '{"link": {}, "launch": 1e308}',
-                                  '{"link": {}, "launch": "5"}', '{"link": {}, "launch": true}', '{"link": {}, "sync": 1' + "0" * 400 + "}",
-                                  '{"link": {}, "kinds": {"F": [[1, 2], [3]]}}', '{"link": {}, "kinds": {"F": [1, 1e308]}}',
-                                  '{"link": {"bandwidth": 1e-300}}', '{"link": {"latency": null}}', '{"tasks": ["0F0"], "link": {}}',
-                                  '{"link": {}, "corun": {"groups": [1]}}', '{"link": {}, "corun": {"groups": {"0F0": 3}}}',
-                                  '{"link": {}, "corun": {"slowdown": [1]}}', '{"link": {}, "corun": {"slowdown": {"a": 1}}}',
-                                  '{"link": {}, "corun": {"slowdown": {"a": {"b": "2"}}}}', '{"link": {}, "corun": {"slowdown": {"a": {"b": 0}}}}',
-                                  '{"link": {}, "corun": {"slowdown": {"a": {"b": 1e-300}}}}', '{"link": {}, "corun": 3}',
-                                  '{"link": {}, "links": 3}', '{"link": {}, "links": {"0->1": 3}}', '{"link": {}, "links": {"0-1": {}}}',
-                                  '{"link": {}, "links": {"0->1": {"bandwidth": 0}}}', '{"link": {}, "links": {"->1": {}}}',
-                                  '{"link": {}, "links": {"0->1": {"latency": -1}}}', '{"link": {}, "links": {"00->1": {}}}',
-                                  "[" * 100_000, '{"link": ' * 10_000, "1" * 10_000])
+@pytest.mark.parametrize("text", [
+    "", "{", "[]", "3", '{"tasks": {}}', '{"link": 3}', '{"link": {"latency": 1}, "colour": 2}',
+    '{"link": {}, "kinds": {"F": "fast"}}', '{"link": {}, "tasks": 3}', '{"link": {}, "kinds": {"F": null}}',
+    '{"link": {}, "tasks": {"frank": 1}}', '{"link": {}, "kinds": {"X": 1}}', b"\xff\xfe",
+    '{"link": {}, "source": "analytic"}', '{"link": {}, "source": "analytic", "kinds": {"flops_per_us": 1}}',
+    '{"link": {}, "source": 3}', '{"link": {}, "unit": ["us"]}', '{"link": {}, "launch": 1e308}',
+    '{"link": {}, "launch": "5"}', '{"link": {}, "launch": true}', '{"link": {}, "sync": 1' + "0" * 400 + "}",
+    '{"link": {}, "kinds": {"F": [[1, 2], [3]]}}', '{"link": {}, "kinds": {"F": [1, 1e308]}}',
+    '{"link": {"bandwidth": 1e-300}}', '{"link": {"latency": null}}', '{"tasks": ["0F0"], "link": {}}',
+    '{"link": {}, "corun": {"groups": [1]}}', '{"link": {}, "corun": {"groups": {"0F0": 3}}}',
+    '{"link": {}, "corun": {"slowdown": [1]}}', '{"link": {}, "corun": {"slowdown": {"a": 1}}}',
+    '{"link": {}, "corun": {"slowdown": {"a": {"b": "2"}}}}', '{"link": {}, "corun": {"slowdown": {"a": {"b": 0}}}}',
+    '{"link": {}, "corun": {"slowdown": {"a": {"b": 1e-300}}}}', '{"link": {}, "corun": 3}',
+    '{"link": {}, "links": 3}', '{"link": {}, "links": {"0->1": 3}}', '{"link": {}, "links": {"0-1": {}}}',
+    '{"link": {}, "links": {"0->1": {"bandwidth": 0}}}', '{"link": {}, "links": {"->1": {}}}',
+    '{"link": {}, "links": {"0->1": {"latency": -1}}}', '{"link": {}, "links": {"00->1": {}}}', "[" * 100_000,
+    '{"link": ' * 10_000, "1" * 10_000])
 def test_files_that_are_no_cost_model_are_refused_by_name(tmp_path, text):
     path = tmp_path / "cost.json"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
@@ -138,7 +141,8 @@ def test_a_file_with_a_byte_order_mark_is_read_and_a_pipe_is_not_waited_for(tmp_
 
 def test_sums_of_the_largest_costs_are_finite():
     most = ml.pricing.cost.MOST
-    cost = CostModel(tasks={"0F0": most}, kinds=dict.fromkeys("FOWBU", most), link=Link(most, ml.pricing.cost.LEAST), launch=most, sync=most, wake=most, step=most)
+    cost = CostModel(tasks={"0F0": most}, kinds=dict.fromkeys("FOWBU", most), link=Link(most, ml.pricing.cost.LEAST),
+                     launch=most, sync=most, wake=most, step=most)
     timeline = ml.simulate(GRAPH, schedulers.in_order(GRAPH), cost)
     assert np.isfinite(timeline.makespan)
     assert np.isfinite(cost.link.time(2**60))

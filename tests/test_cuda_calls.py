@@ -1,5 +1,5 @@
-"""What `minidl.runtime.cuda` calls in other packages, held against those that are installed: names, parameters, numbers; and that the
-machine in their place refuses what they refuse."""
+"""What `minidl.runtime.cuda` calls in other packages, held against those that are installed: names, parameters,
+numbers; and that the machine in their place refuses what they refuse."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from minidl.runtime.device import DeviceError
 from minidl.runtime.executors import GraphExecutor, TaskError
 
 
-# ---------------------------------------------------------------------------------------------------- installed packages
+# --------------------------------------------------------------------------------------------------- installed packages
 @pytest.fixture
 def bare():
     """The driver of a GPU that is not there, on CuPy itself, whose every call therefore fails in CUDA."""
@@ -50,7 +50,8 @@ def bare():
     found: Any = object.__new__(Driver)
     found.cupy, found.cupyx, found.bindings = drivers.libraries()
     found.ordinal, found._streams, found._modules, found.architecture = 0, 0, [], 90
-    found.runtime, found.launcher, found.device = cupy.cuda.runtime, cupy.cuda.driver.launchKernel, Taken(cupy.cuda.Device(0))
+    found.runtime, found.launcher, found.device = (cupy.cuda.runtime, cupy.cuda.driver.launchKernel,
+                                                   Taken(cupy.cuda.Device(0)))
     return found
 
 
@@ -75,15 +76,19 @@ STREAM, EVENT = drivers.Stream(Current(), 0), SimpleNamespace(ptr=9)
 HOST = np.zeros(4, np.float32)
 RELU = cuda.Grid("elementwise.cu", "relu<float>", (1,), (32,), (HOST, HOST, 4))
 CALLS = {
-    "use": lambda d: d.use(), "describe": lambda d: d.describe(), "address": lambda d: d.address(), "allocate": lambda d: d.allocate(8, STREAM),
-    "pinned": lambda d: d.pinned(8), "stream": lambda d: d.stream(-1), "event": lambda d: d.event(True), "record": lambda d: d.record(EVENT, STREAM)(),
-    "wait": lambda d: d.wait(STREAM, EVENT)(), "record_in_graph": lambda d: d.record_in_graph(EVENT, STREAM)(), "elapsed": lambda d: d.elapsed(EVENT, EVENT),
-    "happened": lambda d: d.happened(EVENT), "synchronize_device": lambda d: d.synchronize_device(), "zeros": lambda d: d.zeros(HOST, STREAM)(),
-    "copy": lambda d: d.copy(HOST, HOST, STREAM)(), "launch": lambda d: d.launch(RELU, STREAM), "frontier": lambda d: d.frontier(STREAM),
-    "launcher": lambda d: d.launcher(1, 1, 1, 1, 1, 1, 1, 0, 7, 9, 0), "graph launch": lambda d: d.runtime.graphLaunch(5, 7),
-    "priorities": lambda d: d.priorities(), "end_capture": lambda d: d.end_capture(STREAM), "replay": lambda d: d.replay(drivers.Graph(5, 6), STREAM),
+    "use": lambda d: d.use(), "describe": lambda d: d.describe(), "address": lambda d: d.address(),
+    "allocate": lambda d: d.allocate(8, STREAM), "pinned": lambda d: d.pinned(8), "stream": lambda d: d.stream(-1),
+    "event": lambda d: d.event(True), "record": lambda d: d.record(EVENT, STREAM)(),
+    "wait": lambda d: d.wait(STREAM, EVENT)(), "record_in_graph": lambda d: d.record_in_graph(EVENT, STREAM)(),
+    "elapsed": lambda d: d.elapsed(EVENT, EVENT), "happened": lambda d: d.happened(EVENT),
+    "synchronize_device": lambda d: d.synchronize_device(), "zeros": lambda d: d.zeros(HOST, STREAM)(),
+    "copy": lambda d: d.copy(HOST, HOST, STREAM)(), "launch": lambda d: d.launch(RELU, STREAM),
+    "frontier": lambda d: d.frontier(STREAM), "launcher": lambda d: d.launcher(1, 1, 1, 1, 1, 1, 1, 0, 7, 9, 0),
+    "graph launch": lambda d: d.runtime.graphLaunch(5, 7), "priorities": lambda d: d.priorities(),
+    "end_capture": lambda d: d.end_capture(STREAM), "replay": lambda d: d.replay(drivers.Graph(5, 6), STREAM),
     "instantiate": lambda d: drivers._checked(d.bindings.cudaGraphInstantiate(5, drivers.USE_NODE_PRIORITY)),
-    "edges": lambda d: drivers._checked(d.bindings.cudaGraphGetEdges(5, 16)), "dependencies": lambda d: d.dependencies(drivers.Graph(5, 6)),
+    "edges": lambda d: drivers._checked(d.bindings.cudaGraphGetEdges(5, 16)),
+    "dependencies": lambda d: d.dependencies(drivers.Graph(5, 6)),
     "graphExecDestroy": lambda d: d.runtime.graphExecDestroy(6), "graphDestroy": lambda d: d.runtime.graphDestroy(5)}
 
 
@@ -91,7 +96,8 @@ CALLS = {
 @pytest.mark.parametrize("name", CALLS)
 def test_cupy_takes_the_drivers_calls(bare, name, monkeypatch):
     """Without a GPU a call that is right fails in CUDA, and one that is wrong before it gets there."""
-    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)  # CuPy's stream that could not be made has something to say when it goes
+    # CuPy's stream that could not be made has something to say when it goes
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
     with pytest.raises(RuntimeError, match="cudaError|CUDA_ERROR|CUDA: |libcuda"):
         CALLS[name](bare)
     gc.collect()
@@ -113,7 +119,8 @@ def test_what_stands_for_cupy_has_what_cupy_has():
     cupy = need("cupy")
     double = cuda_machine.cupy(cuda_machine.Machine(0))
     told = {"ptr": "Attributes"}
-    for place, real in (("", cupy), ("cuda", cupy.cuda), ("cuda.runtime", cupy.cuda.runtime), ("cuda.driver", cupy.cuda.driver), ("cuda.nvtx", cupy.cuda.nvtx)):
+    for place, real in (("", cupy), ("cuda", cupy.cuda), ("cuda.runtime", cupy.cuda.runtime),
+                        ("cuda.driver", cupy.cuda.driver), ("cuda.nvtx", cupy.cuda.nvtx)):
         stand_in = cuda_machine._part(double, place) if place else double
         assert not [name for name in public(stand_in) if not hasattr(real, name)], place
     for name in ("Stream", "Event", "Device"):
@@ -131,15 +138,18 @@ def test_numbers_are_those_of_cuda():
     assert (errors.cudaSuccess, errors.cudaErrorNotReady) == (drivers.HAPPENED, drivers.NOT_YET)
     assert status.cudaStreamCaptureStatusActive == drivers.CAPTURING == cuda_machine.CAPTURED
     assert errors.cudaErrorLossyQuery == cuda_machine.Errors.cudaErrorLossyQuery
-    assert runtime.cudaGraphInstantiateFlags.cudaGraphInstantiateFlagUseNodePriority == drivers.USE_NODE_PRIORITY == cuda_machine.USE_NODE_PRIORITY
-    assert (copies.cudaMemcpyDefault, runtime.cudaEventRecordExternal) == (cuda_machine.COPY_DEFAULT, cuda_machine.EXTERNAL)
+    assert (runtime.cudaGraphInstantiateFlags.cudaGraphInstantiateFlagUseNodePriority == drivers.USE_NODE_PRIORITY
+            == cuda_machine.USE_NODE_PRIORITY)
+    assert (copies.cudaMemcpyDefault,
+            runtime.cudaEventRecordExternal) == (cuda_machine.COPY_DEFAULT, cuda_machine.EXTERNAL)
 
 
 def test_numbers_are_those_of_cublas():
     """Also those that the products name by attributes, and the types that attributes have."""
     need("nvmath")
     types, cublas, lt = products.libraries()
-    doubles = {cuda_blas.CudaDataType: types, cuda_blas.ComputeType: cublas.ComputeType, **{e: getattr(lt, n) for n, e in cuda_blas.ENUMS.items()}}
+    doubles = {cuda_blas.CudaDataType: types, cuda_blas.ComputeType: cublas.ComputeType,
+               **{e: getattr(lt, n) for n, e in cuda_blas.ENUMS.items()}}
     for ours, real in doubles.items():
         assert {m.name: int(m) for m in ours}.items() <= {m.name: int(m) for m in real}.items()
     for kind, wanted in cuda_blas.DTYPES.items():
@@ -157,17 +167,20 @@ def test_kernels_compile_as_cupy_compiles_them(bare, monkeypatch):
     monkeypatch.setattr(compiler, "_get_arch_for_options_for_nvrtc", lambda arch=None: ("-arch=sm_90", "cubin"))
     options = (*core.assemble_cupy_compiler_options(drivers.OPTIONS), "-ftz=true")
     names = ["relu<__half>", "relu<__nv_bfloat16>", "add<double>"]
-    code, lowered = compiler._compile_using_nvrtc_no_warning(cuda.text("elementwise.cu"), options, "90", name_expressions=names)
+    code, lowered = compiler._compile_using_nvrtc_no_warning(cuda.text("elementwise.cu"), options, "90",
+                                                             name_expressions=names)
     assert code[:4] == b"\x7fELF"
     assert lowered.keys() == set(names)
     assert len(set(lowered.values())) == 3
 
 
-# ------------------------------------------------------------------------------------------------------------ signatures
+# ----------------------------------------------------------------------------------------------------------- signatures
 @pytest.mark.parametrize(("arguments", "named", "message"), [
-    ((1, 2), {}, "f misses its argument c"), ((1, 2, "x", 4, 5), {}, "f takes 4 arguments, not 5"), ((1.5, 2, "x"), {}, "f: a is intptr_t, not 1.5"),
-    ((1, -1, "x"), {}, "f: b is unsigned int, which -1 does not fit"), ((1, 2, 3), {}, "f: c is str, not 3"), ((1, 2, "x"), {"e": 1}, "f has no parameter e"),
-    ((1, 2, "x"), {"a": 1}, "f gets {'a'} twice"), ((1, 2, "x"), {}, None), ((np.int64(1),), {"b": 2, "c": "x", "d": None}, None)])
+    ((1, 2), {}, "f misses its argument c"), ((1, 2, "x", 4, 5), {}, "f takes 4 arguments, not 5"),
+    ((1.5, 2, "x"), {}, "f: a is intptr_t, not 1.5"), ((1, -1, "x"), {}, "f: b is unsigned int, which -1 does not fit"),
+    ((1, 2, 3), {}, "f: c is str, not 3"), ((1, 2, "x"), {"e": 1}, "f has no parameter e"),
+    ((1, 2, "x"), {"a": 1}, "f gets {'a'} twice"), ((1, 2, "x"), {}, None),
+    ((np.int64(1),), {"b": 2, "c": "x", "d": None}, None)])
 def test_a_call_that_does_not_fit_is_told(arguments, named, message):
     told = "f(intptr_t a, unsigned int b, str c, d=None) -> int\n\nDoes nothing."
     if message is None:
@@ -179,8 +192,9 @@ def test_a_call_that_does_not_fit_is_told(arguments, named, message):
 
 
 # ------------------------------------------------------------------------------------------------- arrays of the device
-LOOKS = [lambda a: a + 1, lambda a: a == a, lambda a: float(a[:1, :1].reshape(())), lambda a: a[0, 0], lambda a: a.tolist(), lambda a: a.copy(), lambda a: bool(a),
-         lambda a: a.astype("float64"), lambda a: a.__setitem__(0, 1), lambda a: a[np.array([0])], lambda a: a.sum() + 0]
+LOOKS = [lambda a: a + 1, lambda a: a == a, lambda a: float(a[:1, :1].reshape(())), lambda a: a[0, 0],
+         lambda a: a.tolist(), lambda a: a.copy(), lambda a: bool(a), lambda a: a.astype("float64"),
+         lambda a: a.__setitem__(0, 1), lambda a: a[np.array([0])], lambda a: a.sum() + 0]
 
 
 @pytest.mark.parametrize("look", LOOKS)
@@ -195,14 +209,15 @@ def test_arrays_of_the_device_have_views_as_ever():
     there = cuda_runtime.device()
     memory = there.allocate(64)
     array = there.array(memory, View(0, (3, 4), (4, 1), 0, "float32"))
-    for view, shape, offset in ((array[1:, ::2], (2, 2), 16), (array.T, (4, 3), 0), (array.reshape(-1)[5:], (7,), 20), (array[2], (4,), 32), (array[..., None], (3, 4, 1), 0)):
+    for view, shape, offset in ((array[1:, ::2], (2, 2), 16), (array.T, (4, 3), 0), (array.reshape(-1)[5:], (7,), 20),
+                                (array[2], (4,), 32), (array[..., None], (3, 4, 1), 0)):
         assert isinstance(view, There)
         assert (view.shape, view.ctypes.data - array.ctypes.data) == (shape, offset)
     assert repr(array) == str(array) == f"float32 (3, 4) at {memory.data.ptr:#x}"
     assert f"{array}" == repr(array)
 
 
-# --------------------------------------------------------------------------------------------------------------- capture
+# -------------------------------------------------------------------------------------------------------------- capture
 def kernel(there: Any, stream: Any, memory: Any) -> Any:
     array = there.array(memory, View(0, (8,), (1,), 0, "float32"))
     (call,) = KERNELS["relu"].cuda_calls([array], [array], [], {})
@@ -218,7 +233,8 @@ def ready():
     first, second = (kernel(there, stream, memory) for stream in (one, other))
     first(), second()
     there.synchronize()
-    return SimpleNamespace(device=there, driver=there.driver, one=one, other=other, memory=memory, first=first, second=second)
+    return SimpleNamespace(device=there, driver=there.driver, one=one, other=other, memory=memory,
+                           first=first, second=second)
 
 
 def fork(r: Any) -> None:
@@ -239,8 +255,10 @@ def wait_for_what_came_before(r: Any) -> None:
     r.driver.wait(r.one, event)()
 
 
-FORBIDDEN = [(lambda r: r.device.allocate(8), "memory is allocated during a capture"), (lambda r: r.driver.synchronize(r.one), "waits for a stream that is captured"),
-             (lambda r: r.device.synchronize(), "the host waits for the device during a capture"), (look_at_what_was_recorded, "an event of a capture is asked for"),
+FORBIDDEN = [(lambda r: r.device.allocate(8), "memory is allocated during a capture"),
+             (lambda r: r.driver.synchronize(r.one), "waits for a stream that is captured"),
+             (lambda r: r.device.synchronize(), "the host waits for the device during a capture"),
+             (look_at_what_was_recorded, "an event of a capture is asked for"),
              (wait_for_what_came_before, "a captured stream waits for an event from outside"),
              (lambda r: r.driver.copy(HOST, r.memory, r.one)(), "pageable memory is copied in a capture"),
              (lambda r: kernel_of(r, "tanh")(), "is compiled during a capture"),
@@ -292,7 +310,8 @@ def test_an_event_of_a_capture_means_nothing_after_it(ready):
 
 
 def test_a_stream_that_is_not_captured_has_no_frontier(ready):
-    with pytest.raises(RuntimeError, match="stream 0 is not captured any more: something was called that a capture does not allow"):
+    with pytest.raises(RuntimeError,
+                       match="stream 0 is not captured any more: something was called that a capture does not allow"):
         ready.driver.frontier(ready.one)
 
 
@@ -328,16 +347,19 @@ def test_kernels_of_a_graph_keep_the_priorities_of_their_lanes(ready):
     assert [ready.driver.runtime.streamGetPriority(stream.ptr) for stream in (ready.one, ready.other)] == [-1, 0]
     assert machine.executables[graph.executable].priorities(machine.queues[ready.one.ptr]) == [-1, 0]
     plain = machine.executables[machine.instantiate(graph.captured, 0)]
-    assert plain.priorities(machine.queues[ready.one.ptr]) == [-1, -1], "what CuPy makes: all as the stream that it is launched to"
+    assert plain.priorities(machine.queues[ready.one.ptr]) == [-1, -1], (
+        "what CuPy makes: all as the stream that it is launched to")
     del graph, plain
     gc.collect()
     assert not machine.graphs, "a graph that nobody holds is destroyed"
 
 
 def test_streams_have_priorities_that_the_device_knows(ready):
-    assert [ready.driver.runtime.streamGetPriority(ready.driver.stream(p).ptr) for p in (9, 1, 0, -1, -9)] == [0, 0, -1, -2, -5]
+    assert [ready.driver.runtime.streamGetPriority(ready.driver.stream(p).ptr)
+            for p in (9, 1, 0, -1, -9)] == ([0, 0, -1, -2, -5])
     assert ready.driver.describe()["stream_priorities"] == (0, -5)
-    with pytest.raises(AssertionError, match="priority 1 of a stream is none from -5 to 0: CUDA would take the nearest"):
+    with pytest.raises(AssertionError,
+                       match="priority 1 of a stream is none from -5 to 0: CUDA would take the nearest"):
         ready.driver.cupy.cuda.Stream(non_blocking=True, priority=1)
 
 
@@ -402,7 +424,7 @@ def test_the_time_of_a_graph_is_without_its_launch(ready):
     assert min(clock.replayed(ready.driver, ready.one, ready.first, ready.first)) > 0
 
 
-# ---------------------------------------------------------------------------------------------------- memory and failures
+# -------------------------------------------------------------------------------------------------- memory and failures
 def test_memory_that_was_given_back_is_not_used(ready):
     late = kernel(ready.device, ready.one, memory := ready.device.allocate(32))
     del memory
@@ -449,12 +471,15 @@ def test_a_source_that_does_not_compile_is_named(ready, monkeypatch):
         kernel_of(ready, "sigmoid")
 
 
-# -------------------------------------------------------------------------------------------------------------- products
+# ------------------------------------------------------------------------------------------------------------- products
 def test_products_are_of_one_type(ready):
-    found = {t: ready.device.array(ready.device.allocate(64), View(0, (2, 2), (2, 1), 0, t)) for t in ("float32", "float16", "int32")}
+    found = {t: ready.device.array(ready.device.allocate(64), View(0, (2, 2), (2, 1), 0, t))
+             for t in ("float32", "float16", "int32")}
     of = cuda_runtime.make_products(ready.driver)
-    for a, b, out in (("float16", "float32", "float32"), ("float32", "float32", "float16"), ("int32", "int32", "int32")):
-        with pytest.raises(cuda.LaunchError, match="a product is of one type, float32 or float64 or float16 or bfloat16, not of"):
+    for a, b, out in (("float16", "float32", "float32"), ("float32", "float32", "float16"),
+                      ("int32", "int32", "int32")):
+        with pytest.raises(cuda.LaunchError,
+                           match="a product is of one type, float32 or float64 or float16 or bfloat16, not of"):
             of.bind(cuda.Product(found[a], found[b], found[out]), ready.one, False)
 
 
@@ -467,7 +492,8 @@ def test_a_product_that_the_library_refuses_is_one_line(ready, monkeypatch):
         raise cuda_blas.cuBLASLtError("CUBLAS_STATUS_NOT_SUPPORTED (15)")
 
     monkeypatch.setattr(of.lt, "matmul_algo_get_heuristic", refuse)
-    with pytest.raises(RuntimeError, match=r"^cuBLASLt refuses \('float32', False, Side.*\): CUBLAS_STATUS_NOT_SUPPORTED \(15\)$"):
+    with pytest.raises(RuntimeError,
+                       match=r"^cuBLASLt refuses \('float32', False, Side.*\): CUBLAS_STATUS_NOT_SUPPORTED \(15\)$"):
         of.bind(cuda.Product(array, array, array), ready.one, False)
     monkeypatch.setattr(of.lt, "matmul_algo_get_heuristic", lambda *arguments: None)
     with pytest.raises(RuntimeError, match="^cuBLASLt has no algorithm for "):
@@ -504,12 +530,15 @@ def test_a_test_that_loses_the_gpu_or_never_ends_hides_no_other(tmp_path):
     here = Path(__file__).parent
     (tmp_path / "test_losing.py").write_text(LOSING)
     (tmp_path / "conftest.py").write_text((here / "conftest.py").read_text())
-    command = [sys.executable, "-m", "pytest", "-v", "-n", "1", "--dist", "load", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), "-o", "addopts=", str(tmp_path)]
-    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": f"{here}:{here.parent}"}, capture_output=True, text=True, timeout=PATIENCE)
+    command = [sys.executable, "-m", "pytest", "-v", "-n", "1", "--dist", "load", "-p", "no:cacheprovider", "--rootdir",
+               str(tmp_path), "-o", "addopts=", str(tmp_path)]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": f"{here}:{here.parent}"}, capture_output=True,
+                          text=True, timeout=PATIENCE)
     said = done.stdout + done.stderr
     assert "2 failed, 3 passed" in said
     assert re.search(r"the GPU cannot be used any more after \S*test_loses: cudaErrorIllegalAddress", said)
-    assert {name for name in ("test_before", "test_loses", "test_hangs", "test_after") if f"crashed while running 'test_losing.py::{name}'" in said} == {"test_loses", "test_hangs"}
+    assert {name for name in ("test_before", "test_loses", "test_hangs", "test_after")
+            if f"crashed while running 'test_losing.py::{name}'" in said} == ({"test_loses", "test_hangs"})
 
 
 def test_the_tests_of_kernels_run_on_a_device_as_they_do_without(monkeypatch):
@@ -534,7 +563,7 @@ def test_what_is_trained_on_a_gpu_can_be_recorded(model, arguments):
     assert [v.shape for v in run.graph.inputs] == [x.shape for x in next(run.batches)]
 
 
-# ------------------------------------------------------------------------------------------------------------------ cuDNN
+# ---------------------------------------------------------------------------------------------------------------- cuDNN
 def test_cudnn_gets_integers_a_handle_for_each_stream_and_a_workspace(ready, monkeypatch):
     """By the frontend's own Python; only its compiled part is not called, which needs a GPU."""
     cudnn = need("cudnn")
@@ -576,6 +605,7 @@ def test_cudnn_gets_integers_a_handle_for_each_stream_and_a_workspace(ready, mon
     for thunk, handle in zip(thunks, (11, 12, 11), strict=True):
         thunk()
         pointers, workspace, plan, given, *rest = said.pop()
-        assert (pointers, plan, given, any(rest)) == ({i + 1: memory.data.ptr + 256 * i for i in range(3)}, 3, handle, False)
+        assert (pointers, plan, given, any(rest)) == ({i + 1: memory.data.ptr + 256 * i for i in range(3)},
+                                                      3, handle, False)
         ready.driver.machine.check_held(workspace, 1000, "a workspace")
         assert {type(v) for v in (*pointers, *pointers.values(), workspace)} == {int}

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from minidl.kernels import KERNELS, conv_cuda, cuda, depthwise
 from minidl.kernels.conv import Geometry
 
-#: norm of the error, relative to the norm of the same sums of absolute values; rounding alone is up to 5e-4, 6e-8, 1e-16
+#: norm of the error, relative to the norm of the same sums of absolute values; rounding alone is up to
+#: 5e-4, 6e-8, 1e-16
 TOLERANCE = {"float16": 5e-4, "float32": 2e-7, "float64": 1e-15}
 OTHERS = 10  #: times that for products and convolutions, which on a device are made by libraries in ways of their own
 NAMES = ("conv2d", "conv2d_input_grad", "conv2d_weight_grad")
@@ -22,7 +23,8 @@ NAMES = ("conv2d", "conv2d_input_grad", "conv2d_weight_grad")
 def like_the_reference(name: str, reads: list[Any], **constants: Any) -> list[cuda.Call]:
     """Runs the CUDA form with two orders of threads: the same bits, and the reference's values. Returns its calls."""
     dtype, found = reads[0].dtype, []
-    expected, size = (KERNELS[name].reference(np, *[f(r.astype(np.float64)) for r in reads], **constants) for f in (np.positive, np.abs))
+    expected, size = (KERNELS[name].reference(np, *[f(r.astype(np.float64)) for r in reads], **constants)
+                      for f in (np.positive, np.abs))
     expected, size = (e if isinstance(e, tuple) else (e,) for e in (expected, size))
     for seed in (0, 12345):
         writes = [np.full(e.shape, np.nan, dtype) for e in expected]
@@ -63,26 +65,30 @@ def square_windows(draw: Any) -> Any:
     """Those that there are depthwise kernels of their own for."""
     k, s = draw(st.sampled_from([3, 5])), draw(st.sampled_from([1, 2]))
     padding = draw(st.tuples(st.integers(0, k), st.integers(0, k)))
-    return (k, k), (s, s), padding, (1, 1), [max(1, k - 2 * p) + draw(st.sampled_from([0, 1, 2, 3, 9, 14])) for p in padding]
+    return (k, k), (s, s), padding, (1, 1), [max(1, k - 2 * p) + draw(st.sampled_from([0, 1, 2, 3, 9, 14]))
+                                             for p in padding]
 
 
 @settings(max_examples=50, deadline=None)
-@given(windows() | square_windows(), st.integers(1, 3), st.sampled_from([2, 3, 31, 64, 65, 130]), st.sampled_from(list(TOLERANCE)),
-       st.booleans(), st.integers(0, 1000))
+@given(windows() | square_windows(), st.integers(1, 3), st.sampled_from([2, 3, 31, 64, 65, 130]),
+       st.sampled_from(list(TOLERANCE)), st.booleans(), st.integers(0, 1000))
 def test_depthwise(window: Any, n: int, channels: int, dtype: str, bias: bool, seed: int) -> None:
     taps, stride, padding, dilation, size = window
     geometry = Geometry(stride, padding, dilation, channels)
     calls = all_three((n, *size, channels), (channels, *taps, 1), geometry, dtype, bias, seed)
     own = str(taps[0]) if taps in ((3, 3), (5, 5)) and stride in ((1, 1), (2, 2)) and dilation == (1, 1) else ""
-    assert [kinds(c)[0] for c in calls] == [f"depthwise{own}", f"depthwise{own}_input_grad", f"depthwise{own}_weight_grad"]
+    assert [kinds(c)[0] for c in calls] == [f"depthwise{own}", f"depthwise{own}_input_grad",
+                                            f"depthwise{own}_weight_grad"]
 
 
 @pytest.mark.parametrize(("taps", "kernel"), [((3, 3), "depthwise3"), ((5, 5), "depthwise5"), ((2, 3), "depthwise")])
 def test_depthwise_with_more_pixels_than_threads(taps: tuple[int, int], kernel: str) -> None:
-    """Threads go round several times, and the weight gradient is summed over several blocks: as on a device of 16 blocks."""
+    """Threads go round several times, and the weight gradient is summed over several blocks: as on a
+    device of 16 blocks."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(depthwise, "FILL", 16)
-        forward, back, weights = all_three((3, 21, 38, 70), (70, *taps, 1), Geometry((1, 1), (1, 2), (1, 1), 70), "float32", False)
+        forward, back, weights = all_three((3, 21, 38, 70), (70, *taps, 1),
+                                           Geometry((1, 1), (1, 2), (1, 1), 70), "float32", False)
     assert kinds([*forward, *back, *weights]) == [kernel, f"{kernel}_input_grad", f"{kernel}_weight_grad", "row_sums"]
     assert weights[0].blocks[:2] == (2, 4)
     if kernel != "depthwise":
@@ -90,14 +96,16 @@ def test_depthwise_with_more_pixels_than_threads(taps: tuple[int, int], kernel: 
 
 
 @settings(max_examples=40, deadline=None)
-@given(windows(), st.integers(0, 3), st.sampled_from([1, 1, 2, 3]), st.sampled_from([1, 2, 17]), st.sampled_from([1, 2]),
-       st.booleans(), st.integers(1, 3), st.integers(0, 1000))
-def test_lowered(window: Any, n: int, groups: int, each: int, outputs: int, bias: bool, samples: int, seed: int) -> None:
+@given(windows(), st.integers(0, 3), st.sampled_from([1, 1, 2, 3]), st.sampled_from([1, 2, 17]),
+       st.sampled_from([1, 2]), st.booleans(), st.integers(1, 3), st.integers(0, 1000))
+def test_lowered(window: Any, n: int, groups: int, each: int, outputs: int, bias: bool,
+                 samples: int, seed: int) -> None:
     """Also in parts of `samples` samples."""
     taps, stride, padding, dilation, size = window
     if each == outputs == 1 < groups:
         outputs = 2  # else it is depthwise
-    geometry, x, w = Geometry(stride, padding, dilation, groups), (n, *size, groups * each), (groups * outputs, *taps, each)
+    geometry, x, w = (Geometry(stride, padding, dilation, groups), (n, *size, groups * each),
+                      (groups * outputs, *taps, each))
     oh, ow = geometry.output(size, taps)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(conv_cuda, "PATCHES", samples * oh * ow * taps[0] * taps[1] * groups * each * 8)
@@ -110,7 +118,8 @@ def test_lowered_in_parts() -> None:
         patch.setattr(conv_cuda, "PATCHES", 2 * 16 * 18 * 8 + 100)
         forward, back, weights = all_three(x, w, geometry, "float64", True)
         reads = [np.empty(x), np.empty(w)]
-        assert KERNELS["conv2d"].cuda_work(reads, [np.empty((5, 4, 4, 3))], geometry=geometry) == [((2 * 16 * 18,), np.float64)]
+        assert (KERNELS["conv2d"].cuda_work(reads, [np.empty((5, 4, 4, 3))], geometry=geometry)
+                == [((2 * 16 * 18,), np.float64)])
     assert kinds(forward) == [*["im2col", "Product"] * 3, "add"]
     assert kinds(back) == ["Product", "col2im"] * 3
     assert kinds(weights) == [*["im2col", "Product"] * 3, "row_sums"]
@@ -118,7 +127,8 @@ def test_lowered_in_parts() -> None:
 
 
 @settings(max_examples=15, deadline=None)
-@given(windows(), st.integers(0, 2), st.sampled_from([1, 2]), st.sampled_from([1, 3]), st.sampled_from(["float16", "float32"]), st.booleans())
+@given(windows(), st.integers(0, 2), st.sampled_from([1, 2]), st.sampled_from([1, 3]),
+       st.sampled_from(["float16", "float32"]), st.booleans())
 def test_library(window: Any, n: int, groups: int, each: int, dtype: str, bias: bool) -> None:
     """One call, and the bias after it."""
     taps, stride, padding, dilation, size = window
@@ -168,7 +178,8 @@ def test_the_way_depends_on_shapes_type_and_geometry(way: str, w: Any, geometry:
 
 
 def test_one_channel_is_no_depthwise_convolution() -> None:
-    assert conv_cuda.way(Shape((2, 5, 5, 1), "float32"), Shape((1, 3, 3, 1), "float32"), Geometry(ONE, ONE, ONE, 1)) == "library"
+    assert conv_cuda.way(Shape((2, 5, 5, 1), "float32"), Shape((1, 3, 3, 1), "float32"),
+                         Geometry(ONE, ONE, ONE, 1)) == ("library")
 
 
 def test_patches_stay_within_their_limit() -> None:
@@ -180,8 +191,9 @@ def test_patches_stay_within_their_limit() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize(("x", "w", "groups"), [((0, 4, 4, 4), (4, 3, 3, 1), 4), ((0, 4, 4, 4), (2, 1, 1, 4), 1), ((0, 4, 4, 4), (2, 3, 3, 4), 1),
-                                                ((2, 0, 3, 2), (2, 3, 3, 2), 1), ((2, 0, 3, 2), (2, 3, 3, 1), 2)])
+@pytest.mark.parametrize(("x", "w", "groups"), [((0, 4, 4, 4), (4, 3, 3, 1), 4), ((0, 4, 4, 4), (2, 1, 1, 4), 1),
+                                                ((0, 4, 4, 4), (2, 3, 3, 4), 1), ((2, 0, 3, 2), (2, 3, 3, 2), 1),
+                                                ((2, 0, 3, 2), (2, 3, 3, 1), 2)])
 def test_nothing_to_sum_gives_zeros(x: Any, w: Any, groups: int, dtype: str) -> None:
     """No samples; no lines but padding."""
     forward, back, weights = all_three(x, w, Geometry(ONE, (2, 2), ONE, groups), dtype, True)

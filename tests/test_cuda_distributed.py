@@ -1,5 +1,5 @@
-"""Data-parallel ranks on CUDA, without a GPU: every schedule and transport gives the bits of a sequential run, whatever order
-streams run in; a missing wait shows; ranks take their GPUs, or say in one line why not."""
+"""Data-parallel ranks on CUDA, without a GPU: every schedule and transport gives the bits of a sequential run, whatever
+order streams run in; a missing wait shows; ranks take their GPUs, or say in one line why not."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from minidl.runtime.cuda import device as cuda_device
 from minidl.runtime.cuda.device import Cuda
 from minidl.runtime.executors import DistributedExecutor, SequentialExecutor
 from minidl.schedulers.data_parallel import POLICIES
-from minidl.training import data_parallel
+from minidl.training import rank_trainer
 
 SHARE, STEPS = 4, 5  # captured from the third step on
 
@@ -36,7 +36,8 @@ class Machine(cuda_machine.Machine):
     """One rank's GPU, which may wait for what another rank's does."""
 
     def check_stuck(self) -> None:
-        assert any(isinstance(q.ops[0][1][0], Elsewhere) for q in self.queues.values() if q.ops and q.ops[0][0] == "wait")
+        assert any(isinstance(q.ops[0][1][0], Elsewhere)
+                   for q in self.queues.values() if q.ops and q.ops[0][0] == "wait")
 
 
 class Runtime(cuda_runtime.Runtime):
@@ -97,7 +98,8 @@ class Nccl:
 TOLD = {"NcclCommunicator": "NcclCommunicator(int ndev, bytes commId, int rank, NcclConfig config=None)",
         "send": "NcclCommunicator.send(self, intptr_t sendbuf, size_t count, int datatype, int peer, intptr_t stream)",
         "recv": "NcclCommunicator.recv(self, intptr_t recvbuf, size_t count, int datatype, int peer, intptr_t stream)",
-        "allReduce": "NcclCommunicator.allReduce(self, intptr_t sendbuf, intptr_t recvbuf, size_t count, int datatype, int op, intptr_t stream)"}
+        "allReduce": "NcclCommunicator.allReduce(self, intptr_t sendbuf, intptr_t recvbuf, size_t count, int "
+                     "datatype, int op, intptr_t stream)"}
 
 
 class NcclRanks:
@@ -117,7 +119,8 @@ class NcclRanks:
         assert at == out
         array = _memory(at, count, kind)
         peers = range(self.size)
-        self.issue(stream, [(array, (self.calls, self.rank, r)) for r in peers], [(array, [(self.calls, r, self.rank) for r in peers])])
+        self.issue(stream, [(array, (self.calls, self.rank, r)) for r in peers],
+                   [(array, [(self.calls, r, self.rank) for r in peers])])
 
     def issue(self, stream: int, posts: list[Any], fetches: list[Any]) -> None:
         """`posts`: arrays and the keys they are left under; `fetches`: arrays and the keys whose sum they get."""
@@ -162,7 +165,7 @@ def gpus(monkeypatch):
     return make
 
 
-# -------------------------------------------------------------------------------------------------------------- training
+# ------------------------------------------------------------------------------------------------------------- training
 def batches(ranks):
     random = np.random.default_rng(3)
     return random.normal(size=(STEPS, ranks, SHARE, 12)).astype("f"), random.integers(0, 5, (STEPS, ranks, SHARE))
@@ -212,8 +215,8 @@ def prepared(name, devices, ranks=None):
     found = []
     for device in devices:
         model, opt, graph = recorded(device, ranks or len(devices))
-        found.append((model, opt, replicas(graph, name, None, lambda sizes: 1 + sum(sizes.values()) / 100, len(devices), buckets=2,
-                                           part_bytes=300, k=2)))
+        found.append((model, opt, replicas(graph, name, None, lambda sizes: 1 + sum(sizes.values()) / 100, len(devices),
+                                           buckets=2, part_bytes=300, k=2)))
     return found
 
 
@@ -229,12 +232,14 @@ def trained(name, devices, transport=staged, trace=False):
     def work(communicator):
         rank = communicator.rank
         model, opt, found = own[rank]
-        run = DistributedExecutor(found.graph, found.schedule, transport(communicator, devices[rank]), device=devices[rank], trace=trace)
+        run = DistributedExecutor(found.graph, found.schedule, transport(communicator, devices[rank]),
+                                  device=devices[rank], trace=trace)
         for t in range(STEPS):
             opt.lr = rate(t)  # while the step before may still run
             run(x[t, rank], y[t, rank])
         run.close()
-        return SimpleNamespace(parameters=[p.numpy() for p in model.parameters()], bits=bits(*model.parameters()), run=run)
+        return SimpleNamespace(parameters=[p.numpy() for p in model.parameters()],
+                               bits=bits(*model.parameters()), run=run)
 
     with deadline():
         return run_ranks(len(devices), work)
@@ -272,7 +277,8 @@ def stub(monkeypatch):
     return found
 
 
-@pytest.mark.parametrize(("name", "captured"), [*((name, True) for name in POLICIES), ("priority", False), ("dear", False)])
+@pytest.mark.parametrize(("name", "captured"),
+                         [*((name, True) for name in POLICIES), ("priority", False), ("dear", False)])
 def test_every_schedule_gives_the_bits_of_a_sequential_run(gpus, name, captured):
     devices = gpus(2, 1)
     wanted = alone(devices[0], 2).bits
@@ -288,7 +294,8 @@ def test_more_orders_and_more_ranks(gpus, name, seed):
     assert {found.bits for found in trained(name, devices if seed % 2 else streams_only(devices))} == {wanted}
 
 
-@pytest.mark.parametrize(("name", "transport"), [("buckets", aware), ("dear", aware), ("no_overlap", ring), ("buckets", ring), ("dear", ring)])
+@pytest.mark.parametrize(("name", "transport"),
+                         [("buckets", aware), ("dear", aware), ("no_overlap", ring), ("buckets", ring), ("dear", ring)])
 def test_a_transport_for_gpus_gives_the_same_bits(gpus, stub, name, transport):
     wanted = alone(gpus(1, 7)[0], 2).bits
     assert {found.bits for found in trained(name, gpus(2, 5), transport)} == {wanted}
@@ -307,11 +314,13 @@ def test_a_missing_wait_shows(gpus, monkeypatch, lost):
     """Some order of the runtime must give other numbers."""
     wanted = alone(gpus(1, 0)[0], 2).bits
     transport = aware if lost == "the end of what MPI takes" else staged
-    monkeypatch.setattr(Streams, "ready", (lambda self, task, stream: []) if lost == "the gradient's end" else Streams.ready)
+    monkeypatch.setattr(Streams, "ready",
+                        (lambda self, task, stream: []) if lost == "the gradient's end" else Streams.ready)
     if lost == "the sum's return":
         monkeypatch.setattr(Staged, "arrived", lambda self, stream: [])
     monkeypatch.setattr(OnDevice, "_run", lambda self, calls: _unwatched(calls))
-    assert any({found.bits for found in trained("priority", gpus(2, seed), transport)} != {wanted} for seed in range(12)), "no order showed it"
+    assert any({found.bits for found in trained("priority", gpus(2, seed), transport)} != {wanted}
+               for seed in range(12)), "no order showed it"
 
 
 def _unwatched(calls):
@@ -320,7 +329,7 @@ def _unwatched(calls):
     yield from ()
 
 
-# ------------------------------------------------------------------------------------------------------ captured, traced
+# ----------------------------------------------------------------------------------------------------- captured, traced
 def launches_of_a_step(name, devices):
     own = prepared(name, devices)
     x, y = batches(len(devices))
@@ -347,7 +356,8 @@ def test_a_captured_step_is_cut_at_communication_alone(gpus):
     captured, few = launches_of_a_step("barrier", gpus(2, 1))
     assert captured < issued
     assert few < calls
-    # nothing is handed over before the end: two runs, of the updates and of forward and backward, and the input's two copies
+    # nothing is handed over before the end: two runs, of the updates and of forward and backward, and the
+    # input's two copies
     whole, _ = launches_of_a_step("no_overlap", gpus(2, 1))
     separate, _ = launches_of_a_step("no_overlap", streams_only(gpus(2, 1)))
     assert whole <= separate - 20
@@ -356,7 +366,8 @@ def test_a_captured_step_is_cut_at_communication_alone(gpus):
 @pytest.mark.parametrize("captured", [True, False])
 def test_a_trace_has_every_task_of_a_step_once(gpus, captured):
     devices = gpus(2, 4)
-    for rank, found in enumerate(trained("reverse_first_k", devices if captured else streams_only(devices), trace=True)):
+    for rank, found in enumerate(trained("reverse_first_k",
+                                         devices if captured else streams_only(devices), trace=True)):
         timeline, run = found.run.timeline, found.run
         assert sorted(timeline.key[timeline.tasks].tolist()) == sorted(run.schedule.keys.tolist())
         assert {lane.rank for lane in timeline.lanes} == {rank}
@@ -364,7 +375,7 @@ def test_a_trace_has_every_task_of_a_step_once(gpus, captured):
         assert (timeline.start >= timeline.issued).all()
 
 
-# -------------------------------------------------------------------------------------------------------------- failures
+# ------------------------------------------------------------------------------------------------------------- failures
 def test_a_rank_that_raises_ends_the_others(gpus):
     devices = gpus(3, 2)
     own = prepared("priority", devices)
@@ -405,7 +416,8 @@ def test_nccl_refuses_ranks_that_share_a_gpu(gpus, stub, monkeypatch):
         seen.append(str(found.value))
 
     run_ranks(3, work)
-    assert set(seen) == {"ranks 0 and 1 share GPU 0000:17:00.0 of node1, which NCCL refuses; start one rank a GPU, or use --transport staged"}
+    assert set(seen) == {"ranks 0 and 1 share GPU 0000:17:00.0 of node1, which NCCL refuses; start one rank a GPU, "
+                         "or use --transport staged"}
 
 
 def test_a_transport_that_cannot_be_had_is_one_line_everywhere(gpus, stub):
@@ -413,8 +425,8 @@ def test_a_transport_that_cannot_be_had_is_one_line_everywhere(gpus, stub):
     devices, seen = gpus(2, 0), []
 
     def work(communicator):
-        with pytest.raises(data_parallel.Disagreement) as found:
-            data_parallel.transport("nccl", communicator, devices[communicator.rank])
+        with pytest.raises(rank_trainer.Disagreement) as found:
+            rank_trainer.transport("nccl", communicator, devices[communicator.rank])
         seen.append(str(found.value))
 
     run_ranks(2, work)
@@ -442,22 +454,24 @@ def test_an_nccl_that_cannot_start_is_one_line_everywhere(gpus, stub):
 def test_nccls_methods_take_what_they_are_told_to_take():
     """Where NCCL is, CuPy's own words."""
     real = pytest.importorskip("cupy_backends.cuda.libs.nccl", reason="NCCL is not installed", exc_type=ImportError)
-    found = {name: getattr(real.NcclCommunicator, name).__doc__.splitlines()[0] for name in ("send", "recv", "allReduce")}
+    found = {name: getattr(real.NcclCommunicator, name).__doc__.splitlines()[0]
+             for name in ("send", "recv", "allReduce")}
     assert found | {"NcclCommunicator": real.NcclCommunicator.__doc__.splitlines()[0]} == TOLD
-    assert {real.NCCL_FLOAT16, real.NCCL_FLOAT32, real.NCCL_FLOAT64, real.NCCL_SUM, real.NCCL_BFLOAT16} == {6, 7, 8, 0, 9}
+    assert {real.NCCL_FLOAT16, real.NCCL_FLOAT32, real.NCCL_FLOAT64, real.NCCL_SUM,
+            real.NCCL_BFLOAT16} == ({6, 7, 8, 0, 9})
 
 
 def test_ranks_take_the_gpus_of_their_machine_in_turn(monkeypatch):
     monkeypatch.setattr(cuda_device, "gpus", lambda: 2)
     ranks = [SimpleNamespace(local_rank=r) for r in range(5)]
-    assert [data_parallel.device_of("cuda", r) for r in ranks] == ["cuda:0", "cuda:1", "cuda:0", "cuda:1", "cuda:0"]
-    assert {data_parallel.device_of("cuda:1", r) for r in ranks} == {"cuda:1"}
-    assert {data_parallel.device_of("cpu", r) for r in ranks} == {"cpu"}
+    assert [rank_trainer.device_of("cuda", r) for r in ranks] == ["cuda:0", "cuda:1", "cuda:0", "cuda:1", "cuda:0"]
+    assert {rank_trainer.device_of("cuda:1", r) for r in ranks} == {"cuda:1"}
+    assert {rank_trainer.device_of("cpu", r) for r in ranks} == {"cpu"}
     assert isinstance(Communicator.local_rank, int)
 
 
 def test_a_link_is_measured_from_device_to_device(gpus):
     devices = gpus(2, 9)
-    links = run_ranks(2, lambda c: data_parallel.measure_link(c, devices[c.rank], sizes=(4, 256, 4096), repeats=2))
+    links = run_ranks(2, lambda c: rank_trainer.measure_link(c, devices[c.rank], sizes=(4, 256, 4096), repeats=2))
     assert links[0] == links[1]
     assert min(links[0]) >= 0

@@ -1,4 +1,5 @@
-"""What is kept of cuDNN for a device: a plan for each key, a handle and a workspace for each stream. The frontend is a stand-in."""
+"""What is kept of cuDNN for a device: a plan for each key, a handle and a workspace for each stream. The
+frontend is a stand-in."""
 
 from __future__ import annotations
 
@@ -22,13 +23,15 @@ def there(monkeypatch, tmp_path):
     monkeypatch.setenv("MINIDL_CACHE", str(tmp_path))
     device = cuda_runtime.device()
     library = device._library("dnn")
-    return SimpleNamespace(device=device, dnn=library, frontend=library.cudnn, streams=device.streams((0, 1)), made=made_by(device.driver, monkeypatch))
+    return SimpleNamespace(device=device, dnn=library, frontend=library.cudnn, streams=device.streams((0, 1)),
+                           made=made_by(device.driver, monkeypatch))
 
 
 def made_by(driver: Any, monkeypatch: Any) -> list[tuple[int, int]]:
     """(bytes, stream) of all that is allocated from now on."""
     made, allocate = [], driver.allocate
-    monkeypatch.setattr(driver, "allocate", lambda nbytes, stream: made.append((nbytes, stream.number)) or allocate(nbytes, stream))
+    monkeypatch.setattr(driver, "allocate",
+                        lambda nbytes, stream: made.append((nbytes, stream.number)) or allocate(nbytes, stream))
     return made
 
 
@@ -50,7 +53,8 @@ def attention(there: Any, what: str, causal: bool = False) -> cuda.Attention:
     return cuda.Attention(what, q, k, v, y, array(there, 2, 3, 5), 0.5, causal, *more)
 
 
-@pytest.mark.parametrize(("version", "cudnn", "flash"), [("1.23.0", 91900, True), ("1.24.0", 91900, False), ("1.26.0", 92200, True), ("2.0", 92100, False)])
+@pytest.mark.parametrize(("version", "cudnn", "flash"), [("1.23.0", 91900, True), ("1.24.0", 91900, False),
+                                                         ("1.26.0", 92200, True), ("2.0", 92100, False)])
 def test_attention_needs_a_frontend_that_fits(there, version, cudnn, flash, monkeypatch):
     there.frontend.__version__ = version
     monkeypatch.setattr(cuda_dnn.Frontend, "backend_version", lambda self: cudnn)
@@ -84,8 +88,8 @@ def test_a_plan_for_each_key_a_handle_and_a_workspace_for_each_stream(there):
     assert tuned.number not in (main.number, sub.number)
 
 
-@pytest.mark.parametrize("make", [convolution, lambda there: attention(there, "forward"), lambda there: attention(there, "grad")],
-                         ids=["convolution", "attention", "gradient"])
+@pytest.mark.parametrize("make", [convolution, lambda there: attention(there, "forward"),
+                                  lambda there: attention(there, "grad")], ids=["convolution", "attention", "gradient"])
 def test_what_is_allowed_makes_another_plan(there, make):
     call = make(there)
     for how in ({}, {"deterministic": False}, {"deterministic": True}, {}):
@@ -97,7 +101,8 @@ def test_what_is_allowed_makes_another_plan(there, make):
     there.dnn.bind(call, there.streams[0], tf32=True)
     assert len(graphs) == (3 if isinstance(call, cuda.Convolution) else 2)
     strict = ["TENSOR_CORE", "DOWN_CONVERT_INPUTS"]
-    assert [note for note in strict if note in graphs[0].unwanted] == (strict if isinstance(call, cuda.Convolution) else [])
+    assert ([note for note in strict if note in graphs[0].unwanted]
+            == (strict if isinstance(call, cuda.Convolution) else []))
 
 
 @pytest.mark.parametrize("what", ["forward", "grad"])
@@ -120,7 +125,8 @@ def test_attention_is_described_by_its_arrays(there, what):
         assert told.get("name", name) == name
         assert pointers[uid] == arrays.ctypes.data
     assert graph.operation == ("sdpa" if what == "forward" else "sdpa_backward")
-    assert (graph.how["attn_scale"], graph.how["diagonal_alignment"], graph.how["diagonal_band_right_bound"]) == (0.5, "TOP_LEFT", 0)
+    assert (graph.how["attn_scale"], graph.how["diagonal_alignment"],
+            graph.how["diagonal_band_right_bound"]) == (0.5, "TOP_LEFT", 0)
 
 
 def test_what_has_no_plan_names_its_key(there, monkeypatch):
@@ -156,7 +162,8 @@ def test_a_plan_that_was_chosen_before_is_the_only_one_that_is_built(there, monk
 
 
 def test_a_plan_that_was_chosen_and_is_not_there_any_more_is_chosen_again(there, monkeypatch):
-    monkeypatch.setattr("minidl.runtime.cuda.clock.side_by_side", lambda driver, stream, calls: [5.0, 4.0, 9.0][: len(calls)])
+    monkeypatch.setattr("minidl.runtime.cuda.clock.side_by_side",
+                        lambda driver, stream, calls: [5.0, 4.0, 9.0][: len(calls)])
     call = convolution(there)
     there.dnn.bind(call, there.streams[0])
     monkeypatch.setattr("minidl.runtime.cuda.dnn.library", lambda: there.frontend)

@@ -1,4 +1,5 @@
-"""Elementwise kernels, reductions and copies on CUDA, run on the CPU: shapes, strides and numbers that are easily got wrong."""
+"""Elementwise kernels, reductions and copies on CUDA, run on the CPU: shapes, strides and numbers that are
+easily got wrong."""
 
 from __future__ import annotations
 
@@ -83,8 +84,8 @@ def test_only_the_output_is_written(drawn):
 
 
 @pytest.mark.parametrize(("a", "b", "vector"), [
-    ((64, 32), (64, 32), 4), ((64, 32), (32,), 4), ((64, 32), (64, 1), 4), ((7, 9, 32), (7, 1, 32), 4), ((6, 30), (6, 30), 4),
-    ((6, 30), (30,), 1), ((7,), (7,), 1), ((), (), 1)])
+    ((64, 32), (64, 32), 4), ((64, 32), (32,), 4), ((64, 32), (64, 1), 4), ((7, 9, 32), (7, 1, 32), 4),
+    ((6, 30), (6, 30), 4), ((6, 30), (30,), 1), ((7,), (7,), 1), ((), (), 1)])
 def test_four_at_a_time_where_memory_allows(a, b, vector):
     x, y = random_array(a, 1, "float32"), random_array(b, 2, "float32")
     out = np.empty(np.broadcast_shapes(a, b), "float32")
@@ -156,7 +157,8 @@ def test_copies_of_any_type(dtype):
 
 @pytest.mark.parametrize(("x", "y"), list(itertools.product(("float16", "float32", "float64"), repeat=2)))
 def test_casts_round_once(x, y):
-    ties = np.array([1 + 2.0**-11, 1 + 2.0**-11 + 2.0**-40, 65519.999, 65520, 1 + 2.0**-24 + 2.0**-50, 3e-8, 2.0**-25, -1e-320])
+    ties = np.array([1 + 2.0**-11, 1 + 2.0**-11 + 2.0**-40, 65519.999, 65520, 1 + 2.0**-24 + 2.0**-50,
+                     3e-8, 2.0**-25, -1e-320])
     with np.errstate(over="ignore"):
         values = np.concatenate([SPECIAL, ties, random_array((37,), 1)]).astype(x)
         assert bits(run("cast", [values], values.shape, y, dtype=y)) == bits(values.astype(y))
@@ -185,7 +187,8 @@ MINE = ("elementwise", "reduce", "activation", "gelu")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("example", [e for e in examples(37, 30) if KERNELS[e.kernel].reference.__module__.rpartition(".")[2] in MINE], ids=str)
+@pytest.mark.parametrize("example", [e for e in examples(37, 30)
+                                     if KERNELS[e.kernel].reference.__module__.rpartition(".")[2] in MINE], ids=str)
 def test_float16(example):
     """Sums are made in float32: the result is rounded once."""
     reads, writes = arrays(example, "float16")
@@ -195,15 +198,16 @@ def test_float16(example):
 
 # -------------------------------------------------------------------------------------------------------------- numbers
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("name", ["neg", "exp", "sqrt", "tanh", "abs", "relu", "sigmoid", "relu6", "hardsigmoid", "hardswish", "gelu"])
+@pytest.mark.parametrize("name", ["neg", "exp", "sqrt", "tanh", "abs", "relu", "sigmoid", "relu6", "hardsigmoid",
+                                  "hardswish", "gelu"])
 def test_special_numbers(name, dtype):
     x = SPECIAL.astype(dtype)
     np.testing.assert_allclose(run(name, [x], x.shape), wanted(name, x).astype(dtype), rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("name", ["add", "mul", "div", "maximum", "minimum", "relu_grad", "abs_grad", "relu6_grad", "hardsigmoid_grad",
-                                  "hardswish_grad", "tanh_grad", "sigmoid_grad", "gelu_grad"])
+@pytest.mark.parametrize("name", ["add", "mul", "div", "maximum", "minimum", "relu_grad", "abs_grad", "relu6_grad",
+                                  "hardsigmoid_grad", "hardswish_grad", "tanh_grad", "sigmoid_grad", "gelu_grad"])
 def test_pairs_of_special_numbers(name, dtype):
     a, b = (np.ascontiguousarray(p).reshape(-1).astype(dtype) for p in np.meshgrid(SPECIAL, SPECIAL))
     with np.errstate(over="ignore"):
@@ -257,11 +261,13 @@ def test_sums_and_maxima_over_any_axes(data):
         top = run("max", [x], out, axes=axes)
         np.testing.assert_array_equal(top, x.max(axis=axes, keepdims=True))
         dy = random_array(out, 5, "float32")
-        np.testing.assert_allclose(run("max_grad", [x, top, dy], shape, axes=axes), wanted("max_grad", x, top, dy, axes=axes), rtol=1e-6)
+        np.testing.assert_allclose(run("max_grad", [x, top, dy], shape, axes=axes),
+                                   wanted("max_grad", x, top, dy, axes=axes), rtol=1e-6)
 
 
-LARGE = [((5000, 3), (0,)), ((5000, 70), (0,)), ((3, 9000), (1,)), ((30000,), (0,)), ((100, 90, 5), (0, 1)), ((4, 3000, 5), (1,)),
-         ((4, 3000, 5), (0, 1, 2)), ((2, 6, 900, 4), (0, 2)), ((3000, 2), (1,)), ((2, 3000), (0,))]
+LARGE = [((5000, 3), (0,)), ((5000, 70), (0,)), ((3, 9000), (1,)), ((30000,), (0,)), ((100, 90, 5), (0, 1)),
+         ((4, 3000, 5), (1,)), ((4, 3000, 5), (0, 1, 2)), ((2, 6, 900, 4), (0, 2)),
+         ((3000, 2), (1,)), ((2, 3000), (0,))]
 
 
 @pytest.mark.parametrize(("shape", "axes"), LARGE, ids=str)
@@ -275,8 +281,8 @@ def test_reductions_of_many(shape, axes, dtype):
     top = run("max", [x], out, axes=axes)
     np.testing.assert_array_equal(top, x.max(axis=axes, keepdims=True))
     dy = random_array(out, 2, dtype)
-    np.testing.assert_allclose(run("max_grad", [x, top, dy], shape, axes=axes), wanted("max_grad", x, top, dy, axes=axes),
-                               rtol=1e-6 if dtype == "float32" else 1e-14)
+    np.testing.assert_allclose(run("max_grad", [x, top, dy], shape, axes=axes),
+                               wanted("max_grad", x, top, dy, axes=axes), rtol=1e-6 if dtype == "float32" else 1e-14)
     view = np.ascontiguousarray(x.T).T  # the same order whatever the strides
     assert bits(run("sum", [view], out, axes=axes, factor=0.25)) == bits(y)
 
@@ -284,7 +290,8 @@ def test_reductions_of_many(shape, axes, dtype):
 def test_large_reductions_are_made_in_parts():
     """Few outputs of many inputs would leave most of a device idle."""
     assert [_plan(shape, axes)[1].parts > 1 for shape, axes in LARGE] == [True] * 8 + [False] * 2
-    for shape, axes in [*LARGE, ((2**20, 64), (0,)), ((2**31 + 5,), (0,)), ((64, 49, 2048), (1,)), ((2**24, 2), (1,)), ((1, 1), (0, 1))]:
+    for shape, axes in [*LARGE, ((2**20, 64), (0,)), ((2**31 + 5,), (0,)), ((64, 49, 2048), (1,)),
+                        ((2**24, 2), (1,)), ((1, 1), (0, 1))]:
         outputs, fold = _plan(shape, axes)
         assert 256 % fold.lanes == 0
         assert fold.blocks * 256 >= outputs * fold.lanes
@@ -297,14 +304,18 @@ def test_binding_reads_no_memory(shape, axes):
     """The arrays may lie where the host cannot look."""
     def nowhere(shape, dtype="float32"):
         nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
-        return np.ndarray(shape, dtype, (ctypes.c_ubyte * nbytes).from_address(4096)) if nbytes else np.empty(shape, dtype)
+        return (np.ndarray(shape, dtype, (ctypes.c_ubyte * nbytes).from_address(4096)) if nbytes
+                else np.empty(shape, dtype))
 
     out = tuple(1 if a in axes else n for a, n in enumerate(shape))
     whole = tuple((0, n, 1) for n in shape)
     for name, reads, y, constants in (("sum", [shape], out, {"axes": axes}), ("max", [shape], out, {"axes": axes}),
-                                      ("max_grad", [shape, out, out], shape, {"axes": axes}), ("spread", [out, shape], shape, {}),
-                                      ("unslice", [shape], shape, {"shape": shape, "region": whole}), ("relu", [shape], shape, {}),
-                                      ("copy", [out], shape, {}), ("div_grad", [shape, out, shape], shape, {}), ("fill", [out], out, {"value": 1.0})):
+                                      ("max_grad", [shape, out, out], shape, {"axes": axes}),
+                                      ("spread", [out, shape], shape, {}),
+                                      ("unslice", [shape], shape, {"shape": shape, "region": whole}),
+                                      ("relu", [shape], shape, {}),
+                                      ("copy", [out], shape, {}), ("div_grad", [shape, out, shape], shape, {}),
+                                      ("fill", [out], out, {"value": 1.0})):
         arrays, write = [nowhere(r) for r in reads], nowhere(y)
         kernel = KERNELS[name]
         work = [nowhere(*spec) for spec in kernel.cuda_work(arrays, [write], **constants)] if kernel.cuda_work else []
@@ -320,7 +331,8 @@ def test_a_maximum_of_what_is_no_number(shape):
     top = run("max", [x], (3, 1), axes=(1,))
     np.testing.assert_array_equal(top, x.max(axis=1, keepdims=True))
     dy = random_array((3, 1), 2, "float32")
-    np.testing.assert_allclose(run("max_grad", [x, top, dy], shape, axes=(1,)), wanted("max_grad", x, top, dy, axes=(1,)), rtol=1e-6)
+    np.testing.assert_allclose(run("max_grad", [x, top, dy], shape, axes=(1,)),
+                               wanted("max_grad", x, top, dy, axes=(1,)), rtol=1e-6)
 
 
 def test_sums_of_nothing():
@@ -349,9 +361,11 @@ def test_a_region_among_zeros(data):
         region.append((begin, end, data.draw(st.sampled_from([1, 1, 2, 3]))))
     size = [len(range(*r)) for r in region]
     order = data.draw(st.permutations(range(len(size))))
-    dy = random_array([size[a] for a in order], 1, "float32").transpose(np.argsort(order)) if size else np.ones((), "float32")
+    dy = (random_array([size[a] for a in order], 1, "float32").transpose(np.argsort(order)) if size
+          else np.ones((), "float32"))
     constants = {"shape": shape, "region": tuple(region)}
-    np.testing.assert_array_equal(run("unslice", [dy], shape, "float32", **constants), wanted("unslice", dy, **constants))
+    np.testing.assert_array_equal(run("unslice", [dy], shape, "float32", **constants),
+                                  wanted("unslice", dy, **constants))
 
 
 @pytest.mark.parametrize(("shape", "region", "axes"), [
@@ -368,6 +382,7 @@ def test_whole_axes_of_a_region_are_one(shape, region, axes):
 
 def test_nothing_is_launched_for_nothing():
     empty = np.empty((0, 3), "float32")
-    for name, count, constants in (("add", 2, {}), ("copy", 1, {}), ("relu", 1, {}), ("gelu_grad", 2, {}), ("fill", 1, {"value": 1.0}),
-                                   ("cast", 1, {"dtype": "float32"}), ("maximum_grad", 3, {}), ("max_grad", 3, {"axes": (1,)})):
+    for name, count, constants in (("add", 2, {}), ("copy", 1, {}), ("relu", 1, {}), ("gelu_grad", 2, {}),
+                                   ("fill", 1, {"value": 1.0}), ("cast", 1, {"dtype": "float32"}),
+                                   ("maximum_grad", 3, {}), ("max_grad", 3, {"axes": (1,)})):
         assert run_kernel(name, [empty] * count, [empty], **constants) == []

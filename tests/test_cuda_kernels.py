@@ -1,4 +1,5 @@
-"""Each kernel's CUDA form, run on the CPU, against its reference over NumPy in float64: the same calls as of the CPU forms."""
+"""Each kernel's CUDA form, run on the CPU, against its reference over NumPy in float64: the same calls as
+of the CPU forms."""
 
 from __future__ import annotations
 
@@ -26,10 +27,12 @@ def expected(example, reads):
 
 
 def assert_close(example, found, reads):
-    """Errors are measured against the output's norm; where it is a sum, against that of its terms' magnitudes, which cancel."""
+    """Errors are measured against the output's norm; where it is a sum, against that of its terms'
+    magnitudes, which cancel."""
     sizes = expected(example, [np.abs(r) for r in reads] if example.kernel == "sum" else reads)
     for y, e, size in zip(found, expected(example, reads), sizes, strict=True):
-        assert np.linalg.norm(y.astype("float64") - e) <= TOLERANCE.get(y.dtype.name, 0) * np.linalg.norm(np.broadcast_to(size, y.shape))
+        assert np.linalg.norm(y.astype("float64") - e) <= TOLERANCE.get(y.dtype.name, 0) * np.linalg.norm(
+            np.broadcast_to(size, y.shape))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -41,7 +41,8 @@ def close(y, expected, dtype):
 
 # ------------------------------------------------------------------------------------------------------- sums over rows
 @pytest.mark.parametrize("dtype", list(RTOL))
-@pytest.mark.parametrize(("rows", "columns"), [(0, 3), (1, 1), (31, 33), (257, 1), (1000, 7), (3000, 16), (2100, 70), (3, 0)])
+@pytest.mark.parametrize(("rows", "columns"),
+                         [(0, 3), (1, 1), (31, 33), (257, 1), (1000, 7), (3000, 16), (2100, 70), (3, 0)])
 def test_row_sums(rows, columns, dtype):
     base = (numbers(rows, columns) + 1).astype(dtype)
     for x in forms(base):
@@ -111,7 +112,8 @@ def test_products_are_laid_out_as_a_blas_wants(data):
 
     def part(lead):
         """Leading axes that broadcast to `lead`."""
-        return [data.draw(st.sampled_from((length, length, 1))) for length in lead][data.draw(st.integers(0, len(lead))) :]
+        return [data.draw(st.sampled_from((length, length, 1)))
+                for length in lead][data.draw(st.integers(0, len(lead))) :]
 
     a, b = operand(m, k, lead), operand(k, n, part(lead))
     if data.draw(st.booleans()):
@@ -134,7 +136,8 @@ def test_products_are_laid_out_as_a_blas_wants(data):
 
 
 def test_products_are_few():
-    """One for what lies in one piece: a taller matrix, transposed operands, heads; else one an index of the shortest axis."""
+    """One for what lies in one piece: a taller matrix, transposed operands, heads; else one an index of
+    the shortest axis."""
     def calls(a, b, shape):
         assert not dense_work(a, b)
         return product(a, b, np.empty(shape))
@@ -161,7 +164,8 @@ def test_products_of_nothing():
 
 
 def test_dense_copies_of_many_axes_and_sizes():
-    arrays = [numbers(2, 3, 2, 3, 2, 5).transpose(5, 1, 3, 0, 4, 2), numbers(700, 33).T, numbers(1, 1), numbers(0, 3, 2)]
+    arrays = [numbers(2, 3, 2, 3, 2, 5).transpose(5, 1, 3, 0, 4, 2), numbers(700, 33).T,
+              numbers(1, 1), numbers(0, 3, 2)]
     for seed in (0, 5):
         found = [np.full(a.shape, np.nan) for a in arrays]
         (call,) = dense_copies(list(zip(arrays, found, strict=True)))
@@ -196,7 +200,8 @@ def test_linear(n, i, o, dtype):
     check("linear_weight_grad", [x, dy], [(o, i), (o,)], dtype, bias=True)
 
 
-@pytest.mark.parametrize(("a", "b"), [((3, 4), (4, 2)), ((2, 3, 4), (4, 2)), ((3, 4), (5, 4, 2)), ((2, 1, 3, 4), (5, 4, 2)), ((2, 0, 4), (2, 4, 3))])
+@pytest.mark.parametrize(("a", "b"), [((3, 4), (4, 2)), ((2, 3, 4), (4, 2)), ((3, 4), (5, 4, 2)),
+                                      ((2, 1, 3, 4), (5, 4, 2)), ((2, 0, 4), (2, 4, 3))])
 def test_matmul(a, b):
     x, y = numbers(*a, dtype="float32"), numbers(*b, dtype="float32", seed=1)
     check("matmul", [x, y], [np.matmul(x, y).shape], "float32")
@@ -212,7 +217,8 @@ def test_a_dense_layer_is_one_call():
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_a_product_may_end_in_relu(dtype):
-    x, w, b, y = numbers(4, 3, dtype=dtype), numbers(5, 3, dtype=dtype), numbers(5, dtype=dtype), np.empty((4, 5), dtype)
+    x, w, b, y = (numbers(4, 3, dtype=dtype), numbers(5, 3, dtype=dtype), numbers(5, dtype=dtype),
+                  np.empty((4, 5), dtype))
     run_kernel("linear", [x, w, b], [y], constants={"act": "relu"})
     np.testing.assert_allclose(y, np.maximum(x @ w.T + b, 0), rtol=1e-5)
     assert (y == 0).any()

@@ -23,7 +23,8 @@ def with_layout(x: Any, layout: str) -> Any:
 
 # ------------------------------------------------------------------------------------------------------------ softmax
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(1,), (1, 1), (7, 10), (3, 33), (2, 3, 31), (4, 257), (2, 1500), (300, 2), (2, 2, 3, 2, 5)], ids=str)
+@pytest.mark.parametrize("shape", [(1,), (1, 1), (7, 10), (3, 33), (2, 3, 31), (4, 257), (2, 1500), (300, 2),
+                                   (2, 2, 3, 2, 5)], ids=str)
 def test_softmax(shape: tuple[int, ...], dtype: str) -> None:
     x, dy = draw(shape, 1, dtype, 3) * 3, draw(shape, 2, dtype)
     for name in ("softmax", "log_softmax"):
@@ -39,8 +40,10 @@ def test_softmax_of_views(layout: str) -> None:
         y, = agree(name, [x])
         other, = agree(name, [with_layout(x, layout)])
         assert y.tobytes() == other.tobytes()
-        assert agree(f"{name}_grad", [y, x])[0].tobytes() == agree(f"{name}_grad", [y, with_layout(x, layout)])[0].tobytes()
-        for dy in (np.broadcast_to(2.0, y.shape), np.broadcast_to(x[:, :1], y.shape), np.broadcast_to(x[..., :1], y.shape)):
+        assert (agree(f"{name}_grad", [y, x])[0].tobytes()
+                == agree(f"{name}_grad", [y, with_layout(x, layout)])[0].tobytes())
+        for dy in (np.broadcast_to(2.0, y.shape), np.broadcast_to(x[:, :1], y.shape),
+                   np.broadcast_to(x[..., :1], y.shape)):
             agree(f"{name}_grad", [y, dy], scale=1)
 
 
@@ -112,8 +115,10 @@ def test_launches() -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------ embedding
-INDICES = {"dense": lambda n: np.random.default_rng(1).integers(9, size=n), "matrix": lambda n: np.random.default_rng(2).integers(9, size=(n, 3)),
-           "transposed": lambda n: np.random.default_rng(3).integers(9, size=(4, n)).T, "backwards": lambda n: np.arange(2 * n)[::-2] % 9,
+INDICES = {"dense": lambda n: np.random.default_rng(1).integers(9, size=n),
+           "matrix": lambda n: np.random.default_rng(2).integers(9, size=(n, 3)),
+           "transposed": lambda n: np.random.default_rng(3).integers(9, size=(4, n)).T,
+           "backwards": lambda n: np.arange(2 * n)[::-2] % 9,
            "one number": lambda n: np.broadcast_to(np.int64(4), (2, n)), "no axes": lambda n: np.array(5)}
 
 
@@ -132,14 +137,16 @@ def test_embedding_of_wide_rows() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize(("positions", "rows", "width"), [(1025, 40, 3), (2049, 5000, 1), (6000, 17, 150), (5000, 1, 31)])
+@pytest.mark.parametrize(("positions", "rows", "width"),
+                         [(1025, 40, 3), (2049, 5000, 1), (6000, 17, 150), (5000, 1, 31)])
 @pytest.mark.parametrize("spread", ["even", "skewed", "one"])
 def test_embedding_grad_of_many_positions(positions: int, rows: int, width: int, spread: str, dtype: str) -> None:
     """Sorted; rows with none, a few and very many positions."""
     rng = np.random.default_rng(5)
     index = {"even": rng.integers(rows, size=positions), "skewed": np.minimum(rng.zipf(1.3, positions) - 1, rows - 1),
              "one": np.full(positions, rows - 1)}[spread]
-    assert len(run_kernel("embedding_grad", [index, np.ones((positions, 1), dtype)], [np.empty((rows, 1), dtype)], rows=rows)) == 3
+    assert len(run_kernel("embedding_grad", [index, np.ones((positions, 1), dtype)],
+                          [np.empty((rows, 1), dtype)], rows=rows)) == (3)
     agree("embedding_grad", [index, draw((positions, width), 6, dtype)], rows=rows, scale=positions**0.5)
 
 

@@ -51,28 +51,31 @@ def test_few_tiles_have_more_shares() -> None:
             assert grid.blocks[0] * grid.blocks[1] >= 264
 
 
-# ---------------------------------------------------------------------------------------------------- loads of four columns
+# ------------------------------------------------------------------------------------------------ loads of four columns
 def calls_of(name: str, reads: list[Any], writes: list[Any], **constants: Any) -> list[cuda.Grid]:
     kernel = KERNELS[name]
     work = [np.empty(shape, t) for shape, t in kernel.cuda_work(reads, writes, **constants)] if kernel.cuda_work else []
     return kernel.cuda_calls(reads, writes, work, constants)
 
 
-@pytest.mark.parametrize(("channels", "room", "before", "four"), [(12, 0, 0, True), (12, 4, 4, True), (12, 4, 1, False), (12, 3, 0, False), (10, 0, 0, False)])
+@pytest.mark.parametrize(("channels", "room", "before", "four"),
+                         [(12, 0, 0, True), (12, 4, 4, True), (12, 4, 1, False), (12, 3, 0, False), (10, 0, 0, False)])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_four_columns_are_one_access_where_memory_allows(channels: int, room: int, before: int, four: bool, dtype: str) -> None:
+def test_four_columns_are_one_access_where_memory_allows(channels: int, room: int, before: int, four: bool,
+                                                         dtype: str) -> None:
     """Every array of a launch counts: its address, how far apart its rows begin, how many columns it has."""
     slab, y = np.zeros((2100, channels + room), dtype), np.empty((2100, channels), dtype)
     assert slab.ctypes.data % 16 == y.ctypes.data % 16 == 0
     x, c = slab[:, before : before + channels], np.ones(channels, sums_of(dtype))
     statistics = [c, c, c, c, np.array(0)]
-    found = [*calls_of("batch_norm", [x, *statistics], [y, *(c.copy() for _ in range(4)), np.array(0)], eps=1.0, momentum=0.1),
-             *calls_of("batch_norm_weight_grad", [x, c, c, y], [c.copy(), c.copy()]), *calls_of("batch_norm_input_grad", [x, c, c, c, c, c, y], [y])]
+    found = [*calls_of("batch_norm", [x, *statistics], [y, *(c.copy() for _ in range(4)), np.array(0)], eps=1.0,
+                       momentum=0.1), *calls_of("batch_norm_weight_grad", [x, c, c, y], [c.copy(), c.copy()]),
+             *calls_of("batch_norm_input_grad", [x, c, c, c, c, c, y], [y])]
     said = [call.kernel.partition(", ")[2] for call in found if "end" not in call.kernel]
     assert said == [f"{str(four).lower()}>"] * 4
 
 
-# ------------------------------------------------------------------------------------------------------------ batch norm
+# ----------------------------------------------------------------------------------------------------------- batch norm
 SHAPES = [(5, 1), (8, 3), (31, 33), (257, 5), (3, 5, 7, 36), (2049, 2), (2500, 33), (2500, 40), (9000, 3)]
 
 
@@ -117,11 +120,13 @@ def test_batch_norm_of_a_window(rows: tuple[int, ...], channels: int) -> None:
 @pytest.mark.parametrize("rows", [8, 500, 2500, 40_000])
 @pytest.mark.parametrize("first", [0.0, 1e4])
 def test_statistics_far_from_zero(rows: int, dtype: str, first: float) -> None:
-    """A mean a hundred times the spread costs nothing; a first row that is like no other a few units of float64 a row."""
+    """A mean a hundred times the spread costs nothing; a first row that is like no other a few units
+    of float64 a row."""
     x = draw((rows, 3), 1, dtype, 100)
     x[0] += first
     writes = [np.empty_like(x), *np.empty((4, 3), dtype), np.array(0)]
-    run_kernel("batch_norm", [x, *np.ones((2, 3), dtype), *np.zeros((2, 3), dtype), np.array(0)], writes, eps=0.0, momentum=1.0)
+    run_kernel("batch_norm", [x, *np.ones((2, 3), dtype), *np.zeros((2, 3), dtype), np.array(0)], writes,
+               eps=0.0, momentum=1.0)
     _, mean, rstd, _, var, _ = writes
     wide = x.astype("float64")
     rtol = 3e-7 if dtype == "float32" else max(1e-13, bool(first) * rows * 1e-15)
@@ -134,8 +139,8 @@ def test_batch_norm_launches() -> None:
     """One launch for few rows, two for many; the gradient toward the input needs one."""
     for rows, launches in ((2048, 1), (2049, 2)):
         x, c = np.ones((rows, 4)), np.ones(4)
-        assert len(run_kernel("batch_norm", [x, c, c, c, c, np.array(0)], [x.copy(), *np.ones((4, 4)), np.array(0)], eps=1.0,
-                              momentum=0.1)) == launches
+        assert len(run_kernel("batch_norm", [x, c, c, c, c, np.array(0)], [x.copy(), *np.ones((4, 4)), np.array(0)],
+                              eps=1.0, momentum=0.1)) == (launches)
         assert len(run_kernel("batch_norm_weight_grad", [x, c, c, x], [c.copy(), c.copy()])) == launches
         assert len(run_kernel("batch_norm_input_grad", [x, c, c, c, c, c, x], [x.copy()])) == 1
 
@@ -155,18 +160,19 @@ def test_infinities_and_nan_are_seen() -> None:
         x = draw((2100, 3), 1, "float32")
         x[1200, 1] = bad
         writes = [np.empty_like(x), *np.empty((4, 3), "f"), np.array(0)]
-        run_kernel("batch_norm", [x, *np.ones((2, 3), "f"), *np.zeros((2, 3), "f"), np.array(0)], writes, eps=1e-5, momentum=0.1)
+        run_kernel("batch_norm", [x, *np.ones((2, 3), "f"), *np.zeros((2, 3), "f"), np.array(0)], writes,
+                   eps=1e-5, momentum=0.1)
         for y in (writes[0], *(v[None] for v in writes[1:5])):
             assert np.isnan(y[:, 1]).sum() >= len(y) - 1 - (bad == np.inf)
             assert np.isfinite(y[:, [0, 2]]).all()
 
 
-# ------------------------------------------------------------------------------------------------------------ with an activation
+# --------------------------------------------------------------------------------------------------- with an activation
 def fused(x: Any, parameters: list[Any], z: list[Any], dy: Any, act: str, seed: int = 0) -> dict[str, Any]:
     """What a graph with fused launches makes, on CUDA."""
     w, b, *running = parameters
-    c, out = np.zeros_like(w), {"y": np.empty(x.shape, x.dtype), "mean": w.copy(), "rstd": w.copy(), "after": w.copy(), "var": w.copy(),
-                                "tracked": np.array(0)}
+    c, out = np.zeros_like(w), {"y": np.empty(x.shape, x.dtype), "mean": w.copy(), "rstd": w.copy(), "after": w.copy(),
+                                "var": w.copy(), "tracked": np.array(0)}
     run_kernel("batch_norm_act", [x, w, b, *running, *z], list(out.values()), seed, eps=1e-3, momentum=0.1, act=act)
     sums, kept = [c.copy(), c.copy(), *(np.empty(x.shape, x.dtype) for _ in z)], [x, out["mean"], out["rstd"], w]
     run_kernel("batch_norm_act_weight_grad", [*kept, b, dy, *([out["y"]] if z else [])], sums, seed, act=act)
@@ -194,7 +200,8 @@ def apart(x: Any, parameters: list[Any], z: list[Any], dy: Any, act: str, seed: 
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize(("act", "residual"), [("relu", False), ("relu", True), ("relu6", False), ("relu6", True), ("hardswish", False)])
+@pytest.mark.parametrize(("act", "residual"),
+                         [("relu", False), ("relu", True), ("relu6", False), ("relu6", True), ("hardswish", False)])
 @pytest.mark.parametrize("shape", [(9, 3), (2, 5, 7, 36), (2100, 4)], ids=str)
 def test_fusion_changes_no_bits(shape: tuple[int, ...], act: str, residual: bool, dtype: str) -> None:
     x, dy = window(draw(shape, 1, dtype, 2), 5, 2), draw(shape, 4, dtype, 0.5)
@@ -215,8 +222,10 @@ def test_batch_norm_with_an_activation(shape: tuple[int, int], act: str, dtype: 
     channels = shape[1]
     x, w, b = draw(shape, 1, dtype, 2), 4 * draw(channels, 2, sums_of(dtype), 1), draw(channels, 3, sums_of(dtype))
     z, dy, running = draw(shape, 4, dtype), draw(shape, 5, dtype, 1), statistics(channels, dtype)
-    y, mean, rstd, *_ = agree("batch_norm_act", [x, w, b, *running], eps=1e-5, momentum=0.1, act=act, in_sums=OF_CHANNELS)
-    y, mean, rstd, *_ = agree("batch_norm_act", [x, w, b, *running, z], {3: 3, 4: 4, 5: 5}, eps=1e-5, momentum=0.1, act=act, in_sums=OF_CHANNELS)
+    y, mean, rstd, *_ = agree("batch_norm_act", [x, w, b, *running], eps=1e-5, momentum=0.1, act=act,
+                              in_sums=OF_CHANNELS)
+    y, mean, rstd, *_ = agree("batch_norm_act", [x, w, b, *running, z], {3: 3, 4: 4, 5: 5}, eps=1e-5, momentum=0.1,
+                              act=act, in_sums=OF_CHANNELS)
     if act == "none":
         return
     if act != "hardswish":
@@ -227,7 +236,8 @@ def test_batch_norm_with_an_activation(shape: tuple[int, int], act: str, dtype: 
     agree("batch_norm_act_input_grad", [x, mean, rstd, w, b, dw, db, dy], act=act, times=2)
 
 
-@pytest.mark.parametrize(("act", "residual"), [("none", True), ("relu", False), ("relu", True), ("relu6", True), ("hardswish", False)])
+@pytest.mark.parametrize(("act", "residual"),
+                         [("none", True), ("relu", False), ("relu", True), ("relu6", True), ("hardswish", False)])
 def test_cpu_forms_with_an_activation(act: str, residual: bool) -> None:
     """Each against its reference, into arrays full of NaN."""
     x, w, b = window(draw((2, 5, 4, 3), 1, "float64", 2), 4, 1), 4 * draw(3, 2, "float64", 1), draw(3, 3, "float64")
@@ -254,15 +264,17 @@ def test_cpu_forms_with_an_activation(act: str, residual: bool) -> None:
 
 def test_gradients_that_cannot_be_fused() -> None:
     x, c = np.ones((4, 3)), np.ones(3)
-    for act, kept, message in (("none", [], "none"), ("gelu", [], "gelu"), ("hardswish", [x], "hardswish and a residual")):
+    for act, kept, message in (("none", [], "none"), ("gelu", [], "gelu"),
+                               ("hardswish", [x], "hardswish and a residual")):
         with pytest.raises(ValueError, match=f"no gradient together with {message}"):
-            run_kernel("batch_norm_act_weight_grad", [x, c, c, c, c, x, *kept], [c.copy(), c.copy(), *(x.copy() for _ in kept)], act=act)
+            run_kernel("batch_norm_act_weight_grad", [x, c, c, c, c, x, *kept],
+                       [c.copy(), c.copy(), *(x.copy() for _ in kept)], act=act)
 
 
-# ------------------------------------------------------------------------------------------------------------ layer norm
+# ----------------------------------------------------------------------------------------------------------- layer norm
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("shape", "affine"), [((1, 3), 2), ((8, 31), 0), ((8, 31), 1), ((33, 33), 2), ((3, 257), 2), ((2, 1025), 1), ((2100, 5), 2)],
-                         ids=str)
+@pytest.mark.parametrize(("shape", "affine"), [((1, 3), 2), ((8, 31), 0), ((8, 31), 1), ((33, 33), 2), ((3, 257), 2),
+                                               ((2, 1025), 1), ((2100, 5), 2)], ids=str)
 def test_layer_norm(shape: tuple[int, int], affine: int, dtype: str) -> None:
     x, dy = draw(shape, 1, dtype, 2), draw(shape, 2, dtype, 0.5)
     given = [draw(shape[1], 3, sums_of(dtype), 1), draw(shape[1], 4, sums_of(dtype))][:affine]
@@ -288,4 +300,5 @@ def test_layer_norm_without_rows() -> None:
     assert run_kernel("layer_norm", [x], [x.copy(), none, none], eps=1.0) == []
     assert run_kernel("layer_norm_input_grad", [x, none, none, x], [x.copy()]) == []
     agree("layer_norm_weight_grad", [x, none, none, x], bias=True)
-    assert len(run_kernel("layer_norm_weight_grad", [np.ones((2049, 40)), *np.ones((2, 2049)), np.ones((2049, 40))], [row.copy()], bias=False)) == 2
+    assert len(run_kernel("layer_norm_weight_grad", [np.ones((2049, 40)), *np.ones((2, 2049)), np.ones((2049, 40))],
+                          [row.copy()], bias=False)) == (2)

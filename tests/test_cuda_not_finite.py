@@ -36,7 +36,7 @@ def there(monkeypatch):
     return make
 
 
-# ------------------------------------------------------------------------------------------------------------ one device
+# ----------------------------------------------------------------------------------------------------------- one device
 class Step:
     """y = x w, a loss whose gradient is x / 3, and an update."""
 
@@ -70,7 +70,8 @@ def test_a_device_tells_once(there, kind, bad):
             with use(Tape(device)):
                 step(ml.array(x))
     else:
-        run = SequentialExecutor(step.graph, device) if kind is SequentialExecutor else kind(step.graph, schedulers.multi_stream(step.graph), device=device)
+        run = (SequentialExecutor(step.graph, device) if kind is SequentialExecutor
+               else kind(step.graph, schedulers.multi_stream(step.graph), device=device))
     assert device.not_finite() is False
     run(ones())
     assert device.not_finite() is False
@@ -152,7 +153,8 @@ def steps(trainer: Trainer, count: int = 12) -> None:
     trainer.settle()
 
 
-ARGUMENTS = [{}, {"optimizer": "adamw", "scheduler": "multi_stream"}, {"scheduler": "multi_region", "fusion": ()}, {"micro_batches": 2}]
+ARGUMENTS = [{}, {"optimizer": "adamw", "scheduler": "multi_stream"}, {"scheduler": "multi_region", "fusion": ()},
+             {"micro_batches": 2}]
 
 
 @pytest.mark.parametrize("arguments", ARGUMENTS, ids=str)
@@ -160,20 +162,23 @@ ARGUMENTS = [{}, {"optimizer": "adamw", "scheduler": "multi_stream"}, {"schedule
 def test_a_gradient_that_overflows_is_told_with_its_step(there, arguments, at):
     there(at)
     trainer = trainer_of(at, **arguments)
-    with pytest.raises(TrainingError, match=rf"^a gradient is not finite at step {at} of mlp with lr 1e-05; try .* \(MINIDL_DEBUG=1 names the layer\)$"):
+    with pytest.raises(TrainingError, match=rf"^a gradient is not finite at step {at} of mlp with lr 1e-05; try .* "
+                                            rf"\(MINIDL_DEBUG=1 names the layer\)$"):
         steps(trainer)
     assert len(trainer.losses) == at
     assert np.isfinite(trainer.losses).all()
 
 
-@pytest.mark.parametrize("ends", [Trainer.settle, lambda trainer: interleaved([trainer], 0)], ids=["settle", "interleaved"])
+@pytest.mark.parametrize("ends", [Trainer.settle, lambda trainer: interleaved([trainer], 0)],
+                         ids=["settle", "interleaved"])
 def test_a_late_gradient_of_the_very_last_step_is_told_too(there, ends):
     there(3)
     recorded = Recorded(JOB)
     Overflow(recorded, 4)
     stay = must_stay(recorded.graph)
     crossing = np.flatnonzero(~stay)
-    schedule = with_late(Schedule.of(recorded.graph, {Lane(0): [*crossing, *np.flatnonzero(stay)]}), recorded.graph, crossing)
+    schedule = with_late(Schedule.of(recorded.graph, {Lane(0): [*crossing, *np.flatnonzero(stay)]}),
+                         recorded.graph, crossing)
     trainer = Trainer(recorded, ml.CostModel.analytic(), schedule=schedule)
     for _ in range(4):
         trainer.step()
@@ -243,7 +248,8 @@ def test_nobody_waits_for_the_device_in_a_step(there, monkeypatch):
 
     monkeypatch.setattr(cuda_runtime.Runtime, "synchronize", refuse)
     monkeypatch.setattr(cuda_runtime.Runtime, "synchronize_device", refuse)
-    monkeypatch.setattr(cuda_runtime.Runtime, "wait_for", lambda self, event: waited.append(event) or original(self, event))
+    monkeypatch.setattr(cuda_runtime.Runtime, "wait_for",
+                        lambda self, event: waited.append(event) or original(self, event))
     issued = []
     for n in range(1, 13):
         before = device.driver.issued
@@ -256,13 +262,14 @@ def test_nobody_waits_for_the_device_in_a_step(there, monkeypatch):
 
 @pytest.mark.parametrize("at", [1, 3, 6])
 def test_ranks_are_told_of_the_same_step(there, at):
-    """Of the one whose gradients they are, although updates are made in the next call, those of the last step when the run
-    is finished. One rank's gradient is everybody's."""
+    """Of the one whose gradients they are, although updates are made in the next call, those of the last step when the
+    run is finished. One rank's gradient is everybody's."""
     for rank in (0, 1):
         there(rank, rank)
 
     def work(communicator: Any) -> str:
-        recorded = Recorded(replace(JOB, device=f"cuda:{communicator.rank}", scheduler="priority"), communicator.rank, 2)
+        recorded = Recorded(replace(JOB, device=f"cuda:{communicator.rank}", scheduler="priority"),
+                            communicator.rank, 2)
         Overflow(recorded, at if communicator.rank else None)
         trainer = RankTrainer(recorded, ml.CostModel.analytic(), communicator, (50.0, 1e-3))
         with pytest.raises(TrainingError) as found:
@@ -276,11 +283,12 @@ def test_ranks_are_told_of_the_same_step(there, at):
     assert messages[0].startswith(f"a gradient is not finite at step {at} of mlp")
 
 
-# -------------------------------------------------------------------------------------------------------------- debugging
+# ------------------------------------------------------------------------------------------------------------ debugging
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("kind", [StreamExecutor, GraphExecutor])
 def test_debugging_names_the_task(there, monkeypatch, kind, seed):
-    """On any stream, also where a step would be replayed: here the weight gradient of the first layer overflows alone."""
+    """On any stream, also where a step would be replayed: here the weight gradient of the first layer
+    overflows alone."""
     monkeypatch.setenv("MINIDL_DEBUG", "1")
     device = there(seed)
     with use(Tape(device)):
@@ -303,7 +311,8 @@ def test_debugging_names_the_task(there, monkeypatch, kind, seed):
     x[:, 2] = 0
     assert np.isfinite(float(run(x)))
     x[:, 2] = HUGE
-    with pytest.raises(TaskError, match=r"task 0W0 \(.*\) on lane 0/sub failed: FloatingPointError: .* not finite") as found:
+    with pytest.raises(TaskError,
+                       match=r"task 0W0 \(.*\) on lane 0/sub failed: FloatingPointError: .* not finite") as found:
         run(x)
     assert found.value.task == "0W0"
 
@@ -319,13 +328,15 @@ def test_debugging_names_the_task_and_the_rank(there, monkeypatch, name):
 
         def work(communicator: Any, at: int = at, reached: list[int] = reached) -> None:
             rank = communicator.rank
-            recorded = Recorded(replace(JOB, device=name if name == "cpu" else f"cuda:{rank}", scheduler="priority"), rank, 2)
+            recorded = Recorded(replace(JOB, device=name if name == "cpu" else f"cuda:{rank}", scheduler="priority"),
+                                rank, 2)
             Overflow(recorded, at if rank else None)
             trainer = RankTrainer(recorded, ml.CostModel.analytic(), communicator, (50.0, 1e-3))
             for _ in range(6):
                 reached[rank] += 1
                 trainer.step()
 
-        with pytest.raises(TaskError, match=r"task 1W0 \(mlp/layer0/linear\) on rank 1 failed: FloatingPointError: .* not finite"):
+        with pytest.raises(TaskError,
+                           match=r"task 1W0 \(mlp/layer0/linear\) on rank 1 failed: FloatingPointError: .* not finite"):
             run_ranks(2, work)
         assert reached[1] == at

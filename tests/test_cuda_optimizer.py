@@ -1,4 +1,5 @@
-"""Updates, the global norm, loss scaling and dropout: the CUDA forms, run on the CPU, and the forms for many parameters."""
+"""Updates, the global norm, loss scaling and dropout: the CUDA forms, run on the CPU, and the forms for
+many parameters."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from minidl.kernels import KERNELS, cuda, optimizer, updates
 
 SIZES = (1, 31, 33, 257, 2049, 0, 5000)
 RULES = [("sgd", {"momentum": 0.0, "weight_decay": 0.0}), ("sgd", {"momentum": 0.0, "weight_decay": 0.1}),
-         ("sgd", {"momentum": 0.9, "weight_decay": 0.1, "nesterov": False}), ("sgd", {"momentum": 0.9, "weight_decay": 0.0, "nesterov": True}),
+         ("sgd", {"momentum": 0.9, "weight_decay": 0.1, "nesterov": False}),
+         ("sgd", {"momentum": 0.9, "weight_decay": 0.0, "nesterov": True}),
          ("adam", {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1, "decoupled": False}),
          ("adam", {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1, "decoupled": True})]
 RTOL = {"float16": 2e-3, "float32": 2e-6, "float64": 1e-13}
@@ -38,7 +40,8 @@ def own(name, constants, size, dtype, gradient=None):
 def shared(name, dtype, clipped=False, guarded=None):
     """Learning rate, powers, factor, flag."""
     return [np.array([0.1], dtype), *([np.array([2.0, 0.81, 0.9025])] if name == "adam" else []),
-            *([np.array([0.5], dtype)] if clipped else []), *([np.array([guarded], "int32")] if guarded is not None else [])]
+            *([np.array([0.5], dtype)] if clipped else []),
+            *([np.array([guarded], "int32")] if guarded is not None else [])]
 
 
 def single(name, constants, own_arrays, common):
@@ -72,14 +75,17 @@ def test_one_parameter(name, constants, dtype):
         close(apart, expected, dtype)
         assert sum(isinstance(c, cuda.Grid) for c in calls) == (size > 0)
         for offset in (0, 1):
-            here = [np.concatenate([a[:1], a])[1:] if offset else a.copy() for a in mine] if size else [a.copy() for a in mine]
-            (call,) = run_kernel(name, single(name, constants, here, common), [here[0], *here[2:]], seed=5, **constants) or (None,)
+            here = ([np.concatenate([a[:1], a])[1:] if offset else a.copy() for a in mine] if size
+                    else [a.copy() for a in mine])
+            (call,) = run_kernel(name, single(name, constants, here, common), [here[0], *here[2:]], seed=5,
+                                 **constants) or (None,)
             assert call is None or isinstance(call, cuda.Grid)
             for a, b in zip((here[0], *here[2:]), apart, strict=True):
                 assert a.tobytes() == b.tobytes()
 
 
-OPTIONS = [{}, {"clipped": True}, {"guarded": True}, {"copy": "float16"}, {"clipped": True, "guarded": True, "copy": "float16"}]
+OPTIONS = [{}, {"clipped": True}, {"guarded": True}, {"copy": "float16"},
+           {"clipped": True, "guarded": True, "copy": "float16"}]
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
@@ -89,15 +95,18 @@ def test_many_parameters_get_the_bits_of_one_by_one(name, constants, options):
     sizes = [*SIZES, *(1 + k % 6 for k in range(updates.AT_ONCE))]
     dtype, copy = "float32", options.get("copy")
     for flag in (0, 1) if options.get("guarded") else (None,):
-        groups = [own(name, constants, n, dtype, gradient="float16" if copy and i % 2 else None) for i, n in enumerate(sizes)]
+        groups = [own(name, constants, n, dtype, gradient="float16" if copy and i % 2 else None)
+                  for i, n in enumerate(sizes)]
         common = shared(name, dtype, options.get("clipped", False), flag)
         one, many = [], []
         for group in groups:
             for to in (one, many):
-                to += [np.full_like(a, np.nan) for a in (group[0], *group[2:])] + ([np.full_like(group[0], np.nan, copy)] if copy else [])
+                to += ([np.full_like(a, np.nan) for a in (group[0], *group[2:])]
+                       + ([np.full_like(group[0], np.nan, copy)] if copy else []))
         each = len(one) // len(groups)
         for i, group in enumerate(groups):
-            run_kernel(name, single(name, constants, group, common), one[i * each : (i + 1) * each], **constants, **options)
+            run_kernel(name, single(name, constants, group, common), one[i * each : (i + 1) * each],
+                       **constants, **options)
         reads = [a for group in groups for a in group] + common
         calls = run_kernel(f"{name}_many", reads, many, seed=3, count=len(groups), **constants, **options)
         assert sum(isinstance(c, cuda.Grid) for c in calls) == 2
@@ -137,7 +146,8 @@ def flagged(name, constants, groups, common, seed=0, **options):
     """Whether the flag is set by an update of these parameters, which writes elsewhere; and what is written."""
     writes = [np.full_like(a, np.nan) for group in groups for a in (group[0], *group[2:])]
     not_finite()
-    run_kernel(f"{name}_many", [a for group in groups for a in group] + common, writes, seed=seed, count=len(groups), **constants, **options)
+    run_kernel(f"{name}_many", [a for group in groups for a in group] + common, writes, seed=seed, count=len(groups),
+               **constants, **options)
     return not_finite(), writes
 
 
@@ -145,7 +155,8 @@ def flagged(name, constants, groups, common, seed=0, **options):
 @pytest.mark.parametrize("gradient", ["float16", "float32", "float64"])
 @pytest.mark.parametrize(("name", "constants"), RULES)
 def test_one_gradient_that_is_not_finite_sets_the_flag(name, constants, gradient, bad):
-    """Wherever it is: in the last of many shares, between four neighbours and beside them; for one parameter and for many."""
+    """Wherever it is: in the last of many shares, between four neighbours and beside them; for one
+    parameter and for many."""
     dtype = "float64" if gradient == "float64" else "float32"
     groups, common = [own(name, constants, n, dtype, gradient) for n in (5, 5000, 33)], shared(name, dtype)
     assert not flagged(name, constants, groups, common)[0]
@@ -154,7 +165,8 @@ def test_one_gradient_that_is_not_finite_sets_the_flag(name, constants, gradient
             g = groups[tensor][1]
             before, g[place] = g[place], bad
             assert flagged(name, constants, groups, common, seed=place)[0], (tensor, place)
-            run_kernel(name, single(name, constants, groups[tensor], common), [a.copy() for a in (groups[tensor][0], *groups[tensor][2:])], **constants)
+            run_kernel(name, single(name, constants, groups[tensor], common),
+                       [a.copy() for a in (groups[tensor][0], *groups[tensor][2:])], **constants)
             assert not_finite(), (tensor, place)
             g[place] = before
     assert not flagged(name, constants, groups, common)[0]
@@ -167,7 +179,8 @@ def test_a_step_that_is_skipped_sets_no_flag(name, constants, bad):
     groups[1][1][2999] = bad
     for skip in (1, 0):
         for clipped in (False, True):
-            found, writes = flagged(name, constants, groups, shared(name, "float32", clipped, skip), clipped=clipped, guarded=True)
+            found, writes = flagged(name, constants, groups, shared(name, "float32", clipped, skip),
+                                    clipped=clipped, guarded=True)
             assert found == (not skip)
             assert skip == all(np.isfinite(a).all() for a in writes)
 
@@ -183,7 +196,8 @@ def test_the_flag_tells_of_gradients_as_they_are_used(name, constants):
     assert flagged(name, constants, [[p, large, *states]], common, clipped=True)[0]
     assert not flagged(name, constants, [[p, large, *states]], common[:-1])[0]
     common[-1][0], common[0][0] = 0.0, np.inf
-    assert not flagged(name, constants, [[np.full_like(p, np.nan), large, *(np.full_like(s, np.inf) for s in states)]], common, clipped=True)[0]
+    assert not flagged(name, constants, [[np.full_like(p, np.nan), large, *(np.full_like(s, np.inf) for s in states)]],
+                       common, clipped=True)[0]
 
 
 @pytest.mark.sanitizer
@@ -250,7 +264,7 @@ def test_every_share_of_every_tensor_has_one_block():
     assert list(table.size[:5]) == [n for n in sizes if n]
 
 
-# ----------------------------------------------------------------------------------------------------- Adam's step, norms
+# --------------------------------------------------------------------------------------------------- Adam's step, norms
 def test_adam_tick():
     powers = np.array([2.0, 0.81, 0.98])
     for skip in (None, 0, 1):

@@ -1,9 +1,9 @@
 """cuDNN's plans for the convolutions and attention of our networks, built without a GPU from the properties of an H200.
 
 So an engine that is missing, for a shape, a type or an arithmetic, is noticed on a machine that cannot run it. Needs
-cuDNN's wheels. A library of empty functions stands in the place of the driver: of the six that cuDNN's libraries are linked
-with, or, since the kernels of attention are compiled for a plan, of those too that such engines look up. Convolutions do
-without the latter: compiling engines for them takes long, and there are others for each.
+cuDNN's wheels. A library of empty functions stands in the place of the driver: of the six that cuDNN's libraries are
+linked with, or, since the kernels of attention are compiled for a plan, of those too that such engines look up.
+Convolutions do without the latter: compiling engines for them takes long, and there are others for each.
 """
 
 from __future__ import annotations
@@ -43,21 +43,25 @@ LIBRARIES = {"nvidia-cudnn-cu13": "cudnn/lib/libcudnn.so.9", "nvidia-cublas": "c
              "nvidia-cuda-nvrtc": "cu13/lib/libnvrtc.so.13"}
 NO_DEVICE = "() { return 100; }"  #: CUDA_ERROR_NO_DEVICE
 #: of libcuda, what cuDNN 9's libraries are linked with: `nm -D --undefined-only libcudnn*.so.9 | grep ' cu[A-Z]'`
-LINKED = dict.fromkeys(("cuGetErrorString", "cuModuleGetFunction", "cuModuleLoadData", "cuModuleUnload", "cuTensorMapEncodeIm2col",
-                        "cuTensorMapEncodeTiled"), NO_DEVICE)
-#: what engines that compile their kernels look up, as standard error says where it is missing; what they compiled is "loaded"
+LINKED = dict.fromkeys(("cuGetErrorString", "cuModuleGetFunction", "cuModuleLoadData", "cuModuleUnload",
+                        "cuTensorMapEncodeIm2col", "cuTensorMapEncodeTiled"), NO_DEVICE)
+#: what engines that compile their kernels look up, as standard error says where it is missing; what they
+#: compiled is "loaded"
 LOOKED_UP = {
-    **dict.fromkeys(("cuCtxGetCurrent", "cuCtxGetLimit", "cuCtxPopCurrent", "cuCtxPushCurrent", "cuDeviceGet", "cuDeviceGetCount", "cuDriverGetVersion",
-                     "cuGetErrorName", "cuLaunchCooperativeKernel", "cuLaunchKernel", "cuLaunchKernelEx", "cuLibraryLoadFromFile", "cuLinkAddData",
-                     "cuLinkComplete", "cuLinkCreate", "cuLinkDestroy", "cuOccupancyMaxPotentialClusterSize", "cuStreamGetCtx"), NO_DEVICE),
+    **dict.fromkeys(("cuCtxGetCurrent", "cuCtxGetLimit", "cuCtxPopCurrent", "cuCtxPushCurrent", "cuDeviceGet",
+                     "cuDeviceGetCount", "cuDriverGetVersion", "cuGetErrorName", "cuLaunchCooperativeKernel",
+                     "cuLaunchKernel", "cuLaunchKernelEx", "cuLibraryLoadFromFile", "cuLinkAddData", "cuLinkComplete",
+                     "cuLinkCreate", "cuLinkDestroy", "cuOccupancyMaxPotentialClusterSize", "cuStreamGetCtx"),
+                    NO_DEVICE),
     **dict.fromkeys(("cuKernelGetAttribute", "cuKernelSetAttribute", "cuLibraryUnload"), "() { return 0; }"),
-    **dict.fromkeys(("cuKernelGetFunction", "cuLibraryGetKernel", "cuLibraryLoadData"), "(void** handle) { *handle = handle; return 0; }")}
+    **dict.fromkeys(("cuKernelGetFunction", "cuLibraryGetKernel", "cuLibraryLoadData"),
+                    "(void** handle) { *handle = handle; return 0; }")}
 
 ARITHMETIC = {"float32": {"dtype": "float32", "tf32": False}, "tf32": {"dtype": "float32", "tf32": True},
               "bfloat16": {"dtype": "bfloat16", "tf32": False}}
-NETWORKS = {"mobilenet a0.25": ("mobilenet_v3_large", {"width": 0.25}), "mobilenet a1": ("mobilenet_v3_large", {"width": 1.0}),
-            "densenet k12": ("densenet121", {"growth": 12}), "densenet k32": ("densenet121", {"growth": 32}),
-            "resnet20": ("resnet20", {})}
+NETWORKS = {"mobilenet a0.25": ("mobilenet_v3_large", {"width": 0.25}),
+            "mobilenet a1": ("mobilenet_v3_large", {"width": 1.0}), "densenet k12": ("densenet121", {"growth": 12}),
+            "densenet k32": ("densenet121", {"growth": 32}), "resnet20": ("resnet20", {})}
 CASES = [(network, size) for network in NETWORKS for size in (32, 224) if network != "resnet20" or size == 32]
 
 
@@ -67,14 +71,15 @@ def dense(*shape: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 #: that our networks need not have
-SQUARE = Key("forward", dense(32, 8, 8, 64), dense(64, 3, 3, 64), dense(32, 8, 8, 64), (1, 1), (1, 1), (1, 1), "float32", False, True)
+SQUARE = Key("forward", dense(32, 8, 8, 64), dense(64, 3, 3, 64), dense(32, 8, 8, 64), (1, 1), (1, 1), (1, 1),
+             "float32", False, True)
 STRICT = [replace(SQUARE, what=what, dtype=dtype, tf32=tf32) for what in ("forward", "input_grad", "weight_grad")
           for dtype, tf32 in (("float32", False), ("float32", True), ("bfloat16", False))]
 LOOSE = [replace(key, deterministic=False) for key in STRICT]
 IMPOSSIBLE = replace(SQUARE, w=dense(63, 3, 3, 32), y=dense(32, 8, 8, 63))  # two groups of 63 outputs
 
-#: reads (properties, keys) and writes for each key, of the plans that can be built, their names, workspaces, whether each runs
-#: on the tensor cores, and the engine of the first; or what was said instead
+#: reads (properties, keys) and writes for each key, of the plans that can be built, their names, workspaces, whether
+#: each runs on the tensor cores, and the engine of the first; or what was said instead
 BUILD = """
 import json, pickle, re, sys
 import cudnn
@@ -101,7 +106,8 @@ for key in keys:
         continue
     _, fast = named(key, cudnn.numerical_note.TENSOR_CORE)
     engine = re.search(r"eng(\\d+)", built[0][1])
-    found.append({"through": [name for _, name in built], "engine": int(engine[1]), "tensor_cores": [plan in fast for plan in built],
+    found.append({"through": [name for _, name in built], "engine": int(engine[1]),
+                  "tensor_cores": [plan in fast for plan in built],
                   "workspace": [graph.get_workspace_size_plan_at_index(place) for place, _ in built]})
 print(json.dumps(found))
 """
@@ -116,11 +122,13 @@ Build = Callable[..., list[dict[str, Any]]]
 
 @pytest.fixture(scope="module")
 def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
-    """Builds plans in a process in which cuDNN loads without a driver: `build(functions of the driver, keys, **properties that
-    the device has instead of an H200's)` gives what BUILD says."""
+    """Builds plans in a process in which cuDNN loads without a driver:
+    `build(functions of the driver, keys, **properties that the device has instead of an H200's)` gives what BUILD
+    says."""
     spec = importlib.util.find_spec("nvidia")
     folders = [Path(p) for p in (spec.submodule_search_locations or ())] if spec else []
-    paths = {package: next((f / path for f in folders if (f / path).exists()), None) for package, path in LIBRARIES.items()}
+    paths = {package: next((f / path for f in folders if (f / path).exists()), None)
+             for package, path in LIBRARIES.items()}
     missing = [package for package, path in paths.items() if path is None]
     missing += [] if importlib.util.find_spec("cudnn") else ["nvidia-cudnn-frontend"]
     if missing:
@@ -131,11 +139,15 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
     def run(functions: dict[str, str], keys: Sequence[Any], **properties: Any) -> list[dict[str, Any]]:
         folder = tmp_path_factory.mktemp("libcuda")
         (folder / "stub.cpp").write_text("".join(f'extern "C" int {name}{body}\n' for name, body in functions.items()))
-        subprocess.run(["g++", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "stub.cpp", "-o", "libcuda.so.1"], cwd=folder, check=True)
-        search = [str(folder), *(str(path.parent) for path in paths.values() if path), os.environ.get("LD_LIBRARY_PATH", "")]
-        environment = {**os.environ, "LD_LIBRARY_PATH": ":".join(filter(None, search)), "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+        subprocess.run(["g++", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "stub.cpp", "-o", "libcuda.so.1"],
+                       cwd=folder, check=True)
+        search = [str(folder), *(str(path.parent) for path in paths.values() if path),
+                  os.environ.get("LD_LIBRARY_PATH", "")]
+        environment = {**os.environ, "LD_LIBRARY_PATH": ":".join(filter(None, search)),
+                       "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
         given = pickle.dumps(({**json.loads(PROPERTIES.read_text()), **properties}, keys))
-        done = subprocess.run([sys.executable, "-c", BUILD], input=given, env=environment, capture_output=True, timeout=PATIENCE)
+        done = subprocess.run([sys.executable, "-c", BUILD], input=given, env=environment,
+                              capture_output=True, timeout=PATIENCE)
         assert done.returncode == 0, done.stderr[-2000:].decode()
         return list(json.loads(done.stdout))
 
@@ -146,14 +158,16 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
 def plans(build: Build) -> list[dict[Key, dict[str, Any]]]:
     """What became of every convolution's key of this file, in one process, which builds them twice."""
     keys = [SQUARE, *(key for case in CASES for joined in (False, True) for key in convolutions(*case, joined=joined))]
-    wanted = [*dict.fromkeys([*(replace(key, **given) for key in keys for given in ARITHMETIC.values()), *STRICT, *LOOSE]), IMPOSSIBLE]
+    wanted = [*dict.fromkeys([*(replace(key, **given) for key in keys for given in ARITHMETIC.values()), *STRICT,
+                              *LOOSE]), IMPOSSIBLE]
     found = build(LINKED, wanted * 2)
     return [dict(zip(wanted, part, strict=True)) for part in (found[: len(wanted)], found[len(wanted) :])]
 
 
 @cache
 def convolutions(network: str, size: int, batch: int = 32, joined: bool = False) -> frozenset[Key]:
-    """The keys of all convolutions that a training step gives to cuDNN; `joined`: which write where outputs are joined."""
+    """The keys of all convolutions that a training step gives to cuDNN; `joined`: which write where outputs are
+    joined."""
     (name, arguments), device = NETWORKS[network], CudaOnCpu()
     with use(Tape(device)):
         ml.seed(0)
@@ -167,7 +181,8 @@ def convolutions(network: str, size: int, batch: int = 32, joined: bool = False)
     memory = np.empty(max(s.bytes for s in graph.storages), np.uint8)  # of all arrays: nothing runs
     found = set()
     for launch in (launch for task in graph.launches for launch in task if launch.kernel.startswith("conv2d")):
-        reads, writes, work = ([device.array(memory, v) for v in views] for views in (launch.reads, launch.writes, launch.work))
+        reads, writes, work = ([device.array(memory, v) for v in views]
+                               for views in (launch.reads, launch.writes, launch.work))
         for call in KERNELS[launch.kernel].cuda_calls(reads, writes, work, dict(launch.constants)):
             if isinstance(call, cuda.Convolution):
                 assert joined or cuda.contiguous(call.x, call.w, call.y), "plans are for arrays that lie together"
@@ -176,7 +191,8 @@ def convolutions(network: str, size: int, batch: int = 32, joined: bool = False)
 
 
 @pytest.mark.parametrize(("network", "size"), CASES)
-def test_every_convolution_of_a_network_has_a_plan(plans: list[dict[Key, dict[str, Any]]], network: str, size: int) -> None:
+def test_every_convolution_of_a_network_has_a_plan(plans: list[dict[Key, dict[str, Any]]],
+                                                   network: str, size: int) -> None:
     keys = convolutions(network, size) | convolutions(network, size, joined=True)
     assert {key.what for key in keys} >= {"forward", "weight_grad"}
     found = {key: plans[0][key] for key in (replace(key, **given) for key in keys for given in ARITHMETIC.values())}
@@ -185,14 +201,18 @@ def test_every_convolution_of_a_network_has_a_plan(plans: list[dict[Key, dict[st
 
 
 @pytest.mark.parametrize(("network", "size"), CASES)
-def test_every_convolution_may_run_on_the_tensor_cores(plans: list[dict[Key, dict[str, Any]]], network: str, size: int) -> None:
-    """In TF32 and in 16 bits, one of those that are timed does, also where channels are not a multiple of 8 and lie with gaps
-    between them: cuDNN pads them in its workspace. What it names first need not, see DenseNet's 12 channels."""
+def test_every_convolution_may_run_on_the_tensor_cores(plans: list[dict[Key, dict[str, Any]]],
+                                                       network: str, size: int) -> None:
+    """In TF32 and in 16 bits, one of those that are timed does, also where channels are not a multiple of 8 and lie
+    with gaps between them: cuDNN pads them in its workspace. What it names first need not, see DenseNet's 12
+    channels."""
     keys = convolutions(network, size) | convolutions(network, size, joined=True)
-    found = {replace(key, **ARITHMETIC[kind]): plans[0][replace(key, **ARITHMETIC[kind])]["tensor_cores"] for key in keys for kind in ("tf32", "bfloat16")}
+    found = {replace(key, **ARITHMETIC[kind]): plans[0][replace(key, **ARITHMETIC[kind])]["tensor_cores"]
+             for key in keys for kind in ("tf32", "bfloat16")}
     assert [key for key, fast in found.items() if not any(fast[: tuner.CANDIDATES])] == []
     first = [key for key, fast in found.items() if not fast[0]]
-    assert {key.what for key in first if key.dtype == "float32"} >= ({"input_grad"} if network == "densenet k12" and size == 32 else set())
+    assert {key.what for key in first if key.dtype == "float32"} >= ({"input_grad"} if network == "densenet k12"
+                                                                     and size == 32 else set())
 
 
 def test_strict_float32_takes_other_engines_than_tf32(plans: list[dict[Key, dict[str, Any]]]) -> None:
@@ -201,7 +221,8 @@ def test_strict_float32_takes_other_engines_than_tf32(plans: list[dict[Key, dict
         assert strict != rounded, f"{what}: engine {strict}"
 
 
-def test_only_engines_that_repeat_their_bits_unless_others_are_asked_for(plans: list[dict[Key, dict[str, Any]]]) -> None:
+def test_only_engines_that_repeat_their_bits_unless_others_are_asked_for(
+        plans: list[dict[Key, dict[str, Any]]]) -> None:
     """A forward convolution adds nothing up in two places; gradients may."""
     for strict, loose in zip(STRICT, LOOSE, strict=True):
         fewer, more = set(plans[0][strict]["through"]), set(plans[0][loose]["through"])
@@ -221,14 +242,14 @@ def test_growth_is_written_and_read_where_it_is_joined() -> None:
     assert {key.what for key in gaps} == {"forward", "input_grad", "weight_grad"}
 
 
-# --------------------------------------------------------------------------------------------------------------- attention
+# ------------------------------------------------------------------------------------------------------------ attention
 class Halves(CudaOnCpu):
     halves = flash = True
 
 
 #: heads, queries, keys (None: the queries' own), elements of a head, causal
-ATTENTION = {"bert": (12, 128, None, 64, False), "gpt": (16, 1024, None, 64, True), "tiny": (2, 7, None, 8, True), "wide": (2, 33, None, 128, True),
-             "cross": (3, 5, 77, 40, False), "one query": (2, 1, 9, 16, True)}
+ATTENTION = {"bert": (12, 128, None, 64, False), "gpt": (16, 1024, None, 64, True), "tiny": (2, 7, None, 8, True),
+             "wide": (2, 33, None, 128, True), "cross": (3, 5, 77, 40, False), "one query": (2, 1, 9, 16, True)}
 
 
 @cache
@@ -261,12 +282,14 @@ KEYS = [(shape, "float16" if shape in ("gpt", "cross") else "bfloat16") for shap
 @pytest.fixture(scope="module")
 def flash(build: Build) -> dict[attention.Key, dict[str, Any]]:
     """What became of every key of attention."""
-    wanted = [*(key for case in KEYS for key in attentions(*case)), *(replace(key, deterministic=False) for key in attentions("gpt", "float16"))]
+    wanted = [*(key for case in KEYS for key in attentions(*case)),
+              *(replace(key, deterministic=False) for key in attentions("gpt", "float16"))]
     return dict(zip(wanted, build(LINKED | LOOKED_UP, wanted), strict=True))
 
 
 @pytest.mark.parametrize(("shape", "low"), KEYS)
-def test_attention_that_fusion_takes_has_plans(flash: dict[attention.Key, dict[str, Any]], shape: str, low: str) -> None:
+def test_attention_that_fusion_takes_has_plans(flash: dict[attention.Key, dict[str, Any]],
+                                               shape: str, low: str) -> None:
     keys = attentions(shape, low)
     assert [key.what for key in keys] == ["forward", "grad"]
     assert {key: flash[key]["error"] for key in keys if "error" in flash[key]} == {}
@@ -281,7 +304,9 @@ def test_attention_need_not_repeat_its_bits(flash: dict[attention.Key, dict[str,
 def test_flash_kernels_begin_with_ampere(build: Build) -> None:
     """As `Cuda.flash` says. Shared memory and multiprocessors of an A100 and a T4."""
     keys = attentions("bert", "bfloat16")
-    ampere = build(LINKED | LOOKED_UP, keys, deviceVer=800, multiProcessorCount=108, maxSharedMemoryPerBlockOptin=166912, maxSharedMemoryPerSM=167936)
-    turing = build(LINKED | LOOKED_UP, keys, deviceVer=750, multiProcessorCount=40, maxSharedMemoryPerBlockOptin=65536, maxSharedMemoryPerSM=65536)
+    ampere = build(LINKED | LOOKED_UP, keys, deviceVer=800, multiProcessorCount=108,
+                   maxSharedMemoryPerBlockOptin=166912, maxSharedMemoryPerSM=167936)
+    turing = build(LINKED | LOOKED_UP, keys, deviceVer=750, multiProcessorCount=40, maxSharedMemoryPerBlockOptin=65536,
+                   maxSharedMemoryPerSM=65536)
     assert ["error" in found for found in (*ampere, *turing)] == [False, False, True, True]
     assert "cuDNN has no plan for Key(what='forward'" in turing[0]["error"]

@@ -17,11 +17,13 @@ ROUNDING = {"float16": 1e-3, "float32": 2e-7, "float64": 1e-15}  # of one operat
 
 def like_the_reference(name: str, reads: list[Any], dtype: str, **constants: Any) -> list[Any]:
     """Runs the CUDA form with two orders of threads: the same bits, and the reference's values. Returns these."""
-    expected = KERNELS[name].reference(np, *[r.astype(np.float64) if r.dtype.kind == "f" else r for r in reads], **constants)
+    expected = KERNELS[name].reference(np, *[r.astype(np.float64) if r.dtype.kind == "f" else r for r in reads],
+                                       **constants)
     expected = list(expected) if isinstance(expected, tuple) else [expected]
     found = []
     for seed in (0, 12345):
-        writes = [np.full(e.shape, np.nan, dtype) if e.dtype.kind == "f" else np.full(e.shape, -99, e.dtype) for e in expected]
+        writes = [np.full(e.shape, np.nan, dtype) if e.dtype.kind == "f"
+                  else np.full(e.shape, -99, e.dtype) for e in expected]
         run_kernel(name, reads, writes, seed=seed, **constants)
         found.append(writes)
     for a, b, e in zip(*found, expected, strict=True):
@@ -59,7 +61,8 @@ def test_pools_are_like_the_reference(case: Any, dtype: str, ties: bool, seed: i
 def test_many_elements_for_each_thread(name: str) -> None:
     """More elements than a launch has threads."""
     rng = np.random.default_rng(5)
-    x, geometry = rng.standard_normal((2, 96, 101, 31)).astype(np.float32), {"window": (3, 2), "stride": (1, 1), "padding": (1, 0)}
+    x, geometry = (rng.standard_normal((2, 96, 101, 31)).astype(np.float32),
+                   {"window": (3, 2), "stride": (1, 1), "padding": (1, 0)})
     y, *tap = like_the_reference(name, [x], "float32", **geometry)
     assert y.size > 132 * 16 * 256
     like_the_reference(f"{name}_grad", [*tap, y], "float32", size=x.shape[1:3], **geometry)
@@ -75,7 +78,8 @@ def test_no_images_no_launch() -> None:
 
 def test_strided_images_are_refused() -> None:
     with pytest.raises(ValueError, match="contiguous"):
-        run_kernel("avg_pool2d", [np.ones((1, 4, 4, 6))[..., ::2]], [np.empty((1, 2, 2, 3))], window=(2, 2), stride=(2, 2), padding=(0, 0))
+        run_kernel("avg_pool2d", [np.ones((1, 4, 4, 6))[..., ::2]], [np.empty((1, 2, 2, 3))], window=(2, 2),
+                   stride=(2, 2), padding=(0, 0))
 
 
 @pytest.mark.parametrize("form", ["reference", "cpu", "cuda"])

@@ -1,4 +1,5 @@
-"""The CUDA device without a GPU: streams, captured graphs, inputs and results, on a runtime that reorders all it may."""
+"""The CUDA device without a GPU: streams, captured graphs, inputs and results, on a runtime that
+reorders all it may."""
 
 from __future__ import annotations
 
@@ -82,7 +83,8 @@ def oracle(device: Any, **arguments: Any) -> Any:
 def test_schedules_give_the_bits_of_the_sequential_run(device, kind, seed, arguments):
     wanted = oracle(device(seed), **arguments)
     run = Run(device(seed), **arguments)
-    chosen = schedulers.multi_stream(run.graph) if seed % 2 else random_schedule(run.graph, 3, np.random.default_rng(seed))
+    chosen = (schedulers.multi_stream(run.graph) if seed % 2
+              else random_schedule(run.graph, 3, np.random.default_rng(seed)))
     assert equal(run.train(kind(run.graph, chosen, device=run.device)), wanted)
 
 
@@ -99,7 +101,9 @@ def test_weight_gradients_cross_the_border_on_streams_and_in_graphs(device, seed
     wanted = oracle(device(seed))
     run = Run(device(seed))
     late = [t for t in range(len(run.graph)) if not must_stay(run.graph)[t]]
-    steady = kind(run.graph, late_schedule(run.graph, late, lambda g: random_schedule(g, 2, np.random.default_rng(seed))), device=run.device)
+    steady = kind(run.graph,
+                  late_schedule(run.graph, late, lambda g: random_schedule(g, 2, np.random.default_rng(seed))),
+                  device=run.device)
     assert equal(run.train(steady), wanted)
 
 
@@ -130,7 +134,8 @@ def test_parts_that_share_memory_are_captured_on_zeros(device, monkeypatch):
 
     def looked(self: Any, segments: Any) -> None:
         bound = self.work.calls.__self__
-        seen.append(self.device.read(self.device.array(bound.arena, View(0, (bound.plan.arena_bytes,), (1,), 0, "uint8"))).any())
+        seen.append(self.device.read(self.device.array(bound.arena,
+                                                       View(0, (bound.plan.arena_bytes,), (1,), 0, "uint8"))).any())
         warm_up(self, segments)
 
     monkeypatch.setattr(lanes.Captured, "_warm_up", looked)
@@ -162,7 +167,8 @@ def test_a_missing_wait_shows(device, monkeypatch):
     different = 0
     for seed in range(6):
         run = Run(device(seed))
-        different += not equal(run.train(StreamExecutor(run.graph, schedulers.multi_stream(run.graph), device=run.device)), wanted)
+        different += not equal(run.train(StreamExecutor(run.graph, schedulers.multi_stream(run.graph),
+                                                        device=run.device)), wanted)
     assert different
 
 
@@ -189,8 +195,10 @@ def test_capturing_changes_no_parameter(device):
 
 def test_the_picture_of_a_capture_is_what_is_captured(tmp_path):
     pictures = Path(__file__).parent.parent / "docs" / "pictures"
-    subprocess.run([sys.executable, pictures / "capture.py", tmp_path / "capture.svg"], check=True, timeout=300, stderr=subprocess.DEVNULL)
-    assert (tmp_path / "capture.svg").read_text() == (pictures / "capture.svg").read_text(), "python docs/pictures/capture.py draws it again"
+    subprocess.run([sys.executable, pictures / "capture.py", tmp_path / "capture.svg"], check=True, timeout=300,
+                   stderr=subprocess.DEVNULL)
+    assert (tmp_path / "capture.svg").read_text() == (pictures / "capture.svg").read_text(), (
+        "python docs/pictures/capture.py draws it again")
 
 
 def test_a_captured_step_is_one_launch(device):
@@ -229,7 +237,8 @@ def test_no_memory_is_allocated_by_a_step_beyond_its_result(device, monkeypatch)
     step = GraphExecutor(run.graph, schedulers.in_order(run.graph), device=run.device)
     sizes: list[int] = []
     original = cuda_runtime.Runtime.allocate
-    monkeypatch.setattr(cuda_runtime.Runtime, "allocate", lambda self, n, stream: sizes.append(n) or original(self, n, stream))
+    monkeypatch.setattr(cuda_runtime.Runtime, "allocate",
+                        lambda self, n, stream: sizes.append(n) or original(self, n, stream))
     for _ in range(3):
         step(*next(run.batches))
     assert sizes == [4, 4, 4]  # the loss
@@ -258,8 +267,9 @@ def test_inputs_of_many_steps_in_flight_do_not_mix(device):
         np.testing.assert_array_equal(r.numpy(), v + v)
 
 
-@pytest.mark.parametrize(("shape", "strides", "offset"), [((), (), 0), ((5,), (1,), 3), ((3, 4), (4, 1), 0), ((4, 3), (1, 4), 2),
-                                                    ((2, 3, 4), (24, 8, 2), 1), ((0, 3), (3, 1), 0)])
+@pytest.mark.parametrize(("shape", "strides", "offset"),
+                         [((), (), 0), ((5,), (1,), 3), ((3, 4), (4, 1), 0), ((4, 3), (1, 4), 2),
+                          ((2, 3, 4), (24, 8, 2), 1), ((0, 3), (3, 1), 0)])
 def test_what_is_written_is_read(device, shape, strides, offset):
     there = device(1)
     memory = there.allocate(4 * 64)
@@ -328,7 +338,8 @@ def test_losses_are_waited_for_some_steps_later(found_by_name):
 
 
 def test_a_loss_that_is_no_number_is_told_with_its_step(found_by_name):
-    trainer = Trainer(Recorded(Job(model="mlp", model_args={"hidden": 16}, device="cuda", batch_size=16, lr=1e30)), ml.CostModel.analytic())
+    trainer = Trainer(Recorded(Job(model="mlp", model_args={"hidden": 16}, device="cuda", batch_size=16, lr=1e30)),
+                      ml.CostModel.analytic())
     with pytest.raises(TrainingError, match=r"the loss is (nan|inf) at step [234] of mlp with lr 1e\+30"):
         for _ in range(20):
             trainer.step()
@@ -353,7 +364,8 @@ def test_the_command_line_trains_and_compares_as_on_the_cpu(found_by_name, capsy
     assert plain["loss_last"] == pytest.approx(there["loss_last"], rel=1e-4)
 
 
-CONVOLUTIONS = ("compare", "--model", "lenet", "--batch-size", "8", "--steps", "4", "--costs", "analytic", "--device", "cuda")
+CONVOLUTIONS = ("compare", "--model", "lenet", "--batch-size", "8", "--steps", "4", "--costs",
+                "analytic", "--device", "cuda")
 
 
 def test_bits_that_need_not_be_equal_are_told_and_no_failure(found_by_name, capsys):
@@ -371,7 +383,8 @@ def test_bits_that_need_not_be_equal_are_told_and_no_failure(found_by_name, caps
 
 
 def test_bits_that_differ_where_they_must_not_are_a_failure(found_by_name, capsys, monkeypatch):
-    monkeypatch.setattr(Cuda, "deterministic", property(lambda self: False, lambda self, value: None))  # whatever is asked for
+    # whatever is asked for
+    monkeypatch.setattr(Cuda, "deterministic", property(lambda self: False, lambda self, value: None))
     assert main([*CONVOLUTIONS]) == 1
     assert "THE PARAMETERS DIFFER" in capsys.readouterr().out
 

@@ -31,7 +31,8 @@ def heads(a):
 
 def check(name, reads, shapes, dtype, forms=(), **constants):
     """In each form of the operands the reference's numbers; with another order of threads the same bits."""
-    expected = KERNELS[name].reference(np, *(r.astype("float64") if r.dtype.kind == "f" else r for r in reads), **constants)
+    expected = KERNELS[name].reference(np,
+                                       *(r.astype("float64") if r.dtype.kind == "f" else r for r in reads), **constants)
     expected = expected if isinstance(expected, tuple) else (expected,)
     all_calls = []
     for i, given in enumerate(([r.astype(dtype) if r.dtype.kind == "f" else r for r in reads], *forms)):
@@ -49,7 +50,8 @@ def check(name, reads, shapes, dtype, forms=(), **constants):
 
 
 # ------------------------------------------------------------------------------------------------------------ attention
-SHAPES = [(1, 1, 1, 1, 1, 1), (2, 3, 5, 7, 4, 6), (3, 2, 33, 31, 8, 5), (1, 2, 3, 1025, 4, 4), (2, 2, 4, 257, 3, 3), (2, 1, 0, 4, 3, 3)]
+SHAPES = [(1, 1, 1, 1, 1, 1), (2, 3, 5, 7, 4, 6), (3, 2, 33, 31, 8, 5), (1, 2, 3, 1025, 4, 4),
+          (2, 2, 4, 257, 3, 3), (2, 1, 0, 4, 3, 3)]
 
 
 @pytest.mark.parametrize("dtype", list(RTOL))
@@ -92,7 +94,8 @@ def test_attention_of_nothing_and_to_nothing():
 def test_scores_may_be_large():
     """The largest is taken away before exp."""
     q, k = numbers((1, 1, 4, 8), dtype="float32") * 100, numbers((1, 1, 9, 8), 1, dtype="float32") * 100
-    check("attention", [q, k, np.ones((1, 1, 9, 2), "float32")], [(1, 1, 4, 2), (1, 1, 4, 9)], "float32", scale=1.0, causal=False)
+    check("attention", [q, k, np.ones((1, 1, 9, 2), "float32")], [(1, 1, 4, 2), (1, 1, 4, 9)], "float32",
+          scale=1.0, causal=False)
 
 
 # ------------------------------------------------------------------------------------------------------------ recurrent
@@ -114,18 +117,21 @@ def test_recurrence(kind, reverse, dtype):
     for (steps, n, d), bias in itertools.product(SIZES, (False, True)):
         wider = GATES[name] * d
         states = [numbers((n, d), i) / 2 for i in range(2 if name == "lstm" else 1)]
-        reads = [numbers((steps, n, wider), 4) / 2, *states, numbers((wider, d), 5) / d**0.5 / 2, *([numbers((wider,), 6)] if bias else [])]
+        reads = [numbers((steps, n, wider), 4) / 2, *states, numbers((wider, d), 5) / d**0.5 / 2,
+                 *([numbers((wider,), 6)] if bias else [])]
         writes = {"rnn": [(steps + 1, n, d)], "gru": [(steps + 1, n, d), (steps, n, 4 * d)],
                   "lstm": [(steps + 2, n, d), (steps + 1, n, d), (steps, n, 4 * d)]}[name]
         given = [r.astype(dtype) for r in reads]
-        forward = check(name, reads, writes, dtype, [[transposed(r) for r in given], [wide(r) for r in given]], **constants)
+        forward = check(name, reads, writes, dtype,
+                        [[transposed(r) for r in given], [wide(r) for r in given]], **constants)
         out, *saved = made if isinstance(made := KERNELS[name].reference(np, *reads, **constants), tuple) else (made,)
         w = reads[1 + len(states)]
         dy = numbers((steps + (name == "lstm"), n, d), 9)
         reads = {"rnn": [dy, w, out], "gru": [dy, w, out, *saved], "lstm": [dy, w, *saved]}[name]
         writes = [(steps, n, wider)] * (2 if name == "gru" else 1) + [(n, d)] * len(states)
         kept = [r.astype(dtype) for r in reads[2:]]
-        back = check(f"{name}_grad", reads, writes, dtype, [[f(r.astype(dtype)) for r in reads[:2]] + kept for f in (transposed, wide)], **constants)
+        back = check(f"{name}_grad", reads, writes, dtype,
+                     [[f(r.astype(dtype)) for r in reads[:2]] + kept for f in (transposed, wide)], **constants)
         if n:  # a product and a launch for each step of time, and little beside
             for calls in (forward[0], back[0]):
                 assert sum(isinstance(c, cuda.Product) for c in calls) == steps

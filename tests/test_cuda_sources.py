@@ -1,4 +1,5 @@
-"""CUDA sources: every kernel compiles for every architecture and type, and launches that do not fit their kernel are refused."""
+"""CUDA sources: every kernel compiles for every architecture and type, and launches that do not fit their
+kernel are refused."""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ SOURCES = sorted(p.name for p in cuda.SOURCES.glob("*.cu"))
 ARCHITECTURES = ("sm_75", "sm_80", "sm_90", "sm_100")
 FLOATS = ("float", "double", "__half", "__nv_bfloat16")
 #: what a template parameter stands for, by its name
-TYPES = {"T": FLOATS, "U": FLOATS, "P": ("float", "double"), "G": ("float", "__half"), "L": ("__nv_bfloat16",), "Index": ("int", "long long"), "Mask": ("bool", "long long"),
-         "bool WHOLE": ("false", "true")}
+TYPES = {"T": FLOATS, "U": FLOATS, "P": ("float", "double"), "G": ("float", "__half"), "L": ("__nv_bfloat16",),
+         "Index": ("int", "long long"), "Mask": ("bool", "long long"), "bool WHOLE": ("false", "true")}
 
 
 def instances(source, first=FLOATS):
@@ -33,7 +34,7 @@ def instances(source, first=FLOATS):
                 yield f"{name}<{', '.join(types)}>" if types else name
 
 
-# ------------------------------------------------------------------------------------------------------------- compiling
+# ------------------------------------------------------------------------------------------------------------ compiling
 @pytest.fixture(scope="module")
 def compiler():
     """`compiler(code, name, architecture, kernels)` gives NVRTC's messages and the kernels' names in the binary."""
@@ -59,7 +60,8 @@ def compiler():
                 nvrtc.compileProgram(program, (f"-arch={architecture}", "-std=c++17", f"-I{header.locate().parent}"))
             except nvrtc.NVRTCError:
                 return nvrtc.getProgramLog(program), []
-            said, names = nvrtc.getProgramLog(program).strip("\0\n"), [nvrtc.getLoweredName(program, k) for k in kernels]
+            said, names = (nvrtc.getProgramLog(program).strip("\0\n"),
+                           [nvrtc.getLoweredName(program, k) for k in kernels])
             if ptx:
                 return said, names, nvrtc.getPTX(program).decode()
             assert nvrtc.getCUBIN(program)
@@ -104,7 +106,7 @@ def test_what_does_not_compile_is_noticed(compiler):
     assert "never referenced" in compiler("__global__ void k(int* x) { int unused; x[0] = 1; }", "k.cu", "sm_90")[0]
 
 
-# ------------------------------------------------------------------------------------------------------------ signatures
+# ----------------------------------------------------------------------------------------------------------- signatures
 SAME = """
 template <typename A, typename B> struct Same { static constexpr bool value = false; };
 template <typename A> struct Same<A, A> { static constexpr bool value = true; };
@@ -117,7 +119,8 @@ template <typename... P> __device__ Types<typename Bare<P>::type...> of(void (*)
 
 def agreement(source):
     """A program that compiles if each kernel has the parameters that `signature` says."""
-    checks = (f"static_assert(Same<decltype(of(&{k})), Types<{', '.join(cuda.signature(source, k))}>>::value, \"{k}\");" for k in instances(source, ("float", "__half")))
+    checks = (f"static_assert(Same<decltype(of(&{k})), Types<{', '.join(cuda.signature(source, k))}>>::value, \"{k}\");"
+              for k in instances(source, ("float", "__half")))
     return "\n".join([cuda.text(source), SAME, *checks])
 
 
@@ -174,7 +177,8 @@ def test_sources_may_be_written_in_other_ways(odd):
         "nothing": ((), ()),
         "constants": ((), ("unsigned char*", "double")),
     }
-    assert cuda.signature("odd.cu", "gather<__half, int>") == ("__half*", "__half*", "int*", "__half*", "long long", "Strides")
+    assert cuda.signature("odd.cu", "gather<__half, int>") == ("__half*", "__half*", "int*", "__half*",
+                                                               "long long", "Strides")
     assert cuda.signature("odd.cu", "nothing") == ()
 
 
@@ -182,7 +186,8 @@ def test_sources_written_in_other_ways_compile_to_the_same(odd, compiler):
     assert compiler(agreement("odd.cu"), "odd.cu", "sm_90")[0] == ""
 
 
-@pytest.mark.parametrize(("kernel", "message"), [("scatter", "odd.cu has no kernel scatter"), ("gather", "0 template arguments; gather takes 2"),
+@pytest.mark.parametrize(("kernel", "message"), [("scatter", "odd.cu has no kernel scatter"),
+                                                 ("gather", "0 template arguments; gather takes 2"),
                                                  ("gather<float>", "1 template arguments; gather takes 2"),
                                                  ("nothing<float>", "1 template arguments; nothing takes 0")])
 def test_unknown_kernels_are_named(odd, kernel, message):
@@ -190,7 +195,7 @@ def test_unknown_kernels_are_named(odd, kernel, message):
         cuda.signature("odd.cu", kernel)
 
 
-# -------------------------------------------------------------------------------------------------------------- launches
+# ------------------------------------------------------------------------------------------------------------- launches
 def relu(blocks=(1,), threads=(32,), shared=0, arguments=None):
     x = np.ones(4, np.float32)
     return Grid("elementwise.cu", "relu<float>", blocks, threads, (x, x, 4) if arguments is None else arguments, shared)
@@ -202,24 +207,29 @@ def relu(blocks=(1,), threads=(32,), shared=0, arguments=None):
 def test_geometry_is_that_of_the_hardware(blocks, threads, shared):
     x, y, z = (*blocks, 1, 1)[:3]
     a, b, c = (*threads, 1, 1)[:3]
-    fits = [0 < x < 2**31 and 0 < y < 65536 and 0 < z < 65536, a > 0 and b > 0 and 0 < c <= 64 and a * b * c <= 1024, 0 <= shared <= 49152]
+    fits = [0 < x < 2**31 and 0 < y < 65536 and 0 < z < 65536, a > 0 and b > 0 and 0 < c <= 64 and a * b * c <= 1024,
+            0 <= shared <= 49152]
     launch = relu(tuple(blocks), tuple(threads), shared)
     if all(fits):
         cuda.check(launch)
     else:
-        with pytest.raises(LaunchError, match="relu<float>: .*" + ("blocks", "threads a block", "bytes of shared memory")[fits.index(False)]):
+        with pytest.raises(LaunchError, match="relu<float>: .*" + ("blocks", "threads a block",
+                                                                   "bytes of shared memory")[fits.index(False)]):
             cuda.check(launch)
 
 
 X = np.ones(3, np.float32)
-GOOD = {"float*": [X, X[::2], np.ones((), np.float32)], "double*": [X.astype(float)], "int*": [np.arange(3, dtype=np.int32)],
-        "unsigned char*": [np.ones(3, np.uint8)], "bool*": [X > 0], "__half*": [X.astype(np.float16)],
-        "float": [0.5, 2, float("nan")], "double": [-1e300, 0], "int": [-(2**31), 2**31 - 1], "unsigned int": [0, 2**32 - 1],
-        "long long": [-(2**63), 2**63 - 1], "unsigned long long": [0, 2**64 - 1], "bool": [True, False], "Strides": [Struct("Strides", b"")]}
-BAD = {"float*": [X.astype(float), 3, None, [1.0]], "double*": [X], "int*": [np.arange(3), X], "unsigned char*": [X > 0], "bool*": [np.ones(3, np.uint8)],
+GOOD = {"float*": [X, X[::2], np.ones((), np.float32)], "double*": [X.astype(float)],
+        "int*": [np.arange(3, dtype=np.int32)], "unsigned char*": [np.ones(3, np.uint8)], "bool*": [X > 0],
+        "__half*": [X.astype(np.float16)], "float": [0.5, 2, float("nan")], "double": [-1e300, 0],
+        "int": [-(2**31), 2**31 - 1], "unsigned int": [0, 2**32 - 1], "long long": [-(2**63), 2**63 - 1],
+        "unsigned long long": [0, 2**64 - 1], "bool": [True, False], "Strides": [Struct("Strides", b"")]}
+BAD = {"float*": [X.astype(float), 3, None, [1.0]], "double*": [X], "int*": [np.arange(3), X],
+       "unsigned char*": [X > 0], "bool*": [np.ones(3, np.uint8)],
        "__half*": [X, X.view(np.uint16)], "float": ["1", True, X, None], "double": [False, X[0], "x"],
-       "int": [2**31, -(2**31) - 1, 1.0, True, np.int32(3), None], "unsigned int": [-1, 2**32, False], "long long": [2**63, 1.5],
-       "unsigned long long": [-1, 2**64, 2.0], "bool": [0, 1, 1.0], "Strides": [Struct("Other", b""), 1, X, b""]}
+       "int": [2**31, -(2**31) - 1, 1.0, True, np.int32(3), None], "unsigned int": [-1, 2**32, False],
+       "long long": [2**63, 1.5], "unsigned long long": [-1, 2**64, 2.0], "bool": [0, 1, 1.0],
+       "Strides": [Struct("Other", b""), 1, X, b""]}
 
 
 @given(data=st.data())
@@ -245,15 +255,16 @@ def test_arguments_are_checked_one_by_one(data):
 
 
 @settings(deadline=None)  # the first call compiles
-@given(f=st.floats(width=32, allow_nan=False), d=st.floats(allow_nan=False), i=st.integers(-(2**31), 2**31 - 1), u=st.integers(0, 2**32 - 1),
-       l=st.integers(-(2**63), 2**63 - 1), w=st.integers(0, 2**64 - 1), b=st.booleans(), step=st.integers(-(2**63), 2**63 - 1),
-       half=st.floats(width=16, allow_nan=False))
+@given(f=st.floats(width=32, allow_nan=False), d=st.floats(allow_nan=False), i=st.integers(-(2**31), 2**31 - 1),
+       u=st.integers(0, 2**32 - 1), l=st.integers(-(2**63), 2**63 - 1), w=st.integers(0, 2**64 - 1), b=st.booleans(),
+       step=st.integers(-(2**63), 2**63 - 1), half=st.floats(width=16, allow_nan=False))
 def test_arguments_arrive(odd, f, d, i, u, l, w, b, step, half):
     """What is packed as the driver takes it is what a kernel compiled by a C++ compiler reads."""
     fields = np.zeros(1, np.dtype([("axes", np.int32), ("step", np.int64, (4, 6))], align=True))
     fields["axes"], fields["step"][0, 2, 5] = 6, step
     small, whole = np.zeros(7), np.zeros(3, np.uint64)
-    run_grid(Grid("echo.cu", "echo", (1,), (1,), (f, d, i, u, l, w, b, Struct("Box", fields.tobytes()), small, whole, np.full(1, half, np.float16))))
+    run_grid(Grid("echo.cu", "echo", (1,), (1,),
+                  (f, d, i, u, l, w, b, Struct("Box", fields.tobytes()), small, whole, np.full(1, half, np.float16))))
     assert small.tolist() == [f, d, i, u, b, 6, half]
     assert whole.tolist() == [n % 2**64 for n in (l, w, step)]
 

@@ -1,4 +1,5 @@
-"""Squeeze and excite: the CUDA form on the CPU against the reference in float64, and the launches whose place it takes."""
+"""Squeeze and excite: the CUDA form on the CPU against the reference in float64, and the launches
+whose place it takes."""
 
 from __future__ import annotations
 
@@ -16,21 +17,23 @@ from minidl.kernels.conv import Geometry
 
 PLAIN = Geometry((1, 1), (0, 0), (1, 1), 1)
 #: (n, h, w, c), squeezed channels, launches, samples of a block, where there are to be so many blocks
-CASES = [((1, 1, 1, 1), 1, 1, 1, 264), ((3, 4, 3, 5), 2, 1, 1, 264), ((2, 1, 1, 257), 31, 1, 1, 264), ((2, 13, 9, 33), 72, 1, 1, 264),
-         ((1, 23, 17, 72), 24, 2, 1, 264), ((1, 2, 3, 1100), 33, 2, 1, 264), ((7, 3, 1, 600), 41, 2, 4, 20), ((5, 2, 1, 7), 3, 1, 2, 3)]
+CASES = [((1, 1, 1, 1), 1, 1, 1, 264), ((3, 4, 3, 5), 2, 1, 1, 264), ((2, 1, 1, 257), 31, 1, 1, 264),
+         ((2, 13, 9, 33), 72, 1, 1, 264), ((1, 23, 17, 72), 24, 2, 1, 264), ((1, 2, 3, 1100), 33, 2, 1, 264),
+         ((7, 3, 1, 600), 41, 2, 4, 20), ((5, 2, 1, 7), 3, 1, 2, 3)]
 
 
 def operands(shape: tuple[int, ...], squeezed: int, dtype: str) -> list[Any]:
     """x, w1, b1, w2, b2. Gates are small, large and between."""
     c = shape[3]
-    w1, w2 = draw((squeezed, 1, 1, c), 2, "float64") / c**0.5, 3 * draw((c, 1, 1, squeezed), 4, "float64") / squeezed**0.5
+    w1, w2 = (draw((squeezed, 1, 1, c), 2, "float64") / c**0.5,
+              3 * draw((c, 1, 1, squeezed), 4, "float64") / squeezed**0.5)
     return [draw(shape, 1, dtype, 0.5), w1.astype(dtype), draw(squeezed, 3, dtype), w2.astype(dtype), draw(c, 5, dtype)]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("shape", "squeezed", "launches", "group", "blocks"), CASES, ids=str)
-def test_both_are_the_reference(shape: tuple[int, ...], squeezed: int, launches: int, group: int, blocks: int, dtype: str,
-                                monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_are_the_reference(shape: tuple[int, ...], squeezed: int, launches: int, group: int, blocks: int,
+                                dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(family, "BLOCKS", blocks)
     x, w1, b1, w2, b2 = operands(shape, squeezed, dtype)
     assert (1 if family._plan(x, w1, 4).tiles == 1 else 2, family._plan(x, w1, 4).group) == (launches, group)
@@ -44,7 +47,8 @@ def test_both_are_the_reference(shape: tuple[int, ...], squeezed: int, launches:
 def test_plans() -> None:
     """Several samples share a block where there are enough of them; never more than shared memory holds."""
     def plan(samples: int, pixels: int, channels: int, squeezed: int, size: int = 4) -> Any:
-        return family._plan(np.empty((samples, 1, pixels, channels), bool), np.empty((squeezed, 1, 1, channels), bool), size)
+        return family._plan(np.empty((samples, 1, pixels, channels), bool),
+                            np.empty((squeezed, 1, 1, channels), bool), size)
 
     assert [plan(n, 49, 960, 240)[:3] for n in (32, 64, 128)] == [(1, 64, 15), (2, 64, 15), (4, 64, 15)]
     assert plan(32, 1, 240, 64)[:3] == (1, 256, 1)
@@ -59,7 +63,8 @@ def test_as_many_launches_as_the_plan_says(shape: tuple[int, ...]) -> None:
     like = [np.empty((shape[0], 1, 1, n), "float32") for n in (shape[3], 24, shape[3])]
     launches = 1 if shape[3] == 33 else 2
     assert len(run_kernel("squeeze_excite", [x, w1, b1, w2, b2], [x.copy(), *like])) == launches
-    assert len(run_kernel("squeeze_excite_input_grad", [x, x, w1, w2, like[1], like[2]], [x.copy(), like[0], like[1].copy()])) == launches
+    assert len(run_kernel("squeeze_excite_input_grad", [x, x, w1, w2, like[1], like[2]],
+                          [x.copy(), like[0], like[1].copy()])) == (launches)
 
 
 def parts(x: Any, w1: Any, b1: Any, w2: Any, b2: Any, dy: Any, run: Any) -> dict[str, Any]:
@@ -71,11 +76,13 @@ def parts(x: Any, w1: Any, b1: Any, w2: Any, b2: Any, dy: Any, run: Any) -> dict
     a = {"x": x, "w1": w1, "b1": b1, "w2": w2, "b2": b2, "dy": dy, **full, **wide, **narrow}
     share, one = 1.0 / (x.shape[1] * x.shape[2]), {"size": (1, 1), "geometry": PLAIN}
     for kernel, reads, write, constants in (
-            ("sum", "x", "mean", {"axes": (1, 2), "factor": share}), ("conv2d", "mean w1 b1", "r", {"geometry": PLAIN}), ("relu", "r", "hidden", {}),
-            ("conv2d", "hidden w2 b2", "pre", {"geometry": PLAIN}), ("hardsigmoid", "pre", "gate", {}), ("mul", "x gate", "y", {}),
-            ("mul", "dy gate", "direct", {}), ("mul", "dy x", "product", {}), ("sum", "product", "dgate", {"axes": (1, 2)}),
-            ("hardsigmoid_grad", "pre dgate", "dpre", {}), ("conv2d_input_grad", "dpre w2", "dh", one), ("relu_grad", "hidden dh", "dhidden", {}),
-            ("conv2d_input_grad", "dhidden w1", "dmean", one), ("spread", "dmean x", "dx", {"factor": share}), ("add", "direct dx", "dx", {})):
+            ("sum", "x", "mean", {"axes": (1, 2), "factor": share}), ("conv2d", "mean w1 b1", "r", {"geometry": PLAIN}),
+            ("relu", "r", "hidden", {}), ("conv2d", "hidden w2 b2", "pre", {"geometry": PLAIN}),
+            ("hardsigmoid", "pre", "gate", {}), ("mul", "x gate", "y", {}), ("mul", "dy gate", "direct", {}),
+            ("mul", "dy x", "product", {}), ("sum", "product", "dgate", {"axes": (1, 2)}),
+            ("hardsigmoid_grad", "pre dgate", "dpre", {}), ("conv2d_input_grad", "dpre w2", "dh", one),
+            ("relu_grad", "hidden dh", "dhidden", {}), ("conv2d_input_grad", "dhidden w1", "dmean", one),
+            ("spread", "dmean x", "dx", {"factor": share}), ("add", "direct dx", "dx", {})):
         run(kernel, [a[k] for k in reads.split()], [a[write]], constants)
     return a
 

@@ -56,7 +56,9 @@ __global__ void next_block(const float* x, float* y) {  // reads what another bl
 }
 __global__ void everyone(int* y) { y[0] += 1; }
 __global__ void counted(int* y) { atomicAdd(y, 1); }
-__global__ void by_four(const float* x, float* y) { reinterpret_cast<float4*>(y)[0] = reinterpret_cast<const float4*>(x)[0]; }
+__global__ void by_four(const float* x, float* y) {
+    reinterpret_cast<float4*>(y)[0] = reinterpret_cast<const float4*>(x)[0];
+}
 __global__ void product(const int* x, int* y) { y[0] = x[0] * x[1]; }
 struct Pair { int by; const float* x; float* y; };
 __global__ void shift_pair(Pair p) { p.y[threadIdx.x] = p.x[(int)threadIdx.x + p.by]; }
@@ -71,8 +73,9 @@ template <typename T> __global__ void sums(const T* x, T* y, long long count) {
     if (threadIdx.x == 0) y[blockIdx.x] = as<T>(sum + 0 * d[blockDim.x - 1]);
 }
 """
-KERNELS = ("reverse", "reverse_warp", "half_a_barrier", "half_a_warp", "shift", "beyond_shared", "unwritten", "next_block", "everyone", "counted",
-           "by_four", "product", "shift_pair", "structured", "sums<float>", "sums<__half>")
+KERNELS = ("reverse", "reverse_warp", "half_a_barrier", "half_a_warp", "shift", "beyond_shared", "unwritten",
+           "next_block", "everyone", "counted", "by_four", "product", "shift_pair", "structured",
+           "sums<float>", "sums<__half>")
 
 
 @pytest.fixture(autouse=True)
@@ -118,7 +121,7 @@ def watched(grid, sanitizer, seconds=PATIENCE):
     return ""
 
 
-# -------------------------------------------------------------------------------------------------------------- barriers
+# ------------------------------------------------------------------------------------------------------------- barriers
 def test_a_missing_barrier_changes_what_comes_out():
     x, y = floats(128), np.zeros(128, np.float32)
     assert not differ(results(launch("reverse", x, y, True, blocks=2, threads=64), y))
@@ -136,7 +139,8 @@ def test_a_missing_barrier_is_a_data_race(kernel, threads):
 def test_a_barrier_for_a_part_of_its_threads_is_an_error(kernel, threads):
     grid = launch(kernel, np.zeros(64, np.float32), threads=threads)
     for seed in range(4):
-        with pytest.raises(AssertionError, match=f"{kernel}: a barrier or shuffle is reached by only a part of its threads"):
+        with pytest.raises(AssertionError,
+                           match=f"{kernel}: a barrier or shuffle is reached by only a part of its threads"):
             run_grid(grid, seed=seed)
     run_grid(launch("unwritten", np.zeros(32, np.float32), True, shared=128))  # the next launch is as any other
 
@@ -148,7 +152,7 @@ def test_real_threads_that_wait_for_ever_are_given_up():
         replay([recorded], "address", seconds=1, kernels=KERNELS)
 
 
-# ---------------------------------------------------------------------------------------------------------------- blocks
+# --------------------------------------------------------------------------------------------------------------- blocks
 def test_blocks_must_not_read_what_another_writes():
     x, y = floats(3), np.zeros(3, np.float32)
     assert not differ(results(launch("next_block", x, y, blocks=3, threads=1), y))
@@ -164,7 +168,7 @@ def test_an_update_that_is_not_atomic_is_a_data_race(blocks, threads):
     assert watched(launch("counted", y, blocks=blocks, threads=threads), "thread") == ""
 
 
-# ---------------------------------------------------------------------------------------------------------------- memory
+# --------------------------------------------------------------------------------------------------------------- memory
 @pytest.mark.parametrize(("by", "strided"), [(1, False), (-1, False), (1, True)])
 def test_reading_beside_an_array_is_noticed(by, strided):
     x, y = floats(40)[4:36], np.zeros(32, np.float32)  # what lies beside x exists in NumPy's memory
@@ -218,14 +222,16 @@ def test_shared_memory_that_nobody_has_written_is_nan(dynamic):
 def test_undefined_arithmetic_is_noticed():
     y = np.zeros(1, np.int32)
     assert watched(launch("product", np.array([3, 2**20], np.int32), y, threads=1), "address") == ""
-    assert "signed integer overflow" in watched(launch("product", np.array([2**12, 2**20], np.int32), y, threads=1), "address")
+    assert "signed integer overflow" in watched(launch("product", np.array([2**12, 2**20], np.int32), y, threads=1),
+                                                "address")
 
 
 @pytest.mark.parametrize("at", [1, 2, 4])
 def test_loads_of_four_must_be_aligned(at):
     memory = np.zeros(64, np.float32)
     start = -memory.ctypes.data // 4 % 4
-    recorded = record(launch("by_four", memory[start + at:][:4], memory[start + 16:][:4], threads=1), lambda: None)  # on fibers it may crash
+    # on fibers it may crash
+    recorded = record(launch("by_four", memory[start + at:][:4], memory[start + 16:][:4], threads=1), lambda: None)
     if at == 4:
         replay([recorded], "address", kernels=KERNELS)
     else:
@@ -242,7 +248,7 @@ def test_a_struct_has_the_size_that_its_kernel_has():
             run_grid(launch("structured", Struct("Strides", bytes(wrong)), y, threads=1))
 
 
-# ---------------------------------------------------------------------------------------------------------------- replay
+# --------------------------------------------------------------------------------------------------------------- replay
 @pytest.mark.parametrize("sanitizer", SANITIZERS)
 def test_a_kernel_without_faults_leaves_the_same_bytes(sanitizer):
     """Also with warps that are not whole and more blocks than one."""
@@ -275,14 +281,17 @@ def test_a_few_small_launches_of_each_kernel_are_kept():
             x, y = np.ones(count, np.float32), np.zeros(blocks, np.float32)
             recorder.run_grid(run_grid, launch("sums<float>", x, y, count, blocks=blocks, threads=64, shared=256))
             assert y.sum() == count
-    assert {kind: len(kept) for kind, kept in recorder.kept.items()} == {("faults.cu", "sums", several, False): KEPT for several in (False, True)}
+    assert {kind: len(kept) for kind, kept in recorder.kept.items()} == {("faults.cu", "sums", several, False): KEPT
+                                                                         for several in (False, True)}
     assert {r.geometry[0] for kept in recorder.kept.values() for r in kept.values()} == {1, 2}
     assert all(len(r.memory[0][0]) < 80 for kept in recorder.kept.values() for r in kept.values())
 
 
 def test_shared_memory_is_declared_for_a_block():
-    text = "__shared__ S part[32]; __shared__ float a[32], b ,c[2] [N + 1];\n  __shared__ __align__(16) unsigned char n;"
-    assert with_shared_memory(text) == ("SHARED(1, part, S[32]); SHARED(2, a, float[32]); SHARED(3, b, float); SHARED(4, c, float[2] [N + 1]);\n"
+    text = ("__shared__ S part[32]; __shared__ float a[32], b ,c[2] [N + 1];\n  __shared__ "
+            "__align__(16) unsigned char n;")
+    assert with_shared_memory(text) == ("SHARED(1, part, S[32]); SHARED(2, a, float[32]); SHARED(3, b, float); "
+                                        "SHARED(4, c, float[2] [N + 1]);\n"
                                         "  SHARED(5, n, unsigned char);")
     with pytest.raises(AssertionError, match="one variable each"):
         with_shared_memory("__shared__ int (*pointer)[3];")

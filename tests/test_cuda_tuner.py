@@ -83,7 +83,7 @@ def made(library: str = "a library 1", **about: Any) -> Tuner:
     return Tuner(Driver(**about), library, Refused)
 
 
-# ------------------------------------------------------------------------------------------------------------------ choosing
+# ------------------------------------------------------------------------------------------------------------- choosing
 def test_the_fastest_of_the_first_is_taken(cache, times):
     tuned = made()
     assert tuned.choose("three", candidates("a", "b", "c")) == "c"
@@ -117,7 +117,7 @@ def test_other_errors_are_told(cache, times):
     assert made().choose("k", candidates("a", "b")) == "b"
 
 
-# ---------------------------------------------------------------------------------------------------------------------- file
+# ----------------------------------------------------------------------------------------------------------------- file
 def test_a_choice_is_made_once_for_what_it_depends_on(cache, times):
     asked: list[str] = []
     first = made()
@@ -125,7 +125,8 @@ def test_a_choice_is_made_once_for_what_it_depends_on(cache, times):
         assert tuned.choose(("conv", (3, 4), "float32"), candidates("a", "b", asked=asked)) == "b"
     assert asked == ["a", "b"]
     others = [({}, ("conv", (3, 5), "float32")), ({"library": "a library 2"}, ("conv", (3, 4), "float32")),
-              *(({key: value}, ("conv", (3, 4), "float32")) for key, value in (("name", "another"), ("driver", 13010), ("memory_bytes", 5), ("capability", 100)))]
+              *(({key: value}, ("conv", (3, 4), "float32"))
+                for key, value in (("name", "another"), ("driver", 13010), ("memory_bytes", 5), ("capability", 100)))]
     for about, key in others:
         asked.clear()
         made(**about).choose(key, candidates("a", "b", asked=asked))
@@ -157,7 +158,8 @@ def test_of_several_at_once_one_times_and_all_take_what_it_chose(cache, times, m
         return [float((i + len(timed)) % len(calls)) for i in range(len(calls))]  # another one each time
 
     monkeypatch.setattr(clock, "side_by_side", slow)
-    threads = [threading.Thread(target=lambda: found.append(made().choose("k", candidates("a", "b", "c")))) for _ in range(6)]
+    threads = [threading.Thread(target=lambda: found.append(made().choose("k", candidates("a", "b", "c"))))
+               for _ in range(6)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -169,7 +171,8 @@ def test_of_several_at_once_one_times_and_all_take_what_it_chose(cache, times, m
 
 def test_a_process_that_is_killed_while_it_times_leaves_nothing(cache, times):
     here = Path(__file__).parent
-    code = ("import sys, time, test_cuda_tuner as t\nfrom minidl.runtime.cuda import tuner, clock\ntuner.capture = lambda *a: None\n"
+    code = ("import sys, time, test_cuda_tuner as t\nfrom minidl.runtime.cuda import tuner, clock\n"
+            "tuner.capture = lambda *a: None\n"
             "def slow(driver, stream, calls):\n    print('here', flush=True)\n    time.sleep(60)\n"
             "clock.side_by_side = slow\nt.made().choose('k', t.candidates('a', 'b'))")
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
@@ -187,14 +190,16 @@ def test_a_folder_that_cannot_be_written_is_told_once(monkeypatch, tmp_path, tim
     assert tuned.choose("l", candidates("a", "c")) == "c"
     assert tuned.choose("k", candidates("a")) == "b", "it is kept in memory"
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0].startswith(f"minidl: choices of kernels are not kept, so another run may have other last bits: {tmp_path}/file/choices.sqlite: ")
+    assert lines[0].startswith(f"minidl: choices of kernels are not kept, so another run may have other last bits: "
+                               f"{tmp_path}/file/choices.sqlite: ")
     assert lines[1:] == ["minidl: a library 1: kernels are timed once on a GPU, as they are met"]
 
 
 def test_a_file_that_is_none_of_ours_is_told(cache, times):
     cache.parent.mkdir()
     cache.write_text("something else entirely, long enough to be looked at" * 20)
-    with pytest.raises(DeviceError, match=f"{cache} holds no choices of kernels .*; delete it, and they are made again"):
+    with pytest.raises(DeviceError,
+                       match=f"{cache} holds no choices of kernels .*; delete it, and they are made again"):
         made().choose("k", candidates("a"))
 
 
@@ -207,12 +212,12 @@ def test_the_folder_is_the_users(monkeypatch, tmp_path):
     assert tuner.folder() == tmp_path / ".cache" / "minidl"
 
 
-# -------------------------------------------------------------------------------------------------------------------- timing
+# --------------------------------------------------------------------------------------------------------------- timing
 def views(device: Any) -> list[Any]:
     memory = device.allocate(1 << 16)
     found = [device.array(memory, View(offset, shape, strides, 0, dtype)) for offset, shape, strides, dtype in (
-        (0, (3, 4), (4, 1), "float32"), (1, (2, 5, 3), (40, 8, 2), "float32"), (6, (4, 3), (1, 4), "float64"), (3, (7,), (1,), "float16"), (0, (0, 3), (3, 1), "float32"),
-        (0, (1 << 13,), (1,), "float32"))]
+        (0, (3, 4), (4, 1), "float32"), (1, (2, 5, 3), (40, 8, 2), "float32"), (6, (4, 3), (1, 4), "float64"),
+        (3, (7,), (1,), "float16"), (0, (0, 3), (3, 1), "float32"), (0, (1 << 13,), (1,), "float32"))]
     for array in found:
         array.memory = memory
     return found
@@ -262,10 +267,11 @@ def test_long_calls_are_repeated_less(monkeypatch):
         assert lengths == repeats
 
 
-# ----------------------------------------------------------------------------------------------------------------- executors
+# ------------------------------------------------------------------------------------------------------------ executors
 def trained(device: Any, kind: Any, scheduler: Any = schedulers.multi_stream) -> Any:
     run = Run(device, "lenet")
-    return run.train(kind(run.graph, scheduler(run.graph), device=device) if kind is not SequentialExecutor else kind(run.graph, device), 2)
+    return run.train(kind(run.graph, scheduler(run.graph), device=device) if kind is not SequentialExecutor
+                     else kind(run.graph, device), 2)
 
 
 def test_every_executor_takes_the_same_kernels(cache):

@@ -134,7 +134,8 @@ def test_a_place_that_is_none_is_refused_and_changes_nothing():
 @pytest.mark.parametrize(("options", "culprit"), [
     ({"batch_size": 0}, "batch size"), ({"batch_size": 2.5}, "batch size"), ({"batch_size": True}, "batch size"),
     ({"batch_size": 2000}, "1438 samples"), ({"seed": -1}, "seed"), ({"seed": 2**64}, "seed"), ({"seed": "a"}, "seed"),
-    ({"split": "valid"}, "valid"), ({"dtype": "int8"}, "int8"), ({"dtype": "bf16"}, "bf16"), ({"image_size": 0}, "image_size"),
+    ({"split": "valid"}, "valid"), ({"dtype": "int8"}, "int8"), ({"dtype": "bf16"}, "bf16"),
+    ({"image_size": 0}, "image_size"),
     ({"channels": 1.5}, "channels"), ({"classes": -3}, "classes"), ({"sequence_length": 4}, "sequence_length"),
 ])  # fmt: skip
 def test_arguments_that_do_not_fit(options, culprit):
@@ -334,7 +335,8 @@ def test_what_stands_in_for_missing_files(tmp_path, name, looked, shape, used, c
     assert used in notes[0]
     smaller = data.load(name, root=tmp_path, batch_size=4, classes=3, image_size=6, channels=2, **QUIET)
     assert (smaller.name, smaller.classes, next(smaller)[0].shape) == ("synthetic", 3, (4, 6, 6, 2))
-    refused(name, looked, str(tmp_path), "strict", act=lambda: data.load(name, root=tmp_path, batch_size=4, strict=True))
+    refused(name, looked, str(tmp_path), "strict",
+            act=lambda: data.load(name, root=tmp_path, batch_size=4, strict=True))
 
 
 @pytest.mark.parametrize("name", ["none.npz", "none", "no/such"])
@@ -352,12 +354,14 @@ def test_statistics_are_those_of_the_whole_whatever_the_pieces(monkeypatch):
         mean, std = dataset.statistics(pixels, some)
         np.testing.assert_array_equal(mean, seen.mean((0, 1, 2), np.float64))
         np.testing.assert_array_equal(std, seen.std((0, 1, 2), np.float64))
-        whole = dataset.Images("x", pixels, np.zeros(1000, np.int64), 10, mean, std).dataset(7, 1, "float32", print).rows(rows)[0]
+        whole = dataset.Images("x", pixels, np.zeros(1000, np.int64), 10, mean,
+                               std).dataset(7, 1, "float32", print).rows(rows)[0]
         with monkeypatch.context() as patch:
             patch.setattr(dataset, "PIECE", 977)
             for a, b in zip(dataset.statistics(pixels, some), (mean, std), strict=True):
                 np.testing.assert_allclose(a, b, rtol=1e-12)
-            again = dataset.Images("x", pixels, np.zeros(1000, np.int64), 10, mean, std).dataset(7, 1, "float32", print).rows(rows)[0]
+            again = dataset.Images("x", pixels, np.zeros(1000, np.int64), 10, mean,
+                                   std).dataset(7, 1, "float32", print).rows(rows)[0]
             np.testing.assert_array_equal(again, whole)
 
 

@@ -125,7 +125,8 @@ def python2_pickle(pixels: np.ndarray, labels: list[int], key: bytes = b"labels"
 
     array = (b"cnumpy.core.multiarray\n_reconstruct\nq\x07cnumpy\nndarray\nq\x08K\x00\x85U\x01b\x87Rq\x09(K\x01"
              + b"".join(b"M" + struct.pack("<H", size) for size in pixels.shape)
-             + b"\x86cnumpy\ndtype\nq\x0aU\x02u1K\x00K\x01\x87Rq\x0b(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb\x89"
+             + b"\x86cnumpy\ndtype\n"
+               b"q\x0aU\x02u1K\x00K\x01\x87Rq\x0b(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb\x89"
              + string(pixels.tobytes()) + b"tb")  # fmt: skip
     return (b"\x80\x02}q\x01(" + string(b"batch_label") + string(b"training batch 1 of 5") + string(key) + b"]q\x05("
             + b"".join(b"K" + bytes([label]) for label in labels) + b"e" + string(b"data") + array
@@ -372,15 +373,13 @@ NAN = np.where(np.arange(20)[:, None, None] == 6, np.nan, np.ones((20, 6, 6)))
     ({"x_train": np.zeros((20, 6, 6), np.longdouble)}, "not numbers"),
     ({"x_train": np.zeros((0, 6, 6)), "y_train": np.zeros(0, int)}, "(0, 6, 6, 1)"),
     ({"x_train": NAN}, "sample 6"), ({"x_train": NAN.astype(np.float16)}, "sample 6 holds a number that is not finite"),
-    ({"x_train": np.where(np.isnan(NAN), np.inf, NAN).astype(np.float16)}, "sample 6 holds a number that is not finite"),
+    ({"x_train": np.where(np.isnan(NAN), np.inf, NAN).astype(np.float16)},
+     "sample 6 holds a number that is not finite"),
     ({"x_train": np.array([Payload(os.system, "touch executed")] * 20, object)}, "never read"),
-    ({"x_train": np.array(["a"] * 20)}, "not numbers"),
-    ({"y_train": np.zeros(20)}, "whole number"),
-    ({"y_train": np.zeros((20, 4), int)}, "whole number"),
-    ({"y_train": np.zeros(19, int)}, "(19,)"),
+    ({"x_train": np.array(["a"] * 20)}, "not numbers"), ({"y_train": np.zeros(20)}, "whole number"),
+    ({"y_train": np.zeros((20, 4), int)}, "whole number"), ({"y_train": np.zeros(19, int)}, "(19,)"),
     ({"y_train": np.where(np.arange(20) == 9, -2, 0)}, "sample 9 has label -2"),
-    ({"x_test": np.zeros((5, 7, 6))}, "(7, 6, 1)"),
-    ({"y_train": None}, "no arrays for train"),
+    ({"x_test": np.zeros((5, 7, 6))}, "(7, 6, 1)"), ({"y_train": None}, "no arrays for train"),
 ])  # fmt: skip
 def test_npz_that_does_not_fit(tmp_path, monkeypatch, changes, culprit):
     monkeypatch.chdir(tmp_path)
@@ -514,7 +513,8 @@ def whole_files() -> dict[str, bytes]:
     archive = io.BytesIO()
     np.savez_compressed(archive, x=PIXELS, y=LABELS)
     return {"images-idx3-ubyte": idx(PIXELS), "images-idx3-ubyte.gz": gzip.compress(idx(PIXELS), mtime=0),
-            "data_batch_1": ENCODINGS["python2"], "test_batch": ENCODINGS["protocol5"], "a.npz": archive.getvalue()}  # fmt: skip
+            "data_batch_1": ENCODINGS["python2"], "test_batch": ENCODINGS["protocol5"],
+            "a.npz": archive.getvalue()}
 
 
 WHOLE = whole_files()

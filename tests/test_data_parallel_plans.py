@@ -1,4 +1,5 @@
-"""Data-parallel schedules: published steady states, an event-driven reference, bounds, the search for k, and the pass."""
+"""Data-parallel schedules: published steady states, an event-driven reference, bounds, the search for
+k, and the pass."""
 
 from __future__ import annotations
 
@@ -30,8 +31,9 @@ from minidl.schedulers.iterations import Iterations, Rules, delayable
 from minidl.schedulers.layer_times import layers
 
 EXPECTED = json.loads((Path(__file__).parent / "data" / "pipeline.json").read_text())["data_parallel"]
-NAMES = {"serial": ("no_overlap", None), "ddp_layerwise_barrier": ("barrier", None), "ddp_2_equal_buckets_barrier": ("buckets", None),
-         "dear": ("dear", None), "fifo_cross_iteration": ("fifo", None), "priority_8_parts": ("priority", None)}
+NAMES = {"serial": ("no_overlap", None), "ddp_layerwise_barrier": ("barrier", None),
+         "ddp_2_equal_buckets_barrier": ("buckets", None), "dear": ("dear", None),
+         "fifo_cross_iteration": ("fifo", None), "priority_8_parts": ("priority", None)}
 NAMES |= {f"reverse_first_k={k}_priority": ("reverse_first_k", k) for k in range(1, 9)}
 HEAD_HEAVY = {"f": [1, 2, 2, 1], "b": [1, 2, 2, 1], "w": [1, 2, 2, 1], "c": [8, 1, 1, 1]}
 
@@ -39,7 +41,8 @@ HEAD_HEAVY = {"f": [1, 2, 2, 1], "b": [1, 2, 2, 1], "w": [1, 2, 2, 1], "c": [8, 
 def planned(name, case, k=None, parts=8, buckets=2, **more):
     """The plan on given layer times."""
     graph, cost = layers(case["f"], case["b"], case["w"], parts=parts)
-    return replicas(graph, name, replace(cost, **more), lambda sizes: sum(case["c"][u] * n / parts for u, n in sizes.items()),
+    return replicas(graph, name, replace(cost, **more),
+                    lambda sizes: sum(case["c"][u] * n / parts for u, n in sizes.items()),
                     buckets=min(buckets, len(case["f"])), part_bytes=1, k=k)
 
 
@@ -91,7 +94,8 @@ def reference(name, case, k=0, parts=8, buckets=2, iterations=60):
         if name == "no_overlap":
             done = dict.fromkeys(range(count), now + sum(c))
             continue
-        groups = [g.tolist() for g in np.array_split(np.arange(count)[::-1], buckets)] if name == "buckets" else [[i] for i in range(count)]
+        groups = ([g.tolist() for g in np.array_split(np.arange(count)[::-1], buckets)] if name == "buckets"
+                  else [[i] for i in range(count)])
         jobs = []  # (ready, key, layers, time)
         for g in groups:
             ready, cost = max(made[i] for i in g), sum(c[i] for i in g)
@@ -134,8 +138,8 @@ def test_periods_are_those_of_an_event_driven_run(case, name, data):
 
 
 @settings(max_examples=80, deadline=None)
-@given(case=LAYERS, name=st.sampled_from(list(POLICIES)), sync=st.sampled_from([0.0, 0.5]), wake=st.sampled_from([0.0, 0.25]),
-       data=st.data())
+@given(case=LAYERS, name=st.sampled_from(list(POLICIES)), sync=st.sampled_from([0.0, 0.5]),
+       wake=st.sampled_from([0.0, 0.25]), data=st.data())
 def test_the_simulator_says_the_same_of_the_plan_unrolled(case, name, sync, wake, data):
     k = data.draw(st.integers(0, len(case["f"]))) if name == "reverse_first_k" else None
     found = planned(name, case, k, sync=sync, wake=wake)
@@ -146,7 +150,8 @@ def test_the_simulator_says_the_same_of_the_plan_unrolled(case, name, sync, wake
     n = 24
     rolled = unroll(graph, n)
     _, end, _ = times(rolled, found.schedule.repeated(n).validate(rolled), cost)
-    backward = [max(end[t] for t in np.flatnonzero((rolled.iteration == i) & (rolled.kind <= Kind.W))) for i in range(n)]
+    backward = [max(end[t] for t in np.flatnonzero((rolled.iteration == i) & (rolled.kind <= Kind.W)))
+                for i in range(n)]
     steps = np.diff(backward[n // 2 : n - 2])  # at the end nothing goes on beside
     if np.ptp(steps) < 1e-9:
         assert steps[0] == pytest.approx(found.period)
@@ -245,9 +250,11 @@ def test_parts_cover_every_gradient_once_and_are_of_equal_size():
 def test_only_the_updates_wait_for_communication():
     graph = synchronise(recorded(CASE), part_bytes=40)
     two = unroll(graph, 2)
-    waits = [(two[int(p)], two[t]) for t in range(len(two)) for p in two.preds[t] if two.kind[p] == Kind.A and two.kind[t] != Kind.A]
+    waits = [(two[int(p)], two[t]) for t in range(len(two))
+             for p in two.preds[t] if two.kind[p] == Kind.A and two.kind[t] != Kind.A]
     assert waits
-    assert all(after.kind == Kind.U and after.iteration == before.iteration and after.unit == before.unit for before, after in waits)
+    assert all(after.kind == Kind.U and after.iteration == before.iteration and after.unit == before.unit
+               for before, after in waits)
 
 
 def test_a_program_waits_across_the_boundary_for_every_transfer_once():
@@ -283,7 +290,8 @@ def test_a_step_that_returns_what_ranks_still_change_is_refused():
             opt.step()
             return what(w, opt)
 
-        with pytest.raises(GraphError, match=r"^the step returns (parameter|grad mul|gradient norm), which is not final yet: .*\(\dU0\)"):
+        with pytest.raises(GraphError, match=r"^the step returns (parameter|grad mul|gradient norm), which is "
+                                             r"not final yet: .*\(\dU0\)"):
             synchronise(ml.record(step, np.ones(3, np.float32)))
 
 
@@ -381,12 +389,14 @@ def test_the_command_prices_given_times(capsys):
     assert simulated(capsys, "--scheduler", "reverse_first_k", "--k", "2", *TIMES)["period"] == 23
     assert simulated(capsys, "--scheduler", "reverse_first_k", "--k", "auto", *TIMES)["k"] == 4
     assert simulated(capsys, "--scheduler", "priority", "--parts", "1", *TIMES)["period"] == 25
-    assert simulated(capsys, "--scheduler", "barrier", "--forward", "1", "--output-grad", "1", "--weight-grad", "2", "--comm", "3")["period"] == 6
+    assert simulated(capsys, "--scheduler", "barrier", "--forward", "1", "--output-grad", "1", "--weight-grad", "2",
+                     "--comm", "3")["period"] == (6)
 
 
 def test_the_command_prices_a_network_on_many_ranks(capsys):
     common = ["--model", "mlp", "--costs", "analytic", "--latency", "1", "--bandwidth", "10GB"]
-    periods = [simulated(capsys, "--scheduler", "priority", *common, "--ranks", str(n))["period"] for n in (2, 64, 4096)]
+    periods = [simulated(capsys, "--scheduler", "priority", *common, "--ranks", str(n))["period"]
+               for n in (2, 64, 4096)]
     assert periods == sorted(periods)
     assert periods[0] < periods[-1]
 

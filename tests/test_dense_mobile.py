@@ -113,7 +113,8 @@ def test_every_order_gives_the_same_bits(name: str) -> None:
         assert trained(name, 1, checked) == expected
 
 
-@pytest.mark.parametrize(("size", "channels", "stride"), [(16, 24, 1), (4, 120, 1), (6, 100, 1), (16, 24, 2), (5, 300, 1), (12, 16, 1)])
+@pytest.mark.parametrize(("size", "channels", "stride"),
+                         [(16, 24, 1), (4, 120, 1), (6, 100, 1), (16, 24, 2), (5, 300, 1), (12, 16, 1)])
 def test_depthwise_lines_of_several_runs(size: int, channels: int, stride: int) -> None:
     """The CPU form of the three kernels against their references where a line is cut into runs of pixels."""
     from minidl.kernels import KERNELS
@@ -126,7 +127,8 @@ def test_depthwise_lines_of_several_runs(size: int, channels: int, stride: int) 
                 ((2, size, size, channels), (channels, 3, 3, 1), (2, *out, channels)))
     for name, reads, constants in (("conv2d", [x, w], {"geometry": geometry}),
                                    ("conv2d_input_grad", [dy, w], {"size": (size, size), "geometry": geometry}),
-                                   ("conv2d_weight_grad", [x, dy], {"taps": (3, 3), "bias": False, "geometry": geometry})):
+                                   ("conv2d_weight_grad", [x, dy],
+                                    {"taps": (3, 3), "bias": False, "geometry": geometry})):
         kernel = KERNELS[name]
         expected = kernel.reference(np, *reads, **constants)
         found = np.empty(expected.shape, np.float32)

@@ -1,5 +1,5 @@
-"""Ranks in one process: every schedule gives the same bits on every rank, those of one process with a larger batch; failures
-end every rank with one error; reading parameters shows what synchronous training leaves."""
+"""Ranks in one process: every schedule gives the same bits on every rank, those of one process with a larger batch;
+failures end every rank with one error; reading parameters shows what synchronous training leaves."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ def network(optimizer="sgd"):
 
 
 def prepared(name, ranks, optimizer="sgd", k=None, optimizers=None):
-    """For each rank its model and its plan, made one after the other as processes would; fills the list of optimizers."""
+    """For each rank its model and its plan, made one after the other as processes would; fills the
+    list of optimizers."""
     found = []
     for rank in range(ranks):
         model, opt = network(optimizer)
@@ -65,8 +66,8 @@ def prepared(name, ranks, optimizer="sgd", k=None, optimizers=None):
             return loss
 
         x, y = batches(ranks)
-        found.append((model, replicas(ml.record(step, x[0, 0], y[0, 0]), name, None, lambda sizes: 1 + sum(sizes.values()) / 100, ranks,
-                                      buckets=2, part_bytes=300, k=k)))
+        found.append((model, replicas(ml.record(step, x[0, 0], y[0, 0]), name, None, lambda sizes: 1
+                                      + sum(sizes.values()) / 100, ranks, buckets=2, part_bytes=300, k=k)))
         if optimizers is not None:
             optimizers.append(opt)
     return found
@@ -228,8 +229,8 @@ def test_setting_a_learning_rate_settles_nothing():
 
 
 @settings(max_examples=15, deadline=None)
-@given(sizes=st.lists(st.integers(1, 40), min_size=1, max_size=4), ranks=st.integers(1, 5), credit=st.sampled_from([1, 100, 10**6]),
-       scatter=st.booleans())
+@given(sizes=st.lists(st.integers(1, 40), min_size=1, max_size=4), ranks=st.integers(1, 5),
+       credit=st.sampled_from([1, 100, 10**6]), scatter=st.booleans())
 def test_a_sum_is_taken_in_rank_order_however_it_is_cut(sizes, ranks, credit, scatter):
     values = np.random.default_rng(sum(sizes)).normal(size=(ranks, sum(sizes))).astype("f") * 1e3
     wanted = values[0].copy()
@@ -328,7 +329,8 @@ def test_a_task_that_fails_is_named_with_its_rank_and_ends_the_executor(kind):
         run = DistributedExecutor(found.graph, found.schedule, communicator)
         if communicator.rank == 0:
             task = next(t for t in found.graph if t.kind == kind and t.launches)
-            for part in {id(p): p for p in (*run._body, *run._epilogue)}.values():  # in a body updates stand one step late
+            # in a body updates stand one step late
+            for part in {id(p): p for p in (*run._body, *run._epilogue)}.values():
                 names = [t.label for t in part.part.graph]
                 if task.label not in [n.replace("@1", "") for n in names]:
                     continue
@@ -336,7 +338,8 @@ def test_a_task_that_fails_is_named_with_its_rank_and_ends_the_executor(kind):
                 lane = part.part.lane_tasks(0).index(here)
                 program, tasks = part.lanes._programs[0], part.lanes._tasks[0]
                 assert lane >= 0
-                last = max(i for i, t in enumerate(tasks) if t == here and getattr(program[i], "__name__", "") != "release")
+                last = max(i for i, t in enumerate(tasks)
+                           if t == here and getattr(program[i], "__name__", "") != "release")
                 program[last] = _raise
         try:
             for t in range(STEPS):
@@ -391,9 +394,11 @@ def test_what_is_no_data_parallel_schedule_is_refused():
     graph, communicator = found.graph, LoopBack.ranks(1)[0]
     names = {lane: found.schedule.names(i) for i, lane in enumerate(found.schedule.lanes)}
     with pytest.raises(ScheduleError, match="2 ranks; one device runs one"):
-        DistributedExecutor(graph, Schedule.from_names({ScheduleLane(0, "main"): names[ScheduleLane(0)], ScheduleLane(1, "comm"): []}), communicator)
+        DistributedExecutor(graph, Schedule.from_names({ScheduleLane(0, "main"): names[ScheduleLane(0)],
+                                                        ScheduleLane(1, "comm"): []}), communicator)
     with pytest.raises(ScheduleError, match="missing"):
-        DistributedExecutor(graph, Schedule.from_names({**names, ScheduleLane(0): names[ScheduleLane(0)][:-1]}), communicator)
+        DistributedExecutor(graph,
+                            Schedule.from_names({**names, ScheduleLane(0): names[ScheduleLane(0)][:-1]}), communicator)
 
 
 def test_the_gradient_of_a_parameter_that_is_used_as_a_view_is_summed_too():
@@ -441,8 +446,8 @@ def test_weight_gradients_on_a_second_stream_of_each_rank_leave_the_same_bits():
     def work(communicator):
         model, found = own[communicator.rank]
         main, comm = (found.schedule.names(i) for i in range(2))
-        lanes = {ScheduleLane(0): [n for n in main if "W" not in n], ScheduleLane(0, "sub"): [n for n in main if "W" in n],
-                 ScheduleLane(0, "comm"): comm}
+        lanes = {ScheduleLane(0): [n for n in main if "W" not in n],
+                 ScheduleLane(0, "sub"): [n for n in main if "W" in n], ScheduleLane(0, "comm"): comm}
         run = DistributedExecutor(found.graph, Schedule.from_names(lanes), communicator)
         for t in range(STEPS):
             run(x[t, communicator.rank], y[t, communicator.rank])
@@ -455,6 +460,7 @@ def test_weight_gradients_on_a_second_stream_of_each_rank_leave_the_same_bits():
 
 def test_the_interface_says_what_a_transport_must_give():
     bare = Communicator()
-    for call in (bare.check, lambda: bare.fail(ValueError()), lambda: bare._exchange(0, 0, [], 0), lambda: bare._share(0)):
+    for call in (bare.check, lambda: bare.fail(ValueError()), lambda: bare._exchange(0, 0, [], 0),
+                 lambda: bare._share(0)):
         with pytest.raises(NotImplementedError):
             call()

@@ -30,10 +30,12 @@ def command(line: str) -> list[str] | None:
     return [word for word in shlex.split(found[1]) if word != "..."] if found else None
 
 
-BLOCKS = {(page, line): arguments for page, text in TEXT.items() for line in lines(text) if (arguments := command(line))}
-INLINE = {(page, line): arguments for page, text in TEXT.items() for line in re.findall(r"`((?:python -m )?minidl [^`\n]+)`", text)
-          if (arguments := command(line))}
-RUN = [pytest.param(arguments, id=f"{page}: {line}") for (page, line), arguments in BLOCKS.items() if not any(word in line for word in ELSEWHERE)]
+BLOCKS = {(page, line): arguments for page, text in TEXT.items()
+          for line in lines(text) if (arguments := command(line))}
+INLINE = {(page, line): arguments for page, text in TEXT.items()
+          for line in re.findall(r"`((?:python -m )?minidl [^`\n]+)`", text) if (arguments := command(line))}
+RUN = [pytest.param(arguments, id=f"{page}: {line}") for (page, line), arguments in BLOCKS.items()
+       if not any(word in line for word in ELSEWHERE)]
 
 
 @pytest.mark.parametrize("page", TEXT)
@@ -42,7 +44,8 @@ def test_links_lead_somewhere(page):
         assert re.match("https?://", target) or (ROOT / page).parent.joinpath(target).exists(), target
 
 
-@pytest.mark.parametrize("arguments", [pytest.param(a, id=f"{page}: {line}") for (page, line), a in (BLOCKS | INLINE).items()])
+@pytest.mark.parametrize("arguments",
+                         [pytest.param(a, id=f"{page}: {line}") for (page, line), a in (BLOCKS | INLINE).items()])
 def test_commands_are_understood(arguments):
     parse(arguments)
 

@@ -59,7 +59,7 @@ def split(graph, *kinds):
                                Lane(0, "sub"): [t.index for t in graph if t.kind in kinds]})
 
 
-# ------------------------------------------------------------------------------------------------------------ equal bits
+# ----------------------------------------------------------------------------------------------------------- equal bits
 @SLOW
 @given(case=cases(), lanes=st.integers(1, 4), seed=st.integers(0, 2**31))
 def test_a_random_network_trains_alike_eagerly_recorded_streamed_and_checked(case, lanes, seed):
@@ -204,8 +204,8 @@ def test_dropout_without_an_update_is_another_each_time_and_the_one_of_eager_run
         w = ml.Parameter(np.ones(6, np.float32))
         opt = optim.SGD([w], 0.1)
         recorded = {step: SequentialExecutor(ml.record(step, x)) for step in (predict, parts, train)}
-        runs[kind] = [bits(step(ml.array(x)) if kind == "eager" or (kind == "by turns" and i % 3 == 1) else recorded[step](x))
-                      for i, step in enumerate(steps)]
+        runs[kind] = [bits(step(ml.array(x)) if kind == "eager" or (kind == "by turns" and i % 3 == 1)
+                           else recorded[step](x)) for i, step in enumerate(steps)]
     assert len(set(runs["eager"])) == len(steps)
     assert runs["recorded"] == runs["eager"]
     assert runs["by turns"] == runs["eager"]
@@ -238,7 +238,8 @@ def _two_optimizers(model, first, second):
         second.step()
         return loss
 
-    return step, ["0U0 (sequential/0/linear)", "2U0 (sequential/2/linear)", "6U0 (sequential/0/linear (2))", "7U0 (sequential/2/linear (2))"]
+    return step, ["0U0 (sequential/0/linear)", "2U0 (sequential/2/linear)", "6U0 (sequential/0/linear (2))",
+                  "7U0 (sequential/2/linear (2))"]
 
 
 def _two_backwards(model, first, second):
@@ -249,7 +250,8 @@ def _two_backwards(model, first, second):
         first.step()
         second.step()
 
-    return step, ["8W0 (sequential/2/linear (2))", "8O0 (sequential/2/linear (2))", "9O0 (sequential/1/tanh (2))", "10W0 (sequential/0/linear (2))"]
+    return step, ["8W0 (sequential/2/linear (2))", "8O0 (sequential/2/linear (2))", "9O0 (sequential/1/tanh (2))",
+                  "10W0 (sequential/0/linear (2))"]
 
 
 def _two_updates(model, first, second):
@@ -262,7 +264,8 @@ def _two_updates(model, first, second):
                 second.step()
         return loss
 
-    return step, ["0U0 (sequential/0/linear)", "7U0 (sequential/0/linear (2))", "9W0 (sequential/0/linear)", "9U0 (sequential/0/linear)"]
+    return step, ["0U0 (sequential/0/linear)", "7U0 (sequential/0/linear (2))", "9W0 (sequential/0/linear)",
+                  "9U0 (sequential/0/linear)"]
 
 
 def _around_micro_batches(model, first, second):
@@ -279,7 +282,8 @@ def _around_micro_batches(model, first, second):
         second.step()
         return total * 0.5
 
-    return step, ["0F0 (scale)", "1F0 (sequential/0/linear)", "10W0 (sequential/0/linear (2))", "1F1 (sequential/0/linear)", "10W1 (sequential/0/linear (2))"]
+    return step, ["0F0 (scale)", "1F0 (sequential/0/linear)", "10W0 (sequential/0/linear (2))",
+                  "1F1 (sequential/0/linear)", "10W1 (sequential/0/linear (2))"]
 
 
 @pytest.mark.parametrize("make", [_two_optimizers, _two_backwards, _two_updates, _around_micro_batches])
@@ -305,7 +309,8 @@ def test_every_task_of_a_step_has_a_name_of_its_own(make):
     eager = trained(None)
     assert trained(SequentialExecutor) == eager
     for seed in range(5):
-        assert trained(lambda g, s=seed: CheckingExecutor(g, random_schedule(g, 3, np.random.default_rng(s)), seed=s)) == eager
+        assert (trained(lambda g, s=seed: CheckingExecutor(g, random_schedule(g, 3, np.random.default_rng(s)), seed=s))
+                == eager)
 
 
 def test_a_step_that_leaves_a_gradient_to_its_next_run_is_refused():
@@ -321,7 +326,8 @@ def test_a_step_that_leaves_a_gradient_to_its_next_run_is_refused():
             v.grad = None
 
     x = np.ones(3, np.float32)
-    with pytest.raises(RuntimeError, match=r"the step ends with a gradient of parameter \(3,\) that was made after its update.*grad = None"):
+    with pytest.raises(RuntimeError, match=r"the step ends with a gradient of parameter \(3,\) that was made "
+                                           r"after its update.*grad = None"):
         ml.record(lambda x: step(x, False), x)
     assert v.grad is w.grad is None
     SequentialExecutor(ml.record(lambda x: step(x, True), x))(x)
@@ -344,7 +350,7 @@ def test_a_step_may_return_nothing_an_input_or_a_view():
             assert (out is None) if expected is None else np.array_equal(out.numpy(), expected)
 
 
-# ----------------------------------------------------------------------------------------------------- waits and versions
+# --------------------------------------------------------------------------------------------------- waits and versions
 @pytest.mark.parametrize("seed", range(4))
 def test_every_removed_wait_is_found_by_the_proof_and_by_versions_alone(seed):
     graph = recorded()
@@ -362,7 +368,8 @@ def test_every_removed_wait_is_found_by_the_proof_and_by_versions_alone(seed):
     missed, messages = set(), set()
     for gone in range(len(waits)):
         for draw in range(60):
-            run = CheckingExecutor(graph, schedule, waits=np.delete(waits, gone, axis=0), plan=plan, prove=False, seed=draw)
+            run = CheckingExecutor(graph, schedule, waits=np.delete(waits, gone, axis=0), plan=plan,
+                                   prove=False, seed=draw)
             try:
                 with np.errstate(all="ignore"):
                     run(*values)
@@ -459,7 +466,7 @@ def test_random_orders_and_schedules_are_legal(seed, lanes):
     assert (place[graph.preds.ids] < place[graph.preds.row_of_each()]).all()
 
 
-# ----------------------------------------------------------------------------------------------------------------- errors
+# --------------------------------------------------------------------------------------------------------------- errors
 class Broken(RuntimeError):
     """What the failing kernel raises."""
 
@@ -533,7 +540,8 @@ def lanes_of(graph, lanes):
 
 @pytest.mark.parametrize("lanes", [1, 2, 3, 4])
 @pytest.mark.parametrize("place", ["left", "right", "left grad", "right grad"])
-def test_a_failing_kernel_reaches_the_caller_with_its_task_and_traceback_and_the_executor_runs_again(faulty_step, lanes, place):
+def test_a_failing_kernel_reaches_the_caller_with_its_task_and_traceback_and_the_executor_runs_again(faulty_step,
+                                                                                                     lanes, place):
     graph = ml.record(faulty_step, X)
     run = StreamExecutor(graph, lanes_of(graph, lanes))
     task = next(t for t in graph for launch in t.launches if ("name", place) in launch.constants)
@@ -576,7 +584,8 @@ def test_after_a_failure_before_any_update_the_next_steps_are_those_of_the_oracl
 def test_two_tasks_that_fail_at_once_are_reported_as_one_of_them(faulty_step):
     """Whichever is reported, name and cause belong together."""
     graph = ml.record(faulty_step, X)
-    left, right = (next(t for t in graph for launch in t.launches if ("name", n) in launch.constants) for n in ("left", "right"))
+    left, right = (next(t for t in graph for launch in t.launches if ("name", n) in launch.constants)
+                   for n in ("left", "right"))
     rest = [t for t in range(len(graph)) if t not in (left.index, right.index)]
     schedule = Schedule.of(graph, {Lane(0): rest, Lane(0, "a"): [left.index], Lane(0, "b"): [right.index]})
     run = StreamExecutor(graph, schedule)
@@ -626,10 +635,12 @@ def test_what_is_no_exception_reaches_the_caller_as_itself(faulty_step, lanes, p
 
 
 class Signals:
-    """A fault that sends the caller a signal when the caller waits for a lane, and fails when the caller has handled it."""
+    """A fault that sends the caller a signal when the caller waits for a lane, and fails when the
+    caller has handled it."""
 
     def __init__(self, monkeypatch, number, error):
-        self.waits, self.handled, caller, join = threading.Event(), threading.Event(), threading.get_ident(), Stream.join
+        self.waits, self.handled, caller, join = (threading.Event(), threading.Event(),
+                                                  threading.get_ident(), Stream.join)
 
         def joining(stream):
             self.waits.set()
@@ -665,8 +676,10 @@ class Signals:
         signal.signal(self.number, self.before)
 
 
-@pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGUSR1, TimeoutError)], ids=["interrupt", "handler's error"])
-def test_a_signal_while_the_caller_waits_for_a_lane_ends_the_step_and_the_executor_runs_again(faulty_step, monkeypatch, number, error):
+@pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGUSR1, TimeoutError)],
+                         ids=["interrupt", "handler's error"])
+def test_a_signal_while_the_caller_waits_for_a_lane_ends_the_step_and_the_executor_runs_again(
+        faulty_step, monkeypatch, number, error):
     """Whatever the handler raises is not a task's fault, though the task fails too."""
     graph = ml.record(faulty_step, X)
     slow = next(t.index for t in graph for launch in t.launches if ("name", "left") in launch.constants)
@@ -674,7 +687,8 @@ def test_a_signal_while_the_caller_waits_for_a_lane_ends_the_step_and_the_execut
     for t in range(len(graph)):
         if after & set(graph.preds[t].tolist()):
             after.add(t)
-    schedule = Schedule.of(graph, {Lane(0): [t for t in range(len(graph)) if t not in after], Lane(0, "sub"): sorted(after)})
+    schedule = Schedule.of(graph,
+                           {Lane(0): [t for t in range(len(graph)) if t not in after], Lane(0, "sub"): sorted(after)})
     run = StreamExecutor(graph, schedule)
     with deadline(), Signals(monkeypatch, number, error) as step_with_a_signal:
         for _ in range(3):
@@ -724,7 +738,7 @@ def test_a_value_that_is_not_finite_is_found_with_its_layer_when_debugging(monke
     run.close()
 
 
-# --------------------------------------------------------------------------------------------------------------- bad input
+# ------------------------------------------------------------------------------------------------------------ bad input
 def executors_of(graph):
     schedule = Schedule.of(graph, {Lane(0): range(len(graph))})
     return SequentialExecutor(graph), StreamExecutor(graph, schedule), CheckingExecutor(graph, schedule)
@@ -739,7 +753,8 @@ def test_labels_out_of_range_are_refused_before_anything_runs(label):
     bad[3][2] = label
     before = case.state(model, opt)
     for run in executors_of(ml.record(step, *values)):
-        with pytest.raises(ValueError, match=f"label {label} of sample 2 is out of range: the model has classes 0 to 2"):
+        with pytest.raises(ValueError,
+                           match=f"label {label} of sample 2 is out of range: the model has classes 0 to 2"):
             run(*bad)
     assert case.state(model, opt) == before
     with pytest.raises(ValueError, match=f"label {label} of sample 2"):
@@ -752,9 +767,11 @@ def test_inputs_that_do_not_fit_are_refused_before_anything_runs():
     (x, y), = case.batches(1)
     before = case.state(model, opt)
     for run in executors_of(ml.record(step, x, y)):
-        for values, message in (((x,), "takes 2 inputs, not 1"), ((x, y, y), "not 3"), ((x[:2], y), r"input 0 is float32 \(2, 5\)"),
-                                ((x.astype(np.float64), y), "input 0 is float64"), ((x, y.astype(np.int32)), "input 1 is int32"),
-                                ((x, y[:, None]), "input 1"), ((x.tolist(), y), "input 0 is float64")):
+        for values, message in (((x,), "takes 2 inputs, not 1"), ((x, y, y), "not 3"),
+                                ((x[:2], y), r"input 0 is float32 \(2, 5\)"),
+                                ((x.astype(np.float64), y), "input 0 is float64"),
+                                ((x, y.astype(np.int32)), "input 1 is int32"), ((x, y[:, None]), "input 1"),
+                                ((x.tolist(), y), "input 0 is float64")):
             with pytest.raises(ml.ShapeError, match=message) as caught:
                 run(*values)
             assert "\n" not in str(caught.value)
@@ -766,7 +783,8 @@ def test_inputs_that_do_not_fit_are_refused_before_anything_runs():
 def test_a_plan_without_kernels_does_not_run():
     graph = planned(("0F0", "", "a"), ("0W0", "a", "b"))
     schedule = Schedule.of(graph, {Lane(0): [0, 1]})
-    for make in (lambda: SequentialExecutor(graph), lambda: StreamExecutor(graph, schedule), lambda: CheckingExecutor(graph, schedule)):
+    for make in (lambda: SequentialExecutor(graph), lambda: StreamExecutor(graph, schedule),
+                 lambda: CheckingExecutor(graph, schedule)):
         with pytest.raises(GraphError, match=r"plan without kernels"):
             make()
 
@@ -785,11 +803,11 @@ def test_a_schedule_that_is_not_valid_is_refused_with_the_culprit():
         StreamExecutor(graph, good, memory_limit=1000)
 
 
-# ------------------------------------------------------------------------------------------------------------------ memory
+# --------------------------------------------------------------------------------------------------------------- memory
 @pytest.mark.parametrize("lanes", [1, 3])
 def test_no_array_data_is_allocated_in_a_step(lanes):
-    case = Case(("linear", "relu", "tied", "dropout", "tied", "gain", "residual", "norm", "maximum", "softmax"), width=256,
-                batch=512, optimizer=sgd_momentum)
+    case = Case(("linear", "relu", "tied", "dropout", "tied", "gain", "residual", "norm", "maximum", "softmax"),
+                width=256, batch=512, optimizer=sgd_momentum)
     _, _, step = case.make()
     (values,) = case.batches(1)
     graph = ml.record(step, *values)
@@ -810,7 +828,7 @@ def test_peak_bytes_are_known_before_the_run_and_hold_all_there_is():
     run.close()
 
 
-# -------------------------------------------------------------------------------------------------------------------- trace
+# ---------------------------------------------------------------------------------------------------------------- trace
 @pytest.mark.parametrize("lanes", [1, 3])
 def test_a_traced_step_records_each_task_once_in_lane_order(lanes):
     _, _, step = SMALL.make()
@@ -830,7 +848,8 @@ def test_a_traced_step_records_each_task_once_in_lane_order(lanes):
             waits = timeline.what == ml.views.timeline.What.WAIT
             assert set(timeline.key[waits].tolist()) == {int(graph.keys[t]) for t in run.waits[:, 0]}
             end = dict(zip(timeline.key[timeline.tasks].tolist(), timeline.end[timeline.tasks].tolist(), strict=True))
-            start = dict(zip(timeline.key[timeline.tasks].tolist(), timeline.start[timeline.tasks].tolist(), strict=True))
+            start = dict(zip(timeline.key[timeline.tasks].tolist(),
+                             timeline.start[timeline.tasks].tolist(), strict=True))
             for a, b in run.waits.tolist():
                 assert start[int(graph.keys[a])] >= end[int(graph.keys[b])]
     run.close()

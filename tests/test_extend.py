@@ -62,9 +62,11 @@ def test_own_schedulers_on_the_command_line(capsys: pytest.CaptureFixture[str], 
     ranks = ["--parallel", "data", "--ranks", "2", "--scheduler", f"{EXTEND / 'data_parallel.py'}:last_first"]
     assert run("plan", *MODEL, *ranks, "--save", tmp_path / "d.csv")["period"] > 0
     assert run("check", tmp_path / "d.csv", *MODEL[:-2], *ranks)["valid"]
-    stages = ["--parallel", "pipeline", "--ranks", "2", "--micro-batches", "4", "--scheduler", f"{EXTEND / 'pipeline.py'}:lifo"]
+    stages = ["--parallel", "pipeline", "--ranks", "2", "--micro-batches", "4", "--scheduler",
+              f"{EXTEND / 'pipeline.py'}:lifo"]
     assert run("plan", *MODEL, *stages)["peak_activations"] == [4.0, 4.0]
-    assert run("train", "--model", f"{EXTEND / 'network.py'}:wide", "--model-arg", "width=8", "--steps", "2")["steps"] == 2
+    assert run("train", "--model", f"{EXTEND / 'network.py'}:wide", "--model-arg", "width=8", "--steps",
+               "2")["steps"] == (2)
 
 
 BAD = """
@@ -95,9 +97,11 @@ def told(graph, cost, machine, width: int = 2):
     ("own.py:told", ["--scheduler-arg", "depth=1"], 2, "takes no argument 'depth'; it takes: width"),
     ("own.py:missing", [], 2, "has no function missing"), ("none.py:told", [], 2, "none.py: no such file"),
     ("no.module:told", [], 2, "no.module: ModuleNotFoundError"), ("own.py:", [], 2, "names no function"),
-    ("gpipe", [], 2, "scheduler gpipe is for a pipeline, not for one device"), ("multi_streem", [], 2, "near it: multi_stream")])
+    ("gpipe", [], 2, "scheduler gpipe is for a pipeline, not for one device"),
+    ("multi_streem", [], 2, "near it: multi_stream")])
 def test_what_is_wrong_with_a_scheduler_is_said(name: str, more: list[str], code: int, says: str, tmp_path: Path,
-                                                monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+                                                monkeypatch: pytest.MonkeyPatch,
+                                                capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     Path("own.py").write_text(BAD)
     assert main(["plan", *MODEL, "--scheduler", name, *more]) == code
@@ -134,7 +138,8 @@ def test_every_scheduler_has_a_place_and_takes_graph_costs_and_machine_first() -
     for scheduler in schedulers.SCHEDULERS.values():
         import inspect
 
-        assert list(inspect.signature(scheduler.function).parameters)[:3] == ["graph", "cost", "machine"], scheduler.name
+        assert (list(inspect.signature(scheduler.function).parameters)[:3]
+                == ["graph", "cost", "machine"]), scheduler.name
         assert scheduler.known(**dict.fromkeys(scheduler.options, 1)) == dict.fromkeys(scheduler.options, 1)
 
 

@@ -28,7 +28,7 @@ def refused(act: Any, *mentions: str) -> str:
     return line
 
 
-# --------------------------------------------------------------------------------------------------------------- writing
+# -------------------------------------------------------------------------------------------------------------- writing
 @pytest.mark.parametrize("mode", [0o600, 0o640, 0o755])
 def test_a_file_keeps_its_mode(tmp_path: Path, mode: int) -> None:
     path = tmp_path / "plan.csv"
@@ -49,7 +49,8 @@ def test_a_new_file_has_the_mode_that_the_umask_says(tmp_path: Path) -> None:
 
 def test_links_are_followed_and_stay(tmp_path: Path) -> None:
     (tmp_path / "far").mkdir()
-    target, link, chain, dangling = tmp_path / "far" / "file", tmp_path / "link", tmp_path / "chain", tmp_path / "dangling"
+    target, link, chain, dangling = (tmp_path / "far" / "file", tmp_path / "link", tmp_path / "chain",
+                                     tmp_path / "dangling")
     target.write_text("old")
     link.symlink_to(target)
     chain.symlink_to("link")
@@ -173,7 +174,7 @@ for n in range(100):
     assert os.listdir(tmp_path) == ["x"]
 
 
-# --------------------------------------------------------------------------------------------------------------- reading
+# -------------------------------------------------------------------------------------------------------------- reading
 def test_only_regular_files_are_read_and_nothing_is_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     refused(lambda: read(tmp_path / "pipe", "plan"), "pipe", "not a regular file")
@@ -201,7 +202,7 @@ def test_text_with_a_byte_order_mark_and_any_end_of_line(tmp_path: Path) -> None
         read_text(path, "plan")
 
 
-# ----------------------------------------------------------------------------------------------------------------- locks
+# ---------------------------------------------------------------------------------------------------------------- locks
 def test_a_lock_is_held_by_one_and_goes_with_its_process(tmp_path: Path) -> None:
     lock = tmp_path / ".lock"
     code = f"""
@@ -226,8 +227,8 @@ with claimed(Path({str(lock)!r})):
 
 
 def test_a_lock_is_never_held_twice(tmp_path: Path) -> None:
-    """Threads take and leave it as fast as they can; a lock of this kind belongs to the open file, so threads exclude each
-    other as processes do."""
+    """Threads take and leave it as fast as they can; a lock of this kind belongs to the open file, so threads exclude
+    each other as processes do."""
     held, twice, taken = [0], [0], [0]
 
     def work() -> None:

@@ -1,4 +1,5 @@
-"""Flags: each serves the verbs and subjects that the table says, and is refused in one line wherever it would have no effect."""
+"""Flags: each serves the verbs and subjects that the table says, and is refused in one line wherever it
+would have no effect."""
 
 from __future__ import annotations
 
@@ -17,27 +18,33 @@ EVERY = {name: flag for flags in FLAGS.values() for name, flag in flags.items()}
 COMMANDS = {
     ("train", "s"): ["train", "--model", "mlp"], ("train", "r"): ["train", "--model", "mlp", "--parallel", "data"],
     ("compare", "s"): ["compare", "--model", "mlp"],
-    **{(verb, "s"): [verb, *more, "--model", "mlp"] for verb, more in (("plan", []), ("check", ["p.csv"]), ("explain", ["4W0"]), ("simulate", []))},
-    **{(verb, "p"): [verb, *more, "--ranks", "2"] for verb, more in (("plan", []), ("check", ["p.csv"]), ("explain", ["4W0"]), ("simulate", []))},
+    **{(verb, "s"): [verb, *more, "--model", "mlp"]
+       for verb, more in (("plan", []), ("check", ["p.csv"]), ("explain", ["4W0"]), ("simulate", []))},
+    **{(verb, "p"): [verb, *more, "--ranks", "2"]
+       for verb, more in (("plan", []), ("check", ["p.csv"]), ("explain", ["4W0"]), ("simulate", []))},
     **{(verb, "c"): [verb, *more, "--ranks", "2", "--model", "mlp"]
        for verb, more in (("plan", []), ("check", ["p.csv"]), ("explain", ["4W0"]), ("simulate", []))},
     ("train", "c"): ["train", "--model", "mlp", "--parallel", "pipeline"],
     **{(verb, "r"): [verb, *more, "--parallel", "data", "--model", "mlp"]
        for verb, more in (("plan", []), ("check", ["p.csv"]), ("explain", ["4W0"]), ("simulate", []))},
-    **{(verb, "l"): [verb, *more, "--parallel", "data"] for verb, more in (("plan", []), ("explain", ["4W0"]), ("simulate", []))},
+    **{(verb, "l"): [verb, *more, "--parallel", "data"]
+       for verb, more in (("plan", []), ("explain", ["4W0"]), ("simulate", []))},
 }
-VALUES = {"--model-arg": "classes=10", "--scheduler-arg": "kept=0.5", "--dtype": "float64", "--fusion": "all", "--parallel": "none", "--pairs": "none",
-          "--objective": "span", "--collective": "tree", "--transport": "nccl", "--optimizer": "adam", "--device": "cpu", "--scheduler": "zb_h1",
-          "--schedulers": "in_order,multi_region", "--data": "mnist", "--root": ".", "--config": "nothere.toml", "--save": "x.csv", "--svg": "x.svg",
+VALUES = {"--model-arg": "classes=10", "--scheduler-arg": "kept=0.5", "--dtype": "float64", "--fusion": "all",
+          "--parallel": "none", "--pairs": "none", "--objective": "span", "--collective": "tree", "--transport": "nccl",
+          "--optimizer": "adam", "--device": "cpu", "--scheduler": "zb_h1", "--schedulers": "in_order,multi_region",
+          "--data": "mnist", "--root": ".", "--config": "nothere.toml", "--save": "x.csv", "--svg": "x.svg",
           "--trace": "x.json", "--checkpoint": "x", "--costs": "analytic", "--save-costs": "x.json", "--model": "mlp"}
 
 
 def given(flag: str) -> list[str]:
-    return [flag] if "action" in EVERY[flag].options and EVERY[flag].options["action"] == "store_true" else [flag, VALUES.get(flag, "2")]
+    return ([flag] if "action" in EVERY[flag].options and EVERY[flag].options["action"] == "store_true"
+            else [flag, VALUES.get(flag, "2")])
 
 
 def test_every_subject_of_the_table_has_a_command() -> None:
-    served = {(verb, subject) for flag in EVERY.values() for verb, subjects in flag.serves.items() for subject in subjects if subject != "*"}
+    served = {(verb, subject) for flag in EVERY.values() for verb, subjects in flag.serves.items()
+              for subject in subjects if subject != "*"}
     assert served == set(COMMANDS)
     assert {verb for flag in EVERY.values() for verb in flag.serves} == set(VERBS)
     for (verb, subject), command in COMMANDS.items():
@@ -50,7 +57,8 @@ def test_a_flag_is_taken_where_the_table_says_and_refused_elsewhere(command: tup
     verb, subject = command
     if flag in ("--parallel", "--config", "--model", "--ranks", "--table") or flag in COMMANDS[command]:
         return  # what the subject follows from
-    if flag in ("--latency", "--chunks", "--activation-cap", "--forward", "--output-grad", "--weight-grad") and subject == "s" and verb not in ("train", "compare"):
+    if (flag in ("--latency", "--chunks", "--activation-cap", "--forward", "--output-grad", "--weight-grad")
+        and subject == "s" and verb not in ("train", "compare")):
         return
     if subject not in EVERY[flag].serves.get(verb, ""):
         with pytest.raises(UsageError) as caught:
@@ -72,15 +80,22 @@ def test_a_flag_is_taken_where_the_table_says_and_refused_elsewhere(command: tup
 
 
 @pytest.mark.parametrize("argv", [
-    ["train", *SMALL, "--root", "."], ["train", *SMALL, "--strict"], ["train", *SMALL, "--data", "x.npz", "--strict"], ["train", *SMALL, "--pairs", "measured"],
-    ["train", *SMALL, "--streams", "1"], ["plan", *SMALL, "--pairs", "none"], ["compare", *SMALL, "--schedulers", "in_order,in_order", "--streams", "1"],
-    ["simulate", "--ranks", "2", "--scheduler", "gpipe", "--time-limit", "3"], ["simulate", "--ranks", "2", "--table", "--scheduler", "gpipe"],
-    ["simulate", "--ranks", "2", "--table", "--svg", "x.svg"], ["simulate", "--ranks", "2", "--table", "--trace", "x.json"],
-    ["simulate", "--parallel", "data", "--scheduler", "fifo", "--parts", "3"], ["simulate", "--parallel", "data", "--scheduler", "fifo", "--buckets", "3"],
-    ["simulate", "--parallel", "data", "--model", "mlp", "--ranks", "4", "--servers", "2"], ["train", *SMALL, "--steps", "3", "--epochs", "2"],
-    ["info", "--model-arg", "classes=3"], ["info", "--model", "mlp", "--each-rank"], ["models", "--model", "mlp"], ["plan", *SMALL, "--seed", "3"],
-    ["plan", *SMALL, "--lr", "0.3"], ["check", "x.csv", *SMALL, "--seed", "3"], ["explain", "0F0", *SMALL, "--svg", "x.svg"]])
-def test_a_flag_without_effect_is_one_line_and_nothing_is_done(capsys: Any, tmp_path: Path, monkeypatch: Any, argv: list[str]) -> None:
+    ["train", *SMALL, "--root", "."], ["train", *SMALL, "--strict"], ["train", *SMALL, "--data", "x.npz", "--strict"],
+    ["train", *SMALL, "--pairs", "measured"], ["train", *SMALL, "--streams", "1"], ["plan", *SMALL, "--pairs", "none"],
+    ["compare", *SMALL, "--schedulers", "in_order,in_order", "--streams", "1"],
+    ["simulate", "--ranks", "2", "--scheduler", "gpipe", "--time-limit", "3"],
+    ["simulate", "--ranks", "2", "--table", "--scheduler", "gpipe"],
+    ["simulate", "--ranks", "2", "--table", "--svg", "x.svg"],
+    ["simulate", "--ranks", "2", "--table", "--trace", "x.json"],
+    ["simulate", "--parallel", "data", "--scheduler", "fifo", "--parts", "3"],
+    ["simulate", "--parallel", "data", "--scheduler", "fifo", "--buckets", "3"],
+    ["simulate", "--parallel", "data", "--model", "mlp", "--ranks", "4", "--servers", "2"],
+    ["train", *SMALL, "--steps", "3", "--epochs", "2"], ["info", "--model-arg", "classes=3"],
+    ["info", "--model", "mlp", "--each-rank"], ["models", "--model", "mlp"], ["plan", *SMALL, "--seed", "3"],
+    ["plan", *SMALL, "--lr", "0.3"], ["check", "x.csv", *SMALL, "--seed", "3"],
+    ["explain", "0F0", *SMALL, "--svg", "x.svg"]])
+def test_a_flag_without_effect_is_one_line_and_nothing_is_done(capsys: Any, tmp_path: Path, monkeypatch: Any,
+                                                               argv: list[str]) -> None:
     monkeypatch.chdir(tmp_path)
     code, out, err = run(capsys, *argv)
     assert (code, out) == (2, "")
@@ -90,22 +105,28 @@ def test_a_flag_without_effect_is_one_line_and_nothing_is_done(capsys: Any, tmp_
 
 @pytest.mark.parametrize(("argv", "says"), [
     (["simulate", "--parallel", "data", "--model", "mlp", "--ranks", "4", "--bandwidth", "0"], "at least 1 byte"),
-    (["train", *SMALL, "--memory-limit", "0"], "at least 1 byte"), (["train", *SMALL, "--memory-limit", "9" * 400], "4 EiB"),
+    (["train", *SMALL, "--memory-limit", "0"], "at least 1 byte"),
+    (["train", *SMALL, "--memory-limit", "9" * 400], "4 EiB"),
     (["train", *SMALL, "--seed", str(2**64)], "too large"), (["train", *SMALL, "--steps", "9" * 5000], "at least 1"),
-    (["train", *SMALL, "--steps", "99999999999"], "too large"), (["train", *SMALL, "--scheduler", "multi_stream", "--streams", "100000"], "at most 1024"),
-    (["train", *SMALL, "--lr", "1e300"], "learning rate"), (["train", *SMALL, "--lr", "inf"], "learning rate"), (["train", *SMALL, "--lr", "x"], "--lr"),
-    (["simulate", "--scheduler", "gpipe", "--ranks", "2", "--latency", "nan"], "finite"), (["simulate", "--ranks", "2", "--latency", "-1", "--table"], "finite"),
+    (["train", *SMALL, "--steps", "99999999999"], "too large"),
+    (["train", *SMALL, "--scheduler", "multi_stream", "--streams", "100000"], "at most 1024"),
+    (["train", *SMALL, "--lr", "1e300"], "learning rate"), (["train", *SMALL, "--lr", "inf"], "learning rate"),
+    (["train", *SMALL, "--lr", "x"], "--lr"),
+    (["simulate", "--scheduler", "gpipe", "--ranks", "2", "--latency", "nan"], "finite"),
+    (["simulate", "--ranks", "2", "--latency", "-1", "--table"], "finite"),
     (["simulate", "--scheduler", "optimal", "--ranks", "2", "--time-limit", "inf"], "finite"),
     (["simulate", "--scheduler", "gpipe", "--ranks", "2", "--activation-cap", "nan"], "finite"),
     *((["simulate", "--ranks", "2", *more, "--forward", number], "") for more in (["--table"], ["--scheduler", "zb_h1"])
       for number in ("1e308", "inf", "1e400", "-1", "x", "1," * 5000 + "1")),
     (["simulate", "--scheduler", "gpipe", "--ranks", "1000000", "--micro-batches", "1000000"], "16,777,216"),
-    (["train", "--model", "mlp", "--model-arg", "hidden=" + "9" * 5000], "hidden"), (["train", "--model", "mlp", "--model-arg", "hidden=" + "(" * 5000], "hidden"),
+    (["train", "--model", "mlp", "--model-arg", "hidden=" + "9" * 5000], "hidden"),
+    (["train", "--model", "mlp", "--model-arg", "hidden=" + "(" * 5000], "hidden"),
     (["train", "--model", "mlp", "--model-arg", "hidden=" + "-" * 100000 + "1"], "hidden"),
     (["plan", *SMALL, "--scheduler", "multi_stream", "--scheduler-arg", "cost=5"], "cost"),
     (["plan", *SMALL, "--scheduler", "multi_stream", "--scheduler-arg", "streams=2.5"], "streams"),
     (["plan", *SMALL, "--scheduler", "multi_stream", "--scheduler-arg", "streams=many"], "streams"),
-    (["train", *SMALL, "--data", "nothere.npz"], "no such file"), (["train", *SMALL, "--data", "mnist", "--root", "nothere"], "no such folder"),
+    (["train", *SMALL, "--data", "nothere.npz"], "no such file"),
+    (["train", *SMALL, "--data", "mnist", "--root", "nothere"], "no such folder"),
 ])
 def test_numbers_that_make_no_sense_are_one_line(capsys: Any, argv: list[str], says: str) -> None:
     code, out, err = run(capsys, *argv)
@@ -129,7 +150,8 @@ def test_a_plan_that_is_checked_with_costs_is_priced(capsys: Any, tmp_path: Path
     assert "predicted_step_ms" not in run_json(capsys, "check", plan, *SMALL[:-2])[1]
 
 
-def test_steps_on_the_command_line_win_over_epochs_in_the_file_and_two_in_one_place_are_refused(capsys: Any, tmp_path: Path) -> None:
+def test_steps_on_the_command_line_win_over_epochs_in_the_file_and_two_in_one_place_are_refused(capsys: Any,
+                                                                                                tmp_path: Path) -> None:
     config = tmp_path / "run.toml"
     config.write_text("epochs = 3\nresume = false\nstrict = false\n")
     assert run_json(capsys, "train", *SMALL, "--config", str(config), "--steps", "2")[1]["steps"] == 2

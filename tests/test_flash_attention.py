@@ -1,4 +1,5 @@
-"""Attention without probabilities: its mathematics, where fusion takes it, and that every order of launches gives the same bits."""
+"""Attention without probabilities: its mathematics, where fusion takes it, and that every order of launches
+gives the same bits."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ from minidl.runtime.checking import random_schedule
 from minidl.runtime.device import strides_of
 from minidl.runtime.executors import GraphExecutor, SequentialExecutor, StreamExecutor
 
-SIZES = [(1, 1, 1, 2, 8, 8), (2, 3, 5, 5, 4, 6), (2, 2, 7, 4, 3, 3), (1, 2, 4, 9, 5, 2), (1, 1, 33, 65, 16, 16)]  #: n, h, t, s, d, e
+#: n, h, t, s, d, e
+SIZES = [(1, 1, 1, 2, 8, 8), (2, 3, 5, 5, 4, 6), (2, 2, 7, 4, 3, 3), (1, 2, 4, 9, 5, 2), (1, 1, 33, 65, 16, 16)]
 HALVES = {"bfloat16": 2.0**-8, "float16": 2.0**-11}  #: with the largest relative error of rounding
 
 
@@ -31,7 +33,8 @@ def arrays(sizes: tuple[int, ...], dtype: str = "float64") -> list[Any]:
     """q, k, v, dy."""
     n, h, t, s, d, e = sizes
     rng = np.random.default_rng(sizes)
-    return [rng.standard_normal(shape).astype(dtype) for shape in ((n, h, t, d), (n, h, s, d), (n, h, s, e), (n, h, t, e))]
+    return [rng.standard_normal(shape).astype(dtype)
+            for shape in ((n, h, t, d), (n, h, s, d), (n, h, s, e), (n, h, t, e))]
 
 
 def bound(name: str, reads: list[Any], shapes: list[Any], **constants: Any) -> list[Any]:
@@ -43,7 +46,7 @@ def bound(name: str, reads: list[Any], shapes: list[Any], **constants: Any) -> l
     return writes
 
 
-# ------------------------------------------------------------------------------------------------------------- mathematics
+# ---------------------------------------------------------------------------------------------------------- mathematics
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_it_is_attention(sizes, causal):
@@ -52,12 +55,14 @@ def test_it_is_attention(sizes, causal):
     y, p = KERNELS["attention"].reference(np, q, k, v, scale=0.3, causal=causal)
     wanted = KERNELS["attention_grad"].reference(np, q, k, v, p, dy, scale=0.3)
     constants = {"scale": 0.3, "causal": causal}
-    for made in (lambda name, reads, shapes: KERNELS[name].reference(np, *reads, **constants), lambda *of: bound(*of, **constants)):
+    for made in (lambda name, reads, shapes: KERNELS[name].reference(np, *reads, **constants),
+                 lambda *of: bound(*of, **constants)):
         found, lse = made("flash_attention", [q, k, v], [y.shape, y.shape[:3]])
         np.testing.assert_allclose(found, y, rtol=1e-12, atol=1e-13)
         seen = p > 0
         np.testing.assert_allclose(np.exp(0.3 * q @ k.swapaxes(-1, -2) - lse[..., None])[seen], p[seen], rtol=1e-12)
-        for g, w in zip(made("flash_attention_grad", [q, k, v, y, lse, dy], [q.shape, k.shape, v.shape]), wanted, strict=True):
+        for g, w in zip(made("flash_attention_grad", [q, k, v, y, lse, dy], [q.shape, k.shape, v.shape]),
+                        wanted, strict=True):
             np.testing.assert_allclose(g, w, rtol=1e-11, atol=1e-12)
 
 
@@ -85,7 +90,8 @@ def test_scores_may_be_large():
     wide = KERNELS["flash_attention"].reference(np, *(a.astype(float) for a in (q, k, v)), **constants)
     np.testing.assert_allclose(y, wide[0], rtol=1e-2)
     np.testing.assert_allclose(lse, wide[1], rtol=1e-5)
-    assert all(np.isfinite(g).all() for g in bound("flash_attention_grad", [q, k, v, y, lse, dy], [q.shape, k.shape, v.shape], **constants))
+    assert all(np.isfinite(g).all()
+               for g in bound("flash_attention_grad", [q, k, v, y, lse, dy], [q.shape, k.shape, v.shape], **constants))
 
 
 @pytest.mark.parametrize("dtype", HALVES)
@@ -96,7 +102,8 @@ def test_what_cuda_does_is_one_call(dtype):
     forward = run_kernel("flash_attention", [q, k, v], [y, lse], **constants)
     grads = [np.zeros_like(a) for a in (q, k, v)]
     backward = run_kernel("flash_attention_grad", [q, k, v, y, lse, dy], grads, **constants)
-    assert [[(type(c), c.what) for c in calls] for calls in (forward, backward)] == [[(cuda.Attention, "forward")], [(cuda.Attention, "grad")]]
+    assert [[(type(c), c.what) for c in calls] for calls in (forward, backward)] == [
+        [(cuda.Attention, "forward")], [(cuda.Attention, "grad")]]
     wide = [a.astype(float) for a in (q, k, v, dy)]
     wanted, p = KERNELS["attention"].reference(np, *wide[:3], **constants)
     wanted = [wanted, *KERNELS["attention_grad"].reference(np, *wide[:3], p, wide[3], scale=0.25)]
@@ -104,8 +111,9 @@ def test_what_cuda_does_is_one_call(dtype):
         assert np.linalg.norm(found.astype(float) - w) <= 2 * HALVES[dtype] * np.linalg.norm(w)
 
 
-# ------------------------------------------------------------------------------------------------------------------ fusion
-def launch(dtype: str = "bfloat16", sizes: tuple[int, ...] = (2, 4, 16, 16, 32, 32), scale: float = 0.1, mask: bool = False) -> Launch:
+# --------------------------------------------------------------------------------------------------------------- fusion
+def launch(dtype: str = "bfloat16", sizes: tuple[int, ...] = (2, 4, 16, 16, 32, 32), scale: float = 0.1,
+           mask: bool = False) -> Launch:
     n, h, t, s, d, e = sizes
 
     def view(*shape: int, kind: str = dtype) -> View:
@@ -120,16 +128,19 @@ def test_which_launches_are_taken():
     q, *others = whole.reads
     assert taken(whole)
     assert taken(launch("float16", (2, 4, 16, 1, 128, 8)))
-    assert taken(replace(whole, reads=(replace(q, strides=(3 * 16 * 4 * 32, 32, 3 * 4 * 32, 1), offset=4 * 32), *others))), "a cut of a projection"
+    assert taken(replace(whole, reads=(replace(q, strides=(3 * 16 * 4 * 32, 32, 3 * 4 * 32, 1), offset=4 * 32),
+                                       *others))), "a cut of a projection"
     assert not taken(launch(mask=True))
     for dtype in ("float32", "float64"):
         assert not taken(launch(dtype))
-    for sizes in ((2, 4, 16, 16, 12, 32), (2, 4, 16, 16, 32, 4), (2, 4, 16, 16, 136, 32), (2, 4, 16, 16, 32, 256), (2, 4, 1, 1, 32, 32),
-                  (0, 4, 16, 16, 32, 32), (2, 4, 0, 16, 32, 32), (2, 4, 16, 0, 32, 32), (2, 4, 16, 16, 32, 0), (2, 4, 16, 16, 0, 32)):
+    for sizes in ((2, 4, 16, 16, 12, 32), (2, 4, 16, 16, 32, 4), (2, 4, 16, 16, 136, 32), (2, 4, 16, 16, 32, 256),
+                  (2, 4, 1, 1, 32, 32), (0, 4, 16, 16, 32, 32), (2, 4, 0, 16, 32, 32), (2, 4, 16, 0, 32, 32),
+                  (2, 4, 16, 16, 32, 0), (2, 4, 16, 16, 0, 32)):
         assert not taken(launch(sizes=sizes)), sizes
     for scale in (0.0, -0.1):
         assert not taken(launch(scale=scale))
-    for change in ({"strides": (2048, 512, 1, 16)}, {"strides": (2048, 0, 32, 1)}, {"strides": (2112, 528, 33, 1)}, {"offset": 4}):
+    for change in ({"strides": (2048, 512, 1, 16)}, {"strides": (2048, 0, 32, 1)},
+                   {"strides": (2112, 528, 33, 1)}, {"offset": 4}):
         assert not taken(replace(whole, reads=(replace(q, **change), *others))), change
 
 
@@ -137,7 +148,8 @@ class Sentences(nn.Module):
     """Embedding, and attention with a residual; `heads` of 8 elements."""
 
     def __init__(self, causal: bool, heads: int) -> None:
-        self.embedding, self.attention = nn.Embedding(11, 8 * heads), nn.MultiheadAttention(8 * heads, heads, causal=causal)
+        self.embedding, self.attention = (nn.Embedding(11, 8 * heads),
+                                          nn.MultiheadAttention(8 * heads, heads, causal=causal))
         self.last = nn.Linear(8 * heads, 3)
 
     def forward(self, tokens: Any, mask: Any = None) -> Any:
@@ -148,7 +160,8 @@ class Sentences(nn.Module):
 class Job:
     """A step of it in 16 bits, in two micro-batches."""
 
-    def __init__(self, low: str, device: Any, *, rules: Any = (), masked: bool = False, causal: bool = True, heads: int = 2) -> None:
+    def __init__(self, low: str, device: Any, *, rules: Any = (), masked: bool = False, causal: bool = True,
+                 heads: int = 2) -> None:
         self.device, rng = device, np.random.default_rng(0)
         with use(Tape(self.device)):
             ml.seed(3)
@@ -195,7 +208,8 @@ def test_all_orders_have_the_same_bits_and_train_as_before(device, low, causal):
     for seed, kind in enumerate((SequentialExecutor, StreamExecutor, StreamExecutor, GraphExecutor, GraphExecutor), 1):
         job = Job(low, device(seed), rules=["flash_attention"], causal=causal)
         count, before = kernels(job.graph), kernels(job.plain)
-        assert (count["flash_attention"], count["flash_attention_grad"], count["attention"], count["attention_grad"]) == (2, 2, 0, 0)
+        assert (count["flash_attention"], count["flash_attention_grad"], count["attention"],
+                count["attention_grad"]) == (2, 2, 0, 0)
         assert before["attention"] == 2
         schedule = () if kind is SequentialExecutor else (random_schedule(job.graph, 3, np.random.default_rng(seed)),)
         found.append(job.run(kind(job.graph, *schedule, device=job.device)))
@@ -234,7 +248,8 @@ def of_values(device: Any, step: Any) -> Counter[str]:
 
 
 def test_a_gradient_that_lies_otherwise_keeps_the_probabilities(device):
-    """Rows that do not lie together: forward and backward go the same way. A parameter's gradient is a task of its own."""
+    """Rows that do not lie together: forward and backward go the same way. A parameter's gradient is a
+    task of its own."""
     def step(x: Any, axes: tuple[int, ...]) -> Any:
         p = ml.Parameter(np.ones((2, 2, 6, 8), np.float32))
         h = ops.tanh(x + p)

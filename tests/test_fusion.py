@@ -1,4 +1,5 @@
-"""Launches put together: the same mathematics with fewer of them, under every schedule; on the CPU with the same bits."""
+"""Launches put together: the same mathematics with fewer of them, under every schedule; on the CPU
+with the same bits."""
 
 from __future__ import annotations
 
@@ -18,23 +19,24 @@ from minidl.passes.fusion import RULES, fused
 from minidl.runtime.checking import random_schedule
 from minidl.runtime.executors import CheckingExecutor, GraphExecutor, SequentialExecutor, StreamExecutor
 
-TINY = {"resnet20": {"preset": "tiny"}, "resnet50": {"preset": "tiny"}, "densenet121": {"preset": "tiny"}, "mobilenet_v3_large": {"preset": "tiny"},
-        "mlp": {"hidden": 24}, "lenet": {}}
+TINY = {"resnet20": {"preset": "tiny"}, "resnet50": {"preset": "tiny"}, "densenet121": {"preset": "tiny"},
+        "mobilenet_v3_large": {"preset": "tiny"}, "mlp": {"hidden": 24}, "lenet": {}}
 RNG = np.random.default_rng(0)
 
 
 class Job:
     """A network with an optimizer, and two batches."""
 
-    def __init__(self, name: str, optimizer: Any = lambda p: optim.SGD(p, 0.05, momentum=0.9), batch: int = 4, device: Any = None) -> None:
+    def __init__(self, name: str, optimizer: Any = lambda p: optim.SGD(p, 0.05, momentum=0.9), batch: int = 4,
+                 device: Any = None) -> None:
         self.device = device or ml.device.cpu()
         with use(Tape(self.device)):
             ml.seed(3)
             self.model = models.create(name, **TINY[name])
             self.optimizer = optimizer(self.model.parameters())
             rng = np.random.default_rng(1)
-            self.batches = [(rng.standard_normal((batch, *self.model.input_shape)).astype(np.float32), rng.integers(0, self.model.classes, batch))
-                            for _ in range(2)]
+            self.batches = [(rng.standard_normal((batch, *self.model.input_shape)).astype(np.float32),
+                             rng.integers(0, self.model.classes, batch)) for _ in range(2)]
             self.graph = ml.record(self.step, *self.batches[0])
 
     def step(self, x: Any, y: Any) -> Any:
@@ -72,7 +74,8 @@ def test_any_legal_order_reads_what_it_means(name, seed):
         CheckingExecutor(graph, random_schedule(graph, 3, np.random.default_rng(seed)), seed=seed)(*job.batches[0])
 
 
-@pytest.mark.parametrize(("name", "batch"), [("resnet20", 2), ("densenet121", 2), ("mlp", 2), pytest.param("mobilenet_v3_large", 8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("name", "batch"), [("resnet20", 2), ("densenet121", 2), ("mlp", 2),
+                                             pytest.param("mobilenet_v3_large", 8, marks=pytest.mark.slow)])
 def test_on_cuda_all_schedules_have_the_same_bits_and_the_mathematics_is_that_of_the_parts(name, batch):
     """Batch norm over two pixels, as the last ones of mobilenet would be of a batch of two, makes much of little."""
     plain = Job(name, batch=batch, device=cuda_runtime.device(0))
@@ -111,7 +114,8 @@ def test_slabs_take_the_copies_away_where_convolutions_take_gaps():
     there = cuda_runtime.device()
     job = Job("densenet121", batch=2, device=there)
     before, after = kernels(job.graph), kernels(fused(job.graph, there, ["slabs"]))
-    assert before["copy"] - after["copy"] == 2 * 4  # of the second layer of each block; the first concat copies two things
+    # of the second layer of each block; the first concat copies two things
+    assert before["copy"] - after["copy"] == 2 * 4
 
 
 def test_adam_with_clipping():
@@ -149,7 +153,8 @@ class Excited:
             self.parts = [nn.Conv2d(3, 8, 1), nn.Conv2d(8, 4, 1), nn.Conv2d(4, 8, 1), nn.Conv2d(8, 2, 1)]
             self.parameters = [p for part in self.parts for p in part.parameters()]
             self.optimizer = optim.SGD(self.parameters, 0.1)
-            self.x = np.random.default_rng(2).standard_normal((3, 4, 5, 3 if besides != "image" else 8)).astype(np.float32)
+            self.x = np.random.default_rng(2).standard_normal((3, 4, 5,
+                                                               3 if besides != "image" else 8)).astype(np.float32)
             self.graph = ml.record(self.step, self.x)
 
     def step(self, image: Any) -> Any:
@@ -182,7 +187,8 @@ class Excited:
         schedule = random_schedule(graph, 2, np.random.default_rng(seed))
         for _ in range(2):
             out = StreamExecutor(graph, schedule, device=self.device)(self.x)
-        return bits(*(o.numpy() for o in (out if isinstance(out, tuple) else (out,))), *(p.numpy() for p in self.parameters))
+        return bits(*(o.numpy() for o in (out if isinstance(out, tuple) else (out,))),
+                    *(p.numpy() for p in self.parameters))
 
 
 HALVES = ("bfloat16", "float16")
@@ -222,6 +228,6 @@ def test_squeeze_and_excite_on_cuda(besides):
 
 
 def test_an_unknown_rule():
-    with pytest.raises(ValueError, match="unknown fusion 'everything'; known: casts, batch_norm_act, squeeze_excite, flash_attention, epilogue, "
-                                         "slabs, updates"):
+    with pytest.raises(ValueError, match="unknown fusion 'everything'; known: casts, batch_norm_act, squeeze_excite, "
+                                         "flash_attention, epilogue, slabs, updates"):
         fused(Job("mlp").graph, ml.device.cpu(), ["everything"])

@@ -1,4 +1,5 @@
-"""The campaign over random recorded steps, a short one and a long one; that it notices what is wrong; and its command."""
+"""The campaign over random recorded steps, a short one and a long one; that it notices what is wrong;
+and its command."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ def hold(seeds: range) -> None:
     """Fails with the seed, which arrangement differs, and the text of the step."""
     verdicts = [fuzz.check(random_steps.training, seed, every=False) for seed in seeds]
     for v in verdicts:
-        assert not v.failures, f"minidl fuzz --seed {v.seed} --cases 1: {v.failures}\n{random_steps.draw(v.seed).source}"
+        assert not v.failures, (f"minidl fuzz --seed {v.seed} --cases 1: {v.failures}\n"
+                                f"{random_steps.draw(v.seed).source}")
         assert not v.invalid, f"seed {v.seed} does not run eagerly: {v.invalid}\n{random_steps.draw(v.seed).source}"
         assert not v.refused or v.refused.startswith(REASONS), f"seed {v.seed} cannot be recorded: {v.refused}"
     assert sum(bool(v.refused) for v in verdicts) <= max(2, 0.05 * len(verdicts))
@@ -54,7 +56,8 @@ def hold_against_torch(seeds: range) -> None:
         compared += 1
         for i, (a, b) in enumerate(zip(ours, theirs, strict=True)):
             scale = max(1e-3, np.abs(b).max(initial=0))
-            assert np.abs(a - b).max(initial=0) <= 1e-7 * scale, f"value {i} of seed {seed} is not torch's\n{program.source}"
+            assert np.abs(a - b).max(initial=0) <= 1e-7 * scale, (
+                f"value {i} of seed {seed} is not torch's\n{program.source}")
     assert compared >= 0.8 * len(seeds)
 
 
@@ -83,8 +86,9 @@ def test_random_steps_are_of_every_kind() -> None:
     """Whatever the campaign is said to be about is there."""
     programs = [random_steps.draw(seed) for seed in range(300)]
     text = "\n".join(p.source for p in programs)
-    for name in ("dropout(", "training=True", "training=False", "transpose(", "concat(", "[", "broadcast_to(", "conv2d(", "attention(", "embedding(", "detach(",
-                 "no_grad()", "micro_batch(2,", "drop(", "array(", "return None", "cast(", "grad(p", "rnn("):
+    for name in ("dropout(", "training=True", "training=False", "transpose(", "concat(", "[", "broadcast_to(",
+                 "conv2d(", "attention(", "embedding(", "detach(", "no_grad()", "micro_batch(2,", "drop(", "array(",
+                 "return None", "cast(", "grad(p", "rnn("):
         assert name in text, name
     assert any(p.source.count("    backward(") > 1 for p in programs)
     assert any(len(p.optimizers) > 1 and p.source.count("update(") > 2 for p in programs)
@@ -121,7 +125,8 @@ def test_a_step_of_ones_own() -> None:
 
 def test_memory_that_is_shared_too_early_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     shared = memory.may_share
-    monkeypatch.setattr(memory, "may_share", lambda graph, schedule: shared(graph, schedule) | ~np.eye(len(graph.storages), dtype=bool))
+    monkeypatch.setattr(memory, "may_share",
+                        lambda graph, schedule: shared(graph, schedule) | ~np.eye(len(graph.storages), dtype=bool))
     verdict = fuzz.check(plain, 3)
     assert "sequential" not in verdict.failures  # it plans no memory
     assert len(verdict.failures) == verdict.runs - 1
@@ -231,9 +236,11 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 
 @pytest.mark.parametrize(("name", "says"), [
-    ("own.py", "names no function"), ("own.py:", "names no function"), ("none.py:training", "no such file"), ("own.py:number", "has no function number"),
-    ("own.py:missing", "has no function missing"), ("broken.py:training", "SyntaxError"), ("own.txt:training", "No module named 'own.txt'")])
-def test_what_is_no_step_is_one_line(name: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    ("own.py", "names no function"), ("own.py:", "names no function"), ("none.py:training", "no such file"),
+    ("own.py:number", "has no function number"), ("own.py:missing", "has no function missing"),
+    ("broken.py:training", "SyntaxError"), ("own.txt:training", "No module named 'own.txt'")])
+def test_what_is_no_step_is_one_line(name: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                     capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     Path("own.py").write_text(OWN)
     Path("broken.py").write_text("def training(")

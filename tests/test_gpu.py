@@ -69,8 +69,8 @@ def there(device):
         yield lambda seed=0: Tape(device())
 
 
-MODELS = [("mlp", {"hidden": 64, "layers": 4}), ("lenet", {}), ("resnet20", {"preset": "tiny"}), ("densenet121", {"preset": "tiny"}),
-          ("mobilenet_v3_large", {"preset": "tiny"})]
+MODELS = [("mlp", {"hidden": 64, "layers": 4}), ("lenet", {}), ("resnet20", {"preset": "tiny"}),
+          ("densenet121", {"preset": "tiny"}), ("mobilenet_v3_large", {"preset": "tiny"})]
 
 
 @pytest.mark.parametrize(("model", "arguments"), MODELS, ids=[m for m, _ in MODELS])
@@ -102,9 +102,12 @@ def test_a_thousand_steps_take_no_more_memory(device):
     assert cupy.cuda.runtime.memGetInfo()[0] >= free - (1 << 20)
 
 
-SHAPES = [((32, 16, 16, 16), (32, 3, 3, 16), Geometry((1, 1), (1, 1), (1, 1), 1)), ((8, 33, 31, 24), (40, 5, 5, 24), Geometry((2, 2), (2, 2), (1, 1), 1)),
-          ((16, 32, 32, 3), (16, 3, 3, 3), Geometry((2, 2), (1, 1), (1, 1), 1)), ((16, 14, 14, 72), (72, 5, 5, 1), Geometry((1, 1), (2, 2), (1, 1), 72)),
-          ((32, 8, 8, 64), (24, 1, 1, 64), Geometry((1, 1), (0, 0), (1, 1), 1)), ((4, 16, 16, 8), (8, 3, 3, 4), Geometry((1, 1), (1, 1), (2, 2), 2))]
+SHAPES = [((32, 16, 16, 16), (32, 3, 3, 16), Geometry((1, 1), (1, 1), (1, 1), 1)),
+          ((8, 33, 31, 24), (40, 5, 5, 24), Geometry((2, 2), (2, 2), (1, 1), 1)),
+          ((16, 32, 32, 3), (16, 3, 3, 3), Geometry((2, 2), (1, 1), (1, 1), 1)),
+          ((16, 14, 14, 72), (72, 5, 5, 1), Geometry((1, 1), (2, 2), (1, 1), 72)),
+          ((32, 8, 8, 64), (24, 1, 1, 64), Geometry((1, 1), (0, 0), (1, 1), 1)),
+          ((4, 16, 16, 8), (8, 3, 3, 4), Geometry((1, 1), (1, 1), (2, 2), 2))]
 
 
 @pytest.mark.parametrize(("x", "w", "geometry"), SHAPES)
@@ -130,7 +133,8 @@ def test_convolutions_are_strict_float32(device, x, w, geometry):
 def test_products_are_strict_float32_unless_tf32_is_asked_for(device, n):
     there = device()
     rng = np.random.default_rng(0)
-    a, b, out = rng.standard_normal((n, n)).astype(np.float32), rng.standard_normal((n, n)).astype(np.float32), np.zeros((n, n), np.float32)
+    a, b, out = (rng.standard_normal((n, n)).astype(np.float32), rng.standard_normal((n, n)).astype(np.float32),
+                 np.zeros((n, n), np.float32))
     wanted = a.astype(np.float64) @ b.astype(np.float64)
 
     def error() -> float:
@@ -147,27 +151,33 @@ def test_products_are_strict_float32_unless_tf32_is_asked_for(device, n):
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(("low", "unit"), [("bfloat16", 2.0**-8), ("float16", 2.0**-11)])
-@pytest.mark.parametrize("sizes", [(2, 12, 128, 128, 64), (1, 4, 1000, 1000, 64), (2, 3, 33, 77, 128), (2, 2, 7, 5, 8)], ids=str)
+@pytest.mark.parametrize("sizes",
+                         [(2, 12, 128, 128, 64), (1, 4, 1000, 1000, 64), (2, 3, 33, 77, 128), (2, 2, 7, 5, 8)], ids=str)
 def test_flash_attention_is_as_close_as_attention_with_probabilities(device, sizes, low, unit, causal):
     """To float64 of the same numbers; with the same bits each time. q, k and v lie as cuts of a projection do."""
     there, rng, (n, h, t, s, d) = device(), np.random.default_rng(0), sizes
     if not there.flash:
         pytest.skip(f"{there.name} has no flash kernels")
-    q, k, v = (rng.standard_normal((n, length, 3, h, d)).astype(low).transpose(2, 0, 3, 1, 4)[i] for i, length in enumerate((t, s, s)))
+    q, k, v = (rng.standard_normal((n, length, 3, h, d)).astype(low).transpose(2, 0, 3, 1, 4)[i]
+               for i, length in enumerate((t, s, s)))
     dy = rng.standard_normal((n, t, h, d)).astype(low).transpose(0, 2, 1, 3)
     how = {"scale": d**-0.5, "causal": causal}
 
     def run(name: str, reads: list[Any], writes: list[Any], **constants: Any) -> list[Any]:
         specs = KERNELS[name].cuda_work
-        run_kernel_on(there, name, reads, writes, [np.zeros(*spec) for spec in specs(reads, writes, **constants)] if specs else [], constants)
+        run_kernel_on(there, name, reads, writes,
+                      [np.zeros(*spec) for spec in specs(reads, writes, **constants)] if specs else [], constants)
         return writes
 
     def flash() -> list[Any]:
-        y, lse = run("flash_attention", [q, k, v], [np.zeros(dy.shape, low), np.full((n, h, t), np.nan, np.float32)], **how)
-        return [y, *run("flash_attention_grad", [q, k, v, y, lse, dy], [np.zeros(a.shape, low) for a in (q, k, v)], **how)]
+        y, lse = run("flash_attention", [q, k, v],
+                     [np.zeros(dy.shape, low), np.full((n, h, t), np.nan, np.float32)], **how)
+        return [y, *run("flash_attention_grad", [q, k, v, y, lse, dy],
+                        [np.zeros(a.shape, low) for a in (q, k, v)], **how)]
 
     y, p = run("attention", [q, k, v], [np.zeros(dy.shape, low), np.zeros((n, h, t, s), low)], **how)
-    plain = [y, *run("attention_grad", [q, k, v, p, dy], [np.zeros(a.shape, low) for a in (q, k, v)], scale=how["scale"])]
+    plain = [y, *run("attention_grad", [q, k, v, p, dy], [np.zeros(a.shape, low) for a in (q, k, v)],
+                     scale=how["scale"])]
     wide = [a.astype(np.float64) for a in (q, k, v, dy)]
     y, p = KERNELS["attention"].reference(np, *wide[:3], **how)
     wanted = [y, *KERNELS["attention_grad"].reference(np, *wide[:3], p, wide[3], scale=how["scale"])]
@@ -179,7 +189,8 @@ def test_flash_attention_is_as_close_as_attention_with_probabilities(device, siz
 
 
 def minidl(*arguments: str) -> Any:
-    done = subprocess.run([sys.executable, "-m", "minidl", *arguments, "--json"], capture_output=True, text=True, timeout=PATIENCE)
+    done = subprocess.run([sys.executable, "-m", "minidl", *arguments, "--json"], capture_output=True,
+                          text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -208,7 +219,8 @@ def test_references_give_over_cupy_what_they_give_over_numpy(device, name, dtype
         with there.driver.device, there.main.raw, np.errstate(all="ignore"):
             found = [v.get() for v in outputs(reference(there.xp, *map(there.xp.asarray, given), **constants))]
             own, wanted = (outputs(reference(np, *arrays, **constants)) for arrays in (given, wide))
-        largest = max((float(np.abs(r[np.isfinite(r)]).max(initial=0)) for r in given if r.dtype.kind == "f"), default=0.0)
+        largest = max((float(np.abs(r[np.isfinite(r)]).max(initial=0)) for r in given if r.dtype.kind == "f"),
+                      default=0.0)
         for f, o, w in zip(found, map(np.asarray, own), map(np.asarray, wanted), strict=True):
             assert (f.dtype, f.shape) == (o.dtype, o.shape)
             if f.dtype.kind != "f":

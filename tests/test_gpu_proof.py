@@ -62,9 +62,11 @@ def ends(pid: str) -> None:
 
 def test_parts_are_merged_into_one_record(tmp_path):
     out = tmp_path / "results" / "proof.json"
-    one = prove("one", part(Step("a", python("print('{\"x\": 1}')"), read=gpu_proof.printed), Step("b", python(""))), out, ABOUT, PATIENCE)
+    one = prove("one", part(Step("a", python("print('{\"x\": 1}')"), read=gpu_proof.printed), Step("b", python(""))),
+                out, ABOUT, PATIENCE)
     assert one["passed"]
-    two = prove("two", part(Step("a", python("import sys; print('far'); sys.exit('not right')")), Step("b", python(""))), out, ABOUT, PATIENCE)
+    two = prove("two", part(Step("a", python("import sys; print('far'); sys.exit('not right')")),
+                            Step("b", python(""))), out, ABOUT, PATIENCE)
     assert not two["passed"]
     three = prove("three", part(missing=lambda: "not here"), out, ABOUT, PATIENCE)
     assert three == {"left_out": "not here"}
@@ -85,14 +87,18 @@ def test_parts_are_merged_into_one_record(tmp_path):
 def test_at_the_limit_every_process_is_ended_and_what_was_found_stays(tmp_path, monkeypatch):
     out, pids = tmp_path / "proof.json", tmp_path / "pids"
     code = (f"import os, signal, subprocess, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-            f"child = subprocess.Popen([sys.executable, '-c', 'import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(3600)'])\n"
+            f"child = subprocess.Popen([sys.executable, '-c', 'import signal, time; signal.signal(signal.SIGTERM, "
+            f"signal.SIG_IGN); time.sleep(3600)'])\n"
             f"print('tests/test_a.py::test_one PASSED [ 50%]', flush=True)\n"
             f"open({str(pids)!r}, 'w').write(f'{{os.getpid()}} {{child.pid}}'); time.sleep(3600)")
     clock = time.monotonic
-    monkeypatch.setattr(time, "monotonic", lambda: clock() + (1000 if pids.exists() and pids.read_text() else 0))  # time runs out when it has spoken
-    slow = prove("slow", part(Step("a", python(code), read=gpu_proof.tests_found), Step("b", python(""))), out, ABOUT, PATIENCE)
+    # time runs out when it has spoken
+    monkeypatch.setattr(time, "monotonic", lambda: clock() + (1000 if pids.exists() and pids.read_text() else 0))
+    slow = prove("slow", part(Step("a", python(code), read=gpu_proof.tests_found), Step("b", python(""))),
+                 out, ABOUT, PATIENCE)
     monkeypatch.undo()
-    assert (slow["steps"]["a"]["timed_out"], slow["steps"]["a"]["counts"], slow["steps"]["a"]["passed"]) == (True, {"PASSED": 1}, False)
+    assert (slow["steps"]["a"]["timed_out"], slow["steps"]["a"]["counts"],
+            slow["steps"]["a"]["passed"]) == (True, {"PASSED": 1}, False)
     assert slow["steps"]["b"]["left_out"] == "no time was left"
     assert not slow["passed"]
     for pid in pids.read_text().split():
@@ -101,7 +107,8 @@ def test_at_the_limit_every_process_is_ended_and_what_was_found_stays(tmp_path, 
 
 def test_a_step_that_ends_leaves_no_process_behind(tmp_path):
     pid = tmp_path / "pid"
-    code = f"import subprocess, sys; open({str(pid)!r}, 'w').write(str(subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(3600)']).pid))"
+    code = (f"import subprocess, sys; open({str(pid)!r}, 'w').write(str(subprocess.Popen([sys.executable, '-c', "
+            f"'import time; time.sleep(3600)']).pid))")
     assert prove("one", part(Step("a", python(code))), tmp_path / "proof.json", ABOUT, PATIENCE)["passed"]
     ends(pid.read_text())
 
@@ -112,7 +119,8 @@ def test_what_was_found_is_kept_when_the_proof_itself_is_stopped(tmp_path):
             f"open({str(pid)!r}, 'w').write(str(os.getpid())); time.sleep(3600)")
     code = (f"import signal, sys; sys.path[:0] = [{str(BENCH)!r}]; import gpu_proof as g; from pathlib import Path\n"
             f"signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))\n"
-            f"steps = [g.Step('first', [sys.executable, '-c', '']), g.Step('second', [sys.executable, '-c', {step!r}], read=g.tests_found)]\n"
+            f"steps = [g.Step('first', [sys.executable, '-c', '']), g.Step('second', [sys.executable, '-c', "
+            f"{step!r}], read=g.tests_found)]\n"
             f"g.prove('one', g.Part(lambda folder: steps), Path({str(out)!r}), {{'sources': 's'}}, {PATIENCE})")
     proof = subprocess.Popen(python(code))
     try:
@@ -130,13 +138,17 @@ def test_what_was_found_is_kept_when_the_proof_itself_is_stopped(tmp_path):
 
 
 def test_a_runs_tests_are_told_apart_and_one_that_loses_its_process_hides_no_other(tmp_path):
-    (tmp_path / "test_some.py").write_text("import os, pytest, warnings\ndef test_right(): warnings.warn('never mind')\n"
-                                           "@pytest.mark.parametrize('s', ['a b'])\ndef test_wrong(s): assert 0\ndef test_lost(): os._exit(5)\n"
-                                           "@pytest.mark.skip\ndef test_later(): pass\ndef test_after(): pass\n")
-    command = [*gpu_proof.pytest(str(tmp_path / "test_some.py")), "--rootdir", str(tmp_path), "-o", "addopts=", "-o", "filterwarnings=error"]
-    found = prove("tests", part(Step("t", command, read=gpu_proof.tests_found)), tmp_path / "proof.json", ABOUT, PATIENCE)["steps"]["t"]
+    (tmp_path / "test_some.py").write_text(
+        "import os, pytest, warnings\ndef test_right(): warnings.warn('never mind')\n"
+        "@pytest.mark.parametrize('s', ['a b'])\ndef test_wrong(s): assert 0\ndef test_lost(): os._exit(5)\n"
+        "@pytest.mark.skip\ndef test_later(): pass\ndef test_after(): pass\n")
+    command = [*gpu_proof.pytest(str(tmp_path / "test_some.py")), "--rootdir", str(tmp_path), "-o", "addopts=", "-o",
+               "filterwarnings=error"]
+    found = prove("tests", part(Step("t", command, read=gpu_proof.tests_found)), tmp_path / "proof.json", ABOUT,
+                  PATIENCE)["steps"]["t"]
     assert found["counts"] == {"PASSED": 2, "FAILED": 2, "SKIPPED": 1}
-    assert [name.rpartition("/")[2] for name in found["failed"]] == ["test_some.py::test_wrong[a b]", "test_some.py::test_lost"]
+    assert [name.rpartition("/")[2] for name in found["failed"]] == ["test_some.py::test_wrong[a b]",
+                                                                     "test_some.py::test_lost"]
     assert not found["passed"]
     assert not gpu_proof.tests_found(tmp_path, "")["passed"], "no test at all shows nothing"
 
@@ -145,7 +157,8 @@ def test_steps_that_have_passed_stay_and_what_took_too_long_comes_last(tmp_path,
     out, ran = tmp_path / "proof.json", tmp_path / "ran"
 
     def steps(*endings: str) -> Part:
-        return part(*(Step(name, python(f"open({str(ran)!r}, 'a').write({name!r}); {ending}")) for name, ending in zip("abcd", endings, strict=True)))
+        return part(*(Step(name, python(f"open({str(ran)!r}, 'a').write({name!r}); {ending}"))
+                      for name, ending in zip("abcd", endings, strict=True)))
 
     def names() -> str:
         said = ran.read_text() if ran.exists() else ""
@@ -153,7 +166,8 @@ def test_steps_that_have_passed_stay_and_what_took_too_long_comes_last(tmp_path,
         return said
 
     clock = time.monotonic
-    monkeypatch.setattr(time, "monotonic", lambda: clock() + (1000 if ran.exists() and "c" in ran.read_text() else 0))  # c takes all there is
+    # c takes all there is
+    monkeypatch.setattr(time, "monotonic", lambda: clock() + (1000 if ran.exists() and "c" in ran.read_text() else 0))
     first = prove("p", steps("", "exit(1)", "import time; time.sleep(3600)", ""), out, ABOUT, PATIENCE)
     monkeypatch.undo()
     assert names() == "abc"
@@ -174,7 +188,8 @@ def test_single_steps_can_be_chosen(tmp_path):
 
     def chosen(*texts: str) -> Any:
         ran.write_text("")
-        steps = [Step(name, python(f"open({str(ran)!r}, 'a').write({name[0]!r})")) for name in ("a one", "b one", "c two")]
+        steps = [Step(name, python(f"open({str(ran)!r}, 'a').write({name[0]!r})"))
+                 for name in ("a one", "b one", "c two")]
         return prove("p", part(*steps), out, ABOUT, 30, texts)
 
     first = chosen("b", "two")
@@ -191,11 +206,13 @@ def test_single_steps_can_be_chosen(tmp_path):
 def test_what_is_ours_is_looked_at_for_races_after_all_has_been_for_memory(tmp_path):
     names = [step.name.partition(",")[0] for step in gpu_proof.sanitized(tmp_path)]
     assert names == ["memcheck", "memcheck", "racecheck", "racecheck"]
-    (filtered,) = {step.command[step.command.index("--kernel-name-exclude") + 1] for step in gpu_proof.sanitized(tmp_path)[2:]}
+    (filtered,) = {step.command[step.command.index("--kernel-name-exclude") + 1]
+                   for step in gpu_proof.sanitized(tmp_path)[2:]}
     excluded = re.compile(filtered.removeprefix("regex="))
     ours = [name for path in cuda.SOURCES.glob("*.cu") for name in cuda.kernels_of(path.name)]
     assert [name for name in ours if excluded.search(name)] == []
-    theirs = ["sm90_xmma_fprop_implicit_gemm_tf32f32", "_ZN7cutlass7Kernel2I", "nvjet_tst_128x64", "_Z17wgrad_alg0_engineI", "_ZN8cublasLt19splitKreduce_kernelI"]
+    theirs = ["sm90_xmma_fprop_implicit_gemm_tf32f32", "_ZN7cutlass7Kernel2I", "nvjet_tst_128x64",
+              "_Z17wgrad_alg0_engineI", "_ZN8cublasLt19splitKreduce_kernelI"]
     assert all(excluded.search(name) for name in theirs)
 
 
@@ -205,8 +222,10 @@ def test_parts_that_are_needed_most_come_first():
 
 def test_a_proof_that_is_killed_leaves_what_was_finished(tmp_path):
     out = tmp_path / "proof.json"
-    code = (f"import sys; sys.path[:0] = [{str(BENCH)!r}]; import gpu_proof as g; from pathlib import Path; g.POLL = 0.1\n"
-            f"steps = [g.Step('first', [sys.executable, '-c', '']), g.Step('second', [sys.executable, '-c', 'import time; time.sleep(3600)'])]\n"
+    code = (f"import sys; sys.path[:0] = [{str(BENCH)!r}]; import gpu_proof as g; from pathlib "
+            f"import Path; g.POLL = 0.1\n"
+            f"steps = [g.Step('first', [sys.executable, '-c', '']), g.Step('second', [sys.executable, '-c', 'import "
+            f"time; time.sleep(3600)'])]\n"
             f"g.prove('one', g.Part(lambda folder: steps), Path({str(out)!r}), {{'sources': 's'}}, {PATIENCE})")
     proof = subprocess.Popen(python(code), start_new_session=True)
     try:
@@ -224,7 +243,8 @@ def test_a_proof_that_is_killed_leaves_what_was_finished(tmp_path):
 
 def test_the_ladder_goes_on_where_it_stopped(tmp_path, monkeypatch):
     out = tmp_path / "results" / "proof.json"
-    climb = ("import json, pathlib, sys; path = pathlib.Path(sys.argv[-1]); had = json.loads(path.read_text())['networks'] if path.exists() else []; "
+    climb = ("import json, pathlib, sys; path = pathlib.Path(sys.argv[-1]); had = "
+             "json.loads(path.read_text())['networks'] if path.exists() else []; "
              "path.write_text(json.dumps({'networks': [*had, len(had)], 'passed': True}))")
     monkeypatch.setattr(gpu_proof, "bench", lambda script, *arguments: [*python(climb), *arguments])
     for networks in ([0], [0, 1]):
@@ -246,11 +266,13 @@ def test_without_a_choice_what_has_not_passed_is_run_within_the_time(tmp_path, m
     def shown(name: str, made: Any, out: Path, about: Any, limit: float, chosen: Any) -> Any:
         ran.append((name, limit))
         clock[0] += 100
-        found = {"machine": about, "steps": {"s": {"exit": 0, "timed_out": False, "passed": name != "b", **({"complete": False} if name == "c" else {})}}}
+        found = {"machine": about, "steps": {"s": {"exit": 0, "timed_out": False, "passed": name != "b",
+                                                   **({"complete": False} if name == "c" else {})}}}
         return gpu_proof.merge(out, name, {**found, "passed": name != "b"})["parts"][name]
 
     monkeypatch.setattr(gpu_proof, "prove", shown)
-    monkeypatch.setattr(gpu_proof, "parts", lambda limit: {name: part(Step(f"{name} step", python(""))) for name in "abcd"})
+    monkeypatch.setattr(gpu_proof, "parts",
+                        lambda limit: {name: part(Step(f"{name} step", python(""))) for name in "abcd"})
     monkeypatch.setattr(gpu_proof, "described", lambda device: {})
     monkeypatch.setattr(gpu_proof.ml, "device", Device)
     monkeypatch.setattr(gpu_proof.signal, "signal", lambda *_: None)
@@ -298,7 +320,7 @@ def test_every_part_is_a_command_of_this_repository(tmp_path):
     assert len(gpu_proof.kernels(tmp_path)) >= 10, "there are kernels to test"
 
 
-# ------------------------------------------------------------------------------------------------------------ a bare machine
+# ------------------------------------------------------------------------------------------------------- a bare machine
 @pytest.fixture
 def bare(tmp_path):
     """`bare(stage, ...)` runs the script in a copy of its folder where every program that it starts only says so."""
@@ -307,15 +329,18 @@ def bare(tmp_path):
     tools.mkdir()
     shutil.copy(BENCH / "gpu_machine.sh", root / "bench")
     programs = {"nvidia-smi": "", "timeout": 'while [ "$1" != python3 ]; do shift; done; exec "$@"',
-                "python3": f'echo "$@" >> {said}; [[ $* != *zipfile* ]] || install -D /dev/null "$5/mpich-5.data/data/bin/mpiexec"'}
+                "python3": f'echo "$@" >> {said}; [[ $* != *zipfile* ]] || install -D /dev/null '
+                           f'"$5/mpich-5.data/data/bin/mpiexec"'}
     for name, body in programs.items():
         (tools / name).write_text(f"#!/bin/bash\n{body}\n")
         (tools / name).chmod(0o755)
 
     def run(*arguments: str) -> tuple[int, list[str], str]:
         said.write_text("")
-        environment = {"PATH": f"{tools}:/usr/bin:/bin", "OUT": str(tmp_path / "out"), "SITE": str(tmp_path / "site"), "WITHIN": "100"}
-        done = subprocess.run([root / "bench" / "gpu_machine.sh", *arguments], capture_output=True, text=True, env=environment, timeout=PATIENCE)
+        environment = {"PATH": f"{tools}:/usr/bin:/bin", "OUT": str(tmp_path / "out"),
+                       "SITE": str(tmp_path / "site"), "WITHIN": "100"}
+        done = subprocess.run([root / "bench" / "gpu_machine.sh", *arguments], capture_output=True, text=True,
+                              env=environment, timeout=PATIENCE)
         return done.returncode, said.read_text().splitlines(), done.stderr
 
     return run, root
@@ -324,19 +349,23 @@ def bare(tmp_path):
 def test_a_bare_machine_is_set_up_once_and_runs_a_stage(bare, tmp_path):
     run, root = bare
     code, _, errors = run("tests")
-    assert (code, errors) == (2, "gpu_machine: .wheels has no wheels; run bench/gpu_machine.sh wheels where there is a network\n")
+    assert ((code, errors)
+            == (2, "gpu_machine: .wheels has no wheels; run bench/gpu_machine.sh wheels where there is a network\n"))
     assert run("wheels", "ml_dtypes")[1][0].endswith("mpich==5.0.2 ml_dtypes")
     (root / ".wheels").mkdir()
     for name in ("mpich-5.0.2-py3-none-any.whl", "nvmath_python-1.0.0-cp312.whl"):
         (root / ".wheels" / name).touch()
     out, site = tmp_path / "out", tmp_path / "site"
-    assert run("mpi", "--step", "lenet") == (0, [
+    assert (run("mpi", "--step", "lenet") == (0, [
         f"-m zipfile -e .wheels/mpich-5.0.2-py3-none-any.whl {site}/mpi",
-        f"-m pip install -q --no-index --no-deps --no-compile --upgrade --target {site}/packages .wheels/nvmath_python-1.0.0-cp312.whl",
-        f"bench/gpu_proof.py --part mpi --within 100 --out {out}/gpu_proof.json --step lenet"], "")
-    assert run("ladder", "--models", "k12")[1] == [f"bench/ladder.py --resume --budget 70 --out {out}/ladder.json --models k12"]
+        f"-m pip install -q --no-index --no-deps --no-compile --upgrade --target {site}/packages "
+        f".wheels/nvmath_python-1.0.0-cp312.whl",
+        f"bench/gpu_proof.py --part mpi --within 100 --out {out}/gpu_proof.json --step lenet"], ""))
+    assert run("ladder", "--models", "k12")[1] == [f"bench/ladder.py --resume --budget 70 --out "
+                                                   f"{out}/ladder.json --models k12"]
     smoke = run("smoke")[1]
-    assert [line for line in smoke if "train" in line][2].startswith("-m minidl train --model densenet121 --model-arg preset=tiny --device cuda ")
+    assert [line for line in smoke if "train" in line][2].startswith("-m minidl train --model densenet121 --model-arg "
+                                                                     "preset=tiny --device cuda ")
     assert smoke[-1].startswith("bench/launch_overhead.py --device cuda --quick")
 
 
@@ -364,8 +393,8 @@ def test_without_a_gpu_it_says_so_in_one_line(tmp_path):
     try:
         ml.device.get("cuda")
     except ml.DeviceError:
-        done = subprocess.run([sys.executable, str(BENCH / "gpu_proof.py"), "--out", str(tmp_path / "proof.json")], capture_output=True, text=True,
-                              timeout=PATIENCE, env=dict(os.environ))
+        done = subprocess.run([sys.executable, str(BENCH / "gpu_proof.py"), "--out", str(tmp_path / "proof.json")],
+                              capture_output=True, text=True, timeout=PATIENCE, env=dict(os.environ))
         assert done.returncode == 2
         assert done.stderr.startswith("gpu_proof: ")
         assert len(done.stderr.splitlines()) == 1

@@ -36,7 +36,8 @@ def identities(draw):
     """Any fields that a task can have."""
     kind = draw(st.sampled_from(list(Kind)))
     index = draw(st.integers(0, 2**10 - 1))
-    return {"unit": draw(st.integers(0, 2**20 - 1)), "kind": kind, "micro_batch": 0 if kind in COLLECTIVE else draw(st.integers(0, 2**20 - 1)),
+    return {"unit": draw(st.integers(0, 2**20 - 1)), "kind": kind,
+            "micro_batch": 0 if kind in COLLECTIVE else draw(st.integers(0, 2**20 - 1)),
             "part": 0 if kind in SENDS + RECEIVES else index, "destination": index if kind in SENDS + RECEIVES else 0,
             "late": draw(st.integers(0, 1)), "iteration": draw(st.integers(0, 2**8 - 1))}
 
@@ -57,8 +58,8 @@ def test_tasks_that_differ_have_names_that_differ(one, other):
 
 
 def test_keys_pack_as_columns_too():
-    columns = {"unit": [1, 2, 3, 4], "kind": [Kind.F, Kind.RO, Kind.A, Kind.O], "micro_batch": [5, 0, 0, 1], "part": [0, 0, 2, 1],
-               "destination": [0, 6, 0, 0], "late": [1, 0, 0, 0], "iteration": [0, 3, 0, 0]}
+    columns = {"unit": [1, 2, 3, 4], "kind": [Kind.F, Kind.RO, Kind.A, Kind.O], "micro_batch": [5, 0, 0, 1],
+               "part": [0, 0, 2, 1], "destination": [0, 6, 0, 0], "late": [1, 0, 0, 0], "iteration": [0, 3, 0, 0]}
     keys = pack(**columns)
     assert {name: getattr(unpack(keys), name).tolist() for name in columns} == columns
     assert [task_name(key) for key in keys] == ["1F5@1", "2RO0>6#3", "3A0/2", "4O1/1"]
@@ -66,7 +67,8 @@ def test_keys_pack_as_columns_too():
 
 @pytest.mark.parametrize(("name", "fields"), [
     ("4W0", {"unit": 4, "kind": Kind.W}), ("4W3@1", {"unit": 4, "kind": Kind.W, "micro_batch": 3, "late": 1}),
-    ("4A0", {"unit": 4, "kind": Kind.A}), ("12U0@1", {"unit": 12, "kind": Kind.U, "late": 1}), ("0B7", {"unit": 0, "kind": Kind.B, "micro_batch": 7})])
+    ("4A0", {"unit": 4, "kind": Kind.A}), ("12U0@1", {"unit": 12, "kind": Kind.U, "late": 1}),
+    ("0B7", {"unit": 0, "kind": Kind.B, "micro_batch": 7})])
 def test_names_of_older_files_mean_what_they_meant(name, fields):
     assert parse_task(name) == int(pack(**fields))
 
@@ -85,8 +87,9 @@ def test_names_of_older_files_that_mean_nothing_now_say_what_to_write(name, says
     assert says in str(error.value)
 
 
-@pytest.mark.parametrize("name", ["", "F", "4", "4W", "W0", "4X0", "4W0@", "4w0", "-1F0", "4W0 5F0", "4 W0", "4W-1", "(2F3;5B1)", "4WU0",
-                                  "4W0#1@1", "4W0#", "4A0/", "4A0/1/2", "2SF0>", "2SF0/0>1", "4W0@-1"])
+@pytest.mark.parametrize("name",
+                         ["", "F", "4", "4W", "W0", "4X0", "4W0@", "4w0", "-1F0", "4W0 5F0", "4 W0", "4W-1",
+                          "(2F3;5B1)", "4WU0", "4W0#1@1", "4W0#", "4A0/", "4A0/1/2", "2SF0>", "2SF0/0>1", "4W0@-1"])
 def test_what_is_no_task_name_is_refused(name):
     with pytest.raises(GraphError, match=r"is not a task name; expected unit, kind, micro-batch"):
         parse_task(name)
@@ -104,7 +107,8 @@ def test_numbers_that_do_not_fit_a_key_are_refused(name, fields):
 
 
 @pytest.mark.parametrize(("fields", "says"), [
-    ({"unit": -1, "kind": Kind.F}, "unit -1 is negative"), ({"unit": [0, 1], "kind": [Kind.A, Kind.SF], "part": [1, 1]}, "SF has no parts"),
+    ({"unit": -1, "kind": Kind.F}, "unit -1 is negative"),
+    ({"unit": [0, 1], "kind": [Kind.A, Kind.SF], "part": [1, 1]}, "SF has no parts"),
     ({"unit": 0, "kind": [Kind.F, Kind.AS], "micro_batch": [3, 1]}, "AS has no micro-batch"),
     ({"unit": 0, "kind": [Kind.SF, Kind.F], "destination": 1}, "F has no destination")])
 def test_fields_that_a_task_cannot_have_are_refused(fields, says):
@@ -113,7 +117,8 @@ def test_fields_that_a_task_cannot_have_are_refused(fields, says):
 
 
 def test_the_three_kinds_of_edges():
-    graph = planned(("0F0", "", "a"), ("1F0", "a", "b"), ("2F0", "a", "c"), ("3F0", "", "a"), ("4F0", "", "a"), ("5F0", "z", "z"))
+    graph = planned(("0F0", "", "a"), ("1F0", "a", "b"), ("2F0", "a", "c"), ("3F0", "", "a"),
+                    ("4F0", "", "a"), ("5F0", "z", "z"))
     preds = {graph.name(t): {graph.name(p) for p in graph.preds[t]} for t in range(len(graph))}
     assert preds == {"0F0": set(), "1F0": {"0F0"}, "2F0": {"0F0"},  # read after write
                      "3F0": {"1F0", "2F0"},  # write after read; the write after write of 0F0 follows
@@ -147,7 +152,8 @@ def test_rows():
     assert [rows[i].tolist() for i in range(3)] == [[3, 1], [], [2]]
     assert rows.row_of_each().tolist() == [0, 0, 2]
     assert [rows.transposed(4)[i].tolist() for i in range(4)] == [[], [0], [2], [0]]
-    assert [Rows.from_pairs(np.array([1, 0, 1]), np.array([7, 8, 9]), 3)[i].tolist() for i in range(3)] == [[8], [7, 9], []]
+    assert [Rows.from_pairs(np.array([1, 0, 1]), np.array([7, 8, 9]), 3)[i].tolist()
+            for i in range(3)] == ([[8], [7, 9], []])
 
 
 def test_views_tell_what_their_rows_hold():
@@ -157,7 +163,8 @@ def test_views_tell_what_their_rows_hold():
     builder.task(3, Kind.W, 2, part=4, late=1, iteration=1, reads=[x, w, x], writes=[w], flops=5.0, nbytes=12)
     graph = builder.build()
     (task,) = graph
-    assert (task.unit, task.kind, task.micro_batch, task.part, task.destination, task.late, task.iteration) == (3, Kind.W, 2, 4, 0, True, 1)
+    assert (task.unit, task.kind, task.micro_batch, task.part, task.destination, task.late,
+            task.iteration) == (3, Kind.W, 2, 4, 0, True, 1)
     assert (task.flops, task.bytes) == (5.0, 12)
     assert (task.name, str(task), task.label, task.launches) == ("3W2/4@1#1", "3W2/4@1#1", "3W2/4@1#1 (head)", ())
     assert [(b.name, b.bytes, b.role) for b in task.reads] == [("w", 8, Role.PARAMETER), ("x", 4, Role.ACTIVATION)]
@@ -194,7 +201,8 @@ def chain(n: int) -> TaskGraph:
     each = np.arange(n)
     reads = Rows(np.concatenate([[0], np.arange(n)]), np.arange(n - 1, dtype=np.int32))
     return TaskGraph(pack(each, Kind.F), np.ones(n), np.ones(n, np.int64),
-                     reads, Rows(np.arange(n + 1), np.arange(n, dtype=np.int32)), np.full(n, 8), np.full(n, 4, np.int8), each)
+                     reads, Rows(np.arange(n + 1), np.arange(n, dtype=np.int32)), np.full(n, 8),
+                     np.full(n, 4, np.int8), each)
 
 
 def test_long_graphs_take_the_compiled_way_and_little_memory():
@@ -204,7 +212,8 @@ def test_long_graphs_take_the_compiled_way_and_little_memory():
     schedule = Schedule.of(graph, {Lane(0): range(0, n, 2), Lane(0, "b"): range(1, n, 2)})
     slots = schedule.validate(graph).slots
     assert slots[: len(range(0, n, 2))].tolist() == list(range(0, n, 2))
-    columns = sum(getattr(graph, c).nbytes for c in ("keys", "unit", "kind", "micro_batch", "late", "iteration", "flops", "bytes"))
+    columns = sum(getattr(graph, c).nbytes
+                  for c in ("keys", "unit", "kind", "micro_batch", "late", "iteration", "flops", "bytes"))
     rows = sum(r.ptr.nbytes + r.ids.nbytes for r in (graph.reads, graph.writes, graph.preds, graph.succs))
     assert (columns + rows) / n < 120, "bytes a task"
 
@@ -230,7 +239,7 @@ def test_no_edges_without_buffers():
     assert len(derive_edges(nothing, nothing, 0).ids) == 0
 
 
-# --------------------------------------------------------------------------------------------------------------- algebra
+# -------------------------------------------------------------------------------------------------------------- algebra
 @given(planned_graphs(tasks=8), st.data())
 @settings(deadline=None)
 def test_inserted_tasks_stand_where_they_are_asked_for(graph, data):
@@ -240,12 +249,13 @@ def test_inserted_tasks_stand_where_they_are_asked_for(graph, data):
     touched = [sorted(data.draw(st.sets(st.integers(0, 4)))) for _ in range(new)]
     keys = pack(np.full(new, 99), Kind.A, part=np.arange(new))
     found = graph.insert(np.array(after, int), keys, Rows.of(touched), Rows.of(touched[::-1]), np.arange(new))
-    rows = [(int(graph.keys[t]), graph.reads[t].tolist(), graph.writes[t].tolist(), float(graph.flops[t]), int(graph.bytes[t]))
-            for t in range(len(graph))]
+    rows = [(int(graph.keys[t]), graph.reads[t].tolist(), graph.writes[t].tolist(), float(graph.flops[t]),
+             int(graph.bytes[t])) for t in range(len(graph))]
     further = [(int(keys[i]), touched[i], touched[::-1][i], 0.0, i) for i in range(new)]
-    wanted = [row for t, own in enumerate(rows) for row in (own, *(f for f, at in zip(further, after, strict=True) if at == t))]
-    assert [(int(found.keys[t]), found.reads[t].tolist(), found.writes[t].tolist(), float(found.flops[t]), int(found.bytes[t]))
-            for t in range(len(found))] == wanted
+    wanted = [row for t, own in enumerate(rows)
+              for row in (own, *(f for f, at in zip(further, after, strict=True) if at == t))]
+    assert [(int(found.keys[t]), found.reads[t].tolist(), found.writes[t].tolist(), float(found.flops[t]),
+             int(found.bytes[t])) for t in range(len(found))] == (wanted)
 
 
 def test_joined_tasks_read_what_they_do_not_make_themselves():

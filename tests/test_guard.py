@@ -50,9 +50,11 @@ assert np.isfinite(run(x, y).numpy())
 
 
 @pytest.mark.parametrize("make", ["executor(graph, schedulers.multi_stream(graph, streams=2))",
-                                  "executor(graph, schedulers.multi_stream(ml.cross_boundary(graph, [t.index for t in graph if t.kind in (ml.Kind.W, ml.Kind.U)]).body[0]))"])
+                                  "executor(graph, schedulers.multi_stream(ml.cross_boundary(graph, [t.index for t in "
+                                  "graph if t.kind in (ml.Kind.W, ml.Kind.U)]).body[0]))"])
 def test_a_step_in_a_forked_child_says_that_its_threads_stayed_behind(make):
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", FORKED.format(make=make)], capture_output=True, text=True, timeout=PATIENCE)
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", FORKED.format(make=make)], capture_output=True,
+                          text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("this executor was made before the process was forked")
     assert len(done.stdout.splitlines()) == 1
@@ -60,13 +62,15 @@ def test_a_step_in_a_forked_child_says_that_its_threads_stayed_behind(make):
 
 @pytest.mark.parametrize("make", ["SequentialExecutor(graph)", "executor(graph, schedulers.in_order(graph))"])
 def test_a_step_in_a_forked_child_runs_where_no_thread_is_needed(make):
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", FORKED.format(make=make)], capture_output=True, text=True, timeout=PATIENCE)
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", FORKED.format(make=make)], capture_output=True,
+                          text=True, timeout=PATIENCE)
     assert (done.returncode, done.stdout) == (0, "ran\n"), done.stderr
 
 
 @pytest.mark.parametrize("kind", ["sequential", "one lane", "three lanes"])
 def test_two_threads_on_one_executor_are_an_error_in_the_second_and_change_nothing_in_the_first(kind):
-    make = {"sequential": SequentialExecutor, "one lane": lambda g: StreamExecutor(g, random_schedule(g, 1, np.random.default_rng(0))),
+    make = {"sequential": SequentialExecutor,
+            "one lane": lambda g: StreamExecutor(g, random_schedule(g, 1, np.random.default_rng(0))),
             "three lanes": lambda g: executor(g, random_schedule(g, 3, np.random.default_rng(0)))}[kind]
     wanted = SMALL.trained(SequentialExecutor, 3)
     model, opt, step = SMALL.make()

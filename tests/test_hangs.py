@@ -1,5 +1,5 @@
-"""Never a hang: the orders of messages on which published pipelines hung are refused before they run, or run; and what does
-not come has a deadline.
+"""Never a hang: the orders of messages on which published pipelines hung are refused before they run, or run; and what
+does not come has a deadline.
 
 Messages are of 8 KiB and more: an MPI takes smaller ones before they are received, so that they prove nothing.
 """
@@ -40,7 +40,8 @@ WIDTH, SHARE, STEPS = 256, 8, 2  # 8 KiB a message
 
 # --------------------------------------------------------------------------------------------------- orders of messages
 def inline(graph, schedule, side_lane=False):
-    """All of a rank on one lane: each send after what makes it, each receive before what reads it, as everybody writes it once.
+    """All of a rank on one lane: each send after what makes it, each receive before what reads it, as
+    everybody writes it once.
     `side_lane`: messages in that order on one lane beside."""
     lanes, sends, receives = {}, {}, {}
     place = {key: i for i, key in enumerate(schedule.keys.tolist())}
@@ -110,8 +111,9 @@ def test_c_the_same_swapped_by_parity():
 
 def skipping():
     """Rank 0's result goes to ranks 1 and 2."""
-    return planned_tasks(("0F0", "", "a"), ("0SF0>2", "a", "far"), ("0SF0>1", "a", "near"), ("0RF0>1", "near", "near"), ("1F0", "near", "b"),
-                         ("1SF0>2", "b", "next"), ("1RF0>2", "next", "next"), ("0RF0>2", "far", "far"), ("2F0", "next far", "c"), nbytes=8192)
+    return planned_tasks(("0F0", "", "a"), ("0SF0>2", "a", "far"), ("0SF0>1", "a", "near"), ("0RF0>1", "near", "near"),
+                         ("1F0", "near", "b"), ("1SF0>2", "b", "next"), ("1RF0>2", "next", "next"),
+                         ("0RF0>2", "far", "far"), ("2F0", "next far", "c"), nbytes=8192)
 
 
 def test_d_a_skip_over_a_stage_whose_receives_are_one_batch():
@@ -119,12 +121,14 @@ def test_d_a_skip_over_a_stage_whose_receives_are_one_batch():
     rank0, rank1 = ["0F0", "0SF0>2", "0SF0>1"], ["0RF0>1", "1F0", "1SF0>2"]
     wrong = Schedule.from_names({Lane(0): rank0, Lane(1): rank1, Lane(2): ["1RF0>2", "0RF0>2", "2F0"]})
     assert {"0SF0>2", "0SF0>1"} <= refused(graph, wrong)
-    apart = Schedule.from_names({Lane(0): ["0F0"], Lane(0, "send->2"): ["0SF0>2"], Lane(0, "send->1"): ["0SF0>1"], Lane(1): rank1,
-                                 Lane(2): ["2F0"], Lane(2, "recv<-0"): ["0RF0>2"], Lane(2, "recv<-1"): ["1RF0>2"]})
+    apart = Schedule.from_names({Lane(0): ["0F0"], Lane(0, "send->2"): ["0SF0>2"], Lane(0, "send->1"): ["0SF0>1"],
+                                 Lane(1): rank1, Lane(2): ["2F0"], Lane(2, "recv<-0"): ["0RF0>2"],
+                                 Lane(2, "recv<-1"): ["1RF0>2"]})
     check_rendezvous(graph, apart)
 
 
-@pytest.mark.parametrize(("name", "micro_batches"), [("looped_bfs", 2), ("looped_bfs", 8), ("interleaved", 4), ("gpipe", 4), ("one_f_one_b", 4)])
+@pytest.mark.parametrize(("name", "micro_batches"),
+                         [("looped_bfs", 2), ("looped_bfs", 8), ("interleaved", 4), ("gpipe", 4), ("one_f_one_b", 4)])
 def test_e_all_messages_of_a_rank_in_one_queue(name, micro_batches):
     own = planned(name, 4, micro_batches)
     _, graph, schedule = own[0]
@@ -136,14 +140,16 @@ def test_e_all_messages_of_a_rank_in_one_queue(name, micro_batches):
         with pytest.raises(ScheduleError, match="deadlock under rendezvous sends"):
             lower(graph, queue, ranks=4)
     else:
-        assert trained([(model, g, inline(g, s, side_lane=True)) for model, g, s in own], micro_batches) == alone(micro_batches)
+        assert trained([(model, g, inline(g, s, side_lane=True)) for model, g, s in own],
+                       micro_batches) == (alone(micro_batches))
 
 
 def test_f_a_wait_for_one_of_several_transfers_moves_all():
     """Rank 0 waits for rank 2 alone, which sends when it has heard of rank 1, whose message to rank 0 comes first."""
     def work(communicator):
         def entry(i, kind, peer, array):
-            return Entry(i, communicator.bind(kind, Host(communicator, [array], sums=False), None, peer), None, array.nbytes, peer=peer)
+            return Entry(i, communicator.bind(kind, Host(communicator, [array], sums=False), None, peer), None,
+                         array.nbytes, peer=peer)
 
         flight, arrays = Flight(communicator), [np.full(2**16, communicator.rank, "f") for _ in range(2)]
         if communicator.rank == 0:
@@ -165,16 +171,18 @@ def test_f_a_wait_for_one_of_several_transfers_moves_all():
 
 
 @pytest.mark.parametrize("micro_batches", [1, 2, 3])
-@pytest.mark.parametrize("name", ["gpipe", "one_f_one_b", "zb_h1", "zb_auto", "fast_forward", "modulo", "looped_bfs", "hanayo", "zb_v"])
+@pytest.mark.parametrize("name", ["gpipe", "one_f_one_b", "zb_h1", "zb_auto", "fast_forward", "modulo",
+                                  "looped_bfs", "hanayo", "zb_v"])
 def test_g_fewer_micro_batches_than_ranks(name, micro_batches):
     assert trained(planned(name, 4, micro_batches), micro_batches) == alone(micro_batches)
 
 
-# ------------------------------------------------------------------------------------------------------------- real runs
+# ------------------------------------------------------------------------------------------------------------ real runs
 def batches(micro_batches):
     random = np.random.default_rng(0)
     return [[part for _ in range(micro_batches)
-             for part in (random.standard_normal((SHARE, 12)).astype("f"), random.integers(0, 5, SHARE))] for _ in range(STEPS)]
+             for part in (random.standard_normal((SHARE, 12)).astype("f"), random.integers(0, 5, SHARE))]
+            for _ in range(STEPS)]
 
 
 def recorded(micro_batches):
@@ -306,12 +314,13 @@ def test_a_run_is_proved_before_it_starts():
 def test_a_message_without_its_other_end_is_refused():
     graph = skipping()
     kept = graph.take(np.array([i for i in range(len(graph)) if graph.name(i) != "0RF0>2"]))
-    schedule = Schedule.from_names({Lane(0): ["0F0", "0SF0>2", "0SF0>1"], Lane(1): ["0RF0>1", "1F0", "1SF0>2"], Lane(2): ["1RF0>2", "2F0"]})
+    schedule = Schedule.from_names({Lane(0): ["0F0", "0SF0>2", "0SF0>1"], Lane(1): ["0RF0>1", "1F0", "1SF0>2"],
+                                    Lane(2): ["1RF0>2", "2F0"]})
     with pytest.raises(ScheduleError, match="0SF0>2 is a send with 0 receives; it needs one"):
         check_rendezvous(kept, schedule)
 
 
-# -------------------------------------------------------------------------------------------------------------- deadlines
+# ------------------------------------------------------------------------------------------------------------ deadlines
 def receives(communicator, peer, name, number=0):
     array = np.zeros(2048, "f")
     transfer = communicator.bind(Kind.RF, Host(communicator, [array], sums=False), None, peer, number)
@@ -349,7 +358,8 @@ def test_a_rank_outside_the_circle_sees_it_too(monkeypatch):
 
 def test_a_rank_that_meets_the_others_is_waited_for_in_vain(monkeypatch):
     found = waiting(lambda c: c.gather(None) if c.rank else receives(c, 1, "0RO2"), 3, monkeypatch)
-    assert found == "the ranks wait for each other: rank 0 waits for rank 1 (0RO2); rank 1 waits for all others (to meet)"
+    assert found == ("the ranks wait for each other: rank 0 waits for rank 1 (0RO2); rank 1 "
+                     "waits for all others (to meet)")
 
 
 def test_a_rank_at_work_is_waited_for_longer_but_not_for_ever(monkeypatch):
@@ -365,7 +375,8 @@ def test_a_rank_at_work_is_waited_for_longer_but_not_for_ever(monkeypatch):
             over.wait(PATIENCE)
 
     found = waiting(work, 2, monkeypatch, 0.1)
-    assert found.startswith("rank 0 waits for rank 1 (0RO2), which is at work, for more than 1 s (MINIDL_MPI_WAIT_SECONDS")
+    assert found.startswith("rank 0 waits for rank 1 (0RO2), which is at work, for more than 1 "
+                            "s (MINIDL_MPI_WAIT_SECONDS")
 
 
 def test_a_rank_that_has_not_looked_since_something_came_stands_still_with_nobody(monkeypatch):
@@ -404,7 +415,8 @@ def test_a_slow_rank_is_no_standstill(monkeypatch):
             mine = turn % 2 == communicator.rank
             if mine:
                 time.sleep(1.0)
-            flight.submit(Entry(0, communicator.bind(Kind.SF if mine else Kind.RF, place, None, 1 - communicator.rank), None, 8192, peer=1 - communicator.rank))
+            flight.submit(Entry(0, communicator.bind(Kind.SF if mine else Kind.RF, place, None, 1 - communicator.rank),
+                                None, 8192, peer=1 - communicator.rank))
             flight.drain()
 
     with deadline():
@@ -426,8 +438,10 @@ with job() as communicator:
 @pytest.mark.mpi
 @pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec; install minidl[mpich]")
 def test_ranks_of_mpi_that_wait_for_each_other_end_with_one_line():
-    done = subprocess.run([str(MPIEXEC), "-n", "2", sys.executable, "-c", UNDER_MPI], capture_output=True, text=True, timeout=PATIENCE,
-                          cwd=Path(__file__).parent.parent, env={**os.environ, "MINIDL_MPI_WAIT_SECONDS": "4"})
+    done = subprocess.run([str(MPIEXEC), "-n", "2", sys.executable, "-c", UNDER_MPI], capture_output=True, text=True,
+                          timeout=PATIENCE, cwd=Path(__file__).parent.parent,
+                          env={**os.environ, "MINIDL_MPI_WAIT_SECONDS": "4"})
     assert done.returncode == 2
-    assert re.fullmatch(r"minidl: the ranks wait for each other: rank (0 waits for rank 1 \(0RF7\); rank 1 waits for rank 0 \(1RF7\)"
+    assert re.fullmatch(r"minidl: the ranks wait for each other: rank (0 waits for rank 1 \(0RF7\); rank 1 "
+                        r"waits for rank 0 \(1RF7\)"
                         r"|1 waits for rank 0 \(1RF7\); rank 0 waits for rank 1 \(0RF7\))\n", done.stderr)

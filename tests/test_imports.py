@@ -17,11 +17,13 @@ FOLDERS = {"minidl": ROOT / "minidl", "minidl.kernels": ROOT / "kernels", "minid
 LINKS = ("kernels", "schedulers", "models")
 
 # data, and functions from data to data: they run nothing and know no device
-PURE = {"graph", "schedule", "program", "plans", "loops", "walk", "files", "passes.boundary", "passes.send_receive", "passes.messages", "passes.rewrite", "passes.synchronise", "pricing.carried",
-        "pricing.circuits", "pricing.collectives", "pricing.contention", "pricing.corun", "pricing.cost", "pricing.simulation", "runtime.memory",
-        "views.timeline"}
+PURE = {"graph", "schedule", "program", "plans", "loops", "walk", "files", "passes.boundary", "passes.send_receive",
+        "passes.messages", "passes.rewrite", "passes.synchronise", "pricing.carried", "pricing.circuits",
+        "pricing.collectives", "pricing.contention", "pricing.corun", "pricing.cost", "pricing.simulation",
+        "runtime.memory", "views.timeline"}
 ENGINE = {"graph", "kernels", "runtime.device", "autograd.tape", "autograd.tensor", "autograd.precision"}
-# what may be imported from our own package: a module, or a room with all that is in it; the longest name that fits is the rule
+# what may be imported from our own package: a module, or a room with all that is in it; the longest name that
+# fits is the rule
 LAYERS: dict[str, set[str]] = {
     "kernels": {"kernels"},
     "loops": set(),
@@ -130,14 +132,17 @@ def test_what_is_heavy_is_imported_where_it_is_used_and_nowhere_else(name):
 
 def test_schedulers_reach_no_device_no_ranks_and_no_clock():
     """Nor by way of anything that they import. Costs measure only when they are asked to."""
-    forbidden = ("runtime", "autograd", "ops", "nn", "kernels", "optim", "pricing.measure", "pricing.measure_pairs", "training")
+    forbidden = ("runtime", "autograd", "ops", "nn", "kernels", "optim", "pricing.measure",
+                 "pricing.measure_pairs", "training")
     reached = {n for n in MODULES if covers("minidl.schedulers", n)}
     todo = sorted(reached)
     while todo:
         name = todo.pop()
         for target, now, line in imports(name, MODULES[name]):
-            assert target.partition(".")[0] not in ("time", "datetime", "threading", "socket"), f"{name}, line {line}: {target}"
-            if covers("minidl", target) and (now or covers("minidl.schedulers", name)) and target not in reached and target in MODULES:
+            assert target.partition(".")[0] not in ("time", "datetime", "threading", "socket"), (
+                f"{name}, line {line}: {target}")
+            if (covers("minidl", target) and (now or covers("minidl.schedulers", name)) and target not in reached
+                and target in MODULES):
                 inner = within(target)
                 assert inner in PURE or not any(covers(f, inner) for f in forbidden), f"{name}, line {line}: {target}"
                 reached.add(target)
@@ -147,7 +152,8 @@ def test_schedulers_reach_no_device_no_ranks_and_no_clock():
 
 def test_no_modules_import_each_other_in_a_circle():
     """Those of their first lines: whichever module is imported first, it works."""
-    edges = {name: {t for t, now, _ in imports(name, path) if now and t in MODULES and t != name} for name, path in MODULES.items()}
+    edges = {name: {t for t, now, _ in imports(name, path) if now and t in MODULES and t != name}
+             for name, path in MODULES.items()}
     done: set[str] = set()
 
     def visit(name: str, way: list[str]) -> None:
@@ -162,13 +168,15 @@ def test_no_modules_import_each_other_in_a_circle():
 
 
 #: where our own is imported within a function: what is heavy stays away until it is used, and a command starts at once
+# the last five: methods that lead to files, or to what is built on them
 LATE = ("__main__", "cli", "runtime.device", "runtime.cuda.device", "training.rank_trainer",
-        "pricing.cost", "schedule", "program", "views.timeline", "runtime.comm")  # the last five: methods that lead to files, or to what is built on them
+        "pricing.cost", "schedule", "program", "views.timeline", "runtime.comm")
 
 
 @pytest.mark.parametrize("name", [name for name in MODULES if not any(covers(late, within(name)) for late in LATE)])
 def test_what_is_light_is_imported_first(name):
-    late = [(target, line) for target, now, line in imports(name, MODULES[name]) if not now and covers("minidl", target)]
+    late = [(target, line) for target, now, line in imports(name, MODULES[name])
+            if not now and covers("minidl", target)]
     assert not late, f"{MODULES[name].relative_to(ROOT)}, line {late[0][1]}: {late[0][0]} is imported within a function"
 
 
@@ -190,12 +198,14 @@ class Block:
 
 sys.meta_path.insert(0, Block())
 import minidl
-assert set(m.partition(".")[0] for m in sys.modules) & {"numba", "mpi4py", "cupy", "torch", "threadpoolctl", "rich", "matplotlib"} == set()
+heavy = {"numba", "mpi4py", "cupy", "torch", "threadpoolctl", "rich", "matplotlib"}
+assert set(m.partition(".")[0] for m in sys.modules) & heavy == set()
 """
 
 
 def run(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", BLOCKED + code], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    return subprocess.run([sys.executable, "-c", BLOCKED + code], cwd=ROOT, capture_output=True, text=True,
+                          timeout=PATIENCE, check=False)
 
 
 def test_numpy_alone_is_enough_to_import_minidl():
@@ -213,7 +223,8 @@ for name in minidl.__all__:
 graph = minidl.GraphBuilder()
 graph.task(0, minidl.Kind.F)
 graph = graph.build()
-print(minidl.simulate(graph, minidl.Schedule.of(graph, {minidl.Lane(0): [0]}).validate(graph), minidl.CostModel.given(1, 1, 1)).makespan)
+schedule = minidl.Schedule.of(graph, {minidl.Lane(0): [0]}).validate(graph)
+print(minidl.simulate(graph, schedule, minidl.CostModel.given(1, 1, 1)).makespan)
 """)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "1.0"

@@ -39,7 +39,8 @@ def run(code, *argv, **options):
     """The program in a process of its own, whose SIGINT is not ignored although that of the tests may be."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        return subprocess.run([sys.executable, "-c", code, *(argv or TRAIN)], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, **options)
+        return subprocess.run([sys.executable, "-c", code, *(argv or TRAIN)], cwd=ROOT, capture_output=True, text=True,
+                              timeout=PATIENCE, **options)
     finally:
         signal.signal(signal.SIGINT, before)
 
@@ -127,7 +128,8 @@ run()
 
 def test_an_ignored_interrupt_stays_ignored():
     """As under nohup."""
-    done = run(IN_A_STEP.format(interrupt="interrupt = me").replace("import ctypes", "import signal; signal.signal(2, signal.SIG_IGN); import ctypes"),
+    done = run(IN_A_STEP.format(interrupt="interrupt = me").replace("import ctypes", "import signal; signal.signal(2, "
+                                                                                     "signal.SIG_IGN); import ctypes"),
                *(a.replace("2000", "5") for a in TRAIN))
     assert (done.returncode, done.stderr) == (0, "")
 

@@ -56,7 +56,7 @@ class Judged:
     also: Callable[[Any], None] = lambda found: None  #: what else must agree where both hold it for valid
 
 
-# ------------------------------------------------------------------------------------------------------------- mutations
+# ------------------------------------------------------------------------------------------------------------ mutations
 def mutated(text: str, rng: np.random.Generator) -> str:
     """The plan with one change, or a few."""
     rows = [row.split(",", 2) for row in text.splitlines()[1:]]
@@ -192,11 +192,11 @@ def late_with_all_after(rows: Rows, rng: np.random.Generator) -> Rows:
     return rows
 
 
-CHANGES = [neighbours, neighbours, neighbours, places, moved, moved, other_lane, other_rank, permuted_ranks, other_name, dropped, doubled, renamed,
-           split_or_joined, paired, late_with_all_after]
+CHANGES = [neighbours, neighbours, neighbours, places, moved, moved, other_lane, other_rank, permuted_ranks, other_name,
+           dropped, doubled, renamed, split_or_joined, paired, late_with_all_after]
 
 
-# ------------------------------------------------------------------------------------------------------------------ kinds
+# ---------------------------------------------------------------------------------------------------------------- kinds
 def said(prove: Callable[[], Any]) -> tuple[str, Any]:
     """(what is wrong, what was proved)."""
     try:
@@ -206,7 +206,8 @@ def said(prove: Callable[[], Any]) -> tuple[str, Any]:
 
 
 def pipeline_of(rng: np.random.Generator) -> Judged | None:
-    """Any synchronous policy, half of them with a cap about as large as they need, some with their messages as tasks."""
+    """Any synchronous policy, half of them with a cap about as large as they need, some with their
+    messages as tasks."""
     name = str(rng.choice(POLICIES))
     p, m = int(rng.integers(1, 5)), int(rng.integers(1, 7))
     made = planned(name, p, m, rng)
@@ -230,7 +231,8 @@ def planned(name: str, p: int, m: int, rng: np.random.Generator, **options: Any)
     placement = pipeline.place(name, p, chunks)
     forward, output_grad, weight_grad = rng.integers(1, 5, (3, placement.stages)).astype(float)
     try:
-        return pipeline.plan(name, p, m, pipeline.costs(placement, forward, output_grad, weight_grad, float(rng.integers(0, 3))), chunks, **options)
+        return pipeline.plan(name, p, m, pipeline.costs(placement, forward, output_grad, weight_grad,
+                                                        float(rng.integers(0, 3))), chunks, **options)
     except PipelineError:
         return None
 
@@ -251,11 +253,11 @@ def stale_of(rng: np.random.Generator) -> Judged | None:
     chunks, cap = made.placement.chunks, cap_near(made, rng)
     version = {"pipedream": lambda s, i: max(0, i - (p - s) + 1), "pipedream_2bw": lambda s, i: max(0, i // m - 1),
                "layerpipe2": lambda s, i: max(0, i - 2 * (p - 1 - s // chunks)), "zb_auto": lambda s, i: 0}[name]
-    checker = brute_force.Stale(p, made.micro_batches, chunks, cap, made.kept, m if name == "pipedream_2bw" else 1, version,
-                                lambda s: s // chunks)
+    checker = brute_force.Stale(p, made.micro_batches, chunks, cap, made.kept, m if name == "pipedream_2bw" else 1,
+                                version, lambda s: s // chunks)
     return Judged(f"{name} p={p} m={m} chunks={chunks} cap={cap}", made.schedule.to_csv(),
-                  lambda text: pipeline.read_plan(pipeline.read_schedule(text), p, m, chunks, cap, like=made), checker.judge,
-                  lambda found: expect(list(found.peaks) == pytest.approx(checker.peaks), "peaks"))
+                  lambda text: pipeline.read_plan(pipeline.read_schedule(text), p, m, chunks, cap, like=made),
+                  checker.judge, lambda found: expect(list(found.peaks) == pytest.approx(checker.peaks), "peaks"))
 
 
 def layerpipe_of(rng: np.random.Generator) -> Judged | None:
@@ -265,7 +267,8 @@ def layerpipe_of(rng: np.random.Generator) -> Judged | None:
     layers, cap = made.placement.stages, cap_near(made, rng)
     own = unpack(made.schedule.keys)
     unit, kind, batch, part = (c.tolist() for c in (own.unit, own.kind, own.micro_batch, own.part))
-    rank = {(u, Kind(k).name + "/1" * h): int(made.placement.parts[k, h, u]) for u, k, h in zip(unit, kind, part, strict=True)}
+    rank = {(u, Kind(k).name + "/1" * h): int(made.placement.parts[k, h, u])
+            for u, k, h in zip(unit, kind, part, strict=True)}
     delay = [m] * layers  # more than anything reads, where nothing tells it
     for u, k, i, version in zip(unit, kind, batch, made.versions.read.tolist(), strict=True):
         if version and k != Kind.W:
@@ -273,12 +276,14 @@ def layerpipe_of(rng: np.random.Generator) -> Judged | None:
     ring = [sum(b.startswith(f"weights {layer},") for b in made.graph.buffer_names) for layer in range(layers)]
     checker = brute_force.Parts(p, m, layers, rank, delay, ring, cap)
     return Judged(f"layerpipe p={p} m={m} layers={layers} cap={cap}", made.schedule.to_csv(),
-                  lambda text: pipeline.read_plan(pipeline.read_schedule(text), p, m, made.placement.chunks, cap, like=made), checker.judge,
-                  lambda found: expect(list(found.peaks) == pytest.approx(checker.peaks), "peaks"))
+                  lambda text: pipeline.read_plan(pipeline.read_schedule(text), p, m, made.placement.chunks,
+                                                  cap, like=made),
+                  checker.judge, lambda found: expect(list(found.peaks) == pytest.approx(checker.peaks), "peaks"))
 
 
 def tasks_of(graph: TaskGraph) -> list[tuple[brute_force.Name, set[int], set[int]]]:
-    return [(brute_force.name_of(graph.name(t)), set(graph.reads[t].tolist()), set(graph.writes[t].tolist())) for t in range(len(graph))]
+    return [(brute_force.name_of(graph.name(t)), set(graph.reads[t].tolist()), set(graph.writes[t].tolist()))
+            for t in range(len(graph))]
 
 
 def network_of(rng: np.random.Generator) -> Judged | None:
@@ -313,23 +318,28 @@ def network_of(rng: np.random.Generator) -> Judged | None:
     cut = pipeline.cut(graph, COST, stages, of)
     cap = float(rng.integers(1, 4)) if rng.random() < 0.3 else None
     try:
-        text = ml.plan(graph, name, COST, ml.Machine(p), **schedulers.find(name).known(chunks=chunks, stage_of_unit=of)).schedule.to_csv()
-    except (PipelineError, GraphError) as error:  # no plan of it holds: its tasks in the order of the graph, each on its stage's rank
+        text = ml.plan(graph, name, COST, ml.Machine(p),
+                       **schedulers.find(name).known(chunks=chunks, stage_of_unit=of)).schedule.to_csv()
+    except (PipelineError, GraphError) as error:
+        # no plan of it holds: its tasks in the order of the graph, each on its stage's rank
         if "multiples" in str(error):
             return None
         assert tied
         home = pipeline.place(name, p, chunks).table[0]
-        text = Schedule.of(cut.graph, {Lane(r): np.flatnonzero(home[cut.graph.unit] == r).tolist() for r in range(p)}).to_csv()
+        text = Schedule.of(cut.graph,
+                           {Lane(r): np.flatnonzero(home[cut.graph.unit] == r).tolist() for r in range(p)}).to_csv()
     checker = brute_force.Network(p, stages, tasks_of(cut.graph), cap)
     return Judged(f"network, {name} p={p} m={m} stages={stages} adam={adam} tied={tied} cap={cap}", text,
-                  lambda text: pipeline.read_plan(pipeline.read_schedule(text), p, m, stages // p, cap, graph=cut.graph), checker.judge,
-                  lambda found: expect(list(found.peaks) == pytest.approx(checker.peaks), "peaks"))
+                  lambda text: pipeline.read_plan(pipeline.read_schedule(text), p, m, stages // p, cap,
+                                                  graph=cut.graph),
+                  checker.judge, lambda found: expect(list(found.peaks) == pytest.approx(checker.peaks), "peaks"))
 
 
 def device_of(rng: np.random.Generator) -> Judged | None:
     """A recorded step on one device, in any legal order on some lanes; in half of them tasks are one step late."""
     plan = rng.choice(["linear", "relu", "tied", "residual", "norm", "gain"], int(rng.integers(0, 4))).tolist()
-    graph = recorded(Case(plan, width=3, micro_batches=int(rng.integers(1, 3)), optimizer=sgd, seed=int(rng.integers(99))))
+    graph = recorded(Case(plan, width=3, micro_batches=int(rng.integers(1, 3)), optimizer=sgd,
+                          seed=int(rng.integers(99))))
     if len(set(graph.buffer_storage.tolist())) < len(graph.buffer_storage):
         return None
     crossing = np.zeros(len(graph), bool)
@@ -340,21 +350,26 @@ def device_of(rng: np.random.Generator) -> Judged | None:
             while more:
                 crossing[more[-1]] = True
                 more += [s for s in graph.succs[more.pop()].tolist() if not crossing[s]]
-    schedule = random_schedule(cross_boundary(graph, np.flatnonzero(crossing)).body[0] if crossing.any() else graph, int(rng.integers(1, 4)), rng)
-    return Judged(f"one device, {plan}, {int(crossing.sum())} late", schedule.to_csv(), lambda text: lower(graph, Schedule.from_csv(text)),
-                  device_checker(graph).judge, lambda found: memory_holds(graph, found) if rng.random() < 0.2 else None)
+    schedule = random_schedule(cross_boundary(graph, np.flatnonzero(crossing)).body[0] if crossing.any() else graph,
+                               int(rng.integers(1, 4)), rng)
+    return Judged(f"one device, {plan}, {int(crossing.sum())} late", schedule.to_csv(),
+                  lambda text: lower(graph, Schedule.from_csv(text)), device_checker(graph).judge,
+                  lambda found: memory_holds(graph, found) if rng.random() < 0.2 else None)
 
 
 def memory_holds(graph: TaskGraph, program: Program) -> None:
     """The peak is where the last storage ends, nothing alive is overwritten, and a limit below the peak is refused."""
     for part in program.parts:
         memory, own = part.memory, part.graph
-        place = {s: (at, at + max(1, spec.bytes)) for s, (spec, at) in enumerate(zip(own.storages, memory.offset.tolist(), strict=True)) if at >= 0}
+        place = {s: (at, at + max(1, spec.bytes))
+                 for s, (spec, at) in enumerate(zip(own.storages, memory.offset.tolist(), strict=True)) if at >= 0}
         assert max((end for _, end in place.values()), default=0) <= memory.arena_bytes
         given, kept = ({v.storage for v in views} for views in (own.inputs, own.outputs))
         lanes = brute_force.lanes_of(part.schedule.to_csv())
-        assert not brute_force.overlap(lanes, tasks_of(own), lambda b, own=own: int(own.buffer_storage[b]), place, given, kept)
-        assert memory.arena_bytes + sum(-(-max(1, s.bytes) // 256) * 256 for s in own.storages if s.role.persistent) <= program.peak_bytes
+        assert not brute_force.overlap(lanes, tasks_of(own),
+                                       lambda b, own=own: int(own.buffer_storage[b]), place, given, kept)
+        assert memory.arena_bytes + sum(-(-max(1, s.bytes) // 256) * 256
+                                        for s in own.storages if s.role.persistent) <= program.peak_bytes
     names = [program.schedule.names(i) for i in range(len(program.schedule.lanes))]
     again = Schedule.from_names(dict(zip(program.schedule.lanes, names, strict=True)))
     lower(graph, again, memory_limit=program.peak_bytes)
@@ -378,15 +393,15 @@ def data_parallel_of(rng: np.random.Generator) -> Judged | None:
                   lambda text: lower(plan.graph, Schedule.from_csv(text)), device_checker(plan.graph).judge)
 
 
-KINDS = {"pipeline": pipeline_of, "stale": stale_of, "layerpipe": layerpipe_of, "network": network_of, "device": device_of,
-         "data_parallel": data_parallel_of}
+KINDS = {"pipeline": pipeline_of, "stale": stale_of, "layerpipe": layerpipe_of, "network": network_of,
+         "device": device_of, "data_parallel": data_parallel_of}
 
 
 def expect(holds: bool, what: str) -> None:
     assert holds, what
 
 
-# ------------------------------------------------------------------------------------------------------------------ tests
+# ---------------------------------------------------------------------------------------------------------------- tests
 def judged(kind: str, plans: int, seed: int) -> Counter[bool]:
     """Judges as many changed plans of one kind; how many held, and how many did not."""
     print(f"{kind}: seed {seed}")
@@ -399,7 +414,8 @@ def judged(kind: str, plans: int, seed: int) -> Counter[bool]:
         for text in [case.text, *(mutated(case.text, rng) for _ in range(MUTATIONS))]:
             expected = case.judge(text)
             wrong, found = said(lambda text=text, case=case: case.ours(text))
-            assert bool(wrong) == bool(expected), f"seed {seed}, {case.what}: we say {wrong or 'valid'!r}, the checker {expected or 'valid'!r}\n{text}"
+            assert bool(wrong) == bool(expected), (
+                f"seed {seed}, {case.what}: we say {wrong or 'valid'!r}, the checker {expected or 'valid'!r}\n{text}")
             if not wrong:
                 case.also(found)
             count[not wrong] += 1
@@ -417,7 +433,8 @@ def test_changed_plans_are_judged_as_by_brute_force(kind):
 @pytest.mark.campaign
 @pytest.mark.parametrize("kind", KINDS)
 def test_many_changed_plans_are_judged_as_by_brute_force(kind):
-    count = judged(kind, int(os.environ.get("PLANS", "12000")) // len(KINDS), int(os.environ.get("SEED", np.random.SeedSequence().entropy % 2**32)))
+    count = judged(kind, int(os.environ.get("PLANS", "12000")) // len(KINDS),
+                   int(os.environ.get("SEED", np.random.SeedSequence().entropy % 2**32)))
     assert min(count[True], count[False]) > 0.05 * count.total()
 
 
@@ -436,7 +453,8 @@ def races(plans: int, seed: int) -> Counter[bool]:
         graph = builder.build()
         schedule = random_schedule(graph, int(rng.integers(1, 4)), rng)
         if rng.random() < 0.3:
-            schedule = Schedule(tuple(Lane(int(rng.integers(2)), f"l{i}") for i in range(len(schedule.lanes))), schedule.ptr, schedule.keys)
+            schedule = Schedule(tuple(Lane(int(rng.integers(2)), f"l{i}") for i in range(len(schedule.lanes))),
+                                schedule.ptr, schedule.keys)
         lanes = brute_force.lanes_of(schedule.to_csv())
         for _ in range(MUTATIONS):
             waits = schedule.waits(graph).tolist()
@@ -446,9 +464,12 @@ def races(plans: int, seed: int) -> Counter[bool]:
                     waits += [gone[::-1]] if rng.random() < 0.3 else []
                 else:
                     waits.append(rng.choice(len(graph), 2, replace=False).tolist())
-            expected = brute_force.race(lanes, tasks_of(graph), [(brute_force.name_of(graph.name(a)), brute_force.name_of(graph.name(b))) for a, b in waits])
-            wrong, _ = said(lambda waits=waits, schedule=schedule, graph=graph: schedule.validate(graph, np.array(waits, np.int64).reshape(-1, 2)))
-            assert bool(wrong) == bool(expected), f"seed {seed}: we say {wrong or 'valid'!r}, the checker {expected or 'valid'!r}\n{schedule.to_csv()}\n{waits}"
+            expected = brute_force.race(lanes, tasks_of(graph), [
+                (brute_force.name_of(graph.name(a)), brute_force.name_of(graph.name(b))) for a, b in waits])
+            wrong, _ = said(lambda waits=waits, schedule=schedule, graph=graph: schedule.validate(
+                graph, np.array(waits, np.int64).reshape(-1, 2)))
+            assert bool(wrong) == bool(expected), (f"seed {seed}: we say {wrong or 'valid'!r}, the checker "
+                                                   f"{expected or 'valid'!r}\n{schedule.to_csv()}\n{waits}")
             count[not wrong] += 1
     print(f"races: {count[True]} had none, {count[False]} did not hold")
     return count
@@ -461,4 +482,5 @@ def test_waits_are_judged_as_by_brute_force():
 
 @pytest.mark.campaign
 def test_many_waits_are_judged_as_by_brute_force():
-    races(int(os.environ.get("PLANS", "12000")) // 6, int(os.environ.get("SEED", np.random.SeedSequence().entropy % 2**32)))
+    races(int(os.environ.get("PLANS", "12000")) // 6,
+          int(os.environ.get("SEED", np.random.SeedSequence().entropy % 2**32)))

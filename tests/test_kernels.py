@@ -1,4 +1,5 @@
-"""Each kernel's CPU form against its reference over NumPy: values, exact coverage of the output, no memory of its own."""
+"""Each kernel's CPU form against its reference over NumPy: values, exact coverage of the output, no
+memory of its own."""
 
 from __future__ import annotations
 
@@ -81,10 +82,12 @@ def examples(n=3, m=4):
     for decay in (0.0, 0.1):
         yield Example("sgd", (s, s, (1,)), (s,), {"momentum": 0.0, "weight_decay": decay, "nesterov": False})
         for nesterov in (False, True):
-            yield Example("sgd", (s, s, (1,), s), (s, s), {"momentum": 0.9, "weight_decay": decay, "nesterov": nesterov})
+            yield Example("sgd", (s, s, (1,), s), (s, s),
+                          {"momentum": 0.9, "weight_decay": decay, "nesterov": nesterov})
         for decoupled in (False, True):
             yield Example("adam", (s, s, s, s, (1,), np.array([2.0, 0.8, 0.9])), (s, s, s),
-                          {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": decay, "decoupled": decoupled}, positive=True)
+                          {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": decay, "decoupled": decoupled},
+                          positive=True)
     yield Example("adam_tick", (np.array([2.0, 0.81, 0.98]),), (np.zeros(3),), {"beta1": 0.9, "beta2": 0.99})
 
 
@@ -131,7 +134,8 @@ IN_PLACE = {"add": (0, 1), "sgd": (0, 3), "adam": (0, 2, 3), "adam_tick": (0,), 
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("example", [e for e in examples() if e.kernel in IN_PLACE and len({str(r) for r in e.reads[:2]}) < 3], ids=str)
+@pytest.mark.parametrize("example", [e for e in examples() if e.kernel in IN_PLACE
+                                     and len({str(r) for r in e.reads[:2]}) < 3], ids=str)
 def test_updates_may_be_in_place(example, dtype):
     """Gradients are added onto one of the two, parameters and states are updated where they lie."""
     for start in range(2 if example.kernel == "add" else 1):
@@ -143,7 +147,8 @@ def test_updates_may_be_in_place(example, dtype):
         for thunk in bound(example, reads, [reads[p] for p in bound_to]):
             thunk()
         for p, e in zip(bound_to, expected if isinstance(expected, tuple) else (expected,), strict=True):
-            np.testing.assert_allclose(reads[p], e, rtol=3e-6 if dtype == "float32" else 1e-13, atol=1e-7 if dtype == "float32" else 0)
+            np.testing.assert_allclose(reads[p], e, rtol=3e-6 if dtype == "float32" else 1e-13,
+                                       atol=1e-7 if dtype == "float32" else 0)
 
 
 @pytest.mark.parametrize("example", list(examples(300, 400)), ids=str)
@@ -160,7 +165,8 @@ def test_calls_make_no_array(example):
     assert bytes_allocated(run) < 150_000
 
 
-STRIDED = ("add", "mul", "maximum", "sum", "max", "matmul", "linear_weight_grad", "spread", "copy", "exp", "softmax", "cross_entropy", "cast")
+STRIDED = ("add", "mul", "maximum", "sum", "max", "matmul", "linear_weight_grad", "spread", "copy", "exp", "softmax",
+           "cross_entropy", "cast")
 
 
 @pytest.mark.parametrize("example", [e for e in examples() if e.kernel in STRIDED], ids=str)
@@ -176,7 +182,8 @@ def test_strided_operands(example):
 
 
 def test_every_kernel_of_these_families_has_an_example():
-    elsewhere = {"log_softmax", "log_softmax_grad", "mse", "mse_grad", "clip_factor", "square_sum",  # sequences, optimizers
+    # sequences, optimizers
+    elsewhere = {"log_softmax", "log_softmax_grad", "mse", "mse_grad", "clip_factor", "square_sum",
                  "sgd_many", "adam_many", "cast_many", "unscale", "scale_update"}
     mine = {name for name, k in KERNELS.items() if k.reference.__module__.rpartition(".")[2] in HERE}
     assert mine - elsewhere == {e.kernel for e in examples()}
@@ -198,9 +205,12 @@ def test_dropout_depends_on_the_sample_and_not_on_the_batch():
     half = KERNELS["dropout"].reference(np, x[5:], np.array([4], np.uint64), sample=5, **constants)
     assert np.array_equal(whole[5:], half)
     for change in ({"seed": 4}, {"draw": 2}, {"seed": 3 + (1 << 32)}):
-        assert not np.array_equal(whole, KERNELS["dropout"].reference(np, x, np.array([4], np.uint64), sample=0, **{**constants, **change}))
-    assert not np.array_equal(whole, KERNELS["dropout"].reference(np, x, np.array([5], np.uint64), sample=0, **constants))
-    assert np.array_equal(whole, KERNELS["dropout"].reference(np, x, np.array([2**64 - 1], np.uint64), sample=0, **{**constants, "draw": 6}))
+        assert not np.array_equal(whole, KERNELS["dropout"].reference(np, x, np.array([4], np.uint64), sample=0,
+                                                                      **{**constants, **change}))
+    assert not np.array_equal(whole,
+                              KERNELS["dropout"].reference(np, x, np.array([5], np.uint64), sample=0, **constants))
+    assert np.array_equal(whole, KERNELS["dropout"].reference(np, x, np.array([2**64 - 1], np.uint64), sample=0,
+                                                              **{**constants, "draw": 6}))
 
 
 def test_philox_is_philox():
@@ -210,7 +220,8 @@ def test_philox_is_philox():
     for counter, key, answer in (
             ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
             ((0xFFFFFFFF,) * 4, (0xFFFFFFFF,) * 2, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
-            ((0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344), (0xA4093822, 0x299F31D0), (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1))):
+            ((0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344), (0xA4093822, 0x299F31D0),
+             (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1))):
         words = philox(np, *(np.array([c], np.uint64) for c in counter), *key)
         assert tuple(int(w[0]) for w in words) == answer
 
@@ -228,7 +239,8 @@ def test_a_kernel_without_a_cpu_form_says_how_to_define_one(monkeypatch):
     monkeypatch.setitem(KERNELS, "half", Kernel("half", lambda xp, x: x / 2))
     tape = ml.autograd.tape.current()
     x, y = ml.array(np.ones(2)), ml.array(np.zeros(2))
-    with pytest.raises(KernelError, match=r"kernel half has no CPU form; define one with @"), tape.task(tape.new_unit(), ml.graph.Kind.F):
+    with (pytest.raises(KernelError, match=r"kernel half has no CPU form; define one with @"),
+          tape.task(tape.new_unit(), ml.graph.Kind.F)):
         tape.call("half", [x], [y])
 
 

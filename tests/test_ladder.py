@@ -1,4 +1,5 @@
-"""The ladder of rungs on a runtime without a GPU: the whole path from networks to the record, and what is checked on it."""
+"""The ladder of rungs on a runtime without a GPU: the whole path from networks to the record, and what
+is checked on it."""
 
 from __future__ import annotations
 
@@ -73,10 +74,12 @@ def test_all_rungs_are_trained_compared_and_timed_in_turn(device, tmp_path):
     rungs = [*PLAIN, *FUSED]
     for key in ("step_ms", "host_us", "ready_s", "peak_bytes", "about"):
         assert list(run[key]) == rungs
-    assert {"E1 in_order", "E2 multi_stream", "E3 in_order"} <= run["launch_us"].keys() <= {name for name in rungs if not name.startswith("E0")}
+    assert {"E1 in_order", "E2 multi_stream", "E3 in_order"} <= run["launch_us"].keys() <= {
+        name for name in rungs if not name.startswith("E0")}
     assert all(s["n"] == SHORT.groups for s in run["step_ms"].values())
     assert {"E0a in_order / E0b multi_stream", "E0a in_order / E0b multi_region", "E1 in_order / E2 multi_stream",
-            "E1 in_order / E2 multi_region", "E0a in_order / E1 in_order", "E1 in_order / E3 multi_region"} <= run["ratios"].keys()
+            "E1 in_order / E2 multi_region", "E0a in_order / E1 in_order",
+            "E1 in_order / E3 multi_region"} <= run["ratios"].keys()
     assert run["minidl"] == "E3 multi_region"
     assert record["summary"]["tf32"]["E1 in_order / E2 multi_region"]["networks"] == 1
     assert set(run["left_out"]) == {*EAGER}, "every rung that is missing says why"
@@ -125,14 +128,16 @@ def test_torch_is_held_against_float64_and_timed_beside(device, one_thread):
     assert list(run["step_ms"]) == ["E0a in_order", "B0 eager", "B1 tuned"]
     assert run["about"]["B1 tuned"]["memory_format"] in ("contiguous", "channels_last")
     assert "B2 graph" in run["left_out"]
-    assert ladder_record.fastest({"first": run}, ["B1 tuned", "B2 graph"]) == ("B1 tuned", run["ratios"]["B1 tuned / E0a in_order"]["median"])
+    assert (ladder_record.fastest({"first": run}, ["B1 tuned", "B2 graph"])
+            == ("B1 tuned", run["ratios"]["B1 tuned / E0a in_order"]["median"]))
     assert passed(run)
 
 
 @pytest.mark.slow
 def test_bfloat16_is_that_of_both_sides(device, one_thread, monkeypatch):
     made = []
-    monkeypatch.setattr(Theirs, "network", lambda self, *a, network=Theirs.network, **k: made.append(network(self, *a, **k)) or made[-1])
+    monkeypatch.setattr(Theirs, "network",
+                        lambda self, *a, network=Theirs.network, **k: made.append(network(self, *a, **k)) or made[-1])
     monkeypatch.setattr(Theirs, "tuned", lambda self: self.eager(True))
     kinds = ("E0a in_order", "E1 in_order", "E3 in_order")
     case, bf16 = Case("lenet", {}, 4), PRECISIONS["bf16"]
@@ -151,7 +156,8 @@ def test_bfloat16_is_that_of_both_sides(device, one_thread, monkeypatch):
 def test_a_compiler_is_timed_beside_what_stands_for_minidl(device, one_thread, monkeypatch):
     modes, costs = [], []
     monkeypatch.setattr(Theirs, "compiled", lambda self, mode: modes.append((mode, self.format)) or self.eager(True))
-    case, how = Case("lenet", {}, 2), replace(ALONE, torch_on="cpu", costs=lambda *graph: costs.append(graph) or ml.CostModel.analytic())
+    case, how = Case("lenet", {}, 2), replace(ALONE, torch_on="cpu",
+                                              costs=lambda *graph: costs.append(graph) or ml.CostModel.analytic())
     first = first_run(case, TF32, device, replace(how, torch_on=None, rungs=("E1 in_order",)))
     assert len(costs) == 1
     first["about"]["B1 tuned"] = {"memory_format": "channels_last"}
@@ -162,23 +168,26 @@ def test_a_compiler_is_timed_beside_what_stands_for_minidl(device, one_thread, m
     assert len(costs) == 1, "it is planned once"
     with pytest.raises(ImportError, match="apex is not installed"):
         compiled_run("B5 torchsched", first, case, TF32, device, how)
-    assert compiled_run("B5 torchsched", first, case, TF32, device, ALONE) == {"left_out": {"B5 torchsched": "not asked for"}}
+    assert (compiled_run("B5 torchsched", first, case, TF32, device, ALONE)
+            == {"left_out": {"B5 torchsched": "not asked for"}})
 
 
 def test_the_pairs_that_share_most_time_are_measured_first():
     graph = planned(("1F0", "x", "a"), ("2F0", "a", "b"), ("2W0", "a b", "c"), ("1W0", "x b", "d"))
     cost = ml.CostModel(tasks={"1F0": 4.0, "2F0": 3.0, "2W0": 5.0, "1W0": 1.0})
     groups = {"1F0": "f", "2F0": "f", "2W0": "long", "1W0": "short"}
-    assert longest(graph, cost, groups, [("f", "short"), ("f", "long"), ("none", "long")]) == [("f", "long"), ("f", "short"), ("none", "long")]
+    assert (longest(graph, cost, groups, [("f", "short"), ("f", "long"), ("none", "long")])
+            == [("f", "long"), ("f", "short"), ("none", "long")])
 
 
-@pytest.mark.parametrize("wrong", [{"equal_bits": False}, {"finite": False}, {"fused_agrees": False}, {"losses": {"agrees": False}}])
+@pytest.mark.parametrize("wrong", [{"equal_bits": False}, {"finite": False}, {"fused_agrees": False},
+                                   {"losses": {"agrees": False}}])
 def test_each_check_counts(wrong):
     assert passed(run_with())
     assert not passed(run_with(**wrong))
 
 
-# ------------------------------------------------------------------------------------------------ many networks, one record
+# -------------------------------------------------------------------------------------------- many networks, one record
 class Runs:
     """In place of what measures: notes what is asked for, and gives runs without times of their own."""
 
@@ -186,8 +195,10 @@ class Runs:
         self.asked: list[tuple[str, ...]] = []
         self.broken: set[tuple[str, ...]] = set()
         self.seconds = seconds
-        monkeypatch.setattr(ladder, "first_run", lambda case, precision, device, how: self.run(case, precision.name, "first"))
-        monkeypatch.setattr(ladder, "compiled_run", lambda name, first, case, precision, device, how: self.run(case, precision.name, name))
+        monkeypatch.setattr(ladder, "first_run",
+                            lambda case, precision, device, how: self.run(case, precision.name, "first"))
+        monkeypatch.setattr(ladder, "compiled_run",
+                            lambda name, first, case, precision, device, how: self.run(case, precision.name, name))
         monkeypatch.setattr(ladder, "give_back", lambda device: None)
         monkeypatch.setattr(ladder, "shown", lambda label, run: label)
 
@@ -195,27 +206,32 @@ class Runs:
         self.asked.append(asked)
         if asked in self.broken:
             raise RuntimeError("out of\nmemory")
-        return {**run_with(), "minidl": "E3 in_order", "step_ms": {}, "ratios": {"a / b": {"median": 2.0 ** len(self.asked)}}}
+        return {**run_with(), "minidl": "E3 in_order", "step_ms": {},
+                "ratios": {"a / b": {"median": 2.0 ** len(self.asked)}}}
 
 
 def test_a_record_is_gone_on_with_and_a_failure_is_one_networks_own(tmp_path, monkeypatch):
     path, runs, names = str(tmp_path / "record.json"), Runs(monkeypatch), ("one", "two", "three")
     runs.broken = {("two", "tf32", "first")}
 
-    def again(sources: str = "s", budget: float = float("inf"), precisions: Any = (TF32,), resume: bool = True) -> dict[str, Any]:
+    def again(sources: str = "s", budget: float = float("inf"), precisions: Any = (TF32,),
+              resume: bool = True) -> dict[str, Any]:
         runs.asked.clear()
         about = {"sources": sources, "commit": "c", "date": "d"}
-        made: dict[str, Any] = ladder.Climb({name: name for name in names}, precisions, about, path, resume=resume, runs=("first", COMPILED[0]))(None, None, budget)
+        made: dict[str, Any] = ladder.Climb({name: name for name in names}, precisions, about, path, resume=resume,
+                                            runs=("first", COMPILED[0]))(None, None, budget)
         assert made == {k: v for k, v in json.loads(Path(path).read_text()).items() if k != "name"}
         return made
 
     record = again(resume=False)
     of = record["networks"]["tf32"]
-    assert of["two"]["first"] == {"sources": "s", "commit": "c", "date": "d", "seconds": 0.0, "left_out": {"first": "RuntimeError: out of memory"}}
+    assert of["two"]["first"] == {"sources": "s", "commit": "c", "date": "d", "seconds": 0.0,
+                                  "left_out": {"first": "RuntimeError: out of memory"}}
     assert of["two"][COMPILED[0]]["left_out"] == {COMPILED[0]: "what stands for minidl has no times yet"}
     assert of["one"][COMPILED[1]]["left_out"] == {COMPILED[1]: "not asked for"}
     assert not record["passed"]
-    assert runs.asked == [(name, "tf32", "first") for name in names] + [(name, "tf32", COMPILED[0]) for name in ("one", "three")]
+    assert runs.asked == [(name, "tf32", "first") for name in names] + [(name, "tf32", COMPILED[0])
+                                                                        for name in ("one", "three")]
     assert record["summary"]["tf32"]["a / b"] == {"geometric_mean": 4.0, "worst": 2.0, "networks": 2}
     runs.broken = set()
     assert again()["passed"]
@@ -223,7 +239,8 @@ def test_a_record_is_gone_on_with_and_a_failure_is_one_networks_own(tmp_path, mo
     assert again()["complete"]
     assert runs.asked == [], "nothing is"
     record = again("t", precisions=(TF32, PRECISIONS["bf16"]))
-    assert [asked[1] for asked in runs.asked] == ["bf16"] * 6 + ["tf32"] * 6, "what was measured of other sources comes last"
+    assert [asked[1] for asked in runs.asked] == ["bf16"] * 6 + ["tf32"] * 6, (
+        "what was measured of other sources comes last")
     again("u", budget=0)
     assert runs.asked == []
 
@@ -242,16 +259,18 @@ def test_no_run_is_begun_that_would_not_fit(tmp_path, monkeypatch):
     cases = {name: name for name in ("one", "two")}
 
     def made() -> Any:
-        return ladder.Climb(cases, [TF32, PRECISIONS["bf16"]], {"sources": "s"}, path, resume=True, runs=("first", COMPILED[0]))
+        return ladder.Climb(cases, [TF32, PRECISIONS["bf16"]], {"sources": "s"}, path, resume=True,
+                            runs=("first", COMPILED[0]))
 
     record = made()(None, None, 250)
-    assert runs.asked == [("one", "tf32", "first"), ("two", "tf32", "first"), ("one", "bf16", "first")], "87.5 of 110 seconds for the third"
+    assert runs.asked == [("one", "tf32", "first"), ("two", "tf32", "first"),
+                          ("one", "bf16", "first")], ("87.5 of 110 seconds for the third")
     assert clock[0] <= 250
     assert record["networks"]["bf16"]["two"]["first"] == {"left_out": {"first": "no time was left"}}
     assert not record["complete"]
     made()(None, None, 300)
-    assert runs.asked[3:] == [("two", "bf16", "first"), ("one", "tf32", COMPILED[0]), ("two", "tf32", COMPILED[0]), ("one", "bf16", COMPILED[0]),
-                              ("two", "bf16", COMPILED[0])]
+    assert runs.asked[3:] == [("two", "bf16", "first"), ("one", "tf32", COMPILED[0]), ("two", "tf32", COMPILED[0]),
+                              ("one", "bf16", COMPILED[0]), ("two", "bf16", COMPILED[0])]
 
 
 CLIMB = """
@@ -262,7 +281,8 @@ from ladder_cases import PRECISIONS, Case, Effort
 from ladder_runs import How, first_run
 device = devices._devices[0] = cuda_runtime.device(3)
 cases = {{name: Case("lenet", {{}}, 2) for name in ("one", "two", "three")}}
-how = How(Effort(0, 0, 1, 1, 3, 1), lambda graph, device: ml.CostModel.analytic(), None, ("E0a in_order", "E1 in_order"))
+analytic = ml.CostModel.analytic()
+how = How(Effort(0, 0, 1, 1, 3, 1), lambda graph, device: analytic, None, ("E0a in_order", "E1 in_order"))
 made = []
 
 def run(*arguments):
@@ -282,7 +302,8 @@ def test_killed_it_loses_nothing_that_was_finished_and_goes_on_with_the_rest(tmp
 
     def climber(stop: int) -> Any:
         code = CLIMB.format(bench=str(BENCH), tests=str(Path(__file__).parent), path=str(path), stop=stop)
-        return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE,
+                                stderr=subprocess.DEVNULL, text=True)
 
     with climber(stop=2) as killed:
         assert "here\n" in iter(killed.stdout.readline, "")
@@ -297,7 +318,8 @@ def test_killed_it_loses_nothing_that_was_finished_and_goes_on_with_the_rest(tmp
     assert after["networks"]["tf32"]["one"] == before["one"], "it is not measured again"
     assert list(after["networks"]["tf32"]) == ["one", "two", "three"]
     assert after["passed"]
-    assert said.index("three, tf32") < said.index("two, tf32"), "what had been begun may be what took too long: it comes last"
+    assert said.index("three, tf32") < said.index("two, tf32"), (
+        "what had been begun may be what took too long: it comes last")
 
 
 # -------------------------------------------------------------------------------------------------------------- targets
@@ -308,8 +330,8 @@ def network(tuned: float, graph: float, compiled: float | None, ooo: float, laun
         return {"median": value, "p10": value, "p90": value, "n": 10}
 
     mine = "E3 multi_region"
-    ratios = {f"B1 tuned / {mine}": spread(tuned), f"B2 graph / {mine}": spread(graph), "E1 in_order / E2 multi_region": spread(ooo),
-              "E0a in_order / E0b multi_region": spread(ooo / 2)}
+    ratios = {f"B1 tuned / {mine}": spread(tuned), f"B2 graph / {mine}": spread(graph),
+              "E1 in_order / E2 multi_region": spread(ooo), "E0a in_order / E0b multi_region": spread(ooo / 2)}
     entry: dict[str, Any] = {"first": {"minidl": mine, "step_ms": {}, "ratios": ratios, "host_us": {mine: spread(50.0)},
                                        "launch_us": {"E3 in_order": spread(launch), "E1 in_order": spread(99.0)}}}
     if compiled:
@@ -330,7 +352,8 @@ def test_targets_are_told_from_the_record():
     assert (captured["seen"]["geometric_mean"], captured["met"]) == (pytest.approx(1.3**0.5, abs=1e-4), True)
     assert not_captured["met"] is None
     assert not_captured["seen"]["worst"] == 0.5
-    assert host["seen"] == {"launch": 10.0, "worst_launch": 12.0, "step": 50.0, "worst_step": 50.0, "networks": 2, "of": 2}
+    assert host["seen"] == {"launch": 10.0, "worst_launch": 12.0, "step": 50.0, "worst_step": 50.0,
+                            "networks": 2, "of": 2}
     slower = ladder_record.targets({"a": network(2.0, 9.0, 0.9, 1.0), "b": network(2.0, 9.0, 9.0, 1.0)}, of=2)
     assert [row["met"] for row in slower] == [False, False, False, None, None], "a mean of 2.8 does not make up for 0.9"
 
@@ -349,7 +372,8 @@ def test_without_a_gpu_it_says_so_in_one_line():
     try:
         ml.device.get("cuda")
     except ml.DeviceError:
-        done = subprocess.run([sys.executable, str(BENCH / "ladder.py")], capture_output=True, text=True, timeout=PATIENCE)
+        done = subprocess.run([sys.executable, str(BENCH / "ladder.py")], capture_output=True,
+                              text=True, timeout=PATIENCE)
         assert done.returncode == 2
         assert done.stderr.startswith("ladder: ")
         assert len(done.stderr.splitlines()) == 1

@@ -33,7 +33,8 @@ def check_rows(rows, measured):
 
 
 def run(*arguments):
-    return subprocess.run([sys.executable, str(BENCH / "launch_overhead.py"), *arguments], capture_output=True, text=True, timeout=PATIENCE)
+    return subprocess.run([sys.executable, str(BENCH / "launch_overhead.py"), *arguments], capture_output=True,
+                          text=True, timeout=PATIENCE)
 
 
 def test_the_cpu(tmp_path):
@@ -91,7 +92,8 @@ def bench(monkeypatch):
 
 
 def test_what_cuda_does_without_libraries(bench, tmp_path):
-    """Launches, events, copies, chains and graphs run on the stand-in for CUDA's runtime; libraries that need a GPU say so."""
+    """Launches, events, copies, chains and graphs run on the stand-in for CUDA's runtime; libraries that
+    need a GPU say so."""
     record = bench.measure("cuda", quick=True)
     libraries = ("a kernel", "a library's kernel")
     check_rows(record["rows"], lambda row: row["group"] not in libraries or row["name"] in RUNNABLE)
@@ -100,7 +102,8 @@ def test_what_cuda_does_without_libraries(bench, tmp_path):
     assert len(by_graph) == len([row for row in record["rows"] if row.get("by") == "stream"])
     text = bench.table(record)
     for row in record["rows"]:
-        (line,) = [line for line in text.splitlines() if line.startswith(f"  {row['name']:42} ") and row.get("missing", row["words"]) in line]
+        (line,) = [line for line in text.splitlines() if line.startswith(f"  {row['name']:42} ")
+                   and row.get("missing", row["words"]) in line]
         assert line
     need("matplotlib")
     bench.plot(record, str(tmp_path / "plot.png"))
@@ -109,8 +112,8 @@ def test_what_cuda_does_without_libraries(bench, tmp_path):
 
 @pytest.mark.parametrize("branches", [0, 1, 2, 4, 8])
 def test_chains_are_what_they_are_called(bench, branches):
-    """A graph of n kernels: a path, or equal branches side by side. On two streams that take turns each kernel comes after
-    the last, and after the last but one too, which is the last of its own stream."""
+    """A graph of n kernels: a path, or equal branches side by side. On two streams that take turns each kernel comes
+    after the last, and after the last but one too, which is the last of its own stream."""
     import launches_cuda
 
     gpu = launches_cuda.Gpu(bench.gpu("cuda"), True)

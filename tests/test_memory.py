@@ -43,7 +43,8 @@ def check(graph, schedule, plan):
             def ends_before(x, y):  # inputs are all loaded before the first task, outputs all read after the last
                 return all(order[p, q] for p in users[x] for q in users[y]) and y not in inputs and x not in outputs
 
-            assert ends_before(a, b) or ends_before(b, a), f"{graph.storages[a].name} and {graph.storages[b].name} share memory"
+            assert ends_before(a, b) or ends_before(b, a), (
+                f"{graph.storages[a].name} and {graph.storages[b].name} share memory")
 
 
 @given(scheduled_graphs(tasks=12, buffers=7, lanes=4))
@@ -57,7 +58,8 @@ def test_plans_of_random_graphs_are_free_of_clashes(pair):
     assert plan.peak_bytes == plan.arena_bytes + plan.persistent_bytes
     # nothing packs tighter than what is in use at once somewhere
     users = [set(graph.storage_users[s].tolist()) for s in range(len(size))]
-    assert plan.arena_bytes >= max((sum(int(size[s]) for s in range(len(size)) if t in users[s]) for t in range(len(graph))), default=0)
+    assert plan.arena_bytes >= max((sum(int(size[s]) for s in range(len(size)) if t in users[s])
+                                    for t in range(len(graph))), default=0)
 
 
 @given(case=cases(), lanes=st.integers(1, 4), seed=st.integers(0, 2**31))
@@ -131,7 +133,8 @@ def test_the_limit_tells_what_is_needed():
     schedule = Schedule.of(graph, {Lane(0): range(len(graph))})
     plan = plan_memory(graph, schedule)
     assert plan_memory(graph, schedule, plan.peak_bytes).peak_bytes == plan.peak_bytes
-    with pytest.raises(MemoryLimitError, match=f"needs {plan.peak_bytes:,} bytes .* more than the limit of {plan.peak_bytes - 1:,}"):
+    with pytest.raises(MemoryLimitError,
+                       match=f"needs {plan.peak_bytes:,} bytes .* more than the limit of {plan.peak_bytes - 1:,}"):
         plan_memory(graph, schedule, plan.peak_bytes - 1)
 
 

@@ -47,7 +47,7 @@ def error(found: Any, wanted: Any) -> float:
     return float(np.linalg.norm(found - wanted) / np.linalg.norm(wanted))
 
 
-# ------------------------------------------------------------------------------------------------------------------ types
+# ---------------------------------------------------------------------------------------------------------------- types
 @pytest.mark.parametrize(("precision", "given", "low", "expected"), [
     ("any", ["float32", "bfloat16"], "bfloat16", ["float32", "bfloat16"]),
     ("low", ["float32", "float16", "int64"], "bfloat16", ["bfloat16", "bfloat16", "int64"]),
@@ -66,7 +66,8 @@ def test_what_types_ops_take(precision, given, low, expected):
 
 
 def test_without_16_bits_the_message_says_so(capsys):
-    with pytest.raises(ml.DeviceError, match="bfloat16 needs a CUDA device; cpu computes in float32 and float64"), ml.autocast("bfloat16"):
+    with (pytest.raises(ml.DeviceError, match="bfloat16 needs a CUDA device; cpu computes in float32 and float64"),
+          ml.autocast("bfloat16")):
         pass
     with pytest.raises(ml.DeviceError, match="float16 needs a CUDA device"):
         ops.relu(ml.array(np.ones(3), "float16"))
@@ -92,7 +93,8 @@ def test_a_product_takes_rounded_inputs_and_gives_float32_gradients(there):
         (y * ml.array(dy)).sum().backward()
         assert {p.grad.dtype, q.grad.dtype, p.dtype} == {"float32"}
         np.testing.assert_array_equal(p.numpy(), w)
-        np.testing.assert_allclose(y.numpy().astype("float32"), rounded(x, low) @ rounded(w, low).T + rounded(b, low), rtol=half_unit, atol=1e-6)
+        np.testing.assert_allclose(y.numpy().astype("float32"), rounded(x, low) @ rounded(w, low).T + rounded(b, low),
+                                   rtol=half_unit, atol=1e-6)
         np.testing.assert_allclose(p.grad.numpy(), rounded(dy, low).T @ rounded(x, low), rtol=half_unit, atol=1e-6)
         np.testing.assert_array_equal(p.grad.numpy(), rounded(p.grad.numpy(), low))  # made in 16 bits, kept in 32
         np.testing.assert_allclose(q.grad.numpy(), rounded(dy, low).sum(0), rtol=half_unit, atol=1e-6)
@@ -104,7 +106,8 @@ def test_sums_of_two_types_are_made_in_the_wider_one(there):
         low = x @ p
         y = low + x
         assert ((low + low).dtype, y.dtype, ops.concat([x, low]).dtype) == ("bfloat16", "float32", "float32")
-        assert (ops.softmax(low).dtype, nn.cross_entropy(low, ml.array(np.array([0, 1, 2]))).dtype) == ("float32", "float32")
+        assert (ops.softmax(low).dtype,
+                nn.cross_entropy(low, ml.array(np.array([0, 1, 2]))).dtype) == ("float32", "float32")
     np.testing.assert_array_equal(y.numpy(), low.numpy().astype("float32") + x.numpy())
     with pytest.raises(ml.ShapeError, match="matmul: types differ: bfloat16, float32"):
         low @ p
@@ -141,7 +144,7 @@ def test_float64_is_left_alone(there):
         assert layer(ml.array(np.ones((2, 3)))).dtype == "float64"
 
 
-# ------------------------------------------------------------------------------------------------------------------ norms
+# ---------------------------------------------------------------------------------------------------------------- norms
 def test_norms_keep_their_statistics_in_float32(there):
     x = random_array((6, 5, 5, 3), 1, "float32") + 3
     for layer in (nn.BatchNorm2d(3), nn.LayerNorm(3)):
@@ -167,9 +170,10 @@ def test_norms_keep_their_statistics_in_float32(there):
         ops.layer_norm(low, ml.array(np.ones(3)))
 
 
-# --------------------------------------------------------------------------------------------------------------- networks
+# ------------------------------------------------------------------------------------------------------------- networks
 def example(model: Any, batch: int = 16) -> Any:
-    return next(data.load("digits", batch_size=batch, seed=5, image_size=model.input_shape[0], channels=model.input_shape[2], classes=10))
+    return next(data.load("digits", batch_size=batch, seed=5, image_size=model.input_shape[0],
+                          channels=model.input_shape[2], classes=10))
 
 
 def gradients(low: str | None, build: Any, scale: float = 1.0) -> list[Any]:
@@ -241,7 +245,7 @@ def test_gradients_of_sequences(there):
         assert error(run(low), wanted) < 8 * unit
 
 
-# ----------------------------------------------------------------------------------------------------------------- graphs
+# --------------------------------------------------------------------------------------------------------------- graphs
 def recorded(there: Any, low: str | None, parts: int = 1) -> Any:
     """A step of a small network, as a graph."""
     ml.seed(1)
@@ -263,9 +267,11 @@ def recorded(there: Any, low: str | None, parts: int = 1) -> Any:
 def test_a_graph_has_the_same_tasks_in_any_precision(there, parts):
     plain, mixed = recorded(there, None, parts), recorded(there, "bfloat16", parts)
     assert [t.name for t in mixed] == [t.name for t in plain]
-    casts = [t.kind for t in mixed for launch in t.launches if launch.kernel == "cast" and mixed.storages[launch.reads[0].storage].role == "parameter"]
+    casts = [t.kind for t in mixed for launch in t.launches if launch.kernel == "cast"
+             and mixed.storages[launch.reads[0].storage].role == "parameter"]
     assert casts == [Kind.F] * 4, "each parameter once, whatever the micro-batches"
-    gradients = [launch.writes[0].dtype for t in mixed if t.kind == Kind.W for launch in t.launches if launch.kernel == "cast"]
+    gradients = [launch.writes[0].dtype for t in mixed if t.kind == Kind.W
+                 for launch in t.launches if launch.kernel == "cast"]
     assert gradients == ["float32"] * 4 * parts
 
 
@@ -298,8 +304,8 @@ class Run:
             self.batches = data.load("digits", batch_size=16, seed=5)
             self.model = models.mlp(64, 24, 10)
             self.scaler = optim.GradScaler(scale, growth_interval=interval)
-            self.opt = (optim.SGD(self.model.parameters(), 0.1, 0.9, max_norm=1.0, scaler=self.scaler) if optimizer == "sgd"
-                        else optim.AdamW(self.model.parameters(), 0.01, scaler=self.scaler))
+            self.opt = (optim.SGD(self.model.parameters(), 0.1, 0.9, max_norm=1.0, scaler=self.scaler)
+                        if optimizer == "sgd" else optim.AdamW(self.model.parameters(), 0.01, scaler=self.scaler))
             with ml.autocast("float16"):
                 self.graph = ml.record(self.step, *next(self.batches))
         self.batches.restore({"epoch": 0, "batch": 0})
@@ -354,8 +360,10 @@ def test_overflow_skips_the_step_and_shrinks_the_scale(there, optimizer):
 def plan_of(name: str, graph: Any) -> Any:
     if name == "one step late":  # every task that may be
         delayed = np.flatnonzero(~must_stay(graph))
-        return with_late(ml.Schedule.of(graph, {ml.Lane(0): [*delayed, *np.setdiff1d(np.arange(len(graph)), delayed)]}), graph, delayed)
-    return schedulers.multi_stream(graph) if name == "multi_stream" else random_schedule(graph, 3, np.random.default_rng(0))
+        return with_late(ml.Schedule.of(graph, {ml.Lane(0): [*delayed, *np.setdiff1d(np.arange(len(graph)), delayed)]}),
+                         graph, delayed)
+    return (schedulers.multi_stream(graph) if name == "multi_stream"
+            else random_schedule(graph, 3, np.random.default_rng(0)))
 
 
 @pytest.mark.parametrize(("optimizer", "kind", "plan"), [
@@ -398,7 +406,7 @@ def test_a_run_goes_on_from_a_checkpoint(there, tmp_path):
     assert same(found, wanted[4:])
 
 
-# ----------------------------------------------------------------------------------------------------------- loss scaling
+# --------------------------------------------------------------------------------------------------------- loss scaling
 def test_scales_are_torchs():
     """On the CPU, in float32, with infinite gradients now and then."""
     torch = torch_or_skip()
@@ -472,16 +480,18 @@ def test_scaling_saves_small_gradients(there):
 
 
 def test_scalers_that_make_no_sense():
-    for arguments in ({"init_scale": 0.0}, {"init_scale": float("inf")}, {"growth_factor": 1.0}, {"backoff_factor": 1.0}, {"growth_interval": 0}):
+    for arguments in ({"init_scale": 0.0}, {"init_scale": float("inf")}, {"growth_factor": 1.0},
+                      {"backoff_factor": 1.0}, {"growth_interval": 0}):
         with pytest.raises(ValueError, match="a loss scale of"):
             optim.GradScaler(**arguments)
 
 
-# ------------------------------------------------------------------------------------------------------------------- jobs
+# ----------------------------------------------------------------------------------------------------------------- jobs
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 def test_a_job_learns_the_digits(there, dtype):
     there(0)
-    job = Job(model="mlp", model_args={"hidden": 48}, device="cuda", dtype=dtype, lr=0.1, batch_size=64, micro_batches=2, scheduler="multi_stream")
+    job = Job(model="mlp", model_args={"hidden": 48}, device="cuda", dtype=dtype, lr=0.1, batch_size=64,
+              micro_batches=2, scheduler="multi_stream")
     trainer = Trainer(Recorded(job), ml.CostModel.analytic())
     for _ in range(40):
         trainer.step()
@@ -493,19 +503,20 @@ def test_a_job_learns_the_digits(there, dtype):
     assert (trainer.recorded.optimizer.scaler is not None) == (dtype == "fp16")
 
 
-# ----------------------------------------------------------------------------------------------------------------- fusion
+# --------------------------------------------------------------------------------------------------------------- fusion
 def kernels(graph: Any) -> Counter[str]:
     return Counter(launch.kernel for task in graph.launches for launch in task)
 
 
-@pytest.mark.parametrize(("dtype", "name"), [("bf16", "resnet20"), ("fp16", "resnet20"), pytest.param("bf16", "mobilenet_v3_large", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("dtype", "name"), [("bf16", "resnet20"), ("fp16", "resnet20"),
+                                             pytest.param("bf16", "mobilenet_v3_large", marks=pytest.mark.slow)])
 def test_fusion_in_mixed_precision(there, dtype, name):
     """Casts and updates that are put together change no bits, other rules no more than rounding."""
     found = []
     for fusion in ((), ("casts", "updates"), None):
         there(len(found))
-        job = Job(model=name, model_args={"preset": "tiny"}, device="cuda", dtype=dtype, batch_size=16, fusion=fusion, optimizer="adam", lr=0.01,
-                  scheduler="multi_stream")
+        job = Job(model=name, model_args={"preset": "tiny"}, device="cuda", dtype=dtype, batch_size=16, fusion=fusion,
+                  optimizer="adam", lr=0.01, scheduler="multi_stream")
         recorded = Recorded(job)
         trainer = Trainer(recorded, ml.CostModel.analytic())
         for _ in range(3):
@@ -520,7 +531,8 @@ def test_fusion_in_mixed_precision(there, dtype, name):
     np.testing.assert_allclose(found[2][0], found[0][0], rtol=0.01)
 
 
-@pytest.mark.parametrize("arguments", [{"parts": 2}, {"max_norm": 0.1}, {"max_norm": 0.1, "scaler": True}, {"steps": 2}], ids=str)
+@pytest.mark.parametrize("arguments",
+                         [{"parts": 2}, {"max_norm": 0.1}, {"max_norm": 0.1, "scaler": True}, {"steps": 2}], ids=str)
 def test_casts_stay_where_they_are_needed(there, arguments):
     """Gradients that are added up or clipped are float32; after an update parameters are rounded anew."""
     def run(rules: tuple[str, ...], seed: int) -> tuple[Any, list[Any]]:
@@ -556,6 +568,7 @@ def test_casts_stay_where_they_are_needed(there, arguments):
     assert after["cast_many"] == 1
     assert after["cast"] < before["cast"]
     clipped_without_scaler = "max_norm" in arguments and "scaler" not in arguments
-    widened = sum(dict(launch.constants)["dtype"] == "float32" for task in graph.launches for launch in task if launch.kernel == "cast")
+    widened = sum(dict(launch.constants)["dtype"] == "float32" for task in graph.launches
+                  for launch in task if launch.kernel == "cast")
     least = 5 * arguments.get("steps", 1)  # the logits, and a layer that is used twice
     assert widened > least if "parts" in arguments or clipped_without_scaler else widened == least

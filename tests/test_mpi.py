@@ -33,7 +33,8 @@ def command(ranks, *argv):
 
 def run(ranks, *argv, **variables):
     """What hangs is ended by the limit, and the test fails."""
-    return subprocess.run(command(ranks, *argv), cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, env={**os.environ, **variables})
+    return subprocess.run(command(ranks, *argv), cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE,
+                          env={**os.environ, **variables})
 
 
 def train(*flags, common=COMMON):
@@ -59,7 +60,8 @@ def one_line(done):
 
 
 def alone(*flags):
-    return record(subprocess.run([sys.executable, *train(*flags)], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE))
+    return record(subprocess.run([sys.executable, *train(*flags)], cwd=ROOT, capture_output=True,
+                                 text=True, timeout=PATIENCE))
 
 
 # --------------------------------------------------------------------------------------------------------------- bits
@@ -79,7 +81,8 @@ def test_more_ranks_than_cores():
 
 @pytest.mark.slow
 def test_one_process_without_mpiexec():
-    single = subprocess.run([sys.executable, *parallel("dear")], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
+    single = subprocess.run([sys.executable, *parallel("dear")], cwd=ROOT, capture_output=True,
+                            text=True, timeout=PATIENCE)
     assert record(single)["params_sha256"] == alone()["params_sha256"]
 
 
@@ -106,9 +109,11 @@ sys.exit(main(sys.argv[1:]))
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="CUDA kernels are not run on the CPU: g++ is not installed")
 def test_two_ranks_on_cuda_without_a_gpu():
-    """On a runtime of the CPU, so that all but the GPU is real: each rank takes its own device, gradients go through MPI."""
+    """On a runtime of the CPU, so that all but the GPU is real: each rank takes its own device,
+    gradients go through MPI."""
     on_cuda = ["--device", "cuda"]
-    single = subprocess.run([sys.executable, "-c", CUDA, *train(*on_cuda, "--micro-batches", "2")[2:]], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
+    single = subprocess.run([sys.executable, "-c", CUDA, *train(*on_cuda, "--micro-batches", "2")[2:]], cwd=ROOT,
+                            capture_output=True, text=True, timeout=PATIENCE)
     found = record(run(2, "-c", CUDA, *parallel("reverse_first_k", "--k", "2", *on_cuda)[2:]))
     assert found["params_sha256"] == record(single)["params_sha256"]
     assert (found["ranks"], found["device"]) == (2, "cuda:0")
@@ -179,8 +184,8 @@ def test_info_looks_at_every_rank():
 @pytest.mark.slow
 def test_a_limited_loopback_changes_no_bits_or_says_why_it_cannot():
     script = str(ROOT / "bench" / "limited_loopback.sh")
-    done = subprocess.run([script, "500mbit", *command(2, *parallel("reverse_first_k", "--k", "1"))], cwd=ROOT, capture_output=True,
-                          text=True, timeout=PATIENCE)
+    done = subprocess.run([script, "500mbit", *command(2, *parallel("reverse_first_k", "--k", "1"))], cwd=ROOT,
+                          capture_output=True, text=True, timeout=PATIENCE)
     if done.returncode == 3:
         assert done.stderr.startswith("limited_loopback: ")
         assert len(done.stderr.splitlines()) == 1
@@ -191,7 +196,8 @@ def test_a_limited_loopback_changes_no_bits_or_says_why_it_cannot():
 def test_the_limited_loopback_says_what_is_missing(tmp_path):
     script = ROOT / "bench" / "limited_loopback.sh"
     (tmp_path / "sh").symlink_to(shutil.which("sh"))
-    done = subprocess.run(["/bin/sh", script, "1gbit", "true"], capture_output=True, text=True, env={"PATH": str(tmp_path)}, timeout=PATIENCE)
+    done = subprocess.run(["/bin/sh", script, "1gbit", "true"], capture_output=True, text=True,
+                          env={"PATH": str(tmp_path)}, timeout=PATIENCE)
     assert (done.returncode, done.stderr) == (3, "limited_loopback: unshare is not installed (util-linux, iproute2)\n")
     assert subprocess.run(["/bin/sh", script], capture_output=True, timeout=PATIENCE).returncode == 2
 
@@ -208,7 +214,8 @@ def test_ranks_that_were_not_started_alike_end_at_once(flags, says):
 
 
 def test_a_batch_that_does_not_divide():
-    assert "63 rows cannot be shared equally by 2 ranks" in one_line(run(2, *parallel("priority", "--batch-size", "63")))
+    assert "63 rows cannot be shared equally by 2 ranks" in one_line(run(2,
+                                                                         *parallel("priority", "--batch-size", "63")))
 
 
 @pytest.mark.slow
@@ -242,7 +249,8 @@ sys.exit(main(sys.argv[1:]))
     assert "the number of samples is 640 on rank 1" in line
 
 
-@pytest.mark.parametrize("other", ["pass", pytest.param("from mpi4py import MPI; import time; time.sleep(3600)", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("other", ["pass", pytest.param("from mpi4py import MPI; import time; time.sleep(3600)",
+                                                        marks=pytest.mark.slow)])
 def test_ranks_do_not_wait_for_ever_for_one_that_runs_something_else(other):
     """One that never starts MPI, or that starts it and then does not do what the others do."""
     done = run(2, *parallel("priority"), ":", "-c", other, MINIDL_MPI_START_SECONDS="2")
@@ -260,7 +268,8 @@ def test_a_transport_for_gpus_needs_one():
 @pytest.mark.parametrize(("flags", "says"), [
     (["--dry-run"], "--dry-run is True on rank 1 but False on rank 0"),
     (["--config", "nowhere.toml"], "rank 1: nowhere.toml: No such file or directory"),
-    pytest.param(["--parallel", "none"], "rank 1: 2 ranks were started, of which each would train the whole by itself", marks=pytest.mark.slow),
+    pytest.param(["--parallel", "none"], "rank 1: 2 ranks were started, of which each would train the whole by itself",
+                 marks=pytest.mark.slow),
 ])
 def test_what_one_rank_alone_was_told_is_found_before_others_wait_for_it(flags, says):
     assert says in one_line(run(1, *parallel("priority"), ":", *parallel("priority", *flags)))
@@ -289,14 +298,14 @@ def test_help_is_for_every_rank():
 # ------------------------------------------------------------------------------------------------------------ failures
 RAISES = """
 import sys
-from minidl.training import data_parallel
+from minidl.training import rank_trainer
 from minidl.cli import main
-step = data_parallel.RankTrainer.step
+step = rank_trainer.RankTrainer.step
 def failing(self):
     if self.communicator.rank == 1 and len(self.seconds) == 3:
         raise ArithmeticError("a bad day")
     return step(self)
-data_parallel.RankTrainer.step = failing
+rank_trainer.RankTrainer.step = failing
 sys.exit(main(sys.argv[1:]))
 """
 
@@ -312,38 +321,45 @@ def test_a_killed_rank_ends_all_and_the_last_checkpoint_goes_on(tmp_path):
     """Killed in the middle of a step; then resumed on another number of ranks."""
     folder = tmp_path / "checkpoint"
     common = ["--model", "mlp", "--model-arg", "hidden=32", "--costs", "analytic", "--json", "--checkpoint", folder]
-    killed = "import os, sys\n" + RAISES.replace('raise ArithmeticError("a bad day")', "os.kill(os.getpid(), 9)").replace("== 3", "== 30")
+    killed = "import os, sys\n" + RAISES.replace('raise ArithmeticError("a bad day")',
+                                                 "os.kill(os.getpid(), 9)").replace("== 3", "== 30")
     done = run(2, "-c", killed, *parallel("priority", "--epochs", "40", common=common)[2:])
     assert done.returncode != 0
     until(lambda: not _running(str(folder)), "the other ranks have ended")
     resumed = record(run(4, *parallel("barrier", "--steps", "50", "--resume", common=common)))
     assert resumed["steps"] < 50, "it did not go on from a checkpoint"
-    whole = subprocess.run([sys.executable, *train("--steps", "51", "--resume", common=common)], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
+    whole = subprocess.run([sys.executable, *train("--steps", "51", "--resume", common=common)], cwd=ROOT,
+                           capture_output=True, text=True, timeout=PATIENCE)
     assert record(whole)["steps"] == 1
 
 
 #: what the middle of a step of rank 1 does
-DOES = "import os, signal, time\nfrom minidl.__main__ import run\n" + RAISES.replace('raise ArithmeticError("a bad day")', "{}").replace(
-    "sys.exit(main(sys.argv[1:]))", "run()")
+DOES = ("import os, signal, time\nfrom minidl.__main__ import run\n"
+        + RAISES.replace('raise ArithmeticError("a bad day")', "{}").replace(
+            "sys.exit(main(sys.argv[1:]))", "run()"))
 
 
 @pytest.mark.parametrize(("name", "ranks"), [("SIGINT", 2), pytest.param("SIGTERM", 2, marks=pytest.mark.slow),
                                              pytest.param("SIGINT", 4, marks=pytest.mark.slow)])
 def test_an_interrupt_of_one_rank_ends_all(name, ranks):
-    done = run(ranks, "-c", DOES.format(f"os.kill(os.getpid(), signal.{name})"), *parallel("priority", "--steps", "100000")[2:])
+    done = run(ranks, "-c", DOES.format(f"os.kill(os.getpid(), signal.{name})"),
+               *parallel("priority", "--steps", "100000")[2:])
     assert done.stderr == f"minidl: rank 1: stopped by {name}\n"
     assert done.returncode == 128 + signal.Signals[name]
 
 
 def test_an_interrupt_of_one_rank_that_a_library_catches_ends_all():
     """Python handles a signal at the next of its instructions, here within the `with`."""
-    swallowed = DOES.replace("{}", "exec(CATCHES)").replace("import os", "CATCHES = 'with contextlib.suppress(BaseException): "
-                                                            "os.kill(os.getpid(), signal.SIGINT); time.sleep(0.01)'\nimport contextlib, os")
+    swallowed = DOES.replace("{}", "exec(CATCHES)").replace("import os",
+                                                            "CATCHES = 'with contextlib.suppress(BaseException): "
+                                                            "os.kill(os.getpid(), signal.SIGINT); "
+                                                            "time.sleep(0.01)'\nimport contextlib, os")
     done = run(2, "-c", swallowed, *parallel("priority", "--steps", "100000")[2:])
     assert (done.returncode, done.stderr) == (130, "minidl: rank 1: stopped by SIGINT\n")
 
 
-@pytest.mark.parametrize("module", ["numba", pytest.param("mpi4py", marks=pytest.mark.slow), pytest.param("minidl.training.trainer", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("module", ["numba", pytest.param("mpi4py", marks=pytest.mark.slow),
+                                    pytest.param("minidl.training.trainer", marks=pytest.mark.slow)])
 def test_an_interrupt_of_one_rank_before_mpi_has_started_ends_all(module):
     interrupted = f"""
 import os, signal, sys
@@ -380,21 +396,23 @@ class Finder:
             here()
 
 if {where!r} == "a step":
-    from minidl.training import data_parallel
-    step = data_parallel.RankTrainer.step
-    data_parallel.RankTrainer.step = lambda self: (here(), step(self))[1]
+    from minidl.training import rank_trainer
+    step = rank_trainer.RankTrainer.step
+    rank_trainer.RankTrainer.step = lambda self: (here(), step(self))[1]
 sys.meta_path.insert(0, Finder())
 run()
 """
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # that of the tests may be ignored, which is inherited
-    with subprocess.Popen(command(2, "-c", begins, *parallel("priority", "--steps", "100000")[2:]), cwd=ROOT, stdout=subprocess.PIPE,
-                          stderr=subprocess.PIPE, text=True) as job:
+    # that of the tests may be ignored, which is inherited
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    with subprocess.Popen(command(2, "-c", begins, *parallel("priority", "--steps", "100000")[2:]), cwd=ROOT,
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as job:
         signal.signal(signal.SIGINT, before)
         until(lambda: len(list(tmp_path.iterdir())) == 2, f"both ranks are at {where}")
         job.send_signal(signal.SIGINT)
         _, err = job.communicate(timeout=PATIENCE)
     assert job.returncode != 0
-    assert [line for line in err.splitlines() if line.startswith("minidl:")] == ["minidl: rank 0: stopped by SIGINT"], err
+    assert [line for line in err.splitlines()
+            if line.startswith("minidl:")] == ["minidl: rank 0: stopped by SIGINT"], (err)
 
 
 STOPS = "os.kill(os.getpid(), signal.SIGSTOP)"
@@ -402,17 +420,19 @@ STOPS = "os.kill(os.getpid(), signal.SIGSTOP)"
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_rank_that_is_stopped_for_ever_is_noticed_by_its_silence(ranks, tmp_path):
-    done = run(ranks, "-c", DOES.format(STOPS), *parallel("priority", "--steps", "100000", "--trace", tmp_path / "trace.json")[2:],
-               MINIDL_MPI_WAIT_SECONDS="4")
+    done = run(ranks, "-c", DOES.format(STOPS), *parallel("priority", "--steps", "100000", "--trace",
+                                                          tmp_path / "trace.json")[2:], MINIDL_MPI_WAIT_SECONDS="4")
     assert done.returncode != 0
-    assert re.fullmatch(r"minidl: rank [023] waits for rank 1, which has given no sign of life for 4 s: it was stopped, or its machine is gone "
-                        r"\(MINIDL_MPI_WAIT_SECONDS gives it more time\)\n", done.stderr)
+    assert re.fullmatch(r"minidl: rank [023] waits for rank 1, which has given no sign of life for 4 s: it was "
+                        r"stopped, or its machine is gone \(MINIDL_MPI_WAIT_SECONDS gives it more time\)\n",
+                        done.stderr)
     until(lambda: not _running(str(tmp_path)), "the stopped rank has ended")
 
 
 @pytest.mark.slow
 def test_a_rank_that_is_stopped_and_goes_on_changes_no_bits():
-    stopped = DOES.format("os.fork() or (time.sleep(2), os.kill(os.getppid(), signal.SIGCONT), os._exit(0)); os.kill(os.getpid(), signal.SIGSTOP)")
+    stopped = DOES.format("os.fork() or (time.sleep(2), os.kill(os.getppid(), signal.SIGCONT), os._exit(0)); "
+                          "os.kill(os.getpid(), signal.SIGSTOP)")
     found = record(run(2, "-c", stopped, *parallel("priority")[2:], MINIDL_MPI_WAIT_SECONDS="20"))
     assert found["params_sha256"] == alone("--micro-batches", "2")["params_sha256"]
 
@@ -426,7 +446,8 @@ def test_a_rank_that_is_busy_is_not_silent():
 @pytest.mark.slow
 def test_a_stopped_rank_is_noticed_by_one_that_looks_at_nothing():
     """As in a call of a library that waits by itself."""
-    stuck = DOES.format(STOPS).replace("return step(self)", "time.sleep(3600) if len(self.seconds) == 3 else None; return step(self)")
+    stuck = DOES.format(STOPS).replace("return step(self)",
+                                       "time.sleep(3600) if len(self.seconds) == 3 else None; return step(self)")
     done = run(2, "-c", stuck, *parallel("priority")[2:], MINIDL_MPI_WAIT_SECONDS="4")
     assert done.returncode == 2
     assert [line[:32] for line in done.stderr.splitlines()] == ["minidl: rank 0 waits for rank 1,"]
@@ -469,7 +490,8 @@ run()
 @pytest.mark.parametrize("variable", ["MINIDL_MPI_WAIT_SECONDS", "MINIDL_MPI_START_SECONDS"])
 @pytest.mark.parametrize("value", ["soon", "0", "nan", "1e300"])
 def test_a_deadline_is_a_number_of_seconds(variable, value):
-    done = subprocess.run([sys.executable, *parallel("priority")], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, env={**os.environ, variable: value})
+    done = subprocess.run([sys.executable, *parallel("priority")], cwd=ROOT, capture_output=True, text=True,
+                          timeout=PATIENCE, env={**os.environ, variable: value})
     assert one_line(done) == f"minidl: {variable}={value} must be a number of seconds above 0, at most a million"
 
 

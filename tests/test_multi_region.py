@@ -118,10 +118,12 @@ def price(graph: TaskGraph, schedule: ml.Schedule, cost: ml.CostModel) -> float:
 
 def random_costs(seed: int, layers: int) -> ml.CostModel:
     rng = np.random.default_rng(seed)
-    return ml.CostModel.given(*(rng.integers(1, 10, layers).tolist() for _ in range(3)), update=rng.integers(0, 3, layers).tolist())
+    return ml.CostModel.given(*(rng.integers(1, 10, layers).tolist() for _ in range(3)),
+                              update=rng.integers(0, 3, layers).tolist())
 
 
-@pytest.mark.parametrize("seed", [*range(20), 80, 94, 125, 199, *(pytest.param(s, marks=pytest.mark.slow) for s in range(200, 240))])
+@pytest.mark.parametrize("seed", [*range(20), 80, 94, 125, 199,
+                                  *(pytest.param(s, marks=pytest.mark.slow) for s in range(200, 240))])
 def test_small_graphs_within_2_percent_of_the_optimum(seed: int) -> None:
     layers = 2 + seed % 3
     graph, cost = network(layers), random_costs(seed, layers)
@@ -139,7 +141,8 @@ def sets_that_may_cross(graph: TaskGraph) -> list[frozenset[int]]:
     return found
 
 
-@pytest.mark.parametrize(("optimizer", "seed"), [(optim.SGD, 88), (optim.Adam, 139), (optim.Adam, 145), (optim.Adam, 1)])
+@pytest.mark.parametrize(("optimizer", "seed"),
+                         [(optim.SGD, 88), (optim.Adam, 139), (optim.Adam, 145), (optim.Adam, 1)])
 def test_branches_and_updates_with_a_common_need_within_2_percent(optimizer: Any, seed: int) -> None:
     """Every update of Adam needs the powers of its betas, so these are late only where all updates are."""
     graph, rng = branches(optimizer), np.random.default_rng(seed)
@@ -184,11 +187,14 @@ def test_branch_and_bound(seed: int, layers: int, sync: float) -> None:
 
 @pytest.mark.slow
 @settings(max_examples=10, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
-@given(seed=st.integers(0, 10**6), layers=st.integers(1, 6), slow=st.floats(1.0, 2.5), crossing=st.booleans(), data=st.data())
-def test_never_slower_than_the_others_under_the_same_limit(seed: int, layers: int, slow: float, crossing: bool, data: Any) -> None:
+@given(seed=st.integers(0, 10**6), layers=st.integers(1, 6), slow=st.floats(1.0, 2.5),
+       crossing=st.booleans(), data=st.data())
+def test_never_slower_than_the_others_under_the_same_limit(seed: int, layers: int, slow: float,
+                                                           crossing: bool, data: Any) -> None:
     graph = network(layers, nbytes=512)
     groups = {graph.name(t): graph.kind[t].item() for t in range(len(graph))}
-    corun = CoRun({k: str(v) for k, v in groups.items()}, {"0": {"2": slow}, "1": {"2": 1.2}, "2": {"0": slow, "1": 1.1}})
+    corun = CoRun({k: str(v) for k, v in groups.items()},
+                  {"0": {"2": slow}, "1": {"2": 1.2}, "2": {"0": slow, "1": 1.1}})
     cost = ml.CostModel(**{**vars(random_costs(seed, layers)), "corun": corun})
     others = {n: ml.plan(graph, n, cost).schedule for n in ("in_order", "multi_stream")}
     peaks = {name: lower(graph, s).peak_bytes for name, s in others.items()}
@@ -251,7 +257,8 @@ def test_overlap_is_given_back_step_by_step() -> None:
 
     graph = ml.record(train, np.zeros((4, *model.input_shape), np.float32), np.zeros(4, int))
     found = search(graph)
-    peaks = {name: lower(graph, found.step.schedule(places)).peak_bytes for name, places in given_back(found.step, found.places)}
+    peaks = {name: lower(graph, found.step.schedule(places)).peak_bytes
+             for name, places in given_back(found.step, found.places)}
     recorded = schedulers.in_order(graph)
     peak = lower(graph, recorded).peak_bytes
     assert peaks["all on one stream"] == min(peaks.values()) < peak < found.chosen.peak_bytes
@@ -263,7 +270,8 @@ def test_overlap_is_given_back_step_by_step() -> None:
 
 
 @pytest.mark.parametrize(("given", "message"), [
-    ({"streams": 3}, "2 streams, not 3"), ({"crossing": "false"}, "True or False, not 'false'"), ({"memory_limit": "2GiB"}, "number of bytes, not '2GiB'")])
+    ({"streams": 3}, "2 streams, not 3"), ({"crossing": "false"}, "True or False, not 'false'"),
+    ({"memory_limit": "2GiB"}, "number of bytes, not '2GiB'")])
 def test_what_multi_region_cannot_be_told(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         search(network(2), **given)
@@ -278,7 +286,8 @@ def test_graphs_with_nothing_to_move() -> None:
 def test_several_iterations_stay_as_they_are() -> None:
     """A graph of two steps has its own border inside; nothing is later still."""
     graph = ml.unroll(network(3), 2)
-    names = [name for s in [schedulers.multi_region(graph, ml.CostModel.given(1, 1, 5))] for lane in range(2) for name in s.names(lane)]
+    names = [name for s in [schedulers.multi_region(graph, ml.CostModel.given(1, 1, 5))] for lane in range(2)
+             for name in s.names(lane)]
     assert sorted(names) == sorted(t.name for t in graph)
 
 

@@ -1,4 +1,5 @@
-"""A campaign of mutated files of every format, short here and long behind `campaign`; and that the campaign sees what it looks for."""
+"""A campaign of mutated files of every format, short here and long behind `campaign`; and that the campaign sees what
+it looks for."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ def test_many_mutated_files(tmp_path: Path, seed: int) -> None:
     print(dict(ended.outcomes))
 
 
-# --------------------------------------------------------------------------------------------- it sees what it looks for
+# -------------------------------------------------------------------------------------------- it sees what it looks for
 class Broken(Campaign):
     """A campaign over one format, whose reader does what none may."""
 
@@ -53,14 +54,16 @@ class Broken(Campaign):
 
 def test_the_campaign_notices_what_must_not_be(tmp_path: Path) -> None:
     def hog(path: Path) -> None:
-        np.ones((40 << 20) + sum(end - begin for begin, end in libraries()), np.uint8)  # more than pages of libraries may hide
+        # more than pages of libraries may hide
+        np.ones((40 << 20) + sum(end - begin for begin, end in libraries()), np.uint8)
 
     def line(path: Path) -> None:
         raise ValueError("one\ntwo")
 
     acts = {
         "os.system": lambda path: os.system("true"), "subprocess.Popen": lambda path: subprocess.run(["true"]),
-        "open to write": lambda path: path.write_text("other"), "os.remove": lambda path: path.unlink(), "os.rename": lambda path: path.rename("y"),
+        "open to write": lambda path: path.write_text("other"), "os.remove": lambda path: path.unlink(),
+        "os.rename": lambda path: path.rename("y"),
         "bytes of memory": hog, "AssertionError": line, "KeyError": lambda path: {}["x"],
     }
     for says, act in acts.items():
@@ -73,7 +76,8 @@ def test_the_campaign_notices_what_must_not_be(tmp_path: Path) -> None:
 def libraries() -> list[tuple[int, int]]:
     """Where those lie that this process has loaded."""
     rows = [row.split() for row in Path("/proc/self/maps").read_text().splitlines()]
-    return [(int(begin, 16), int(end, 16)) for begin, end in (row[0].split("-") for row in rows if ".so" in row[-1] and row[1][0] == "r")]
+    return [(int(begin, 16), int(end, 16))
+            for begin, end in (row[0].split("-") for row in rows if ".so" in row[-1] and row[1][0] == "r")]
 
 
 def libraries_leave_memory() -> None:
@@ -120,7 +124,7 @@ def test_nothing_is_watched_outside(tmp_path: Path) -> None:
     assert not seen
 
 
-# ------------------------------------------------------------------------------------------- memory of files that are large
+# --------------------------------------------------------------------------------------- memory of files that are large
 SIZE = 1 << 20
 HEAD = "rank,lane,task\n"
 
@@ -131,25 +135,32 @@ def of(unit: str, size: int = SIZE) -> str:
 
 LARGE = {
     "plan": {
-        "rows": HEAD + of("0,m,0F0\n"), "lanes": HEAD + "".join(f"{i % 999},{i:x},0F0\n" for i in range(SIZE // 10)), "cells": HEAD + of(","),
-        "a row of a grid": of("0F0,"), "rows of a grid": of("0F0\n"), "empty lines": HEAD + of("\n"), "an action": HEAD + "0,m,(" + of("0F0;") + "0F0)\n",
-        "an action of a grid": "(" + of("0F0;") + "0F0)\n", "a letter of four bytes": of("0F0,") + "\U0001f600", "quotes": HEAD + of('"0","m","0F0"\n'),
-        "a line with a quote": '"0F0",' + of("0F0,"), "carriage returns": HEAD + of("0,m,0F0\r"), "a cell": HEAD + "0,m," + of("x"), "blanks": of(" , "),
+        "rows": HEAD + of("0,m,0F0\n"), "lanes": HEAD + "".join(f"{i % 999},{i:x},0F0\n" for i in range(SIZE // 10)),
+        "cells": HEAD + of(","), "a row of a grid": of("0F0,"), "rows of a grid": of("0F0\n"),
+        "empty lines": HEAD + of("\n"), "an action": HEAD + "0,m,(" + of("0F0;") + "0F0)\n",
+        "an action of a grid": "(" + of("0F0;") + "0F0)\n", "a letter of four bytes": of("0F0,") + "\U0001f600",
+        "quotes": HEAD + of('"0","m","0F0"\n'), "a line with a quote": '"0F0",' + of("0F0,"),
+        "carriage returns": HEAD + of("0,m,0F0\r"), "a cell": HEAD + "0,m," + of("x"), "blanks": of(" , "),
     },
     "costs": {
-        "lists": '{"link":{},"kinds":{"F":[' + of("[],") + "0]}}", "tables": '{"link":{},"x":[' + of("{},") + "0]}", "zeros": '{"link":{},"kinds":{"F":[' + of("0,") + "0]}}",
-        "tasks": '{"link":{},"tasks":{' + ",".join(f'"{i}F0":1' for i in range(SIZE // 12)) + "}}", "brackets": "[" * SIZE, "braces": '{"a":' * (SIZE // 5),
-        "texts": '{"link":{},"x":[' + of('"\U0001f600",') + "0]}", "groups": '{"link":{},"corun":{"groups":{' + ",".join(f'"{i}":""' for i in range(SIZE // 10)) + "}}}",
+        "lists": '{"link":{},"kinds":{"F":[' + of("[],") + "0]}}", "tables": '{"link":{},"x":[' + of("{},") + "0]}",
+        "zeros": '{"link":{},"kinds":{"F":[' + of("0,") + "0]}}",
+        "tasks": '{"link":{},"tasks":{' + ",".join(f'"{i}F0":1' for i in range(SIZE // 12)) + "}}",
+        "brackets": "[" * SIZE, "braces": '{"a":' * (SIZE // 5),
+        "texts": '{"link":{},"x":[' + of('"\U0001f600",') + "0]}",
+        "groups": '{"link":{},"corun":{"groups":{' + ",".join(f'"{i}":""' for i in range(SIZE // 10)) + "}}}",
         "slowdowns": '{"link":{},"corun":{"slowdown":{' + ",".join(f'"{i}":{{}}' for i in range(SIZE // 10)) + "}}}",
     },
     "config": {
-        "keys": "".join(f"a{i}=1\n" for i in range(900)), "tables": "".join(f"[a{i}]\n" for i in range(900)), "a dotted key": ".".join(["a"] * 4000) + "=1\n",
-        "lists": "x=[" + of("[],", 8000) + "]", "brackets": "x=" + "[" * 8000, "inline tables": "x=[" + of("{},", 8000) + "]", "a number": "x=" + "9" * 8000,
+        "keys": "".join(f"a{i}=1\n" for i in range(900)), "tables": "".join(f"[a{i}]\n" for i in range(900)),
+        "a dotted key": ".".join(["a"] * 4000) + "=1\n", "lists": "x=[" + of("[],", 8000) + "]",
+        "brackets": "x=" + "[" * 8000, "inline tables": "x=[" + of("{},", 8000) + "]", "a number": "x=" + "9" * 8000,
         "tables in a list": of("[[a]]\n", 8000), "an escaped text": 'x="' + of("\\u00e9", 8000) + '"',
     },
     "trace": {
         "lists": '{"minidl":{},"traceEvents":[' + of("[],") + "0]}", "brackets": "[" * SIZE,
-        "events": '{"minidl":{"unit":"us"},"traceEvents":[' + of('{"ph":"X","args":{"record":0,"correlation":1}},') + '{"ph":"M"}]}',
+        "events": '{"minidl":{"unit":"us"},"traceEvents":[' + of('{"ph":"X","args":{"record":0,"correlation":1}},')
+                  + '{"ph":"M"}]}',
     },
 }
 
@@ -160,8 +171,9 @@ def test_reading_takes_no_more_memory_than_is_stated(tmp_path: Path, kind: str, 
     path.write_text(LARGE[kind][name])
     size = path.stat().st_size
     assert size <= files.LARGEST[kind]
-    read = {"plan": lambda: pipeline.read_schedule(files.read_text(path, "plan")), "costs": lambda: CostModel.load(path),
-            "config": lambda: parse(["plan", "--config", str(path)]), "trace": lambda: ml.Timeline.load(path)}
+    read = {"plan": lambda: pipeline.read_schedule(files.read_text(path, "plan")),
+            "costs": lambda: CostModel.load(path), "config": lambda: parse(["plan", "--config", str(path)]),
+            "trace": lambda: ml.Timeline.load(path)}
     line = ""
     with deadline(120), measured() as took:
         try:
@@ -170,7 +182,8 @@ def test_reading_takes_no_more_memory_than_is_stated(tmp_path: Path, kind: str, 
             line = str(error)
     assert "\n" not in line
     assert len(line) < 1500
-    assert took.bytes <= files.MEMORY[kind] * size + files.SPARE // (1 if name in ("lanes", "rows of a grid", "a dotted key") else 16)
+    assert (took.bytes <= files.MEMORY[kind] * size
+            + files.SPARE // (1 if name in ("lanes", "rows of a grid", "a dotted key") else 16))
 
 
 def test_a_trace_that_unpacks_to_much_is_refused_before_it_does(tmp_path: Path, monkeypatch: Any) -> None:

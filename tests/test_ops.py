@@ -9,16 +9,22 @@ from helpers import finite_difference_check, gradients, random_array, torch_or_s
 import minidl as ml
 from minidl import ops
 
-UNARY = {"absolute": (), "exp": (), "neg": (), "relu": (), "sigmoid": (), "tanh": (), "log": "positive", "sqrt": "positive"}
+UNARY = {"absolute": (), "exp": (), "neg": (), "relu": (), "sigmoid": (), "tanh": (),
+         "log": "positive", "sqrt": "positive"}
 BINARY = ("add", "sub", "mul", "div", "maximum", "minimum")
 SHAPES = ((), (1,), (4,), (3, 4), (1, 4), (3, 1), (2, 3, 2), (0,), (3, 0), (0, 2))
-BROADCASTS = (((3, 4), (3, 4)), ((3, 4), (4,)), ((3, 4), (1, 4)), ((3, 4), (3, 1)), ((3, 1), (1, 4)), ((4,), (2, 3, 4)), ((), (3, 2)),
-              ((3, 2), ()), ((), ()), ((1, 1), (1,)), ((2, 1, 3), (4, 1)), ((0, 3), (3,)), ((0, 3), (1, 3)), ((3, 0), (3, 1)), ((1,), (1, 1, 1)))
-MATMULS = (((3, 4), (4, 2)), ((1, 1), (1, 1)), ((3, 1), (1, 2)), ((2, 3, 4), (2, 4, 2)), ((2, 3, 4), (4, 2)), ((3, 4), (2, 4, 2)),
-           ((2, 1, 3, 2), (4, 2, 3)), ((1, 3, 2), (5, 2, 2)), ((0, 3), (3, 2)), ((2, 0), (0, 3)), ((2, 3), (3, 0)), ((0, 2, 3), (3, 2)))
-REDUCTIONS = ((), None), ((4,), None), ((3, 4), None), ((3, 4), 0), ((3, 4), -1), ((3, 4), (0, 1)), ((2, 3, 4), (0, 2)), ((2, 3, 4), 1), ((1, 4), 0)
-RESHAPES = (((3, 4), (4, 3)), ((3, 4), (12,)), ((3, 4), (2, -1)), ((4,), (1, 4, 1)), ((), (1, 1)), ((1,), ()), ((0, 3), (3, 0)), ((2, 3, 2), (-1, 2)))
-TRANSPOSES = (((3, 4), None), ((2, 3, 4), None), ((2, 3, 4), (1, 0, 2)), ((2, 3, 4), (-1, 0, 1)), ((4,), (0,)), ((1, 3), (1, 0)), ((0, 3), None))
+BROADCASTS = (((3, 4), (3, 4)), ((3, 4), (4,)), ((3, 4), (1, 4)), ((3, 4), (3, 1)), ((3, 1), (1, 4)), ((4,), (2, 3, 4)),
+              ((), (3, 2)), ((3, 2), ()), ((), ()), ((1, 1), (1,)), ((2, 1, 3), (4, 1)), ((0, 3), (3,)),
+              ((0, 3), (1, 3)), ((3, 0), (3, 1)), ((1,), (1, 1, 1)))
+MATMULS = (((3, 4), (4, 2)), ((1, 1), (1, 1)), ((3, 1), (1, 2)), ((2, 3, 4), (2, 4, 2)), ((2, 3, 4), (4, 2)),
+           ((3, 4), (2, 4, 2)), ((2, 1, 3, 2), (4, 2, 3)), ((1, 3, 2), (5, 2, 2)), ((0, 3), (3, 2)), ((2, 0), (0, 3)),
+           ((2, 3), (3, 0)), ((0, 2, 3), (3, 2)))
+REDUCTIONS = (((), None), ((4,), None), ((3, 4), None), ((3, 4), 0), ((3, 4), -1), ((3, 4), (0, 1)),
+              ((2, 3, 4), (0, 2)), ((2, 3, 4), 1), ((1, 4), 0))
+RESHAPES = (((3, 4), (4, 3)), ((3, 4), (12,)), ((3, 4), (2, -1)), ((4,), (1, 4, 1)), ((), (1, 1)), ((1,), ()),
+            ((0, 3), (3, 0)), ((2, 3, 2), (-1, 2)))
+TRANSPOSES = (((3, 4), None), ((2, 3, 4), None), ((2, 3, 4), (1, 0, 2)), ((2, 3, 4), (-1, 0, 1)), ((4,), (0,)),
+              ((1, 3), (1, 0)), ((0, 3), None))
 
 
 def values(shape, seed=0, positive=False):
@@ -26,7 +32,7 @@ def values(shape, seed=0, positive=False):
     return random_array(shape, seed, low=0.5 if positive else -2.0)
 
 
-# ---------------------------------------------------------------------------------------------------- finite differences
+# --------------------------------------------------------------------------------------------------- finite differences
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", UNARY)
 def test_unary(name, shape):
@@ -46,11 +52,11 @@ def test_power(exponent):
         finite_difference_check(lambda x: ops.power(x, exponent), values((3, 4), 1))
 
 
-@pytest.mark.parametrize("f", [lambda x: x + 2, lambda x: 2 + x, lambda x: x - 2, lambda x: 2 - x, lambda x: x * 3, lambda x: 3 * x,
-                               lambda x: x / 4, lambda x: 4 / x, lambda x: -x, lambda x: x**2, lambda x: abs(x),
-                               lambda x: x + np.arange(4.0), lambda x: np.arange(4.0) - x, lambda x: np.arange(4.0) * x,
-                               lambda x: np.arange(4.0) / x, lambda x: x @ np.ones((4, 2)), lambda x: np.float64(2) * x,
-                               lambda x: np.float32(2) * x])
+@pytest.mark.parametrize("f", [lambda x: x + 2, lambda x: 2 + x, lambda x: x - 2, lambda x: 2 - x, lambda x: x * 3,
+                               lambda x: 3 * x, lambda x: x / 4, lambda x: 4 / x, lambda x: -x, lambda x: x**2,
+                               lambda x: abs(x), lambda x: x + np.arange(4.0), lambda x: np.arange(4.0) - x,
+                               lambda x: np.arange(4.0) * x, lambda x: np.arange(4.0) / x,
+                               lambda x: x @ np.ones((4, 2)), lambda x: np.float64(2) * x, lambda x: np.float32(2) * x])
 def test_operators(f):
     x = values((3, 4), 1, positive=True)
     with ml.no_grad():
@@ -122,7 +128,8 @@ def test_transpose(shape, axes):
     finite_difference_check(lambda x: ops.transpose(x, axes), values(shape, 1))
 
 
-@pytest.mark.parametrize(("shape", "to"), [((4,), (3, 4)), ((3, 1), (3, 4)), ((), (2, 2)), ((1, 1), (2, 3, 4)), ((3,), (3,)), ((1,), (0,)), ((0, 1), (0, 3))])
+@pytest.mark.parametrize(("shape", "to"), [((4,), (3, 4)), ((3, 1), (3, 4)), ((), (2, 2)), ((1, 1), (2, 3, 4)),
+                                           ((3,), (3,)), ((1,), (0,)), ((0, 1), (0, 3))])
 def test_broadcast_to(shape, to):
     finite_difference_check(lambda x: ops.broadcast_to(x, to), values(shape, 1))
     finite_difference_check(lambda x: ops.broadcast_to(x, to) * ops.broadcast_to(x, to), values(shape, 1))
@@ -146,12 +153,14 @@ def test_dropout(rate, shape):
 
 
 VIEWS = {"transposed": ops.transpose, "broadcast": lambda x: ops.broadcast_to(ops.reshape(x, (1, 12)), (3, 12)),
-         "reshaped": lambda x: ops.reshape(x, (2, 6)), "cut": lambda x: ops.transpose(ops.reshape(x, (2, 2, 3)), (2, 0, 1))}
+         "reshaped": lambda x: ops.reshape(x, (2, 6)),
+         "cut": lambda x: ops.transpose(ops.reshape(x, (2, 2, 3)), (2, 0, 1))}
 
 
 @pytest.mark.parametrize("view", VIEWS)
-@pytest.mark.parametrize("f", [ops.relu, ops.sigmoid, ops.tanh, ops.exp, ops.absolute, ops.neg, ops.softmax, lambda x: x * x, lambda x: x - 1.5 * x,
-                               lambda x: ops.total(x, 0), lambda x: ops.mean(x, -1), lambda x: ops.amax(x, 0), lambda x: ops.maximum(x, -1 * x),
+@pytest.mark.parametrize("f", [ops.relu, ops.sigmoid, ops.tanh, ops.exp, ops.absolute, ops.neg, ops.softmax,
+                               lambda x: x * x, lambda x: x - 1.5 * x, lambda x: ops.total(x, 0),
+                               lambda x: ops.mean(x, -1), lambda x: ops.amax(x, 0), lambda x: ops.maximum(x, -1 * x),
                                lambda x: x**2, lambda x: ops.reshape(x, (x.size,)), lambda x: x + 1, lambda x: x / 3])
 def test_strided_operands(f, view):
     finite_difference_check(lambda x: f(VIEWS[view](x)), values((3, 4), 6))
@@ -167,7 +176,8 @@ def test_where_two_are_equal_each_gets_half(name):
 
 
 def test_equal_maxima_share_evenly():
-    (dx,) = gradients(lambda x: ops.amax(x, 1), [np.array([[2.0, 1.0, 2.0], [0.0, 0.0, 0.0]])], np.array([6.0, 3.0]), leaf=True, strided=False)
+    (dx,) = gradients(lambda x: ops.amax(x, 1), [np.array([[2.0, 1.0, 2.0], [0.0, 0.0, 0.0]])], np.array([6.0, 3.0]),
+                      leaf=True, strided=False)
     assert dx.tolist() == [[3, 0, 3], [1, 1, 1]]
 
 
@@ -186,10 +196,13 @@ def torch_cases():
         for keep in (False, True):
             kw = {} if axis is None else {"dim": axis, "keepdim": keep}
             if axis is not None or not keep:
-                yield f"total {axis}", lambda x, a=axis, k=keep: ops.total(x, a, k), lambda t, x, kw=kw: t.sum(x, **kw), [(2, 3, 4)], False
-                yield f"mean {axis}", lambda x, a=axis, k=keep: ops.mean(x, a, k), lambda t, x, kw=kw: t.mean(x, **kw), [(2, 3, 4)], False
+                yield (f"total {axis}", lambda x, a=axis, k=keep: ops.total(x, a, k),
+                       lambda t, x, kw=kw: t.sum(x, **kw), [(2, 3, 4)], False)
+                yield (f"mean {axis}", lambda x, a=axis, k=keep: ops.mean(x, a, k),
+                       lambda t, x, kw=kw: t.mean(x, **kw), [(2, 3, 4)], False)
                 if axis is not None:
-                    yield f"amax {axis}", lambda x, a=axis, k=keep: ops.amax(x, a, k), lambda t, x, kw=kw: t.amax(x, **kw), [(2, 3, 4)], False
+                    yield (f"amax {axis}", lambda x, a=axis, k=keep: ops.amax(x, a, k),
+                           lambda t, x, kw=kw: t.amax(x, **kw), [(2, 3, 4)], False)
     yield "linear", ops.linear, lambda t, *x: t.nn.functional.linear(*x), [(5, 4), (3, 4), (3,)], False
     yield "linear 3d", ops.linear, lambda t, *x: t.nn.functional.linear(*x), [(2, 5, 4), (3, 4)], False
     for shapes in MATMULS[:8]:
@@ -227,8 +240,8 @@ def test_values_and_gradients_are_torchs(case, dtype):
 
 def test_every_op_of_these_families_is_checked():
     here = {"elementwise", "linear", "reduce", "shape", "loss", "dropout"}
-    known = {*UNARY, *BINARY, "power", "total", "mean", "amax", "linear", "matmul", "softmax", "cross_entropy", "reshape", "transpose",
-             "broadcast_to", "flatten", "dropout"}
+    known = {*UNARY, *BINARY, "power", "total", "mean", "amax", "linear", "matmul", "softmax", "cross_entropy",
+             "reshape", "transpose", "broadcast_to", "flatten", "dropout"}
     elsewhere = {"gelu", "log_softmax", "mse", "cut", "astype"}  # with the ops for sequences, and with 16 bits
     assert {n for n in ops.__all__ if getattr(ops, n).__module__.rpartition(".")[2] in here} - elsewhere == known
 
@@ -239,7 +252,8 @@ def test_softmax_and_cross_entropy_of_large_numbers():
     assert ops.softmax(ml.array(x)).numpy().tolist() == [[1, 0, 0], [0, 0, 1]]
     assert float(ops.cross_entropy(ml.array(x), ml.array(np.array([0, 2])))) == 0
     assert float(ops.cross_entropy(ml.array(x[:1]), ml.array(np.array([1])))) == 2e4
-    (dx,) = gradients(lambda t: ops.cross_entropy(t, ml.array(np.array([1, 2]))), [x], np.ones(()), leaf=True, strided=False)
+    (dx,) = gradients(lambda t: ops.cross_entropy(t, ml.array(np.array([1, 2]))), [x], np.ones(()),
+                      leaf=True, strided=False)
     assert dx.tolist() == [[0.5, -0.5, 0], [0, 0, 0]]
 
 
@@ -296,18 +310,23 @@ L3 = np.zeros(3, np.int64)
     (lambda: ops.add(ml.array(F3), ml.array(D3)), r"add: types differ: float32, float64"),
     (lambda: ops.relu(ml.array(L3)), r"relu: needs float32 or float64, not int64"),
     (lambda: ops.linear(ml.array(F34), ml.array(F3)), r"linear: input \(3, 4\) does not fit weight \(3,\)"),
-    (lambda: ops.linear(ml.array(F34), ml.array(np.ones((2, 3), np.float32))), r"linear: input \(3, 4\) does not fit weight \(2, 3\); expected \(n, 3\)"),
-    (lambda: ops.linear(ml.array(F34), ml.array(F34), ml.array(np.ones(4, np.float32))), r"linear: bias \(4,\) does not fit weight \(3, 4\)"),
+    (lambda: ops.linear(ml.array(F34), ml.array(np.ones((2, 3), np.float32))),
+     r"linear: input \(3, 4\) does not fit weight \(2, 3\); expected \(n, 3\)"),
+    (lambda: ops.linear(ml.array(F34), ml.array(F34), ml.array(np.ones(4, np.float32))),
+     r"linear: bias \(4,\) does not fit weight \(3, 4\)"),
     (lambda: ops.linear(ml.array(F3), ml.array(F34)), r"linear: input \(3,\)"),
     (lambda: ops.matmul(ml.array(F34), ml.array(F34)), r"matmul: shapes \(3, 4\) and \(3, 4\) do not fit"),
     (lambda: ops.matmul(ml.array(F3), ml.array(F34)), r"matmul: shapes \(3,\) and"),
-    (lambda: ops.matmul(ml.array(np.ones((2, 1, 1))), ml.array(np.ones((3, 1, 1)))), r"matmul: leading axes of .* do not broadcast"),
+    (lambda: ops.matmul(ml.array(np.ones((2, 1, 1))), ml.array(np.ones((3, 1, 1)))),
+     r"matmul: leading axes of .* do not broadcast"),
     (lambda: ops.softmax(ml.array(np.ones((3, 0)))), r"softmax: nothing to choose from in shape \(3, 0\)"),
     (lambda: ops.softmax(ml.array(np.ones(()))), r"softmax: nothing to choose from"),
-    (lambda: ops.cross_entropy(ml.array(F34), ml.array(np.zeros(4, np.int64))), r"cross_entropy: logits \(3, 4\) and labels \(4,\) do not fit"),
+    (lambda: ops.cross_entropy(ml.array(F34), ml.array(np.zeros(4, np.int64))),
+     r"cross_entropy: logits \(3, 4\) and labels \(4,\) do not fit"),
     (lambda: ops.cross_entropy(ml.array(F3), ml.array(L3)), r"cross_entropy: logits \(3,\)"),
     (lambda: ops.cross_entropy(ml.array(F34), ml.array(F3)), r"cross_entropy: labels must be int64, not float32"),
-    (lambda: ops.cross_entropy(ml.array(np.ones((0, 3))), ml.array(np.zeros(0, np.int64))), r"cross_entropy: logits \(0, 3\)"),
+    (lambda: ops.cross_entropy(ml.array(np.ones((0, 3))), ml.array(np.zeros(0, np.int64))),
+     r"cross_entropy: logits \(0, 3\)"),
     (lambda: ops.total(ml.array(F34), 2), r"sum: axis 2 does not fit shape \(3, 4\)"),
     (lambda: ops.total(ml.array(F34), (0, -2)), r"sum: axis \(0, -2\) does not fit"),
     (lambda: ops.mean(ml.array(np.ones((3, 0)))), r"the mean of no elements, shape \(3, 0\)"),

@@ -211,16 +211,20 @@ def test_schedules_stay_between_nothing_and_the_peak(steps: int, ramp: int, peak
 def test_numbers_that_make_no_sense_are_refused_by_name(value: Any) -> None:
     p = ml.Parameter(np.ones(2, np.float32))
     good = optim.SGD([p], 0.1)
-    for make, name in ((lambda: optim.SGD([p], value), "learning rate"), (lambda: setattr(good, "lr", value), "learning rate"),
-                       (lambda: optim.SGD([p], 0.1, weight_decay=value), "weight decay"), (lambda: optim.Adam([p], 0.1, weight_decay=value), "weight decay"),
-                       (lambda: optim.AdamW([p], 0.1, weight_decay=value), "weight decay"), (lambda: optim.Adam([p], eps=value), "eps")):
+    for make, name in ((lambda: optim.SGD([p], value), "learning rate"),
+                       (lambda: setattr(good, "lr", value), "learning rate"),
+                       (lambda: optim.SGD([p], 0.1, weight_decay=value), "weight decay"),
+                       (lambda: optim.Adam([p], 0.1, weight_decay=value), "weight decay"),
+                       (lambda: optim.AdamW([p], 0.1, weight_decay=value), "weight decay"),
+                       (lambda: optim.Adam([p], eps=value), "eps")):
         with pytest.raises(ValueError, match=f"the {name}|{name} is") as caught:
             make()
         assert "\n" not in str(caught.value)
     assert good.lr == pytest.approx(0.1)
     if value != 1e300:
-        for make in (lambda: optim.cosine(value, 3), lambda: optim.cosine(1.0, 3, value), lambda: optim.step_decay(value, 3),
-                     lambda: optim.step_decay(1.0, 3, value), lambda: optim.warmup(lambda n: 1.0, 3, value)):
+        for make in (lambda: optim.cosine(value, 3), lambda: optim.cosine(1.0, 3, value),
+                     lambda: optim.step_decay(value, 3), lambda: optim.step_decay(1.0, 3, value),
+                     lambda: optim.warmup(lambda n: 1.0, 3, value)):
             with pytest.raises(ValueError, match="it must be a finite number >= 0"):
                 make()
     with pytest.raises(ValueError, match="at most 1"):

@@ -33,11 +33,13 @@ def problem_of(p, m, forward=1, output_grad=1, weight_grad=1, latency=0.0, cap=N
 
 def priced(problem, cost, schedule):
     graph = stage_graph(problem.stages, problem.micro_batches)
-    return price(prove(Plan("optimal", graph, schedule, cost, problem.ranks, placement=problem.placement, micro_batches=problem.micro_batches, cap=problem.cap)))
+    return price(prove(Plan("optimal", graph, schedule, cost, problem.ranks, placement=problem.placement,
+                            micro_batches=problem.micro_batches, cap=problem.cap)))
 
 
 @pytest.mark.parametrize(("cap", "makespan", "span"), [
-    pytest.param(2, 41, 41, marks=pytest.mark.slow), pytest.param(3, 31, 31, marks=pytest.mark.slow), (4, 27, 27), (5, 27, 26), (6, 27, 25), (7, 27, 24), (8, 27, 24), (None, 27, 24)])
+    pytest.param(2, 41, 41, marks=pytest.mark.slow), pytest.param(3, 31, 31, marks=pytest.mark.slow), (4, 27, 27),
+    (5, 27, 26), (6, 27, 25), (7, 27, 24), (8, 27, 24), (None, 27, 24)])
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_exact_optima_of_4_ranks_and_8_micro_batches(cap, makespan, span, objective):
     problem, cost = problem_of(4, 8, cap=cap)
@@ -106,7 +108,8 @@ def test_a_time_limit_gives_the_best_found_and_its_bound():
 
 def test_the_plan_carries_its_proof():
     made = plan("optimal", 2, 3, objective="span")
-    assert made.notes["status"] == {"objective": "span", "value": 9.0, "bound": 9.0, "proved": True, "status": "OPTIMAL"}
+    assert made.notes["status"] == {"objective": "span", "value": 9.0, "bound": 9.0, "proved": True,
+                                    "status": "OPTIMAL"}
 
 
 def test_ticks_are_exact():

@@ -17,7 +17,8 @@ COMMAND = ["-m", "minidl", "train", "--model", "mlp", "--steps", "2", "--costs",
 
 def shell(*argv, cwd, **environment):
     clean = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
-    done = subprocess.run([str(a) for a in argv], cwd=cwd, capture_output=True, text=True, timeout=2 * PATIENCE, env={**clean, **environment})
+    done = subprocess.run([str(a) for a in argv], cwd=cwd, capture_output=True, text=True, timeout=2 * PATIENCE,
+                          env={**clean, **environment})
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     return done.stdout
 
@@ -47,7 +48,8 @@ def test_python_in_the_folder_that_the_clone_lies_in_finds_the_package(tmp_path)
     """Not the clone itself, as a package without content."""
     (tmp_path / "minidl").symlink_to(ROOT)
     python = fresh_python(tmp_path / "venv")
-    code = "import minidl, minidl.kernels.linear; minidl.seed(0); print(minidl.__file__, minidl.kernels.linear.__file__)"
+    code = ("import minidl, minidl.kernels.linear; minidl.seed(0); print(minidl.__file__, "
+            "minidl.kernels.linear.__file__)")
     found = shell(python, "-c", code, cwd=tmp_path).split()
     assert [Path(path).resolve() for path in found] == [ROOT / "minidl" / "__init__.py", ROOT / "kernels" / "linear.py"]
     assert "resnet50" in shell(python, "-m", "minidl", "models", cwd=tmp_path)
@@ -62,7 +64,8 @@ def test_wheel_and_sdist_work_outside_the_tree(tmp_path):
     with tarfile.open(archive) as tar:
         tar.extractall(source, filter="fully_trusted")
     trains(sys.executable, source)  # the archive as it is
-    script = "import sys; from setuptools import build_meta as b; print(getattr(b, 'build_' + sys.argv[1])(sys.argv[2]))"
+    script = ("import sys; from setuptools import build_meta as b; print(getattr(b, 'build_' + "
+              "sys.argv[1])(sys.argv[2]))")
     shell(sys.executable, "-m", "pip", "install", "-q", "--target", tmp_path / "tools", "setuptools>=77", cwd=tmp_path)
     for kind in ("wheel", "sdist"):
         built = tmp_path / kind
@@ -75,4 +78,5 @@ def test_wheel_and_sdist_work_outside_the_tree(tmp_path):
         names = {p.name for p in site.iterdir()}
         assert not names & {"kernels", "schedulers", "models"}, "nothing generic in site-packages"
         trains(python, tmp_path)
-        assert "densenet121" in shell(python, site / "bin" / "minidl", "models", cwd=tmp_path)  # the command of that name
+        # the command of that name
+        assert "densenet121" in shell(python, site / "bin" / "minidl", "models", cwd=tmp_path)

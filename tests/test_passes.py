@@ -63,7 +63,8 @@ def test_inputs_and_outputs_are_separate_in_each_iteration_and_the_rest_is_share
     thrice = ml.unroll(graph, 3)
     assert len(thrice.inputs) == 3 * len(graph.inputs)
     assert len(thrice.outputs) == 3 * len(graph.outputs)
-    assert len({v.storage for v in (*thrice.inputs, *thrice.outputs)}) == 3 * len({v.storage for v in (*graph.inputs, *graph.outputs)})
+    assert (len({v.storage for v in (*thrice.inputs, *thrice.outputs)}) == 3
+            * len({v.storage for v in (*graph.inputs, *graph.outputs)}))
     extra = len(thrice.storages) - len(graph.storages)
     assert extra == 2 * len({v.storage for v in (*graph.inputs, *graph.outputs)})
     assert (thrice.flops.sum(), thrice.bytes.sum()) == (3 * graph.flops.sum(), 3 * graph.bytes.sum())

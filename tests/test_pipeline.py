@@ -107,7 +107,8 @@ def test_bubble_of_interleaved_schedules(p, rounds, v, times):
     if rounds > 1:
         assert max(found.peak_activations) == pytest.approx(p * (1 + (p - 1) / (p * v)))
     if w <= min(f, o):
-        assert priced("interleaved_zb", p, m, f, o, w, chunks=v).makespan == pytest.approx(work + (p - 1) * (f + o - w) / v)
+        assert priced("interleaved_zb", p, m, f, o, w,
+                      chunks=v).makespan == (pytest.approx(work + (p - 1) * (f + o - w) / v))
 
 
 @settings(deadline=None)
@@ -191,8 +192,9 @@ def test_chained_iterations_are_those_of_the_unrolled_graph():
 
 
 def chained(schedule: Schedule, iterations: int) -> Schedule:
-    lanes = {lane: [f"{name}#{t}" if "(" not in name else "(" + ";".join(f"{n}#{t}" for n in name[1:-1].split(";")) + ")"
-                    for t in range(iterations) for name in schedule.names(i)] for i, lane in enumerate(schedule.lanes)}
+    lanes = {lane: [f"{name}#{t}" if "(" not in name else "(" + ";".join(f"{n}#{t}" for n in name[1:-1].split(";"))
+                    + ")" for t in range(iterations) for name in schedule.names(i)]
+             for i, lane in enumerate(schedule.lanes)}
     return Schedule.from_names(lanes)
 
 

@@ -1,4 +1,5 @@
-"""Pipelines on the command line: what `plan` prints or saves, `check` accepts; caps, limits and flags mean something."""
+"""Pipelines on the command line: what `plan` prints or saves, `check` accepts; caps, limits and flags mean
+something."""
 
 import json
 import os
@@ -11,7 +12,8 @@ from test_cli import one_line, run, run_json
 from minidl.schedulers import pipeline
 from minidl.schedulers.pipeline import refine, v_shape, zb_auto
 
-NETWORK = ["--model", "mlp", "--model-arg", "layers=5", "--model-arg", "hidden=16", "--batch-size", "16", "--costs", "analytic"]
+NETWORK = ["--model", "mlp", "--model-arg", "layers=5", "--model-arg", "hidden=16", "--batch-size", "16",
+           "--costs", "analytic"]
 LARGE = ["--model", "resnet20", "--batch-size", "8", "--costs", "analytic"]
 
 
@@ -123,23 +125,26 @@ def test_what_plan_saves_check_accepts_for_long(capsys, tmp_path):
 def test_a_cap_that_is_broken_is_one_line_and_nothing_is_saved(capsys, tmp_path):
     path, shape = tmp_path / "plan.csv", ["--ranks", "4", "--micro-batches", "8", "--activation-cap", "2"]
     for verb in ("plan", "simulate"):
-        code, out, err = run(capsys, verb, "--scheduler", "one_f_one_b", *shape, *(["--save", str(path)] if verb == "plan" else []))
+        code, out, err = run(capsys, verb, "--scheduler", "one_f_one_b", *shape,
+                             *(["--save", str(path)] if verb == "plan" else []))
         assert (code, out) == (2, "")
         assert "rank 0 holds 3 activations; the cap is 2 (this plan needs 4)" in one_line(err)
     assert not path.exists()
 
 
 def test_the_table_leaves_out_what_breaks_the_cap(capsys):
-    code, record = run_json(capsys, "simulate", "--table", "--ranks", "3", "--micro-batches", "6", "--activation-cap", "3")
+    code, record = run_json(capsys, "simulate", "--table", "--ranks", "3", "--micro-batches", "6",
+                            "--activation-cap", "3")
     assert code == 0
     assert all(max(row["peak_activations"]) <= 3 for row in record["policies"])
     assert "the cap is 3" in record["left_out"]["gpipe"]
     assert {row["scheduler"] for row in record["policies"]} >= {"one_f_one_b", "zb_h1", "zb_auto", "zb_v"}
 
 
-# --------------------------------------------------------------------------------------------------------------- networks
+# ------------------------------------------------------------------------------------------------------------- networks
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-@pytest.mark.parametrize("scheduler", ["gpipe", "zb_h1", "interleaved", "hanayo", "modulo_greedy", "zb_v", "dualpipe_v"])
+@pytest.mark.parametrize("scheduler",
+                         ["gpipe", "zb_h1", "interleaved", "hanayo", "modulo_greedy", "zb_v", "dualpipe_v"])
 def test_a_networks_plan_is_checked_with_the_same_flags(capsys, tmp_path, scheduler, optimizer):
     path = tmp_path / "plan.csv"
     shape = [*NETWORK, "--optimizer", optimizer, "--ranks", "2", "--micro-batches", "4"]
@@ -177,7 +182,8 @@ def test_tasks_on_ranks_that_are_not_theirs_are_refused(capsys, tmp_path):
 def test_a_networks_check_with_costs_says_what_the_plan_said(capsys, tmp_path):
     path = tmp_path / "plan.csv"
     shape = [*NETWORK, "--ranks", "3", "--micro-batches", "4"]
-    record = run_json(capsys, "plan", "--scheduler", "zb_h1", *shape, "--save", str(path), "--save-costs", str(tmp_path / "costs.json"))[1]
+    record = run_json(capsys, "plan", "--scheduler", "zb_h1", *shape, "--save", str(path), "--save-costs",
+                      str(tmp_path / "costs.json"))[1]
     assert run_json(capsys, "check", str(path), *shape)[1]["predicted_step_ms"] == record["predicted_step_ms"]
     shape = [*shape[: shape.index("--costs")], *shape[shape.index("--costs") + 2 :]]
     assert "predicted_step_ms" not in run_json(capsys, "check", str(path), *shape)[1]
@@ -210,7 +216,8 @@ def test_a_bandwidth_makes_messages_take_their_time(capsys):
 
 
 def test_a_networks_grid_shows_its_tasks(capsys):
-    code, out, _ = run(capsys, "plan", *LARGE, "--parallel", "pipeline", "--ranks", "2", "--micro-batches", "4", "--scheduler", "one_f_one_b")
+    code, out, _ = run(capsys, "plan", *LARGE, "--parallel", "pipeline", "--ranks", "2", "--micro-batches", "4",
+                       "--scheduler", "one_f_one_b")
     assert code == 0
     grid = out.split("\n\none_f_one_b")[0]
     assert len(grid.splitlines()) <= 7
@@ -219,7 +226,7 @@ def test_a_networks_grid_shows_its_tasks(capsys):
         assert row.count(" ") < 0.6 * len(row)
 
 
-# ------------------------------------------------------------------------------------------------------------------ flags
+# ---------------------------------------------------------------------------------------------------------------- flags
 GIVEN = ["--scheduler", "gpipe", "--ranks", "2", "--micro-batches", "4"]
 
 

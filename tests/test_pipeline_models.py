@@ -127,12 +127,14 @@ def test_every_rank_counts_adams_steps_and_dropouts_for_itself():
     graph = steps(model, opt, X, Y)
     plan = ml.plan(graph, "gpipe", COST, ml.Machine(3))
     of_rank = {t.name: plan.placement.table[0, t.unit] for t in plan.graph}
-    crossing = {(plan.graph.name(int(q)), t.name) for t in plan.graph for q in plan.graph.preds[t.index] if of_rank[t.name] != of_rank[plan.graph.name(int(q))]}
+    crossing = {(plan.graph.name(int(q)), t.name) for t in plan.graph for q in plan.graph.preds[t.index]
+                if of_rank[t.name] != of_rank[plan.graph.name(int(q))]}
     assert crossing
     assert {kind for pair in crossing for kind in (pair[0][1], pair[1][1])} <= {"F", "O", "W", "B"}
     ticks = [launch.kernel for t in plan.graph for launch in t.launches if launch.kernel == "adam_tick"]
     assert len(ticks) == 3
-    assert len(pipeline.cut(graph, COST, 1).graph["0U0"].launches) == len([x for t in graph if t.kind == Kind.U for x in t.launches])
+    assert len(pipeline.cut(graph, COST, 1).graph["0U0"].launches) == len([x for t in graph if t.kind == Kind.U
+                                                                           for x in t.launches])
 
 
 def test_a_parameter_of_two_ranks_is_refused():
@@ -141,7 +143,8 @@ def test_a_parameter_of_two_ranks_is_refused():
     opt = optim.SGD([*first.parameters(), *second.parameters()], 0.1)
     graph = steps(lambda x: first(nn.relu(second(nn.relu(first(x))))), opt, X, Y)
     cuts = np.minimum(np.arange(int(graph.unit.max()) + 1) // 2, 1)
-    with pytest.raises(pipeline.PipelineError, match=r"zb_h1: .*(each rank has a memory of its own|stays as it was|no message can carry it)"):
+    with pytest.raises(pipeline.PipelineError,
+                       match=r"zb_h1: .*(each rank has a memory of its own|stays as it was|no message can carry it)"):
         ml.plan(graph, "zb_h1", COST, ml.Machine(2), stage_of_unit=cuts)
 
 

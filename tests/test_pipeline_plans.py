@@ -1,4 +1,5 @@
-"""Plans of pipelines: every policy is valid over a wide sweep, what is wrong is named, notations come back as they were."""
+"""Plans of pipelines: every policy is valid over a wide sweep, what is wrong is named, notations come
+back as they were."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -118,8 +119,9 @@ def test_golden_plans(name):
     ("zb_h2", 4, 6, None, "at least 2p-1 micro-batches, so 7"), ("dualpipe", 4, 6, None, "at least 2p"),
     ("dualpipe", 3, 8, None, "even"), ("dualpipe", 4, 9, None, "even"), ("dualpipe_v", 4, 7, None, "at least 2p"),
     ("chimera", 3, 4, None, "even"), ("chimera", 4, 3, None, "even"), ("zb_v", 4, 8, 3, "exactly 2 chunks"),
-    ("gpipe", 4, 8, 2, "exactly 1 chunk"), ("hanayo", 4, 8, 3, "even number of chunks"), ("gpipe", 4, 0, None, "at least 1"),
-    ("gpipe", 0, 4, None, "at least 1"), ("fast_forward_push", 4, 4, None, "more than p"), ("nope", 4, 4, None, "unknown"),
+    ("gpipe", 4, 8, 2, "exactly 1 chunk"), ("hanayo", 4, 8, 3, "even number of chunks"),
+    ("gpipe", 4, 0, None, "at least 1"), ("gpipe", 0, 4, None, "at least 1"),
+    ("fast_forward_push", 4, 4, None, "more than p"), ("nope", 4, 4, None, "unknown"),
     ("pipedream_2bw", 4, 3, None, "at least p")])
 def test_a_violated_precondition_is_one_clear_line(name, p, m, chunks, says):
     with pytest.raises(PipelineError, match=says) as error:
@@ -171,7 +173,8 @@ def swap(rows, a, b):
     (lambda rows: rows.append("1,main,1F4"), "1F4 is out of range: micro-batches are 0..3", "[1F4]"),
     (lambda rows: rows.append("1,main,3F0"), "3F0 is out of range: stages are 0..2", "[3F0]"),
     (lambda rows: rows.append("7,main,1F0"), "rank that does not exist", "[1F0]"),
-    (lambda rows: rows.append("1,main,1U0"), "1U0 does not belong here: the tasks of one iteration are F, O, W, B", "[1U0]"),
+    (lambda rows: rows.append("1,main,1U0"),
+     "1U0 does not belong here: the tasks of one iteration are F, O, W, B", "[1U0]"),
     (lambda rows: rows.__setitem__(rows.index("1,main,1W2"), "0,main,1W2"), "on rank 0, but stage 1 lives on rank 1",
      "[1W2]"),
     (lambda rows: swap(rows, "1F0", "1O0"), "1O0 stands before 1F0", "[1O0]"),
@@ -186,7 +189,8 @@ def test_a_wrong_plan_shows_its_culprit(edit, says, marked):
 @pytest.mark.parametrize(("text", "says"), [
     ("0F0,0B0,(0F1;0B1)\n1F0,1B0,1F1,1B1", "0B1 needs 0F1, but the two run as one action"),
     ("0F0,(0F1;0B0),0B1\n1F0,1F1,1B0,1B1", "deadlock: 1B0 waits for 1F1 waits for 0B0 waits for 1B0"),
-    ("0F0,0SEND_F0,(0F1;0SEND_F1),0RECV_B0,0B0,0RECV_B1,0B1\n1RECV_F0,1F0,1B0,1SEND_B0,1RECV_F1,1F1,1B1,1SEND_B1", "part of a pair"),
+    ("0F0,0SEND_F0,(0F1;0SEND_F1),0RECV_B0,0B0,0RECV_B1,0B1\n1RECV_F0,1F0,1B0,1SEND_B0,1RECV_F1,1F1,1B1,1SEND_B1",
+     "part of a pair"),
     ("0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1,1SEND_B1\n1RECV_F0,1F0,1B0,1SEND_B0,1RECV_F1,1F1,1B1",
      "1SO1>0 stands on rank 0, but stage 1 lives on rank 1")])
 def test_a_pair_is_one_action_and_a_message_has_its_rank(text, says):

@@ -28,7 +28,8 @@ from minidl.views.timeline import Timeline, What
 
 MPIEXEC = shutil.which("mpiexec") or shutil.which("mpiexec", path=str(Path(sys.executable).parent))
 MICRO_BATCHES, SHARE, STEPS = 4, 8, 4
-SYNCHRONOUS = ["gpipe", "one_f_one_b", "zb_h1", "zb_h2", "zb_auto", "fast_forward", "interleaved", "modulo", "looped_bfs", "zb_v", "hanayo"]
+SYNCHRONOUS = ["gpipe", "one_f_one_b", "zb_h1", "zb_h2", "zb_auto", "fast_forward", "interleaved", "modulo",
+               "looped_bfs", "zb_v", "hanayo"]
 
 
 def batches(seed=0):
@@ -92,14 +93,16 @@ def trained(own):
 
     with deadline():
         found = run_ranks(len(own), work)
-    losses = [[float(value) for value in values if value is not None] for values in zip(*(l for l, _ in found), strict=True)]
+    losses = [[float(value) for value in values if value is not None]
+              for values in zip(*(l for l, _ in found), strict=True)]
     parameters = [[bits for bits in copies if bits is not None] for copies in zip(*(p for _, p in found), strict=True)]
     return losses, parameters
 
 
 def works(name, ranks):
     """Whether the policy can work with these numbers."""
-    return not (name == "zb_h2" and 2 * ranks > MICRO_BATCHES + 1) and not (name == "interleaved" and MICRO_BATCHES % ranks)
+    return (not (name == "zb_h2" and 2 * ranks > MICRO_BATCHES + 1)
+            and not (name == "interleaved" and MICRO_BATCHES % ranks))
 
 
 @pytest.mark.parametrize(("name", "ranks"), [(n, p) for n in SYNCHRONOUS for p in (2, 3, 4) if works(n, p)])
@@ -110,7 +113,8 @@ def test_every_order_leaves_the_bits_of_one_process(name, ranks):
 
 
 def norms(optimizer):
-    """The global norm of each step's gradients, and between which of them a clip triggers on some steps and not on others."""
+    """The global norm of each step's gradients, and between which of them a clip triggers on some steps
+    and not on others."""
     model, graph = recorded(optimizer=optimizer, clip=1e9)
     run, found = SequentialExecutor(graph), []
     for parts in batches():
@@ -120,8 +124,8 @@ def norms(optimizer):
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize(("name", "ranks"), [("gpipe", 2), ("one_f_one_b", 4), ("zb_h1", 3), ("zb_h1", 4), ("interleaved", 2), ("modulo", 2), ("zb_v", 3),
-                                             ("hanayo", 2)])
+@pytest.mark.parametrize(("name", "ranks"), [("gpipe", 2), ("one_f_one_b", 4), ("zb_h1", 3), ("zb_h1", 4),
+                                             ("interleaved", 2), ("modulo", 2), ("zb_v", 3), ("hanayo", 2)])
 def test_gradients_are_clipped_by_their_norm_on_all_ranks(name, ranks, optimizer):
     """Also where a rank has several stages, which count Adam's steps once."""
     each = norms(optimizer)
@@ -211,8 +215,8 @@ comm.close()
 @pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec; install minidl[mpich]")
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_ranks_of_mpi_leave_the_same_bits(ranks):
-    done = subprocess.run([MPIEXEC, "-n", str(ranks), sys.executable, "-c", UNDER_MPI], capture_output=True, text=True, timeout=PATIENCE,
-                          cwd=Path(__file__).parent.parent)
+    done = subprocess.run([MPIEXEC, "-n", str(ranks), sys.executable, "-c", UNDER_MPI], capture_output=True, text=True,
+                          timeout=PATIENCE, cwd=Path(__file__).parent.parent)
     assert (done.returncode, done.stdout) == (0, "gpipe equal\none_f_one_b equal\nzb_h1 equal\n"), done.stderr
 
 
@@ -220,12 +224,13 @@ def test_ranks_of_mpi_leave_the_same_bits(ranks):
 def command(ranks, *flags):
     """Runs `train --json` on so many ranks; its exit code, its record (None without one) and its errors."""
     launch = [MPIEXEC, "-n", str(ranks)] if ranks > 1 else []
-    done = subprocess.run([*launch, sys.executable, "-m", "minidl", "train", *flags, "--json", "--costs", "analytic"], capture_output=True,
-                          text=True, timeout=PATIENCE, cwd=Path(__file__).parent.parent)
+    done = subprocess.run([*launch, sys.executable, "-m", "minidl", "train", *flags, "--json", "--costs", "analytic"],
+                          capture_output=True, text=True, timeout=PATIENCE, cwd=Path(__file__).parent.parent)
     return done.returncode, json.loads(done.stdout) if done.stdout else None, done.stderr
 
 
-NETWORKS = {"mlp, adam": ["--model", "mlp", "--optimizer", "adam", "--lr", "0.001", "--clip", "0.05"], "lenet": ["--model", "lenet", "--lr", "0.01"],
+NETWORKS = {"mlp, adam": ["--model", "mlp", "--optimizer", "adam", "--lr", "0.001", "--clip", "0.05"],
+            "lenet": ["--model", "lenet", "--lr", "0.01"],
             "concatenated": ["--model", "densenet121", "--model-arg", "preset=tiny"],
             "normalised, skips": ["--model", "resnet20", "--model-arg", "preset=tiny"]}
 
@@ -249,7 +254,8 @@ def test_a_run_goes_on_on_another_number_of_ranks(tmp_path):
     flags = ["--model", "mlp", "--micro-batches", "4", "--checkpoint", str(tmp_path / "run")]
     wanted = command(1, *flags[:-2], "--steps", "6")[1]["params_sha256"]
     assert command(2, *flags, "--parallel", "pipeline", "--scheduler", "gpipe", "--steps", "4")[0] == 0
-    assert command(3, *flags, "--parallel", "pipeline", "--scheduler", "zb_h1", "--steps", "6", "--resume")[1]["params_sha256"] == wanted
+    assert command(3, *flags, "--parallel", "pipeline", "--scheduler", "zb_h1", "--steps", "6",
+                   "--resume")[1]["params_sha256"] == (wanted)
 
 
 @pytest.mark.mpi
@@ -258,7 +264,8 @@ def test_a_run_goes_on_on_another_number_of_ranks(tmp_path):
     (["--scheduler", "layerpipe"], "layerpipe makes tasks that are parts of layers, and no run does yet"),
     (["--scheduler", "zb_h7"], "unknown scheduler 'zb_h7' for a pipeline"),
     (["--scheduler", "gpipe", "--streams", "2"], "--streams has no effect on a network cut into a pipeline"),
-    (["--scheduler", "gpipe", "--batch-size", "10", "--micro-batches", "4"], "a batch of 10 does not divide into 4 micro-batches"),
+    (["--scheduler", "gpipe", "--batch-size", "10", "--micro-batches", "4"],
+     "a batch of 10 does not divide into 4 micro-batches"),
     (["--scheduler", "gpipe", "--model-arg", "layers=1"], "stages are asked for, but the model has only")])
 def test_what_cannot_run_is_one_line(flags, line):
     code, record, errors = command(4, "--model", "mlp", "--parallel", "pipeline", "--steps", "2", *flags)
@@ -267,7 +274,7 @@ def test_what_cannot_run_is_one_line(flags, line):
     assert len(errors.splitlines()) == 1
 
 
-# ------------------------------------------------------------------------------------------------------------- timelines
+# ------------------------------------------------------------------------------------------------------------ timelines
 def traced(name, ranks):
     own = planned(name, ranks)
 
@@ -294,13 +301,15 @@ def test_timelines_of_all_ranks_are_one(name):
     record = {whole.name(i): i for i in tasks.tolist()}
     for t in np.flatnonzero(np.isin(graph.kind, (Kind.RF, Kind.RO))).tolist():
         send = next(p for p in graph.preds[t].tolist() if graph.kind[p] in (Kind.SF, Kind.SO))
-        assert whole.start[record[graph.name(t)]] >= whole.start[record[graph.name(send)]], "nothing is on its way before it is sent"
+        assert whole.start[record[graph.name(t)]] >= whole.start[record[graph.name(send)]], (
+            "nothing is on its way before it is sent")
         assert [record[graph.name(send)], record[graph.name(t)]] in whole.edges.tolist()
     stood = whole.what != What.TASK
     for rank, (alone, _) in enumerate(found):
         here = stood & (np.array([lane.rank for lane in whole.lanes])[whole.lane] == rank)
         waits = alone.what != What.TASK
-        np.testing.assert_allclose((whole.end - whole.start)[here].sum(), (alone.end - alone.start)[waits].sum(), atol=1e-3)
+        np.testing.assert_allclose((whole.end - whole.start)[here].sum(),
+                                   (alone.end - alone.start)[waits].sum(), atol=1e-3)
     assert (whole.what == What.TRANSFER).any()
     assert whole.report()
 
@@ -312,7 +321,8 @@ def one_rank(lane, key, start, end, begin, waits=()):
     start, end = (np.array([*a, *(w[i] for w in waits)], float) for i, a in ((1, start), (2, end)))
     what = np.array([What.TASK] * len(key) + [What.WAIT] * len(waits))
     edges = np.array([[1, 0]] if "R" in key[1] else [[0, 1]])
-    return Timeline(lane, what, keys, lanes, start, start, end, np.zeros(len(keys), int), edges=edges, meta={"begin_s": begin})
+    return Timeline(lane, what, keys, lanes, start, start, end, np.zeros(len(keys), int), edges=edges,
+                    meta={"begin_s": begin})
 
 
 def test_a_wait_becomes_a_transfer_when_what_is_awaited_is_sent():
@@ -321,9 +331,9 @@ def test_a_wait_becomes_a_transfer_when_what_is_awaited_is_sent():
     second = one_rank((Lane(1), Lane(1, "recv<-0")), ["1F0", "0RF0>1"], [100, 0], [120, 98], 8.0, [("1F0", 0, 100)])
     whole = Timeline.of_ranks([first, second], [0.0, 5.0], [{parse_task("0SF0>1"): 4}, {parse_task("0RF0>1"): 4}])
     records = {(whole.name(i), What(whole.what[i]).name): (whole.start[i], whole.end[i]) for i in range(len(whole))}
-    assert {k: tuple(np.round(v, 3)) for k, v in records.items()} == {
-        ("0F0", "TASK"): (0, 70), ("0SF0>1", "TASK"): (70, 100), ("1F0", "TASK"): (100, 120), ("0RF0>1", "TASK"): (70, 98),
-        ("1F0", "WAIT"): (0, 70), ("1F0", "TRANSFER"): (70, 100)}
+    assert {k: tuple(np.round(v, 3)) for k, v in records.items()} == ({
+        ("0F0", "TASK"): (0, 70), ("0SF0>1", "TASK"): (70, 100), ("1F0", "TASK"): (100, 120),
+        ("0RF0>1", "TASK"): (70, 98), ("1F0", "WAIT"): (0, 70), ("1F0", "TRANSFER"): (70, 100)})
 
 
 def test_clocks_that_differ_are_noticed(monkeypatch):
@@ -347,9 +357,10 @@ def test_clocks_that_differ_are_noticed(monkeypatch):
 @pytest.mark.mpi
 @pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec; install minidl[mpich]")
 def test_a_trace_of_ranks_has_all_their_lanes(tmp_path):
-    code, _, errors = command(2, "--model", "mlp", "--parallel", "pipeline", "--scheduler", "one_f_one_b", "--micro-batches", "4", "--steps", "3",
-                              "--trace", str(tmp_path / "trace.json"))
+    code, _, errors = command(2, "--model", "mlp", "--parallel", "pipeline", "--scheduler", "one_f_one_b",
+                              "--micro-batches", "4", "--steps", "3", "--trace", str(tmp_path / "trace.json"))
     assert code == 0, errors
     found = Timeline.load(tmp_path / "trace.json")
-    assert {str(lane) for lane in found.lanes} == {"0/main", "0/send->1", "0/recv<-1", "1/main", "1/send->0", "1/recv<-0"}
+    assert {str(lane) for lane in found.lanes} == {"0/main", "0/send->1", "0/recv<-1", "1/main",
+                                                   "1/send->0", "1/recv<-0"}
     assert {What.WAIT, What.TRANSFER} <= set(found.what.tolist())

@@ -48,16 +48,19 @@ def test_all_reduces_stand_beside_messages(name, part_bytes):
 
 
 def test_an_all_reduce_takes_its_time_beside_the_other_stage_s_work():
-    """One F or B takes 1, and a message next to nothing. In gpipe the last stage is done first, so its all-reduce hides."""
+    """One F or B takes 1, and a message next to nothing. In gpipe the last stage is done first, so its
+    all-reduce hides."""
     plan, graph, schedule = both("gpipe", 2)
-    cost = CostModel(kinds={"F": 1.0, "B": 1.0, "O": 1.0, "W": 1.0, "U": 0.25} | dict.fromkeys(("SF", "RF", "SO", "RO"), 0.0) | {"A": 0.0})
+    cost = CostModel(kinds={"F": 1.0, "B": 1.0, "O": 1.0, "W": 1.0, "U": 0.25}
+                           | dict.fromkeys(("SF", "RF", "SO", "RO"), 0.0) | {"A": 0.0})
     ends = {}
     for each in (0.0, 1.0, 5.0):
         line = simulate(graph, schedule, CostModel(kinds=dict(cost.kinds) | {"A": each}))
         ends[each] = {line.name(i): (line.start[i], line.end[i]) for i in line.tasks.tolist()}
     m = int(plan.graph.micro_batch.max()) + 1
     for each, found in ends.items():
-        done = {stage: max(end for name, (_, end) in found.items() if name[0] == stage and name[1] in "BOW") for stage in "01"}
+        done = {stage: max(end for name, (_, end) in found.items() if name[0] == stage and name[1] in "BOW")
+                for stage in "01"}
         assert (done["0"], done["1"]) == (2 * m + 2, 2 * m + 1)
         for stage in "01":
             assert found[f"{stage}A0"] == (done[stage], done[stage] + each)

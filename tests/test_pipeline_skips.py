@@ -1,4 +1,5 @@
-"""Results that go to several ranks, and several that come to one: skip connections over stages leave the bits of one process."""
+"""Results that go to several ranks, and several that come to one: skip connections over stages leave the
+bits of one process."""
 
 from __future__ import annotations
 
@@ -34,16 +35,19 @@ class Block(nn.Module):
 
 
 class Skipping(nn.Module):
-    """Blocks in a row, of which each reads the result before it, and those that `reads` gives: what it reads besides."""
+    """Blocks in a row, of which each reads the result before it, and those that `reads` gives: what it reads
+    besides."""
 
     def __init__(self, blocks: int, reads: dict[int, list[int]]) -> None:
         self.input_shape, self.classes, self.reads = (8, 8, 1), 10, reads
-        self.blocks = nn.ModuleList(Block(64 if i == 0 else WIDTH, WIDTH if i < blocks - 1 else 10) for i in range(blocks))
+        self.blocks = nn.ModuleList(Block(64 if i == 0 else WIDTH, WIDTH if i < blocks - 1 else 10)
+                                    for i in range(blocks))
 
     def forward(self, x):
         made = []
         for i, block in enumerate(self.blocks):
-            made.append(block(*(made[j] for j in self.reads.get(i, [])), made[-1] if made else x.reshape(x.shape[0], 64)))
+            made.append(block(*(made[j] for j in self.reads.get(i, [])),
+                              made[-1] if made else x.reshape(x.shape[0], 64)))
         return made[-1]
 
 
@@ -89,7 +93,8 @@ def on_a_rank(communicator, recorded: Recorded) -> tuple[list[float], str, TaskG
 
 
 def together(name: str, ranks: int, scheduler: str) -> list[tuple[list[float], str, TaskGraph]]:
-    """Of each of so many loop-back ranks. All record first: the random numbers of a process are drawn by one at a time."""
+    """Of each of so many loop-back ranks. All record first: the random numbers of a process are drawn
+    by one at a time."""
     own = [Recorded(job(name, scheduler)) for _ in range(ranks)]
     with deadline():
         return run_ranks(ranks, lambda communicator: on_a_rank(communicator, own[communicator.rank]))
@@ -141,6 +146,6 @@ comm.close()
 @pytest.mark.mpi
 @pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec; install minidl[mpich]")
 def test_ranks_of_mpi_leave_the_same_bits():
-    done = subprocess.run([str(MPIEXEC), "-n", "3", sys.executable, "-c", UNDER_MPI], capture_output=True, text=True, timeout=PATIENCE,
-                          cwd=Path(__file__).parent.parent)
+    done = subprocess.run([str(MPIEXEC), "-n", "3", sys.executable, "-c", UNDER_MPI], capture_output=True, text=True,
+                          timeout=PATIENCE, cwd=Path(__file__).parent.parent)
     assert (done.returncode, done.stdout) == (0, "one_f_one_b equal\nzb_h1 equal\n"), done.stderr

@@ -22,7 +22,8 @@ def stand_in(monkeypatch):
     import cupy_stand_in
     import cupyx.scipy.special
 
-    monkeypatch.setattr(cupyx.scipy.special, "erf", lambda x: cupy_stand_in.Array(np.vectorize(math.erf, otypes=[x.dtype])(x.values)))
+    monkeypatch.setattr(cupyx.scipy.special, "erf",
+                        lambda x: cupy_stand_in.Array(np.vectorize(math.erf, otypes=[x.dtype])(x.values)))
     return cupy_stand_in
 
 
@@ -49,8 +50,9 @@ def test_there_is_a_call_of_every_kernel():
 
 def test_the_stand_in_refuses_what_cupy_refuses(stand_in):
     xp, x = stand_in.xp, stand_in.Array(np.ones(3, "float32"))
-    for refused in (lambda: xp.no_such_function(x), lambda: x.no_such_method(), lambda: xp.argsort(x, no_such_argument=1), lambda: x + np.ones(3),
-                    lambda: np.float32(x.sum()), lambda: xp.where(x > 0, x, np.ones(3)), lambda: xp.matmul(x, np.ones(3)), lambda: np.asarray(x),
+    for refused in (lambda: xp.no_such_function(x), lambda: x.no_such_method(),
+                    lambda: xp.argsort(x, no_such_argument=1), lambda: x + np.ones(3), lambda: np.float32(x.sum()),
+                    lambda: xp.where(x > 0, x, np.ones(3)), lambda: xp.matmul(x, np.ones(3)), lambda: np.asarray(x),
                     lambda: np.add.reduce(x)):
         with pytest.raises((AttributeError, TypeError)):
             refused()

@@ -32,7 +32,7 @@ def names(main, sub=""):
 GOOD = names("0F0 1F0 1O0 0W0 0U0", "1W0 1U0")
 
 
-# ---------------------------------------------------------------------------------------------------------------- proofs
+# --------------------------------------------------------------------------------------------------------------- proofs
 def test_validate_returns_the_schedule_with_the_unit_time_of_each_entry():
     schedule = GOOD.validate(two_layers())
     assert schedule.slots.tolist() == [0, 1, 2, 3, 4, 2, 3]
@@ -47,10 +47,12 @@ def test_validate_returns_the_schedule_with_the_unit_time_of_each_entry():
     (names("0F0 1F0 1O0 0W0 0U0", "1W0 1W0 1U0"), "task 1W0 stands twice on 0/sub", ("1W0",)),
     (names("0F0 1F0 1O0 0W0 0U0 9F0", "1W0 1U0"), r"unknown task 9F0 on lane 0/main: the graph \(7 tasks\)", ("9F0",)),
     (names("0F0 1F0 1O0 0W0 0U0", "1W0@1 1U0"), "unknown task 1W0@1 on lane 0/sub", ("1W0@1",)),
-    (names("1F0 0F0 1O0 0W0 0U0", "1W0 1U0"), "1F0 stands before 0F0 on lane 0/main but needs it: it reads x", ("0F0", "1F0")),
+    (names("1F0 0F0 1O0 0W0 0U0", "1W0 1U0"), "1F0 stands before 0F0 on lane 0/main but needs it: it reads x",
+     ("0F0", "1F0")),
     (names("0F0 1F0 0W0 0U0 1O0", "1W0 1U0"), "0W0 stands before 1O0 on lane 0/main", ("1O0", "0W0")),
     (names("0F0 1F0 0W0 0U0", "1U0 1W0 1O0"), "1U0 stands before 1W0 on lane 0/sub", ("1W0", "1U0")),
-    (names("0U0 0F0 1F0 0W0", "1O0 1W0 1U0"), "0U0 stands before 0F0 .* it overwrites w, which 0F0 reads", ("0F0", "0U0")),
+    (names("0U0 0F0 1F0 0W0", "1O0 1W0 1U0"), "0U0 stands before 0F0 .* it overwrites w, which 0F0 reads",
+     ("0F0", "0U0")),
     (names("0F0 0W0 1F0 0U0", "1O0 1W0 1U0"), "deadlock: .* waits for ", ("0W0", "1O0", "1F0")),
 ])
 def test_what_is_wrong_is_told_with_the_grid_marked(schedule, message, culprits):
@@ -93,7 +95,8 @@ def test_a_pair_starts_when_all_it_needs_is_there_and_shows_its_results_at_its_e
     with pytest.raises(ScheduleError, match=r"1F0 needs 0F0, but the two run as one action, .*: it reads a"):
         Schedule.from_names({MAIN: ["(0F0;1F0)", "2F0"]}).validate(graph)
     with pytest.raises(ScheduleError, match=r"deadlock: 2F0 waits for 1F0 waits for 2F0"):
-        Schedule.from_names({MAIN: ["(0F0;2F0)"], SUB: ["1F0"]}).validate(planned(("0F0", "", "a"), ("1F0", "a", "b"), ("2F0", "b", "c")))
+        Schedule.from_names({MAIN: ["(0F0;2F0)"], SUB: ["1F0"]}).validate(planned(
+            ("0F0", "", "a"), ("1F0", "a", "b"), ("2F0", "b", "c")))
 
 
 def test_what_runs_in_one_action_has_not_surely_ended():
@@ -159,7 +162,7 @@ def test_slots_are_the_longest_ways(pair):
     assert [slot[t] for t in ids.tolist()] == schedule.validate(graph).slots.tolist()
 
 
-# ----------------------------------------------------------------------------------------------------------------- waits
+# ---------------------------------------------------------------------------------------------------------------- waits
 @given(scheduled_graphs(tasks=14, lanes=5))
 @QUICK
 def test_waits_are_enough_and_each_is_needed_and_they_are_the_fewest(pair):
@@ -175,7 +178,8 @@ def test_waits_are_enough_and_each_is_needed_and_they_are_the_fewest(pair):
     # among waits that order nothing else there is one smallest set: what the transitive reduction has between lanes
     order = closure(len(graph), [*edge_pairs(graph), *lane_pairs(graph, schedule)])
     covers = order & ~(order.astype(int) @ order.astype(int) > 0)
-    assert sorted((int(b), int(a)) for a, b in waits) == [(a, b) for a, b in np.argwhere(covers).tolist() if lane[a] != lane[b]]
+    assert sorted((int(b), int(a)) for a, b in waits) == [(a, b) for a, b in np.argwhere(covers).tolist()
+                                                          if lane[a] != lane[b]]
 
 
 @given(scheduled_graphs(tasks=14, lanes=5, ranks=3))
@@ -206,8 +210,9 @@ def test_clocks_know_exactly_what_has_surely_ended(pair):
 # ------------------------------------------------------------------------------------------------------- text and files
 LANE = st.builds(Lane, st.integers(0, 12), st.sampled_from(["main", "sub", "send 1", "a,b", 'say "x"', "comm"]))
 TASK = st.builds(
-    lambda u, k, m, i, late, t: f"{u}{k.name}{m * (k not in COLLECTIVE)}" + (f">{i}" if k >= Kind.SF else f"/{i}" * (i > 0)) + "@1" * late
-    + f"#{t}" * (t > 0), st.integers(0, 9999), st.sampled_from(list(Kind)), st.integers(0, 99), st.integers(0, 9), st.booleans(), st.integers(0, 3))
+    lambda u, k, m, i, late, t: f"{u}{k.name}{m * (k not in COLLECTIVE)}"
+    + (f">{i}" if k >= Kind.SF else f"/{i}" * (i > 0)) + "@1" * late + f"#{t}" * (t > 0), st.integers(0, 9999),
+    st.sampled_from(list(Kind)), st.integers(0, 99), st.integers(0, 9), st.booleans(), st.integers(0, 3))
 ACTION = st.one_of(TASK, st.builds(lambda a, b: f"({a};{b})", TASK, TASK))
 
 
@@ -219,7 +224,8 @@ def test_csv_round_trip(lanes):
     again = Schedule.from_csv(text)
     assert again.lanes == schedule.lanes
     assert again.to_csv() == text
-    assert [again.names(i) for i in range(len(lanes))] == [schedule.names(i) for i in range(len(lanes))] == list(lanes.values())
+    assert ([again.names(i) for i in range(len(lanes))] == [schedule.names(i) for i in range(len(lanes))]
+            == list(lanes.values()))
     assert text.splitlines()[0] == "rank,lane,task"
     assert Schedule.from_csv(text.replace("\n", "\r\n")).to_csv() == text
     assert schedule.diff(again) == ""

@@ -1,4 +1,5 @@
-"""Signals at random times: whatever is hit ends with one line and an exit code, leaves no process, and its checkpoint goes on.
+"""Signals at random times: whatever is hit ends with one line and an exit code, leaves no process, and its
+checkpoint goes on.
 
 A few here, all of them under the marker `campaign`. Each is drawn from a seed, which a failure names:
 `MINIDL_SIGNALS=1 MINIDL_SIGNALS_SEED=17 python -m pytest -m campaign tests/test_signals.py` repeats one, as far as time
@@ -34,14 +35,15 @@ SEED = int(os.environ.get("MINIDL_SIGNALS_SEED", 1))
 OVER = "over before it was hit"
 MARK = "MINIDL_TEST_MARK"  #: a variable that every process of a run inherits
 #: seconds that ranks may be silent, and may take to start: generous, as on a busy machine both take long
-SILENCE, START = (os.environ.get(name, default) for name, default in (("MINIDL_MPI_WAIT_SECONDS", "15"), ("MINIDL_MPI_START_SECONDS", "60")))
+SILENCE, START = (os.environ.get(name, default)
+                  for name, default in (("MINIDL_MPI_WAIT_SECONDS", "15"), ("MINIDL_MPI_START_SECONDS", "60")))
 
 MLP = ["--model", "mlp", "--model-arg", "hidden=32", "--model-arg", "layers=4", "--json"]
 SINGLE = {
     "train": ["train", *MLP, "--costs", "analytic", "--scheduler", "multi_stream", "--epochs", "12"],
     "compare": ["compare", *MLP, "--costs", "analytic", "--steps", "150"],
-    "plan": ["plan", "--model", "densenet121", "--model-arg", "preset=tiny", "--batch-size", "4", "--costs", "analytic", "--json",
-             "--scheduler", "multi_region", "--memory-limit", "100MB"],
+    "plan": ["plan", "--model", "densenet121", "--model-arg", "preset=tiny", "--batch-size", "4", "--costs", "analytic",
+             "--json", "--scheduler", "multi_region", "--memory-limit", "100MB"],
     "measure": ["plan", "--model", "lenet", "--batch-size", "16", "--scheduler", "multi_region", "--json"],
 }
 EPOCHS = 12
@@ -92,7 +94,8 @@ def processes(mark: str) -> dict[int, dict[str, str]]:
         try:
             text = (folder / "environ").read_bytes().decode(errors="replace")
             if mark in text and "\nState:\tZ" not in (folder / "status").read_text():
-                found[int(folder.name)] = dict(pair.partition("=")[::2] for pair in text.split("\0")) | {"": (folder / "cmdline").read_text()}
+                found[int(folder.name)] = (dict(pair.partition("=")[::2] for pair in text.split("\0"))
+                                           | {"": (folder / "cmdline").read_text()})
         except OSError:
             continue
     return found
@@ -101,9 +104,11 @@ def processes(mark: str) -> dict[int, dict[str, str]]:
 def hit(command: list[str], delay: float, number: signal.Signals, rank: int | None = None) -> Ended:
     """Runs a command and sends a signal to it, or to one of its ranks, after a delay."""
     mark = uuid.uuid4().hex
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # that of the tests may be ignored, which is inherited
-    run = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-                           env={**os.environ, MARK: mark, "MINIDL_MPI_WAIT_SECONDS": SILENCE, "MINIDL_MPI_START_SECONDS": START})
+    # that of the tests may be ignored, which is inherited
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    run = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                           start_new_session=True, env={**os.environ, MARK: mark, "MINIDL_MPI_WAIT_SECONDS": SILENCE,
+                                                        "MINIDL_MPI_START_SECONDS": START})
     signal.signal(signal.SIGINT, before)
     time.sleep(delay)
     if rank is None:
@@ -111,7 +116,8 @@ def hit(command: list[str], delay: float, number: signal.Signals, rank: int | No
     else:
         victims: list[int] = []
         while not victims and run.poll() is None:
-            victims = [p for p, variables in processes(mark).items() if variables.get("PMI_RANK") == str(rank) and "minidl\0train" in variables[""]]
+            victims = [p for p, variables in processes(mark).items() if variables.get("PMI_RANK") == str(rank)
+                       and "minidl\0train" in variables[""]]
         for victim in victims:
             with suppress(ProcessLookupError):
                 os.kill(victim, number)
@@ -143,12 +149,13 @@ def whole(command: list[str]) -> tuple[dict, float]:
 
 
 def goes_on(folder: Path, wanted: str, *flags: object) -> str:
-    """Why a run cannot go on from what is in the folder to the wanted parameters; empty where it can, or has to begin anew."""
+    """Why a run cannot go on from what is in the folder to the wanted parameters; empty where it can, or
+    has to begin anew."""
     kept = {p.name for p in folder.iterdir()} if folder.exists() else set()
     if "checkpoint.safetensors" not in kept:
         return ""
-    done = subprocess.run(program("train", *MLP, "--costs", "analytic", "--checkpoint", folder, "--epochs", EPOCHS, "--resume", *flags), cwd=ROOT,
-                          capture_output=True, text=True, timeout=PATIENCE)
+    done = subprocess.run(program("train", *MLP, "--costs", "analytic", "--checkpoint", folder, "--epochs", EPOCHS,
+                                  "--resume", *flags), cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
     if "steps already" in done.stderr:
         return ""
     if done.returncode:
@@ -167,7 +174,8 @@ def seeds(runs: int, seen: dict[str, list[float]]) -> Iterator[int]:
 
 def report(failures: list[str], seen: dict[str, list[float]]) -> None:
     """`seen`: of each way to end, the seconds until all was gone."""
-    print("\n" + ", ".join(f"{what}: {len(seconds)}, gone after {max(seconds):.2f} s at most" for what, seconds in seen.items()))
+    print("\n" + ", ".join(f"{what}: {len(seconds)}, gone after {max(seconds):.2f} s at most"
+                           for what, seconds in seen.items()))
     assert not failures, f"{len(failures)} of {sum(map(len, seen.values()))} runs:\n" + "\n\n".join(failures)
 
 
@@ -181,7 +189,8 @@ def test_interrupts_at_random_times(runs, tmp_path):
         record, seconds = undisturbed(name)
         delay = draw.uniform(0, seconds)
         folder = tmp_path / str(seed)
-        ended = hit(program(*SINGLE[name], *(["--checkpoint", folder] if name == "train" else [])), delay, signal.SIGINT)
+        ended = hit(program(*SINGLE[name], *(["--checkpoint", folder] if name == "train" else [])),
+                    delay, signal.SIGINT)
         wrong = "it hangs" if ended.left else ""
         if wrong:
             seen["hangs"].append(ended.seconds)
@@ -193,7 +202,8 @@ def test_interrupts_at_random_times(runs, tmp_path):
             wrong = "" if ended.code else "no result, and yet exit code 0"
         else:
             seen[name].append(ended.seconds)
-            if (ended.code, ended.lines) != (130, ["minidl: stopped by SIGINT"]) or "Traceback" in ended.err or ended.out:
+            if ((ended.code, ended.lines) != (130, ["minidl: stopped by SIGINT"])
+                or "Traceback" in ended.err or ended.out):
                 wrong = "not one line and exit code 130"
             elif name == "train":
                 wrong = goes_on(folder, record["params_sha256"], "--scheduler", "multi_stream")
@@ -207,7 +217,8 @@ def test_interrupts_at_random_times(runs, tmp_path):
 @pytest.mark.parametrize("runs", count(3, 100))
 @pytest.mark.parametrize("parallel", RANKS)
 def test_signals_to_ranks_at_random_times(parallel, runs, tmp_path):
-    command = program("train", *MLP, "--costs", "analytic", "--parallel", parallel, *RANKS[parallel], "--epochs", EPOCHS)
+    command = program("train", *MLP, "--costs", "analytic", "--parallel", parallel,
+                      *RANKS[parallel], "--epochs", EPOCHS)
     launch = {n: [str(MPIEXEC), "-n", str(n), *command] for n in (2, 4)}
     undisturbed = cache(lambda ranks: whole(launch[ranks]))
     failures, seen = [], defaultdict(list)
@@ -230,12 +241,15 @@ def test_signals_to_ranks_at_random_times(parallel, runs, tmp_path):
         else:
             seen[number.name].append(ended.seconds)
             early = ended.before_us and number != signal.SIGSTOP
-            allowed = {signal.SIGKILL: r"", signal.SIGSTOP: r"minidl: (rank \d waits for rank \d|MPI has not started|this job has not ended).*\n"}
+            allowed = {signal.SIGKILL: r"", signal.SIGSTOP: r"minidl: (rank \d waits for rank \d|MPI has not "
+                                                            r"started|this job has not ended).*\n"}
             pattern = "" if early else allowed.get(number, rf"minidl: rank {rank}: stopped by {number.name}\n")
-            if not re.fullmatch(pattern, "".join(f"{line}\n" for line in ended.lines)) or ("Traceback" in ended.err and not early):
+            if (not re.fullmatch(pattern, "".join(f"{line}\n" for line in ended.lines))
+                or ("Traceback" in ended.err and not early)):
                 wrong = "not one line"
             else:
                 wrong = goes_on(folder, record["params_sha256"], "--micro-batches", ranks if parallel == "data" else 4)
         if wrong:
-            failures.append(f"seed {seed}, {number.name} to rank {rank} of {ranks} after {delay:.3f} s: {wrong}; {ended}")
+            failures.append(f"seed {seed}, {number.name} to rank {rank} of {ranks} after "
+                            f"{delay:.3f} s: {wrong}; {ended}")
     report(failures, seen)

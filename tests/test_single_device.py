@@ -37,7 +37,8 @@ def training(name: str, max_norm: float | None = None) -> tuple[Any, Any, Any, l
         return loss
 
     rng = np.random.default_rng(2)
-    batches = [(rng.standard_normal((4, *model.input_shape), np.float32), rng.integers(0, 10, 4)) for _ in range(max(STEPS))]
+    batches = [(rng.standard_normal((4, *model.input_shape), np.float32), rng.integers(0, 10, 4))
+               for _ in range(max(STEPS))]
     return model, opt, ml.record(step, *batches[0]), batches
 
 
@@ -117,7 +118,8 @@ def test_the_map_of_mobilenet() -> None:
     _, _, graph, _ = training("mobilenet_v3_large")
     schedule = schedulers.multi_stream(graph, map="mobilenet_v3")
     assert not len(late_tasks(graph, schedule))
-    layers = [t.unit for t in graph if t.kind.name == "F" and ("conv2d" in t.label or "linear" in t.label) and "/fc" not in t.label]
+    layers = [t.unit for t in graph if t.kind.name == "F" and ("conv2d" in t.label or "linear" in t.label)
+              and "/fc" not in t.label]
     main, sub = (schedule.names(lane) for lane in range(2))
     assert len(layers) == 48
     assert f"{layers[1]}W0" in main
@@ -125,7 +127,8 @@ def test_the_map_of_mobilenet() -> None:
     assert sub.index(f"{layers[3]}W0") < sub.index(f"{layers[7]}W0") < sub.index(f"{layers[0]}W0")
 
 
-@pytest.mark.parametrize(("name", "network"), [("densenet121", "mobilenet_v3_large"), ("mobilenet_v3", "densenet121"), ("vgg", "densenet121")])
+@pytest.mark.parametrize(("name", "network"), [("densenet121", "mobilenet_v3_large"), ("mobilenet_v3", "densenet121"),
+                                               ("vgg", "densenet121")])
 def test_a_map_is_for_its_network(name: str, network: str) -> None:
     with pytest.raises(ValueError, match="map"):
         schedulers.multi_stream(training(network)[2], map=name)
@@ -159,7 +162,8 @@ def test_contention_slows_what_runs_side_by_side_and_nothing_else() -> None:
     _, _, graph, _ = training("mobilenet_v3_large")
     plain = ml.CostModel.analytic()
     groups, pairs = schedulers.profile_groups(graph, plain)
-    twice = CoRun(groups, {**{a: {b: 2.0 for _, b in pairs} for a, _ in pairs}, **{b: {a: 2.0 for a, _ in pairs} for _, b in pairs}})
+    twice = CoRun(groups, {**{a: {b: 2.0 for _, b in pairs} for a, _ in pairs},
+                           **{b: {a: 2.0 for a, _ in pairs} for _, b in pairs}})
     none = CoRun(groups, {})
 
     def makespan(schedule: Any, corun: Any) -> float:

@@ -1,4 +1,5 @@
-"""multi_region on the command line: plans with late tasks are checked, explained, priced and trained; what cannot be is one line."""
+"""multi_region on the command line: plans with late tasks are checked, explained, priced and trained; what
+cannot be is one line."""
 
 import json
 
@@ -13,8 +14,8 @@ MODEL = [*NETWORK, "--costs", "analytic", "--scheduler", "multi_region"]
 def plan(capsys, tmp_path):
     """A plan in which tasks are late, as CSV."""
     path = tmp_path / "plan.csv"
-    assert run(capsys, "plan", *MODEL[:-4], "--costs", "analytic", "--scheduler", "multi_stream", "--scheduler-arg", "map=densenet121",
-               "--save", str(path))[0] == 0
+    assert run(capsys, "plan", *MODEL[:-4], "--costs", "analytic", "--scheduler", "multi_stream", "--scheduler-arg",
+               "map=densenet121", "--save", str(path))[0] == (0)
     assert "W0@1" in path.read_text()
     return path
 
@@ -84,7 +85,8 @@ def test_the_curve_is_of_limits_that_work(capsys):
 @pytest.mark.parametrize(("argv", "says"), [
     (["plan", *MODEL, "--curve", "--save", "x.csv"], "--save"),
     (["plan", *MODEL, "--curve", "--memory-limit", "1GB"], "--memory-limit"),
-    (["plan", *MODEL, "--curve", "--scheduler", "in_order"], "--curve has no effect here; it is for --scheduler multi_region"),
+    (["plan", *MODEL, "--curve", "--scheduler", "in_order"],
+     "--curve has no effect here; it is for --scheduler multi_region"),
     (["plan", *MODEL, "--streams", "3"], "2 streams, not 3"),
     (["plan", *MODEL, "--scheduler-arg", "crossing=false"], "crossing must be of type bool, not 'false'"),
     (["plan", *MODEL, "--scheduler-arg", "memory_limit=2GiB"], "takes no argument 'memory_limit'"),
@@ -97,7 +99,8 @@ def test_what_cannot_be_is_one_clear_line(capsys, argv, says):
 
 def test_micro_batches_and_adam_across_the_border(capsys):
     """Equal bits, with and without what crosses."""
-    flags = [*NETWORK, "--costs", "analytic", "--steps", "5", "--micro-batches", "2", "--optimizer", "adam", "--lr", "0.001"]
+    flags = [*NETWORK, "--costs", "analytic", "--steps", "5", "--micro-batches", "2", "--optimizer",
+             "adam", "--lr", "0.001"]
     code, record = run_json(capsys, "compare", *flags, "--schedulers", "in_order,multi_stream,multi_region")
     assert code == 0
     assert record["bit_identical"]

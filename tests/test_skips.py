@@ -1,4 +1,5 @@
-"""What tests that are skipped say, and that none hides where every extra is installed: a run of pytest with our conftest."""
+"""What tests that are skipped say, and that none hides where every extra is installed: a run of pytest
+with our conftest."""
 
 from __future__ import annotations
 
@@ -40,10 +41,10 @@ def run(tmp_path):
 
     def run(*arguments, **variables):
         environment = {k: v for k, v in os.environ.items() if not k.startswith(("MINIDL_", "PYTEST_"))}
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", ".", "-c", "/dev/null", "-W", "ignore::pytest.PytestUnknownMarkWarning",
-                   *arguments]
-        done = subprocess.run(command, env={**environment, "PYTHONPATH": f"{HERE}:{HERE.parent}", **variables}, cwd=tmp_path,
-                              capture_output=True, text=True, timeout=PATIENCE)
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", ".", "-c", "/dev/null",
+                   "-W", "ignore::pytest.PytestUnknownMarkWarning", *arguments]
+        done = subprocess.run(command, env={**environment, "PYTHONPATH": f"{HERE}:{HERE.parent}", **variables},
+                              cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE)
         return done.returncode, done.stdout + done.stderr
 
     return run
@@ -59,8 +60,8 @@ def test_skips_are_counted_by_their_reason(run, workers):
     code, said = run("-n", workers)
     assert code == 0, said
     assert counts(said) == {"passed": 1, "skipped": 7, "xfailed": 1}
-    for line in ("4 skipped: not_there is not installed; install minidl[it]", "1 skipped: no such program", "1 skipped: no GPU",
-                 "1 skipped: no such library"):
+    for line in ("4 skipped: not_there is not installed; install minidl[it]", "1 skipped: no such program",
+                 "1 skipped: no GPU", "1 skipped: no such library"):
         assert line in said.splitlines()
 
 

@@ -1,5 +1,5 @@
-"""Stale pipelines run: each task on the weights that the policy says, as the run's own log has it, with the bits of one process
-that replays the log."""
+"""Stale pipelines run: each task on the weights that the policy says, as the run's own log has it, with the bits of one
+process that replays the log."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class Mixed(nn.Module):
 
 def batches():
     random = np.random.default_rng(3)
-    return [[part for _ in range(MICRO_BATCHES) for part in (random.standard_normal((SHARE, 12)).astype("f"), random.integers(0, 5, SHARE))]
-            for _ in range(STEPS)]
+    return [[part for _ in range(MICRO_BATCHES) for part in (random.standard_normal((SHARE, 12)).astype("f"),
+                                                             random.integers(0, 5, SHARE))] for _ in range(STEPS)]
 
 
 def recorded(every, optimizer="sgd", network=lambda: models.mlp(12, *[16] * 7, 5)):
@@ -85,12 +85,14 @@ def run(name, ranks, **options):
         losses = [run(*parts) for parts in batches()]
         run.close()
         held = {id(s.live) for s in run.program.graph.storages if s.live is not None}
-        return losses, [p.numpy().tobytes() if id(p.storage) in held else None for p in model.parameters()], run.log.entries
+        return losses, [p.numpy().tobytes() if id(p.storage) in held else None
+                        for p in model.parameters()], run.log.entries
 
     with deadline():
         found = run_ranks(ranks, work)
     losses = [float(value) for value in found[-1][0]]
-    return losses, [next(b for b in bits if b is not None) for bits in zip(*(f[1] for f in found), strict=True)], [e for f in found for e in f[2]], plan
+    return losses, [next(b for b in bits if b is not None)
+                    for bits in zip(*(f[1] for f in found), strict=True)], [e for f in found for e in f[2]], plan
 
 
 def replayed(name, ranks, log, **options):
@@ -102,18 +104,21 @@ def replayed(name, ranks, log, **options):
     return losses, [p.numpy().tobytes() for p in model.parameters()]
 
 
-CASES = [(name, ranks, {}) for name in POLICIES for ranks in (1, 2, 3, 4)] + [(name, 3, {"optimizer": "adamw"}) for name in POLICIES] + \
-        [(name, 3, {"network": Mixed, "optimizer": "adamw"}) for name in POLICIES]
+CASES = ([(name, ranks, {}) for name in POLICIES for ranks in (1, 2, 3, 4)]
+         + [(name, 3, {"optimizer": "adamw"}) for name in POLICIES]
+         + [(name, 3, {"network": Mixed, "optimizer": "adamw"}) for name in POLICIES])
 
 
-@pytest.mark.parametrize(("name", "ranks", "options"), CASES, ids=lambda x: "-".join(f"{v if isinstance(v, str) else v.__name__}" for v in x.values())
-                         if isinstance(x, dict) else str(x))
+@pytest.mark.parametrize(("name", "ranks", "options"), CASES,
+                         ids=lambda x: "-".join(f"{v if isinstance(v, str) else v.__name__}" for v in x.values())
+                                       if isinstance(x, dict) else str(x))
 def test_a_run_leaves_the_bits_of_its_log_replayed(name, ranks, options):
     losses, parameters, log, _ = run(name, ranks, **options)
     assert (losses, parameters) == replayed(name, ranks, log, **options)
 
 
-@pytest.mark.parametrize(("name", "late"), [("pipedream", [3, 2, 1, 0]), ("pipedream_2bw", [1, 1, 1, 1]), ("layerpipe2", [6, 4, 2, 0])])
+@pytest.mark.parametrize(("name", "late"),
+                         [("pipedream", [3, 2, 1, 0]), ("pipedream_2bw", [1, 1, 1, 1]), ("layerpipe2", [6, 4, 2, 0])])
 def test_the_log_says_what_was_published(name, late):
     _, _, log, plan = run(name, 4)
     found = staleness(log)
@@ -122,7 +127,8 @@ def test_the_log_says_what_was_published(name, late):
     updates = MICRO_BATCHES // pipeline.update_every(name, MICRO_BATCHES, POLICIES[name].get("mini_batches"))
     made = pipeline.plan(name, 4, MICRO_BATCHES // POLICIES[name].get("mini_batches", 1), **POLICIES[name])
     own = unpack(made.schedule.keys)
-    for u, k, i, v in zip(own.unit.tolist(), own.kind.tolist(), own.micro_batch.tolist(), made.versions.read.tolist(), strict=True):
+    for u, k, i, v in zip(own.unit.tolist(), own.kind.tolist(), own.micro_batch.tolist(),
+                          made.versions.read.tolist(), strict=True):
         for step in range(STEPS):
             if (step, u, k, i) in versions:  # a task that reads weights
                 assert versions[step, u, k, i] == step * updates + v
@@ -132,7 +138,8 @@ def test_the_log_says_what_was_published(name, late):
 
 def test_a_rank_keeps_as_many_copies_as_are_read_at_a_time():
     *_, plan = run("pipedream", 4)
-    copies = [sum(s.role == Role.STATE and ", copy " in s.name for s in plan.graph.storages if s.name.startswith(f"mlp/layer{i}.weight")) for i in (1, 7)]
+    copies = [sum(s.role == Role.STATE and ", copy " in s.name
+                  for s in plan.graph.storages if s.name.startswith(f"mlp/layer{i}.weight")) for i in (1, 7)]
     assert copies == [3, 0], "rank 0 has its weights four times, the last rank once"
 
 
@@ -153,7 +160,8 @@ def test_one_rank_is_synchronous():
 def test_a_network_is_planned_with_the_updates_of_the_policy(capsys):
     from minidl.cli import main
 
-    flags = ["--model", "mlp", "--model-arg", "layers=4", "--ranks", "2", "--micro-batches", "4", "--costs", "analytic", "--json"]
+    flags = ["--model", "mlp", "--model-arg", "layers=4", "--ranks", "2", "--micro-batches", "4", "--costs",
+             "analytic", "--json"]
     assert main(["plan", *flags, "--scheduler", "pipedream"]) == 0
     stale = json.loads(capsys.readouterr().out)["tasks"]
     assert main(["plan", *flags, "--scheduler", "one_f_one_b"]) == 0
@@ -162,7 +170,8 @@ def test_a_network_is_planned_with_the_updates_of_the_policy(capsys):
 
 def test_a_step_with_other_updates_is_refused():
     _, graph = recorded(2)
-    with pytest.raises(PipelineError, match="pipedream updates after every 1 of 8 micro-batches; this step was recorded with other updates"):
+    with pytest.raises(PipelineError, match="pipedream updates after every 1 of 8 micro-batches; this step was "
+                                            "recorded with other updates"):
         ml.plan(graph, "pipedream", COST, ml.Machine(2))
     with pytest.raises(PipelineError, match="pipedream_2bw needs a step of several mini-batches.*; it has 1 of 8"):
         pipeline.update_every("pipedream_2bw", 8)
@@ -177,7 +186,8 @@ FLAGS = ["--model", "mlp", "--model-arg", "layers=4", "--lr", "0.01", "--paralle
 @pytest.mark.mpi
 @pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec; install minidl[mpich]")
 def test_training_on_stale_weights_learns_and_says_how_stale(tmp_path):
-    code, found, errors = command(2, *FLAGS, "--scheduler", "pipedream", "--epochs", "3", "--version-log", str(tmp_path / "log.jsonl"))
+    code, found, errors = command(2, *FLAGS, "--scheduler", "pipedream", "--epochs", "3", "--version-log",
+                                  str(tmp_path / "log.jsonl"))
     assert code == 0, errors
     assert found["staleness"] == {"mean": 0.4375, "most": 1, "most_of_stages": [1, 0]}
     assert found["accuracy"] > 0.8
@@ -193,7 +203,8 @@ def test_a_stale_run_goes_on_where_it_was(tmp_path):
     flags = [*FLAGS, "--scheduler", "pipedream_2bw", "--scheduler-arg", "mini_batches=2", "--optimizer", "adam"]
     wanted = command(2, *flags, "--steps", "6")[1]["params_sha256"]
     assert command(2, *flags, "--steps", "4", "--checkpoint", str(tmp_path / "run"))[0] == 0
-    assert command(2, *flags, "--steps", "6", "--checkpoint", str(tmp_path / "run"), "--resume")[1]["params_sha256"] == wanted
+    assert command(2, *flags, "--steps", "6", "--checkpoint", str(tmp_path / "run"),
+                   "--resume")[1]["params_sha256"] == (wanted)
 
 
 @pytest.mark.mpi
@@ -201,8 +212,10 @@ def test_a_stale_run_goes_on_where_it_was(tmp_path):
 @pytest.mark.parametrize(("flags", "line"), [
     (["--scheduler", "layerpipe"], "layerpipe makes tasks that are parts of layers, and no run does yet"),
     (["--scheduler", "pipedream_2bw"], "pipedream_2bw needs a step of several mini-batches"),
-    (["--scheduler", "pipedream", "--clip", "1"], "pipedream updates several times in a step, before all stages have their gradients"),
-    (["--scheduler", "gpipe", "--version-log", "x.jsonl"], "--version-log has no effect here; it is for a scheduler that trains on older weights")])
+    (["--scheduler", "pipedream", "--clip", "1"],
+     "pipedream updates several times in a step, before all stages have their gradients"),
+    (["--scheduler", "gpipe", "--version-log", "x.jsonl"],
+     "--version-log has no effect here; it is for a scheduler that trains on older weights")])
 def test_what_cannot_be_stale_is_one_line(flags, line):
     code, record, errors = command(2, *FLAGS, "--steps", "2", *flags)
     assert (code, record, len(errors.splitlines())) == (2, None, 1)

@@ -18,7 +18,8 @@ import ladder_record  # noqa: E402
 import launches_cuda  # noqa: E402
 import tables  # noqa: E402
 
-MACHINE = {"cpu": "a CPU", "cores": 2, "commit": "c0ffee1", "sources": "5ca1ab1e", "date": "2026-01-01", "gpu": {"name": "a GPU"}}
+MACHINE = {"cpu": "a CPU", "cores": 2, "commit": "c0ffee1", "sources": "5ca1ab1e", "date": "2026-01-01",
+           "gpu": {"name": "a GPU"}}
 
 
 def made_up() -> dict[str, dict[str, Any]]:
@@ -30,12 +31,15 @@ def made_up() -> dict[str, dict[str, Any]]:
     networks["bf16"]["mobile"]["first"] |= {"sources": MACHINE["sources"], "date": MACHINE["date"]}
     times = {"median": 2.0, "p10": 1.0, "p90": 3.0, "n": 40}
     rows = [{"group": "a kernel", "name": "torch op", "words": "", "us": {"host": times, "device": times}},
-            {"group": "a kernel", "name": "CuPy RawKernel, 4 arguments", "words": "", "missing": "cupy is not installed"},
+            {"group": "a kernel", "name": "CuPy RawKernel, 4 arguments", "words": "",
+             "missing": "cupy is not installed"},
             {"group": "a kernel", "name": "fill of 4 KiB", "words": "", "us": {"host": times}}]
     tests = {"counts": {"PASSED": 5, "SKIPPED": 1}, "exit": 0, "timed_out": False, "passed": True}
-    parts = {"kernels": {"machine": MACHINE, "steps": {"test_cuda_a": tests, "test_cuda_b": {**tests, "counts": {"PASSED": 2, "FAILED": 1}},
-                                                       "test_cuda_c": {"left_out": "no time was left", "passed": False}}},
-             "mpi": {"machine": MACHINE, "steps": {"mlp": {"exit": 0, "timed_out": False, "passed": True}}}, "sanitizer": {"left_out": "not here"}}
+    parts = {"kernels": {"machine": MACHINE,
+                         "steps": {"test_cuda_a": tests, "test_cuda_b": {**tests, "counts": {"PASSED": 2, "FAILED": 1}},
+                                   "test_cuda_c": {"left_out": "no time was left", "passed": False}}},
+             "mpi": {"machine": MACHINE, "steps": {"mlp": {"exit": 0, "timed_out": False, "passed": True}}},
+             "sanitizer": {"left_out": "not here"}}
     return {"ladder": {"machine": {**MACHINE, "commit": None}, "networks": networks,
                        "targets": {p: ladder_record.targets(found, 1) for p, found in networks.items()}},
             "launch_overhead_cuda": {"machine": MACHINE, "rows": rows}, "gpu_proof": {"parts": parts}}
@@ -61,16 +65,23 @@ def test_a_gpus_records_get_rows(results):
     for name, record in made_up().items():
         (folder / f"{name}.json").write_text(json.dumps({"name": name, **record}))
     text = write()
-    for line in ("| one GPU, tf32: torch eager, tuned / minidl | 3.00x, worst 3.00x (1 of 1 networks) | >= 2.5x | [ladder](bench/results/ladder.json) |",
-                 "| one GPU, bf16: torch eager, tuned / minidl | 4.00x, worst 4.00x (1 of 1 networks) | >= 2.5x | [ladder](bench/results/ladder.json) |",
-                 "| one GPU, tf32: host cost of a replayed step, us | launch 10 us, worst 10; with its batch 50 us, worst 50 (1 of 1 networks) "
-                 "| one graph launch; reported | [ladder](bench/results/ladder.json) |",
-                 "| mobile, tf32: torch / minidl | B1 tuned 3.00x; B2 graph 1.50x; B3 reduce-overhead 1.25x; B4 max-autotune 1.25x; E1 / E2 1.20x; E0a / E0b 0.60x; "
-                 "E3 multi_region 1.50 ms | - | [ladder](bench/results/ladder.json) |",
-                 "| a kernel: torch op | host 2 us (1 to 3), device 2 us (1 to 3) | - | [launch_overhead_cuda](bench/results/launch_overhead_cuda.json) |",
-                 "| on a GPU: every kernel's tests | 7 passed, 1 failed, 1 skipped, test_cuda_c not finished | all pass | [gpu_proof](bench/results/gpu_proof.json) |",
-                 "| on a GPU: two ranks leave the bits of one process | 1 of 1 runs | all pass | [gpu_proof](bench/results/gpu_proof.json) |",
-                 "ladder: a GPU, a CPU, 2 cores, sources 5ca1ab1e, 2026-01-01; 1 of 2 runs of other sources, 2025-12-31  ", "gpu_proof: a GPU, a CPU, 2 cores, commit c0ffee1, 2026-01-01  "):
+    for line in ("| one GPU, tf32: torch eager, tuned / minidl | 3.00x, worst 3.00x (1 of 1 networks) | >= 2.5x | "
+                 "[ladder](bench/results/ladder.json) |",
+                 "| one GPU, bf16: torch eager, tuned / minidl | 4.00x, worst 4.00x (1 of 1 networks) | >= 2.5x | "
+                 "[ladder](bench/results/ladder.json) |",
+                 "| one GPU, tf32: host cost of a replayed step, us | launch 10 us, worst 10; with its batch 50 us, "
+                 "worst 50 (1 of 1 networks) | one graph launch; reported | [ladder](bench/results/ladder.json) |",
+                 "| mobile, tf32: torch / minidl | B1 tuned 3.00x; B2 graph 1.50x; B3 reduce-overhead 1.25x; B4 "
+                 "max-autotune 1.25x; E1 / E2 1.20x; E0a / E0b 0.60x; E3 multi_region 1.50 ms | - | "
+                 "[ladder](bench/results/ladder.json) |",
+                 "| a kernel: torch op | host 2 us (1 to 3), device 2 us (1 to 3) | - | "
+                 "[launch_overhead_cuda](bench/results/launch_overhead_cuda.json) |",
+                 "| on a GPU: every kernel's tests | 7 passed, 1 failed, 1 skipped, test_cuda_c not finished | all "
+                 "pass | [gpu_proof](bench/results/gpu_proof.json) |",
+                 "| on a GPU: two ranks leave the bits of one process | 1 of 1 runs | all pass | "
+                 "[gpu_proof](bench/results/gpu_proof.json) |",
+                 "ladder: a GPU, a CPU, 2 cores, sources 5ca1ab1e, 2026-01-01; 1 of 2 runs of "
+                 "other sources, 2025-12-31  ", "gpu_proof: a GPU, a CPU, 2 cores, commit c0ffee1, 2026-01-01  "):
         assert line in text.splitlines(), line
     assert "RawKernel" not in text
     assert "sanitizer" not in text
@@ -81,7 +92,8 @@ def test_a_gpus_records_get_rows(results):
 
 def test_without_records_there_are_no_rows(results):
     _, write = results
-    assert [line for line in write().splitlines() if line.startswith("|")] == ["| what | seen | target | record |", "|---|---|---|---|"]
+    assert [line for line in write().splitlines() if line.startswith("|")] == ["| what | seen | target | record |",
+                                                                               "|---|---|---|---|"]
 
 
 def test_the_readme_is_what_the_records_say():
@@ -100,12 +112,15 @@ def test_pipelines_have_rows_and_simulated_ones_keep_their_bounds(results):
 
     folder, write = results
     times = {"median": 1.25, "p10": 1.0, "p90": 1.5, "n": 5}
-    arms = {s: {"speed_up_over_gpipe": times, "prediction_error": {"median": e, "worst": e}, "bubble": 0.2, "bubble_predicted": 0.19}
-            for s, e in (("gpipe", 0.02), ("zb_h1", -0.04))}
-    setting = {"network": "mlp", "computation": "kernels", "ranks": 2, "arms": arms, "torch": {"torch, gpipe": {"torch_over_minidl": times}}}
-    (folder / "pipeline_parallel_kernels.json").write_text(json.dumps({"name": "pipeline_parallel_kernels", "settings": [setting], **MACHINE}))
+    arms = {s: {"speed_up_over_gpipe": times, "prediction_error": {"median": e, "worst": e}, "bubble": 0.2,
+                "bubble_predicted": 0.19} for s, e in (("gpipe", 0.02), ("zb_h1", -0.04))}
+    setting = {"network": "mlp", "computation": "kernels", "ranks": 2, "arms": arms,
+               "torch": {"torch, gpipe": {"torch_over_minidl": times}}}
+    (folder / "pipeline_parallel_kernels.json").write_text(json.dumps({"name": "pipeline_parallel_kernels",
+                                                                       "settings": [setting], **MACHINE}))
     text = write()
-    for row in ("| 2 ranks, mlp, kernels: gpipe / others | zb_h1 1.25x |", "same stages | gpipe 1.25x (1.00 to 1.50) | > 1x |",
+    for row in ("| 2 ranks, mlp, kernels: gpipe / others | zb_h1 1.25x |",
+                "same stages | gpipe 1.25x (1.00 to 1.50) | > 1x |",
                 "| median 3.0%, worst -4.0%; +1.0 points, worst +1.0 | 5 %; 2 points |"):
         assert row in text
     for row in pipeline_parallel.simulated({"F": 1.0, "O": 1.0, "W": 1.0}, 0.0):

@@ -20,7 +20,7 @@ def names(graph, *kinds):
     return [t.name for t in graph if t.kind in kinds]
 
 
-# ------------------------------------------------------------------------------------------------------------- gradients
+# ------------------------------------------------------------------------------------------------------------ gradients
 def test_a_parameter_used_several_times_has_one_gradient_a_use_added_once():
     w = parameter(4, 4)
 
@@ -39,7 +39,8 @@ def test_a_parameter_used_several_times_has_one_gradient_a_use_added_once():
     assert {b.index for b in weight_tasks[3].reads} == set(parts)
     assert [launch.kernel for launch in weight_tasks[3].launches] == ["add", "add"]
     # in the order of use, which is the reverse of the backward walk
-    added = [weight_tasks[3].launches[0].reads[0].storage, weight_tasks[3].launches[0].reads[1].storage, weight_tasks[3].launches[1].reads[1].storage]
+    added = [weight_tasks[3].launches[0].reads[0].storage, weight_tasks[3].launches[0].reads[1].storage,
+             weight_tasks[3].launches[1].reads[1].storage]
     assert added == [graph.buffer(p).storage for p in parts[::-1]]
 
 
@@ -85,9 +86,10 @@ def test_output_gradients_need_no_weight_gradient():
             assert not weight & set(graph.preds[t.index].tolist()), t.name
 
 
-@pytest.mark.parametrize("f", [lambda x, w: x + w, lambda x, w: w + x, lambda x, w: (x + w) + w, lambda x, w: w + w, lambda x, w: w * w,
-                               lambda x, w: ops.maximum(w, w), lambda x, w: w - w * 2.0, lambda x, w: w + 1.0, lambda x, w: w.reshape(-1),
-                               lambda x, w: w.T, lambda x, w: ops.broadcast_to(w, (2, 3, 4)), lambda x, w: (w + x) * (w - x) + w,
+@pytest.mark.parametrize("f", [lambda x, w: x + w, lambda x, w: w + x, lambda x, w: (x + w) + w, lambda x, w: w + w,
+                               lambda x, w: w * w, lambda x, w: ops.maximum(w, w), lambda x, w: w - w * 2.0,
+                               lambda x, w: w + 1.0, lambda x, w: w.reshape(-1), lambda x, w: w.T,
+                               lambda x, w: ops.broadcast_to(w, (2, 3, 4)), lambda x, w: (w + x) * (w - x) + w,
                                lambda x, w: ops.matmul(w, w.T), lambda x, w: w])
 def test_gradients_do_not_share_memory_they_should_not(f):
     """Twice backward doubles; and another parameter's gradient stays what it was."""
@@ -149,7 +151,8 @@ def test_a_gradient_that_needs_what_has_been_changed_since_the_forward_pass_is_a
         return ml.record(f, x) if recorded else f(ml.array(x))
 
     run(step, np.ones(3))
-    with pytest.raises(RuntimeError, match=r"gradient of mul needs parameter \(3,\) as it was in the forward pass.*call backward before"):
+    with pytest.raises(RuntimeError, match=r"gradient of mul needs parameter \(3,\) as it was in the forward "
+                                           r"pass.*call backward before"):
         run(lambda x: step(x).backward(), np.ones(3))
 
 
@@ -187,9 +190,11 @@ def test_micro_batches_name_their_tasks_and_do_not_nest():
     for kind in (Kind.F, Kind.O, Kind.W):
         assert {t.micro_batch for t in graph if t.kind == kind} == {0, 1}
     assert {t.micro_batch for t in graph if t.kind == Kind.U} == {0}
-    assert {t.unit for t in graph if t.kind == Kind.F and t.micro_batch == 0} == {t.unit for t in graph if t.kind == Kind.F and t.micro_batch == 1}
+    assert {t.unit for t in graph if t.kind == Kind.F and t.micro_batch == 0} == {
+        t.unit for t in graph if t.kind == Kind.F and t.micro_batch == 1}
     for outer, inner in ((1, 0), (0, 1), (0, 0)):
-        with pytest.raises(ValueError, match=r"a micro-batch within a micro-batch"), ml.micro_batch(outer), ml.micro_batch(inner):
+        with pytest.raises(ValueError,
+                           match=r"a micro-batch within a micro-batch"), ml.micro_batch(outer), ml.micro_batch(inner):
             pass
 
 
@@ -334,7 +339,7 @@ def test_arrays_from_outside_are_constants_of_the_graph():
     assert run(np.full(2, 2.0)).numpy().tolist() == [12, 24]
 
 
-# --------------------------------------------------------------------------------------------------- tensors and modules
+# -------------------------------------------------------------------------------------------------- tensors and modules
 def test_arrays_in_and_out():
     value = np.arange(6.0).reshape(2, 3)
     t = ml.array(value)
@@ -394,7 +399,8 @@ def test_states_load_whole_or_not_at_all():
     good = {n: v + 1 for n, v in before.items()}
     for bad, message in (({k: v for k, v in good.items() if k != "1.bias"}, r"missing \['1.bias'\], unknown none"),
                          ({**good, "2.bias": good["1.bias"]}, r"missing none, unknown \['2.bias'\]"),
-                         ({**good, "1.bias": np.ones(3, np.float32)}, r"1.bias is float32 \(3,\) in the state, float32 \(2,\)"),
+                         ({**good, "1.bias": np.ones(3, np.float32)},
+                          r"1.bias is float32 \(3,\) in the state, float32 \(2,\)"),
                          ({**good, "1.bias": np.ones(2)}, r"1.bias is float64")):
         with pytest.raises(ml.ShapeError, match=message):
             net.load_state_dict(bad)
@@ -402,7 +408,8 @@ def test_states_load_whole_or_not_at_all():
     run = SequentialExecutor(ml.record(net, np.ones((1, 2), np.float32)))
     net.load_state_dict(good)
     assert bits(*net.state_dict().values()) == bits(*good.values())
-    assert np.array_equal(run(np.ones((1, 2), np.float32)).numpy(), net(np.ones((1, 2), np.float32)).numpy()), "recorded steps see it"
+    assert np.array_equal(run(np.ones((1, 2), np.float32)).numpy(),
+                          net(np.ones((1, 2), np.float32)).numpy()), "recorded steps see it"
 
 
 @pytest.mark.parametrize(("make", "message"), [
@@ -433,7 +440,8 @@ def test_an_update_needs_gradients():
 
 
 # ---------------------------------------------------------------------------------------- what varies from step to step
-@pytest.mark.parametrize("make", [lambda p: optim.SGD(p, 0.1), lambda p: optim.SGD(p, 0.1, 0.9, 0.01, True), lambda p: optim.Adam(p, 0.1)])
+@pytest.mark.parametrize("make", [lambda p: optim.SGD(p, 0.1), lambda p: optim.SGD(p, 0.1, 0.9, 0.01, True),
+                                  lambda p: optim.Adam(p, 0.1)])
 def test_the_learning_rate_and_the_step_count_are_read_at_each_step_of_a_replay(make):
     results = []
     for recording in (False, True):
@@ -465,11 +473,13 @@ def test_masked_numbers_are_refused():
     assert ml.array(np.ma.array([1.0, 2.0])).numpy().tolist() == [1, 2]
 
 
-@pytest.mark.parametrize("value", [np.array([None, 1.5], object), np.array([1, 2], object), ["a", "b"], "1.5", b"abc", 1 + 2j, np.zeros(2, np.complex64),
-                                   np.longdouble(3), np.array(["2020"], "M8[Y]"), np.zeros(2, "i4,f4"), np.zeros(2, "V3"), None, {}, 2**70])
+@pytest.mark.parametrize("value", [np.array([None, 1.5], object), np.array([1, 2], object), ["a", "b"], "1.5", b"abc",
+                                   1 + 2j, np.zeros(2, np.complex64), np.longdouble(3), np.array(["2020"], "M8[Y]"),
+                                   np.zeros(2, "i4,f4"), np.zeros(2, "V3"), None, {}, 2**70])
 def test_what_are_no_numbers_makes_no_tensor(value):
     makes = [ml.array, lambda v: ml.array(v, "float32"), ml.Parameter, lambda v: nn.module.state(v, "s"),
-             lambda v: ml.Parameter(np.ones(2)).assign(v), lambda v: nn.Linear(2, 2)(np.asarray(v)), lambda v: ml.array(np.ones(2)) + np.asarray(v)]
+             lambda v: ml.Parameter(np.ones(2)).assign(v), lambda v: nn.Linear(2, 2)(np.asarray(v)),
+             lambda v: ml.array(np.ones(2)) + np.asarray(v)]
     for make in makes:
         with pytest.raises(ml.ShapeError, match="a tensor holds numbers") as caught:
             make(value)

@@ -38,7 +38,8 @@ def edges(tasks):
                 found.add((writer[buffer], name))
             readers.setdefault(buffer, []).append(name)
         for buffer in writes:
-            found |= {(earlier, name) for earlier in [*readers.get(buffer, ()), *([writer[buffer]] if buffer in writer else [])]}
+            last = [writer[buffer]] if buffer in writer else []
+            found |= {(earlier, name) for earlier in [*readers.get(buffer, ()), *last]}
             writer[buffer], readers[buffer] = name, []
     return {(earlier, later) for earlier, later in found if earlier != later}
 """,
@@ -181,8 +182,8 @@ def capture(issues):
 
 def python(*arguments):
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run([sys.executable, *map(str, arguments)], cwd=ROOT, env=environment, capture_output=True, text=True,
-                          timeout=PATIENCE)
+    return subprocess.run([sys.executable, *map(str, arguments)], cwd=ROOT, env=environment, capture_output=True,
+                          text=True, timeout=PATIENCE)
 
 
 def number_of(path):

@@ -325,7 +325,8 @@ def test_batch_norm_errors() -> None:
     with pytest.raises(ValueError, match="needs 4 axes"):
         nn.BatchNorm2d(3)(np.ones((2, 3), "f"))
     with pytest.raises(ValueError, match=r"no channels in shape \(3, 0\)"):
-        ops.batch_norm(*(ml.array(np.ones(s)) for s in ((3, 0), (0,), (0,))), [ml.array(v) for v in statistics(0)], training=False)
+        ops.batch_norm(*(ml.array(np.ones(s)) for s in ((3, 0), (0,), (0,))),
+                       [ml.array(v) for v in statistics(0)], training=False)
 
 
 # ----------------------------------------------------------------------------------------------- pools

@@ -22,7 +22,8 @@ def priced(p, m, forward, output_grad, weight_grad, latency=0.0, cap=None, kept=
     cost = costs(placement, forward, output_grad, weight_grad, latency)
     problem = Problem.of(placement, m, cost, cap)
     schedule = zb_auto(problem, kept)
-    return price(prove(Plan("zb_auto", stage_graph(p, m), schedule, cost, p, placement=placement, micro_batches=m, cap=cap, kept=kept))), problem
+    return price(prove(Plan("zb_auto", stage_graph(p, m), schedule, cost, p, placement=placement, micro_batches=m,
+                            cap=cap, kept=kept))), problem
 
 
 @pytest.mark.parametrize(("p", "m", "output_grad", "cap", "makespan", "span"), [
@@ -109,7 +110,8 @@ def test_what_list_scheduling_says_is_what_the_simulator_says():
         from minidl.schedulers.pipeline.zb_auto import order_of
 
         cost = costs(problem.placement, [2, 1, 3], [1, 4, 1], [2, 2, 5], 0.25)
-        plan = prove(Plan("zb_auto", stage_graph(3, 5), order_of(kinds), cost, 3, placement=problem.placement, micro_batches=5))
+        plan = prove(Plan("zb_auto", stage_graph(3, 5), order_of(kinds), cost, 3,
+                          placement=problem.placement, micro_batches=5))
         assert (price(plan).max_span, price(plan).makespan) == pytest.approx((span, makespan))
 
 

@@ -1,4 +1,5 @@
-"""A new kind of lane: how a device runs the lanes of a step. This one runs them all in the caller's thread, in turns."""
+"""A new kind of lane: how a device runs the lanes of a step. This one runs them all in the caller's
+thread, in turns."""
 
 import numpy as np
 

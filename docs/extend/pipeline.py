@@ -10,7 +10,8 @@ from minidl.schedulers.pipeline.problem import RankOrder, schedule_of
 
 
 def last_in_first_out(problem):
-    """All forwards, output gradients of the latest micro-batch first, then weight gradients, which are added in order."""
+    """All forwards, output gradients of the latest micro-batch first, then weight gradients, which
+    are added in order."""
     count = problem.micro_batches
     kind = [Kind.F] * count + [Kind.O] * count + [Kind.W] * count
     micro_batch = [*range(count), *reversed(range(count)), *range(count)]
@@ -25,7 +26,8 @@ def lifo(graph, cost, machine):
 
 
 if __name__ == "__main__":
-    print(pipeline.grid(made := pipeline.plan(POLICY, ranks=3, micro_batches=4), made.timeline))  # on given times, here 1
+    # on given times, here 1
+    print(pipeline.grid(made := pipeline.plan(POLICY, ranks=3, micro_batches=4), made.timeline))
     model = models.mlp(8, 16, 16, 4)
     opt = optim.SGD(model.parameters(), lr=0.1)
 

@@ -1,5 +1,5 @@
-"""Draws capture.svg: how a step becomes a CUDA graph. The graph is a captured one, of the machine that stands for a GPU in
-the tests.
+"""Draws capture.svg: how a step becomes a CUDA graph. The graph is a captured one, of the machine that stands for a
+GPU in the tests.
 
     python docs/pictures/capture.py [FILE.svg]
 """
@@ -38,8 +38,8 @@ text{font:12px ui-monospace,'DejaVu Sans Mono',Menlo,Consolas,monospace}
 
 @dataclass
 class Capture:
-    """What was seen of a capture: tasks in the order of issue with their lanes, the waits of the schedule, and the graph:
-    the task of each node, and edges between nodes."""
+    """What was seen of a capture: tasks in the order of issue with their lanes, the waits of the schedule, and the
+    graph: the task of each node, and edges between nodes."""
 
     lanes: list[str] = field(default_factory=list)
     order: list[tuple[str, int]] = field(default_factory=list)
@@ -106,7 +106,8 @@ class Picture:
         """From lane to lane, first sideways a little, then down or up."""
         (x, y), (to, below) = start, end
         bend = min(40.0, abs(to - x) * 0.6 + 8)
-        self.path(f"M{x:g} {y:g}C{x + bend:g} {y + (below - y) * 0.45:g} {to - bend:g} {y + (below - y) * 0.55:g} {to:g} {below:g}", kind, tip)
+        self.path(f"M{x:g} {y:g}C{x + bend:g} {y + (below - y) * 0.45:g} {to - bend:g} "
+                  f"{y + (below - y) * 0.55:g} {to:g} {below:g}", kind, tip)
 
     def panel(self, top: float, title: str) -> list[float]:
         """The title and the lanes' rails; where lanes lie."""
@@ -118,14 +119,16 @@ class Picture:
 
     def issued(self, top: float) -> None:
         """Calls on streams: the fork, tasks, an event for each wait, the join."""
-        lanes = self.panel(top, "Issued once, while the streams are captured: launches, and events where the schedule has waits")
+        lanes = self.panel(top, "Issued once, while the streams are captured: launches, and events "
+                                "where the schedule has waits")
         begin, end = LEFT + STEP * 0.3, self.width - STEP * 0.75
         for y in lanes:
             self.path(f"M{begin:g} {y:g}H{end:g}", "rail")
         for source, waiter in self.seen.waits:
             (x, one), (to, other) = self.place[source], self.place[waiter]
             down = 1 if other > one else -1
-            self.between((x + STEP * 0.32, lanes[one] + down * HIGH / 2), (to - STEP * 0.32, lanes[other] - down * HIGH / 2), "event", "mark")
+            self.between((x + STEP * 0.32, lanes[one] + down * HIGH / 2),
+                         (to - STEP * 0.32, lanes[other] - down * HIGH / 2), "event", "mark")
         for task, (x, lane) in self.place.items():
             self.box(x, lanes[lane], task)
         for y in lanes[1:]:
@@ -138,12 +141,14 @@ class Picture:
 
     def box(self, x: float, y: float, task: str) -> None:
         colour = PALETTE[next(c for c in task if c.isalpha())][0]
-        self.lines.append(f'<rect x="{x - STEP * 0.36:g}" y="{y - HIGH / 2:g}" width="{STEP * 0.72:g}" height="{HIGH}" rx="5" fill="{colour}"/>')
+        self.lines.append(f'<rect x="{x - STEP * 0.36:g}" y="{y - HIGH / 2:g}" width="{STEP * 0.72:g}" '
+                          f'height="{HIGH}" rx="5" fill="{colour}"/>')
         self.text(x, y + 4, task, "on")
 
     def graph(self, top: float) -> None:
         """Nodes and edges; one wait's path stands for the check."""
-        lanes = self.panel(top, "The graph that is left: a node for each launch; of events there are only the edges that they made")
+        lanes = self.panel(top, "The graph that is left: a node for each launch; of events there are "
+                                "only the edges that they made")
         nodes = []
         for node, task in enumerate(self.seen.tasks):
             x, lane = self.place[task]
@@ -157,24 +162,31 @@ class Picture:
                 self.path(f"M{x + 9:g} {y:g}H{to - 11:g}", "edge", "tip")
             else:
                 side = 1 if below > y else -1
-                self.between((x + 5, y + 9 * side), (to - 4, below - 11 * side), "proof" if proof else "edge", "prove" if proof else "tip")
+                self.between((x + 5, y + 9 * side), (to - 4, below - 11 * side), "proof" if proof else "edge",
+                             "prove" if proof else "tip")
         for (x, y), task in zip(nodes, self.seen.tasks, strict=True):
             colour = PALETTE[next(c for c in task if c.isalpha())][0]
             self.lines.append(f'<circle cx="{x:g}" cy="{y:g}" r="9" fill="{colour}"><title>{task}</title></circle>')
         for task, (x, lane) in self.place.items():
             self.text(x, lanes[lane] + (-18 if lane == 0 else 26), task, "soft mid")
-        self.text(16, lanes[-1] + 58, f"Checked: each wait of the schedule, and the order of each lane, is a path. Here {waiter} after {source}.", "prove")
+        self.text(16, lanes[-1] + 58, f"Checked: each wait of the schedule, and the order of each lane, is a path. "
+                                      f"Here {waiter} after {source}.", "prove")
 
     def svg(self) -> str:
         self.issued(TOP - 32)
         below = TOP + GAP * len(self.seen.lanes)
         self.graph(below)
         height = below + 40 + GAP * (len(self.seen.lanes) - 1) + 80
-        tips = "".join(f'<marker id="{kind}" viewBox="0 0 8 8" refX="6" refY="4" markerWidth="{size}" markerHeight="{size}" orient="auto">'
-                       f'<path d="M0 0L8 4L0 8z" class="{kind}"/></marker>' for kind, size in (("mark", 5), ("tip", 5), ("prove", 4)))
-        return (f'<svg xmlns="http://www.w3.org/2000/svg" width="{self.width}" height="{height}" viewBox="0 0 {self.width} {height}" role="img">\n'
-                f"<title>A captured step: fork, lanes, join, check</title>\n<style>{STYLE}</style>\n<defs>{tips}</defs>\n"
-                f'<rect class="card" width="{self.width}" height="{height}" rx="6"/>\n' + "\n".join(self.lines) + "\n</svg>\n")
+        tips = "".join(f'<marker id="{kind}" viewBox="0 0 8 8" refX="6" refY="4" markerWidth="{size}" '
+                       f'markerHeight="{size}" orient="auto">'
+                       f'<path d="M0 0L8 4L0 8z" class="{kind}"/></marker>'
+                       for kind, size in (("mark", 5), ("tip", 5), ("prove", 4)))
+        return (f'<svg xmlns="http://www.w3.org/2000/svg" width="{self.width}" height="{height}" viewBox="0 0 '
+                f'{self.width} {height}" role="img">\n'
+                f"<title>A captured step: fork, lanes, join, check</title>\n"
+                f"<style>{STYLE}</style>\n<defs>{tips}</defs>\n"
+                f'<rect class="card" width="{self.width}" height="{height}" rx="6"/>\n'
+                + "\n".join(self.lines) + "\n</svg>\n")
 
 
 if __name__ == "__main__":

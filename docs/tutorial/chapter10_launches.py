@@ -18,8 +18,9 @@ from minidl import data, models, nn, optim, schedulers
 from minidl.runtime.streams import Event, Stream
 
 # ---------------------------------------------------------------------------------------------------------------------
-# A call has a price before it does anything. `np.add` of one number and of a thousand numbers take nearly the same time:
-# most of it is spent on finding out what the arguments are. That is why minidl binds its calls to their arrays once.
+# A call has a price before it does anything. `np.add` of one number and of a thousand numbers take nearly the same
+# time: most of it is spent on finding out what the arguments are. That is why minidl binds its calls to their arrays
+# once.
 
 
 def microseconds(call, times=2000):
@@ -35,7 +36,8 @@ def microseconds(call, times=2000):
 
 for size in (1, 1000, 100_000):
     x, y, z = np.ones((3, size), np.float32)
-    print(f"np.add of {size:7,} numbers: {microseconds(partial(np.add, x, y, out=z), 2000 if size < 1e5 else 100):8.2f} us")
+    print(f"np.add of {size:7,} numbers: "
+          f"{microseconds(partial(np.add, x, y, out=z), 2000 if size < 1e5 else 100):8.2f} us")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -118,13 +120,15 @@ def step(x, y):
 graph = ml.record(step, *next(data.digits(batch_size=32)))
 straight = issues_of(graph, schedulers.in_order(graph))
 forked = issues_of(graph, schedulers.multi_stream(graph))
-print(f"\n{len(graph)} kernels: {len(straight)} calls on one stream, {len(forked)} on two\n\nhow long a step takes, in us")
+print(f"\n{len(graph)} kernels: {len(straight)} calls on one stream, {len(forked)} on two\n\n"
+      f"how long a step takes, in us")
 
 found = {}
 for work in (2.0, 8.0, 50.0):
     for streams, issues in ((1, straight), (2, forked)):
         found[work, streams] = play(issues, work)
-    print(f"    kernels of {work:3.0f}: one stream {found[work, 1]:7.0f}   two streams {found[work, 2]:7.0f}   gain {found[work, 1] / found[work, 2]:.2f}x")
+    print(f"    kernels of {work:3.0f}: one stream {found[work, 1]:7.0f}   two streams {found[work, 2]:7.0f}   gain "
+          f"{found[work, 1] / found[work, 2]:.2f}x")
 
 # Kernels of 2 us: the device waits for the host all the time. A second stream has nothing to hide, and its events are
 # calls too, so the step gets slower. Kernels of 50 us: the host is far ahead, and the device's time is what counts. In
@@ -135,27 +139,28 @@ assert found[50.0, 2] < found[50.0, 1] < 1.1 * len(graph) * 50.0
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Graphs. Every step issues the same calls. So issue them once, let the driver write down which kernel comes after which,
-# and from then on launch the whole thing with one call. That is a CUDA graph. In our clock the host pays once, and the
-# device finds everything issued.
+# Graphs. Every step issues the same calls. So issue them once, let the driver write down which kernel comes after
+# which, and from then on launch the whole thing with one call. That is a CUDA graph. In our clock the host pays once,
+# and the device finds everything issued.
 
 print(f"\nthe same by a graph, one launch of {CALL:g} us")
 for work in (2.0, 8.0, 50.0):
     replayed = {streams: CALL + play(issues, work, call=0.0) for streams, issues in ((1, straight), (2, forked))}
-    print(f"    kernels of {work:3.0f}: one stream {replayed[1]:7.0f}   two streams {replayed[2]:7.0f}   gain {replayed[1] / replayed[2]:.2f}x"
+    print(f"    kernels of {work:3.0f}: one stream {replayed[1]:7.0f}   two streams {replayed[2]:7.0f}   gain "
+          f"{replayed[1] / replayed[2]:.2f}x"
           f"   against launches {found[work, 1] / replayed[1]:.2f}x")
     assert replayed[2] < replayed[1] < found[work, 1] + 2 * CALL
 
-# Two things are mixed up easily. A graph takes launches away, streams let kernels overlap. For small kernels the graph is
-# the larger gain by far, and only with it does the second stream give anything. Whoever compares two streams in a graph
-# with one stream without a graph has measured the graph.
+# Two things are mixed up easily. A graph takes launches away, streams let kernels overlap. For small kernels the graph
+# is the larger gain by far, and only with it does the second stream give anything. Whoever compares two streams in a
+# graph with one stream without a graph has measured the graph.
 #
 # How does the driver know what comes after what? It watches the streams. A launch comes after the last launch on its
 # stream. A wait adds what the event stood for when it was recorded. Nothing else: the graph has every order that the
 # streams had, and none that they had not. minidl checks that each wait of the schedule is a path in the captured graph.
 #
-# `ml.GraphExecutor` does all that on a GPU. The CPU has no graphs, and says so. It needs none: the program of a lane is a
-# list of calls that were bound before, handed over at once.
+# `ml.GraphExecutor` does all that on a GPU. The CPU has no graphs, and says so. It needs none: the program of a lane is
+# a list of calls that were bound before, handed over at once.
 
 try:
     ml.GraphExecutor(graph, schedulers.multi_stream(graph))
@@ -188,8 +193,10 @@ def at_once():
 
 server, worker = threading.Thread(target=serve), Stream("worker")
 server.start()
-print(f"\na small call in a worker thread, handed over and waited for one by one: {microseconds(one_by_one, 1) / calls:6.2f} us")
-print(f"                                as a program of {calls}:                    {microseconds(at_once, 1) / calls:6.2f} us")
+print(f"\na small call in a worker thread, handed over and waited for one by one: "
+      f"{microseconds(one_by_one, 1) / calls:6.2f} us")
+print(f"                                as a program of {calls}:                    "
+      f"{microseconds(at_once, 1) / calls:6.2f} us")
 todo.put(None)
 server.join()
 worker.close()
@@ -201,7 +208,7 @@ worker.close()
 #     python bench/launch_overhead.py --quick
 #     python bench/launch_overhead.py --device cuda --plot launches.png
 
-# Exercise 10. Be the driver: exercises/exercise10.py gets a list like the one above, and shall return which launch comes
-# after which. It knows streams, and no events yet:
+# Exercise 10. Be the driver: exercises/exercise10.py gets a list like the one above, and shall return which launch
+# comes after which. It knows streams, and no events yet:
 #
 #     python docs/tutorial/grade.py 10 my_capture.py

@@ -2,8 +2,8 @@
 
     python docs/tutorial/chapter11_ranks.py
 
-Chapter 6 planned pipelines. Here one runs: stages on ranks that have no memory in common, so that all which crosses from one
-to the other is a message. Messages can hang. This chapter writes the two hangs that everybody writes once.
+Chapter 6 planned pipelines. Here one runs: stages on ranks that have no memory in common, so that all which crosses
+from one to the other is a message. Messages can hang. This chapter writes the two hangs that everybody writes once.
 """
 
 import numpy as np
@@ -54,19 +54,22 @@ model, graph = recorded()
 plan = ml.plan(graph, "one_f_one_b", ml.CostModel.analytic(), ml.Machine(ranks=2))
 print(plan.schedule.grid(), "\n")
 
-# Rank 1 reads what rank 0 makes. One pass adds a send and a receive for each such result. 0SF0>1 sends what 0F0 made to rank
-# 1, and 0RF0>1 receives it there. Each rank gets a lane for each peer and direction, in the order in which results are made.
+# Rank 1 reads what rank 0 makes. One pass adds a send and a receive for each such result. 0SF0>1 sends what 0F0 made to
+# rank 1, and 0RF0>1 receives it there. Each rank gets a lane for each peer and direction, in the order in which results
+# are made.
 
 talking, schedule = pipeline.add_communication(plan.graph, plan.schedule)
 print(schedule.grid(), "\n")
-assert {str(lane) for lane in schedule.lanes} == {"0/main", "0/send->1", "0/recv<-1", "1/main", "1/send->0", "1/recv<-0"}
+assert {str(lane) for lane in schedule.lanes} == {"0/main", "0/send->1", "0/recv<-1", "1/main",
+                                                  "1/send->0", "1/recv<-0"}
 
 # What one rank does is its program: its part of the graph, its lanes, its memory. It needs less memory than the whole.
 
 programs = [lower(talking, schedule, ranks=2, rank=rank) for rank in range(2)]
 print(programs[1], "\n")
 alone = lower(graph, ml.schedulers.in_order(graph))
-print(f"bytes: rank 0 {programs[0].peak_bytes:,}, rank 1 {programs[1].peak_bytes:,}, one process {alone.peak_bytes:,}\n")
+print(f"bytes: rank 0 {programs[0].peak_bytes:,}, rank 1 {programs[1].peak_bytes:,}, one "
+      f"process {alone.peak_bytes:,}\n")
 assert max(p.peak_bytes for p in programs) < alone.peak_bytes
 
 
@@ -90,9 +93,10 @@ first = in_one_row(*pipeline.add_communication(small.graph, small.schedule))
 for rank in range(2):
     print(f"rank {rank}: {' '.join(first.names(rank))}")
 
-# It looks right, and with small messages it runs: MPI takes them away before anybody receives them. From some size on it
-# does not, and a send then ends only when its receive is posted. That is called a rendezvous. Now rank 0 sends its second
-# activation, rank 1 its first gradient, and each waits for the other to receive. Every plan is proved under rendezvous:
+# It looks right, and with small messages it runs: MPI takes them away before anybody receives them. From some size on
+# it does not, and a send then ends only when its receive is posted. That is called a rendezvous. Now rank 0 sends its
+# second activation, rank 1 its first gradient, and each waits for the other to receive. Every plan is proved under
+# rendezvous:
 
 talking_small = pipeline.add_communication(small.graph, small.schedule)[0]
 first.validate(talking_small)  # if sends were buffered, it would run
@@ -136,8 +140,8 @@ second = swapped(in_one_row(talking_looped, lanes))
 print(f"{circle(talking_looped, second)}\n")
 assert "3SO0>0 waits for 0SF2>1" in circle(talking_looped, second)
 
-# What always works: a lane for each peer and direction, in the sender's order, receives posted early, and nobody waits but
-# the task that reads. Put each message right after what makes it, and you see why no circle can close.
+# What always works: a lane for each peer and direction, in the sender's order, receives posted early, and nobody waits
+# but the task that reads. Put each message right after what makes it, and you see why no circle can close.
 
 assert not circle(talking_looped, lanes)
 
@@ -173,8 +177,9 @@ for _ in range(3):
 assert [(of_rank_0 | of_rank_1)[i] for i in range(8)] == [p.numpy().tobytes() for p in model.parameters()]
 print("two ranks and one process: the same bits\n")
 
-# And the trace of both ranks, on one clock. What a lane stands still for is a wait until the message is sent, and a transfer
-# from then on: that tells whether the plan or the link is to blame. `timeline.save("step.json")` is for ui.perfetto.dev.
+# And the trace of both ranks, on one clock. What a lane stands still for is a wait until the message is sent, and a
+# transfer from then on: that tells whether the plan or the link is to blame. `timeline.save("step.json")` is for
+# ui.perfetto.dev.
 
 print(timeline.report(), "\n")
 for rank in range(2):
@@ -183,8 +188,8 @@ for rank in range(2):
     print(f"rank {rank}: " + ", ".join(f"{what} {us:.0f} us" for what, us in spent.items()))
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Should something hang all the same, say in a step of your own, then it does so for a minute (here: for half a second). Then
-# one line says who waits for whom.
+# Should something hang all the same, say in a step of your own, then it does so for a minute (here: for half a second).
+# Then one line says who waits for whom.
 
 
 def both_receive(communicator):
@@ -210,7 +215,7 @@ except Standstill as error:
 #     mpiexec -n 2 python -m minidl train --model mlp --parallel pipeline --scheduler one_f_one_b --micro-batches 4
 #         --steps 100 --trace step.json
 #
-# Exercise 11. A hang. The plan in exercises/exercise11.csv hangs under rendezvous sends. Move receives so that it does not,
-# and leave the computation of each rank in its order. Grade it with
+# Exercise 11. A hang. The plan in exercises/exercise11.csv hangs under rendezvous sends. Move receives so that it does
+# not, and leave the computation of each rank in its order. Grade it with
 #
 #     python docs/tutorial/grade.py 11 my_messages.csv

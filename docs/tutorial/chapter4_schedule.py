@@ -104,9 +104,9 @@ error = broken("5. a race", chain, "3W0 3U0 1W0 1U0", waits=waits[1:])
 
 # ---------------------------------------------------------------------------------------------------------------------
 # A race is the worst of the five, because such a program mostly works. The lanes happen to be quick or slow, and the
-# result is right, until one day it is not. So there are two guards. One is the proof, which looks at no clock. The other
-# is an executor for tests. It runs one task at a time, and draws from a seed which lane may go next. It also knows which
-# version of each buffer a task means to read. With the missing wait, and with the proof switched off:
+# result is right, until one day it is not. So there are two guards. One is the proof, which looks at no clock. The
+# other is an executor for tests. It runs one task at a time, and draws from a seed which lane may go next. It also
+# knows which version of each buffer a task means to read. With the missing wait, and with the proof switched off:
 
 caught = []
 for seed in range(20):

@@ -51,8 +51,8 @@ for name, (_, _, run) in arms.items():
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Before we run, we predict. A cost model says how long each task takes. Here it is measured: each task by itself, in
-# random legal orders, never in the order that is to be predicted. The simulator then plays the schedule: a lane runs its
-# tasks in order, each as early as its lane and its edges allow.
+# random legal orders, never in the order that is to be predicted. The simulator then plays the schedule: a lane runs
+# its tasks in order, each as early as its lane and its edges allow.
 
 cost = ml.CostModel.measure(graph, seconds=0.5)
 predicted = {name: ml.simulate(graph, run.schedule, cost) for name, (_, graph, run) in arms.items()}
@@ -97,7 +97,8 @@ print(compare(predicted["two lanes"], timeline))
 
 print(f"\nthis machine gives us {len(os.sched_getaffinity(0))} cores; one step of each, measured once:")
 for name, (_, _, run) in arms.items():
-    print(f"    {name:9}  predicted {predicted[name].makespan / 1000:6.2f} ms   measured {run.timeline.makespan / 1000:6.2f} ms")
+    print(f"    {name:9}  predicted {predicted[name].makespan / 1000:6.2f} ms   measured "
+          f"{run.timeline.makespan / 1000:6.2f} ms")
 
 # A timeline can be saved and opened in ui.perfetto.dev. Lanes are threads there, and arrows show who waited for whom.
 
@@ -115,7 +116,7 @@ for _, _, run in arms.values():
     run.close()
 
 # Exercise 5. Suppose that a weight gradient takes twice as long as an output gradient. Then `sub` has more to do than
-# `main`, and main stands idle at the end. exercises/exercise5.py asks for a scheduler that shares the work better. It is
-# graded by the simulator on given costs, and by running it against the oracle:
+# `main`, and main stands idle at the end. exercises/exercise5.py asks for a scheduler that shares the work better. It
+# is graded by the simulator on given costs, and by running it against the oracle:
 #
 #     python docs/tutorial/grade.py 5 my_scheduler.py

@@ -44,15 +44,16 @@ _, first = show("GPipe", gpipe)
 
 # The empty places are the bubble. Rank 2 must wait until something arrives, and rank 0 until something comes back. How
 # large is it? The work of one rank is m(F+O+W) = 18 units. The makespan is 24. The bubble is (p-1)(F+O+W) = 6: it does
-# not depend on the number of micro-batches, so many of them make it small in proportion. But GPipe keeps the activations
-# of all micro-batches until their backwards, so many of them need much memory.
+# not depend on the number of micro-batches, so many of them make it small in proportion. But GPipe keeps the
+# activations of all micro-batches until their backwards, so many of them need much memory.
 
 assert first.makespan == (MICRO_BATCHES + RANKS - 1) * 3
 assert max(first.peak_activations) == MICRO_BATCHES
 
 
-# 1F1B (2020) repairs the memory. A rank runs only as many forwards ahead as it needs to stay busy, p - s on rank s. From
-# then on, one backward and one forward in turn: each backward frees an activation before the next forward makes one.
+# 1F1B (2020) repairs the memory. A rank runs only as many forwards ahead as it needs to stay busy, p - s on rank s.
+# From then on, one backward and one forward in turn: each backward frees an activation before the next forward makes
+# one.
 
 
 def alternate(rank, ahead, backward):
@@ -75,12 +76,12 @@ assert max(second.peak_activations) == RANKS
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Same bubble, less memory. To make the bubble smaller, look at what the ranks wait for while the pipeline drains. Rank 0
-# waits for a gradient from rank 1. Rank 1 sends it when its backward is done, and half of that backward is a weight
+# Same bubble, less memory. To make the bubble smaller, look at what the ranks wait for while the pipeline drains. Rank
+# 0 waits for a gradient from rank 1. Rank 1 sends it when its backward is done, and half of that backward is a weight
 # gradient, which rank 0 does not need.
 #
-# So the same idea as in chapter 2: compute the output gradient and send it off, and do the weight gradient when there is
-# nothing better to do. ZB-H1 (2023) is 1F1B with the two halves apart, where the weight gradients of rank s lag s
+# So the same idea as in chapter 2: compute the output gradient and send it off, and do the weight gradient when there
+# is nothing better to do. ZB-H1 (2023) is 1F1B with the two halves apart, where the weight gradients of rank s lag s
 # micro-batches behind.
 
 
@@ -99,9 +100,9 @@ assert third.makespan == first.makespan - 2 * (RANKS - 1)  # the bubble is (p-1)
 assert max(third.peak_activations) == max(second.peak_activations)
 
 
-# Two thirds of the bubble are gone, for the same memory. What remains is the gap on rank 0 before its first gradient comes
-# back. Only forwards could fill it. So ZB-H2 takes more of them in at the start, up to 2p - 1 on rank 0, and lets the
-# weight gradients lag further behind.
+# Two thirds of the bubble are gone, for the same memory. What remains is the gap on rank 0 before its first gradient
+# comes back. Only forwards could fill it. So ZB-H2 takes more of them in at the start, up to 2p - 1 on rank 0, and lets
+# the weight gradients lag further behind.
 
 
 def zb_h2(rank):
@@ -115,8 +116,8 @@ assert max(fourth.peak_activations) == 2 * RANKS - 1
 
 # The makespan is that of ZB-H1. But look at the rows: each rank works without a gap from its first task to its last. So
 # the next iteration can follow at once, provided that no barrier stands between: rank 0 begins while rank 2 still ends.
-# That is why a schedule needs three times and not one: the makespan from barrier to barrier, the largest span of a rank,
-# and the period when iterations are chained. The price was memory, 5 activations in place of 3.
+# That is why a schedule needs three times and not one: the makespan from barrier to barrier, the largest span of a
+# rank, and the period when iterations are chained. The price was memory, 5 activations in place of 3.
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Is there anything better? minidl knows many more policies, and prices them side by side:
@@ -137,14 +138,15 @@ print("\nthe four orders are those of minidl's own policies")
 rows = {rank: zb_h1(rank) for rank in range(RANKS)}
 rows[1].append("1W0")
 try:
-    pipeline.read_plan(ml.Schedule.from_names({ml.Lane(rank): names for rank, names in rows.items()}), RANKS, MICRO_BATCHES)
+    pipeline.read_plan(ml.Schedule.from_names({ml.Lane(rank): names for rank, names in rows.items()}),
+                       RANKS, MICRO_BATCHES)
     raise AssertionError("the duplicate went unnoticed")
 except ml.ScheduleError as error:
     print(f"\n{error}")
 
-# Exercise 6. exercises/exercise6.csv is 1F1B for 3 ranks and 4 micro-batches with O and W apart, but every W still stands
-# right behind its O. It takes 16. Move the weight gradients so that it takes 14, which is the proved optimum for no more
-# than 3 activations on a rank. The plan must stay valid all along:
+# Exercise 6. exercises/exercise6.csv is 1F1B for 3 ranks and 4 micro-batches with O and W apart, but every W still
+# stands right behind its O. It takes 16. Move the weight gradients so that it takes 14, which is the proved optimum for
+# no more than 3 activations on a rank. The plan must stay valid all along:
 #
 #     cp docs/tutorial/exercises/exercise6.csv my_pipeline.csv
 #     python -m minidl check my_pipeline.csv --ranks 3 --micro-batches 4 --activation-cap 3

@@ -19,9 +19,9 @@ from minidl.schedulers.partition import LayerCosts, assign, bytes_moved, compare
 # Why does a pipeline drain at all? Because the next batch wants the updated weights, and the update wants the gradients
 # of the whole batch. That loop closes once per batch, and each time the bubble is paid.
 #
-# PipeDream (2018) cuts the loop: the next batch simply starts, with the weights that are there. Batches then follow each
-# other without end, and in the steady state no rank ever waits. Each number behind a v is the version of the weights
-# that a task reads; version 0 is what training starts from.
+# PipeDream (2018) cuts the loop: the next batch simply starts, with the weights that are there. Batches then follow
+# each other without end, and in the steady state no rank ever waits. Each number behind a v is the version of the
+# weights that a task reads; version 0 is what training starts from.
 
 plan = pipeline.plan("pipedream", ranks=3, micro_batches=6)
 cost = ml.CostModel.given(forward=1, output_grad=1, weight_grad=1)
@@ -29,9 +29,9 @@ print("PipeDream: 6 batches, each with an update of its own")
 print(pipeline.grid(plan, ml.simulate(plan.graph, plan.schedule, cost)))
 print(f"in the steady state one batch takes {pipeline.price(plan, cost).period:g}, which is the work of one rank\n")
 
-# Read a column of versions. On rank 0 batch 3 reads version 1, while on rank 2 it reads version 3. And the backward of a
-# batch must use the version that its forward used, or its gradient belongs to no network at all. So rank 0 keeps several
-# versions. The plan says which, and its proof checks that they exist and that they match.
+# Read a column of versions. On rank 0 batch 3 reads version 1, while on rank 2 it reads version 3. And the backward of
+# a batch must use the version that its forward used, or its gradient belongs to no network at all. So rank 0 keeps
+# several versions. The plan says which, and its proof checks that they exist and that they match.
 
 rank0 = {ml.graph.task_name(key): version for key, version in zip(plan.schedule.keys, plan.versions.read, strict=True)}
 assert rank0["0F3"] == rank0["0B3"] == 1
@@ -76,7 +76,8 @@ print("\nspeed-up over PipeDream, by number of processors\n")
 rows = compare(layers, range(2, 11))
 for processors in range(2, 11):
     gain = {row["method"]: row["speed_up"] for row in rows if row["processors"] == processors}
-    print(f"    {processors:2}   intra {gain['intra']:.2f}   inter {gain['inter']:.2f}  {'#' * round(20 * (gain['inter'] - 1))}")
+    print(f"    {processors:2}   intra {gain['intra']:.2f}   inter {gain['inter']:.2f}  "
+          f"{'#' * round(20 * (gain['inter'] - 1))}")
     assert gain["inter"] >= gain["intra"] - 1e-9 >= 1 - 2e-9
 
 
@@ -104,14 +105,14 @@ for stage in reversed(range(STAGES)):
         cells.append(" ".join(done).ljust(6))
     print(f"    stage {stage}  ", *cells)
 
-# Between the forward of a batch and its backward lie 0 ticks on stage 2, 2 on stage 1, and 4 on stage 0. In each of these
-# ticks the stage updated its weights once, for another batch. In general the delay is 2 S, where S is the number of
-# stages that come after. LayerPipe2 (2025) states it for layers: Delay(l) = 2 S(l).
+# Between the forward of a batch and its backward lie 0 ticks on stage 2, 2 on stage 1, and 4 on stage 0. In each of
+# these ticks the stage updated its weights once, for another batch. In general the delay is 2 S, where S is the number
+# of stages that come after. LayerPipe2 (2025) states it for layers: Delay(l) = 2 S(l).
 
 assert [backward_tick(s, 0) - forward_tick(s, 0) for s in range(STAGES)] == delays(range(STAGES)) == [4, 2, 0]
 
-# Does a network learn with gradients that old? We can try without any pipeline, with the engine of chapter 1. Each layer
-# has a queue: a gradient enters it when it is computed, and is applied `delay` steps later.
+# Does a network learn with gradients that old? We can try without any pipeline, with the engine of chapter 1. Each
+# layer has a queue: a gradient enters it when it is computed, and is applied `delay` steps later.
 
 
 def train(delay_of_layer, rate, steps=800):
@@ -146,8 +147,8 @@ for rate in (0.5, 0.05):
     print(f"    {rate:<5}  " + "".join(f"{loss[rate, oldest]:<17.4f}" for oldest in (0, 4, 20)))
 
 # A gradient is old news when the weights have moved much since. At a small rate they have not, and a delay of 4 hardly
-# shows. At a large rate it costs a great deal. So staleness is not free, and it is not fatal either. It is one more thing
-# to trade: the pipeline never waits, and each step is worth a little less.
+# shows. At a large rate it costs a great deal. So staleness is not free, and it is not fatal either. It is one more
+# thing to trade: the pipeline never waits, and each step is worth a little less.
 
 assert all(value < 0.65 for value in loss.values())  # all of them learned something
 assert loss[0.5, 20] > 2 * loss[0.5, 0]  # old gradients and large steps

@@ -15,8 +15,8 @@ from minidl.runtime.executors import DistributedExecutor
 from minidl.schedulers.layer_times import layers
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Four layers. The numbers are times: of the forward, of the output gradient (layer 0 needs none), of the weight gradient,
-# and of the sum over ranks, which is called an all-reduce. The sum of layer 0 takes long.
+# Four layers. The numbers are times: of the forward, of the output gradient (layer 0 needs none), of the weight
+# gradient, and of the sum over ranks, which is called an all-reduce. The sum of layer 0 takes long.
 
 FORWARD, OUTPUT_GRAD, WEIGHT_GRAD, COMM = [1, 2, 2, 1], [1, 2, 2, 1], [1, 2, 2, 1], [8, 1, 1, 1]
 PARTS = 8
@@ -32,7 +32,8 @@ def planned(scheduler, k=None):
 # The plainest way: compute, then communicate. Everything takes its turn.
 
 serial = planned("no_overlap")
-print(f"no overlap: {serial.notes['compute']:g} of computation and {serial.notes['communication']:g} of communication make {serial.period:g}\n")
+print(f"no overlap: {serial.notes['compute']:g} of computation and {serial.notes['communication']:g} of "
+      f"communication make {serial.period:g}\n")
 assert serial.period == serial.notes["compute"] + serial.notes["communication"] == 28
 
 # A gradient can travel while the backward pass goes on. But the next forward starts with layer 0, whose gradient comes
@@ -52,8 +53,9 @@ print(f"by priority, across the iteration boundary: {priority.period:g}")
 print(priority.programs[0].schedule.grid(), "\n")
 assert priority.period == 25
 
-# Nothing gained! The sum of layer 0 is needed first, but it cannot start before the gradient of layer 0 is computed, and
-# that is the last thing that the backward pass does. No order of communication can help. The order of computation can.
+# Nothing gained! The sum of layer 0 is needed first, but it cannot start before the gradient of layer 0 is computed,
+# and that is the last thing that the backward pass does. No order of communication can help. The order of computation
+# can.
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Weight gradients may wait, as chapter 2 showed. Reverse first-k lets those of the first k layers wait until all output
@@ -72,7 +74,8 @@ assert (best.notes["k"], best.period) == (4, 20)
 # through the layers above and back down to its weight gradient, then the sum, and then its next forward.
 
 assert best.notes["lower_bound"] == 20
-print(f"computation {best.notes['compute']:g}, communication {best.notes['communication']:g}, the slowest circuit and so the bound {best.notes['lower_bound']:g}\n")
+print(f"computation {best.notes['compute']:g}, communication {best.notes['communication']:g}, the slowest circuit and "
+      f"so the bound {best.notes['lower_bound']:g}\n")
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -42,8 +42,8 @@ def build(**arguments):
 model, optimizer, graph = build()
 print(graph["15W0"].label, "is needed by", [graph.name(t) for t in graph.succs[graph.index("15W0")]])
 
-# Suppose that a weight gradient takes twice as long as the rest. Then the second stream has more to do than the main one
-# while the backward pass runs, and nothing at all during the forward pass.
+# Suppose that a weight gradient takes twice as long as the rest. Then the second stream has more to do than the main
+# one while the backward pass runs, and nothing at all during the forward pass.
 
 linear = [float(name.endswith("linear")) for name in graph.unit_names]
 cost = ml.CostModel.given(linear, linear, [2 * l for l in linear])
@@ -57,8 +57,9 @@ def price(schedule, cost):
     return ml.simulate(run.graph, run.schedule, cost).makespan
 
 
-for name, schedule in {"in order": schedulers.in_order(graph), "multi_stream": schedulers.multi_stream(graph, cost=cost),
-                       "regions, border kept": kept, "regions": crossing}.items():
+for name, schedule in {"in order": schedulers.in_order(graph),
+                       "multi_stream": schedulers.multi_stream(graph, cost=cost), "regions, border kept": kept,
+                       "regions": crossing}.items():
     print(f"{name:22} {price(schedule, cost):5.1f}   late: {[graph.name(t) for t in late_tasks(graph, schedule)]}")
 assert price(crossing, cost) < price(kept, cost) < price(schedulers.multi_stream(graph, cost=cost), cost)
 
@@ -70,26 +71,29 @@ print("\n" + crossing.grid(width=100) + "\n")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Launch overhead. On a GPU a small kernel may take less time than to launch it. Then the device waits for the host, and a
-# second stream hides launches, not arithmetic. Published gains of overlap were often measured so. If the whole step is
-# replayed at once, as a CUDA graph or here as a list of calls that were made before, launches cost next to nothing, and
-# overlap gives what it really gives: at most (F + O + W) / (F + O). Always compare with one stream that is recorded too.
+# Launch overhead. On a GPU a small kernel may take less time than to launch it. Then the device waits for the host, and
+# a second stream hides launches, not arithmetic. Published gains of overlap were often measured so. If the whole step
+# is replayed at once, as a CUDA graph or here as a list of calls that were made before, launches cost next to nothing,
+# and overlap gives what it really gives: at most (F + O + W) / (F + O). Always compare with one stream that is recorded
+# too.
 
 alone, busy = sum(2 * l for l in linear), price(schedulers.in_order(graph), cost)
-print(f"weight gradients are {alone / busy:.0%} of this step, so hiding all of them gives at most {busy / (busy - alone):.2f}x\n")
+print(f"weight gradients are {alone / busy:.0%} of this step, so hiding all of them gives at most "
+      f"{busy / (busy - alone):.2f}x\n")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Regions. Two tasks at once are rarely twice as fast: they share memory, caches, and on a CPU the interpreter. How much
 # they lose depends on the pair. So cut the chain into regions of like kernels, and measure each pair of a region and a
-# kind of weight gradient: `minidl.pricing.measure_pairs`. Its gain is the work done together in the time of one. Then give out
-# the pairs, the largest gain first, as long as there is room beside the region.
+# kind of weight gradient: `minidl.pricing.measure_pairs`. Its gain is the work done together in the time of one. Then
+# give out the pairs, the largest gain first, as long as there is room beside the region.
 #
 # Here is a machine on which nothing is won beside the backward pass.
 
 kinds = {graph.name(t): graph[t].kind.name for t in range(len(graph))}
 shared = replace(cost, corun=CoRun(kinds, {"O": {"W": 2.2}, "W": {"O": 2.2}}))
-for name, schedule in {"multi_stream": schedulers.multi_stream(graph, cost=cost), "regions, pairs known": schedulers.multi_region(graph, shared)}.items():
+for name, schedule in {"multi_stream": schedulers.multi_stream(graph, cost=cost),
+                       "regions, pairs known": schedulers.multi_region(graph, shared)}.items():
     print(f"{name:22} {price(schedule, shared):5.1f}   late: {len(late_tasks(graph, schedule))} tasks")
 assert price(schedulers.multi_region(graph, shared), shared) < price(schedulers.multi_stream(graph, cost=cost), shared)
 
@@ -124,8 +128,9 @@ print(*ml.plan(build(max_norm=1.0)[2], "multi_region", cost).remarks, sep="\n")
 
 # On a network of your own:
 #
-#     python -m minidl compare --model mobilenet_v3_large --model-arg preset=tiny --schedulers in_order,multi_stream,multi_region
-#     python -m minidl plan --curve --scheduler multi_region --model densenet121 --model-arg preset=tiny
+#     python -m minidl compare --model mobilenet_v3_large --model-arg preset=tiny --schedulers
+#     in_order,multi_stream,multi_region python -m minidl plan --curve --scheduler multi_region --model densenet121
+#     --model-arg preset=tiny
 
 # Exercise 9. exercises/exercise9.py puts all weight gradients beside the backward pass, and the step takes 24 on the
 # costs above. Choose which of them run one step late, and where the rest goes, so that it takes 18 or less:

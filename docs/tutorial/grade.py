@@ -83,7 +83,8 @@ def exercise1(path):
     engine.backward(loss())
     for index in np.ndindex(x.value.shape):
         slope, mine = engine.finite_difference(lambda: loss().value, x, index), x.grad[index]
-        require(abs(slope - mine) < 1e-6, f"at x = {x.value[index]:.4f} the gradient should be {slope:.6f}; yours is {mine:.6f}")
+        require(abs(slope - mine) < 1e-6,
+                f"at x = {x.value[index]:.4f} the gradient should be {slope:.6f}; yours is {mine:.6f}")
     return "tanh and its gradient are right"
 
 
@@ -133,8 +134,10 @@ def exercise4(path):
     """A valid plan of the tiny MLP that keeps its work on two lanes."""
     graph = network(preset="tiny")[1]
     schedule = ml.Schedule.load(path).validate(graph)
-    sub = [name for lane in range(len(schedule.lanes)) if schedule.lanes[lane].name != "main" for name in schedule.names(lane)]
-    require(any("W" in name for name in sub), "the plan is valid, but no weight gradient is beside the main lane any more")
+    sub = [name for lane in range(len(schedule.lanes)) if schedule.lanes[lane].name != "main"
+           for name in schedule.names(lane)]
+    require(any("W" in name for name in sub),
+            "the plan is valid, but no weight gradient is beside the main lane any more")
     return f"the plan is valid\n{schedule.grid()}"
 
 
@@ -148,7 +151,8 @@ def exercise5(path):
     cost = ml.CostModel.given(linear, linear, [2 * l for l in linear])
     makespan = ml.simulate(graph, schedule, cost).makespan
     picture = schedule.grid(width=200)
-    require(makespan <= 20, f"the schedule is valid and takes {makespan:g} on the given costs; 20 can be reached\n{picture}")
+    require(makespan <= 20,
+            f"the schedule is valid and takes {makespan:g} on the given costs; 20 can be reached\n{picture}")
     after = []
     for executor in (ml.SequentialExecutor, lambda graph: ml.StreamExecutor(graph, scheduler(graph))):
         model, graph = network(layers=8, hidden=64)
@@ -180,7 +184,8 @@ def exercise7(path):
             cuts = itertools.combinations_with_replacement(range(layers + 1), processors - 1)
             period = min(max(sum(times[a:b]) for a, b in itertools.pairwise((0, *cut, layers))) for cut in cuts)
         mine = function(list(times), processors)
-        require(mine == period, f"times {times} on {processors} processors: the period should be {period:g}; yours is {mine}")
+        require(mine == period,
+                f"times {times} on {processors} processors: the period should be {period:g}; yours is {mine}")
     return "the period is the smallest one, also where there are many ways to divide"
 
 
@@ -194,10 +199,11 @@ def exercise8(path):
         graph, cost = chain(*times, parts=1)
         graph = synchronise(graph)
         body = late_updates(graph).body[0]
-        right = bound(body, with_communication(graph, cost, lambda sizes, comm=comm: sum(comm[layer] for layer in sizes)))
+        right = bound(body,
+                      with_communication(graph, cost, lambda sizes, comm=comm: sum(comm[layer] for layer in sizes)))
         mine = function(*times, comm)
-        require(abs(mine - right) < 1e-9, f"forward {times[0]}, output gradient {times[1]}, weight gradient {times[2]}, "
-                                          f"communication {comm}: the bound is {right:g}; yours is {mine}")
+        require(abs(mine - right) < 1e-9, f"forward {times[0]}, output gradient {times[1]}, weight gradient "
+                                          f"{times[2]}, communication {comm}: the bound is {right:g}; yours is {mine}")
     return "the bound is right, also where a layer's circuit is the slowest"
 
 
@@ -210,9 +216,11 @@ def exercise9(path):
     run = lower(graph, schedule)
     require(len(run.schedule.lanes) <= 2, f"the schedule uses {len(run.schedule.lanes)} lanes; two are allowed")
     linear = [float(name.endswith("linear")) for name in graph.unit_names]
-    makespan = ml.simulate(run.graph, run.schedule, ml.CostModel.given(linear, linear, [2 * l for l in linear])).makespan
+    makespan = ml.simulate(run.graph, run.schedule,
+                           ml.CostModel.given(linear, linear, [2 * l for l in linear])).makespan
     picture = run.schedule.grid(width=200)
-    require(makespan <= 18, f"the schedule is valid and takes {makespan:g} on the given costs; 18 can be reached\n{picture}")
+    require(makespan <= 18,
+            f"the schedule is valid and takes {makespan:g} on the given costs; 18 can be reached\n{picture}")
     after = []
     for make in (ml.SequentialExecutor, lambda graph: executors.executor(graph, scheduler(graph))):
         model, graph = network(layers=8, hidden=64)
@@ -256,17 +264,19 @@ def exercise11(path):
     pipeline.read_plan(schedule, ranks=2, micro_batches=3)
     for lane, order in enumerate(("0F0 0F1 0B0 0F2 0B1 0B2", "1F0 1B0 1F1 1B1 1F2 1B2")):
         mine = [name for name in schedule.names(lane) if not {"S", "R"} & set(name)]
-        require(len(schedule.lanes) == 2 and " ".join(mine) == order, f"rank {lane} computes {' '.join(mine)} now; it should be {order}, on one lane")
+        require(len(schedule.lanes) == 2 and " ".join(mine) == order,
+                f"rank {lane} computes {' '.join(mine)} now; it should be {order}, on one lane")
     return f"it runs, whatever the size of the messages\n{schedule.grid()}"
 
 
-EXERCISES = {1: exercise1, 2: exercise2, 3: exercise3, 4: exercise4, 5: exercise5, 6: exercise6, 7: exercise7, 8: exercise8,
-             9: exercise9, 10: exercise10, 11: exercise11}
+EXERCISES = {1: exercise1, 2: exercise2, 3: exercise3, 4: exercise4, 5: exercise5, 6: exercise6, 7: exercise7,
+             8: exercise8, 9: exercise9, 10: exercise10, 11: exercise11}
 
 
 def main(arguments):
     if len(arguments) != 2 or not arguments[0].isdecimal() or int(arguments[0]) not in EXERCISES:
-        print(f"usage: python docs/tutorial/grade.py NUMBER FILE, with a NUMBER of {', '.join(map(str, EXERCISES))}", file=sys.stderr)
+        print(f"usage: python docs/tutorial/grade.py NUMBER FILE, with a NUMBER of {', '.join(map(str, EXERCISES))}",
+              file=sys.stderr)
         return 2
     path = Path(arguments[1])
     if not path.is_file():

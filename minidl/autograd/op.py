@@ -55,7 +55,8 @@ class Op:
             taken = [t if t.dtype == dtype else tape.rounded[t] if t in tape.rounded else cast(t, dtype)
                      for t, dtype in zip(inputs, dtypes, strict=True)]
             out = self.forward(*taken)
-        tape.rounded |= {t: low for t, low in zip(inputs, taken, strict=True) if isinstance(t, Parameter) and low is not t}
+        tape.rounded |= {t: low for t, low in zip(inputs, taken, strict=True)
+                         if isinstance(t, Parameter) and low is not t}
         tracked = tape.gradients and any(t.requires_grad for t in inputs) and out.dtype in (*FLOATS, *HALVES)
         if any(out is t for t in inputs):
             out = out.detach()
@@ -82,7 +83,8 @@ class Op:
         """t itself, or a contiguous copy made within this task."""
         if t.contiguous:
             return t
-        copy = new(f"{t.storage.name} copy", t.shape, t.dtype, Role.GRADIENT if t.storage.role == Role.GRADIENT else Role.ACTIVATION)
+        copy = new(f"{t.storage.name} copy", t.shape, t.dtype,
+                   Role.GRADIENT if t.storage.role == Role.GRADIENT else Role.ACTIVATION)
         self.call("copy", [t], [copy])
         return copy
 
@@ -94,7 +96,8 @@ class Op:
 def layout_hint(x: Tensor, channels: int) -> str:
     """For the message about an image without `channels` channels: whether they seem to be on another axis."""
     if x.ndim == 4 and x.shape[1] == channels != x.shape[3]:
-        return "; images have their channels last here: this looks like (n, c, h, w), which x.transpose(0, 2, 3, 1) turns to (n, h, w, c)"
+        return ("; images have their channels last here: this looks like (n, c, h, w), which x.transpose(0, 2, "
+                "3, 1) turns to (n, h, w, c)")
     return ""
 
 
@@ -117,8 +120,8 @@ def check_float(op: Op, dtype: str) -> None:
 
 
 def statistics_dtype(op: Op, x: Tensor, *parameters: Tensor) -> str:
-    """The one type of statistics and parameters where x is normalised: that of x, or float32 where x has 16 bits. Raises
-    ShapeError."""
+    """The one type of statistics and parameters where x is normalised: that of x, or float32 where x has 16 bits.
+    Raises ShapeError."""
     if x.dtype in HALVES and all(t.dtype == "float32" for t in parameters):
         same_dtype(op, x)
         return "float32"

@@ -1,8 +1,8 @@
 """Mixed precision: parameters stay float32, products are made in 16 bits.
 
-`autocast` says in which type; an op says by its `precision` how it takes its inputs, and casts are part of its tasks. So the
-graph has the same tasks in any precision. Gradients come back in the type of what they belong to: those of parameters in
-float32, the master weights.
+`autocast` says in which type; an op says by its `precision` how it takes its inputs, and casts are part of its tasks.
+So the graph has the same tasks in any precision. Gradients come back in the type of what they belong to: those of
+parameters in float32, the master weights.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ def usable(dtype: str, device: Any) -> None:
 
 @contextmanager
 def autocast(dtype: str) -> Iterator[None]:
-    """Products inside (linear, matmul, conv2d, attention, recurrent layers) are made in `dtype`, bfloat16 or float16, from
-    float32 inputs and parameters that are rounded to it; losses and softmax in float32; all else in the type it is given.
+    """Products inside (linear, matmul, conv2d, attention, recurrent layers) are made in `dtype`, bfloat16 or float16,
+    from float32 inputs and parameters that are rounded to it; losses and softmax in float32; all else in the type it is
+    given.
 
-    A parameter is rounded once inside; an optimizer's step ends that. float64 is left alone. Raises ValueError for another
-    type and DeviceError where there is no such arithmetic.
+    A parameter is rounded once inside; an optimizer's step ends that. float64 is left alone. Raises ValueError for
+    another type and DeviceError where there is no such arithmetic.
     """
     if dtype not in HALVES:
         raise ValueError(f"autocast is to {' or '.join(HALVES)}, not {dtype!r}")
@@ -50,8 +51,9 @@ def autocast(dtype: str) -> Iterator[None]:
 
 
 def taken(precision: str, dtypes: Sequence[str], low: str | None) -> list[str]:
-    """The types in which an op takes inputs of these types; `low` is that of the `autocast` in force. `precision`: `any`, as
-    they are; `low`, rounded to `low`; `widest`, floats in the widest of their types; `full`, in float32 at least."""
+    """The types in which an op takes inputs of these types; `low` is that of the `autocast` in force. `precision`:
+    `any`, as they are; `low`, rounded to `low`; `widest`, floats in the widest of their types; `full`, in float32 at
+    least."""
     if precision == "low" and low is not None:
         return [low if t in ("float32", *HALVES) else t for t in dtypes]
     floats = {t for t in dtypes if t in (*FLOATS, *HALVES)}

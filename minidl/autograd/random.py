@@ -1,7 +1,8 @@
 """Numbers that look random and are pure functions of what they are for.
 
 Everything drawn is keyed by (seed, purpose, index): weights on the host, by the order in which parameters are made;
-dropout by (number of the dropout since the seed, global sample). So every device and every layout of ranks sees the same numbers.
+dropout by (number of the dropout since the seed, global sample). So every device and every layout of ranks sees
+the same numbers.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ _state = _State()
 
 
 def seed(value: int) -> None:
-    """Starts over: weights made from now on, and dropout, follow from `value` alone. A step that was recorded before keeps its
-    seed and goes on with its own count: seed first, then record. Raises ValueError below 0."""
+    """Starts over: weights made from now on, and dropout, follow from `value` alone. A step that was recorded before
+    keeps its seed and goes on with its own count: seed first, then record. Raises ValueError below 0."""
     if value < 0:
         raise ValueError(f"the seed is {value}; it must be at least 0")
     _state.seed, _state.made = int(value), 0
@@ -42,8 +43,8 @@ def current_seed() -> int:
 
 
 def dropout_counter() -> Storage:
-    """How many dropouts there have been since the seed, (1,) uint64. Eagerly each dropout moves it on, and a recorded step
-    as a whole, at its end."""
+    """How many dropouts there have been since the seed, (1,) uint64. Eagerly each dropout moves it on, and a recorded
+    step as a whole, at its end."""
     device = current().device
     if _state.counter is None or _state.device is not device:
         counter = Storage("dropout counter", (1,), "uint64", Role.SCALAR, device.allocate(8))

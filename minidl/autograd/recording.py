@@ -19,8 +19,9 @@ def record(step: Callable[..., Any], *example: Any, name: str = "") -> TaskGraph
     """The graph of `step(*example)`. Only shapes and types of the example arrays matter.
 
     `step` returns a tensor, a tuple of tensors, or nothing. No kernel runs; parameters, states, counters and gradients
-    are as before. Values of tensors cannot be asked for inside `step`. A recorded step begins without gradients, and those
-    that it does not spend end with it. Raises RuntimeError where that makes another training than running `step` eagerly.
+    are as before. Values of tensors cannot be asked for inside `step`. A recorded step begins without gradients, and
+    those that it does not spend end with it. Raises RuntimeError where that makes another training than running `step`
+    eagerly.
     """
     tape = Recorder(tapes.current().device)
     tape.autocast = tapes.current().autocast

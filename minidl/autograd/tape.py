@@ -156,12 +156,13 @@ class Tape:
         return number
 
     def enter(self, micro_batch: int, first_sample: int) -> None:
-        """The tasks that follow are those of this micro-batch; units and dropouts count as in the others of its round."""
+        """The tasks that follow are those of this micro-batch; units and dropouts count as in the
+        others of its round."""
         if self._round is None or micro_batch in self._round.numbers:
             self._round = _Round(self.place.units, self.place.draws)
         self._round.numbers.add(micro_batch)
-        self.place = _Place(micro_batch, units=self._round.units, draws=self._round.draws, sample=self.place.sample + first_sample,
-                            labels=self.place.labels, inner=True)
+        self.place = _Place(micro_batch, units=self._round.units, draws=self._round.draws,
+                            sample=self.place.sample + first_sample, labels=self.place.labels, inner=True)
 
     def end_step(self) -> None:
         """Units count from 0 again. After an update within a micro-batch the others still count as it did."""
@@ -210,7 +211,8 @@ class Tape:
         if unsettled:
             settle()
         for call in calls:
-            work = [self.storage("work", tuple(shape), str(np.dtype(dtype)), Role.WORKSPACE) for shape, dtype in self._work(call)]
+            work = [self.storage("work", tuple(shape), str(np.dtype(dtype)), Role.WORKSPACE)
+                    for shape, dtype in self._work(call)]
             tensors = [*call.reads, *call.writes]
             numbers = {id(s): i for i, s in enumerate({id(t.storage): t.storage for t in tensors}.values())}
             held = [t.storage for t in tensors]
@@ -236,13 +238,15 @@ class Recorder(Tape):
         self._parts: dict[int, int] = {}
         self._held: list[Any] = []  # keeps ids unique while recording
         self._times: Counter[tuple[int, Kind, int]] = Counter()  # of each unit, kind and micro-batch how many tasks
-        self._again: dict[tuple[int, int, int], int] = {}  # (unit, micro-batch, time) -> the unit that tasks of this time have
+        # (unit, micro-batch, time) -> the unit that tasks of this time have
+        self._again: dict[tuple[int, int, int], int] = {}
         self._before: dict[int, tuple[Tensor, Any, bool, Any, int]] = {}
         self._spent: list[Tensor] = []
 
     def remember(self, parameter: Tensor) -> None:
         if id(parameter) not in self._before:
-            self._before[id(parameter)] = (parameter, parameter.grad, parameter.used, parameter.grad_unit, parameter.storage.changed)
+            self._before[id(parameter)] = (parameter, parameter.grad, parameter.used, parameter.grad_unit,
+                                           parameter.storage.changed)
             parameter.grad = None
 
     def spend(self, parameter: Tensor) -> None:
@@ -250,12 +254,14 @@ class Recorder(Tape):
         self._spent.append(parameter)
 
     def check_spent(self) -> None:
-        """Raises RuntimeError where the step leaves a gradient to its next run, since a recorded step begins without any."""
+        """Raises RuntimeError where the step leaves a gradient to its next run, since a recorded step
+        begins without any."""
         for p in self._spent:
             if p.grad is not None and not p.used:
-                raise RuntimeError(f"the step ends with a gradient of {p.storage.name} {p.shape} that was made after its update: run eagerly, the "
-                                   f"next step would add to it; recorded, a step begins without gradients. Update after the last backward, "
-                                   f"or drop it: parameter.grad = None")
+                raise RuntimeError(f"the step ends with a gradient of {p.storage.name} {p.shape} that was made after "
+                                   f"its update: run eagerly, the next step would add to it; recorded, a step begins "
+                                   f"without gradients. Update after the last backward, or drop "
+                                   f"it: parameter.grad = None")
 
     def restore(self) -> None:
         """Puts back what the recorded step changed on parameters."""
@@ -270,7 +276,8 @@ class Recorder(Tape):
         return counter, self._next_draw()
 
     def end_step(self) -> None:
-        """Units go on, so that several updates in one graph keep their tasks apart; those within micro-batches are by these."""
+        """Units go on, so that several updates in one graph keep their tasks apart; those within
+        micro-batches are by these."""
         if not self.place.inner:
             self._round = None
 
@@ -289,7 +296,8 @@ class Recorder(Tape):
                 role = Role.STATE  # made before the recording: a constant of the graph
             if role == Role.PARAMETER:
                 storage.name = ".".join([*filter(None, ["/".join(self.place.labels)]), storage.name.rpartition(".")[2]])
-            found = self._builder.storage(StorageSpec(storage.name, storage.shape, storage.dtype, storage.bytes, role, live))
+            found = self._builder.storage(StorageSpec(storage.name, storage.shape, storage.dtype,
+                                                      storage.bytes, role, live))
             self._storages[id(storage)] = found
             self._held.append(storage)
         return found
@@ -304,8 +312,8 @@ class Recorder(Tape):
         return found
 
     def _unit(self, unit: int, kind: Kind) -> int:
-        """The unit that the next task goes by: its layer's the first time, then one of its own, with the same name. So a second
-        backward pass over a layer, or a second optimizer's update of it, has tasks of its own."""
+        """The unit that the next task goes by: its layer's the first time, then one of its own, with the same name. So
+        a second backward pass over a layer, or a second optimizer's update of it, has tasks of its own."""
         task = unit, kind, self.place.micro_batch
         time, self._times[task] = self._times[task], self._times[task] + 1
         if not time:
@@ -324,7 +332,8 @@ class Recorder(Tape):
         launches, flops, nbytes = [], 0.0, 0
         made: set[int] = set()  # written by an earlier launch of this very task: no read of the task
         for call in calls:
-            work = [self.storage(f"work{unit}", tuple(shape), str(np.dtype(dtype)), Role.WORKSPACE) for shape, dtype in self._work(call)]
+            work = [self.storage(f"work{unit}", tuple(shape), str(np.dtype(dtype)), Role.WORKSPACE)
+                    for shape, dtype in self._work(call)]
             launch = Launch(call.kernel, tuple(t.view(self.number(t.storage)) for t in call.reads),
                             tuple(t.view(self.number(t.storage)) for t in call.writes),
                             tuple(_whole(self.number(s), s) for s in work), tuple(call.constants.items()))

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 FLOATS = ("float32", "float64")
 #: what a tensor can hold
-NUMBERS = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16", *FLOATS)
+NUMBERS = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16",
+           "bfloat16", *FLOATS)
 
 
 class ShapeError(ValueError):
@@ -39,18 +40,20 @@ class Node:
 
     def __init__(self, op: Op, unit: int, inputs: Sequence[Tensor], out: Tensor, micro_batch: int) -> None:
         Node.latest += 1
-        self.op, self.unit, self.inputs, self.out, self.number, self.micro_batch = op, unit, inputs, out, Node.latest, micro_batch
+        self.op, self.unit, self.inputs, self.out, self.number, self.micro_batch = (op, unit, inputs, out,
+                                                                                    Node.latest, micro_batch)
 
 
 class Tensor:
     """A strided view on a storage. `grad` is filled by `backward` for parameters; `weight` marks what depends on
     parameters alone, whose gradients are weight gradients."""
 
-    __slots__ = ("__weakref__", "grad", "grad_unit", "node", "offset", "parts", "requires_grad", "shape", "storage", "strides", "used", "weight")
+    __slots__ = ("__weakref__", "grad", "grad_unit", "node", "offset", "parts", "requires_grad", "shape", "storage",
+                 "strides", "used", "weight")
     __array_priority__ = 100
 
-    def __init__(self, storage: Storage, shape: Sequence[int] | None = None, strides: Sequence[int] | None = None, offset: int = 0,
-                 *, parts: tuple[StoragePart, ...] | None = None, requires_grad: bool = False) -> None:
+    def __init__(self, storage: Storage, shape: Sequence[int] | None = None, strides: Sequence[int] | None = None,
+                 offset: int = 0, *, parts: tuple[StoragePart, ...] | None = None, requires_grad: bool = False) -> None:
         self.storage = storage
         self.shape = tuple(storage.shape if shape is None else shape)
         self.strides = tuple(strides_of(self.shape) if strides is None else strides)
@@ -92,7 +95,8 @@ class Tensor:
         return self.shape[0]
 
     def __repr__(self) -> str:
-        value = "recorded" if self.storage.data is None else np.array2string(self.numpy(), threshold=20, prefix="Tensor(")
+        value = ("recorded" if self.storage.data is None
+                 else np.array2string(self.numpy(), threshold=20, prefix="Tensor("))
         return f"Tensor({value}, shape={self.shape}, dtype={self.dtype})"
 
     # --------------------------------------------------------------------------------------------------------- values
@@ -102,17 +106,18 @@ class Tensor:
         return device.read(array)
 
     def fetch(self) -> Callable[[], Any]:
-        """A call that gives the values of now as a NumPy array. On CUDA they are sent while the host goes on: so a loss can
-        be looked at some steps later without waiting for it."""
+        """A call that gives the values of now as a NumPy array. On CUDA they are sent while the host goes on: so a loss
+        can be looked at some steps later without waiting for it."""
         device, array = self._array()
         return device.fetch(array)
 
     def assign(self, value: Any) -> None:
-        """Takes over the elements of a NumPy array of the same shape, or one number for all, where the tensor lies. Raises
-        ShapeError for another shape, and for a type that this tensor's cannot stand for."""
+        """Takes over the elements of a NumPy array of the same shape, or one number for all, where the tensor lies.
+        Raises ShapeError for another shape, and for a type that this tensor's cannot stand for."""
         value = numeric(value)
         if value.shape not in (self.shape, ()) or not np.can_cast(value.dtype, np.dtype(self.dtype), "same_kind"):
-            raise ShapeError(f"{self.storage.name} is {self.dtype} {self.shape}; it cannot take {value.dtype} {value.shape}")
+            raise ShapeError(f"{self.storage.name} is {self.dtype} {self.shape}; it cannot take "
+                             f"{value.dtype} {value.shape}")
         device, array = self._array()
         device.write(array, value)
         self.mark_changed()
@@ -126,7 +131,8 @@ class Tensor:
         if tapes.unsettled and self.storage.role.persistent:
             tapes.settle()
         if self.storage.data is None:
-            raise RuntimeError(f"{self.storage.name} has no value while a step is recorded; return it from the step instead")
+            raise RuntimeError(f"{self.storage.name} has no value while a step is recorded; "
+                               f"return it from the step instead")
         device = devices.of(self.storage.data)
         return device, device.array(self.storage.data, self.view(0))
 
@@ -209,13 +215,14 @@ def host_storage(value: Any, role: Role, name: str) -> Storage:
     device = tapes.current().device
     storage.data = device.allocate(max(storage.bytes, 1))
     if value.size:
-        device.write(device.array(storage.data, View(0, value.shape, strides_of(value.shape), 0, str(value.dtype))), value)
+        device.write(device.array(storage.data, View(0, value.shape, strides_of(value.shape), 0, str(value.dtype))),
+                     value)
     return storage
 
 
 def numeric(value: Any) -> Any:
-    """A NumPy array of numbers in this machine's byte order. Raises ShapeError for what is none: objects, texts, complex and
-    longer numbers, and arrays some elements of which are masked."""
+    """A NumPy array of numbers in this machine's byte order. Raises ShapeError for what is none: objects, texts,
+    complex and longer numbers, and arrays some elements of which are masked."""
     if np.ma.is_masked(value):
         raise ShapeError("a tensor holds numbers, and some of these are masked; fill them first: value.filled(0)")
     array = np.asarray(value)
@@ -227,8 +234,8 @@ def numeric(value: Any) -> Any:
 
 
 def array(value: Any, dtype: str | None = None, name: str = "tensor") -> Tensor:
-    """A tensor with a copy of `value`; Python floats become float32. While recording it is a constant of the graph. Raises
-    ShapeError for what are not numbers, and for Python floats that float32 has no number for."""
+    """A tensor with a copy of `value`; Python floats become float32. While recording it is a constant of the graph.
+    Raises ShapeError for what are not numbers, and for Python floats that float32 has no number for."""
     array = numeric(value)
     if dtype is not None:
         array = array.astype(dtype, copy=False)
@@ -236,7 +243,8 @@ def array(value: Any, dtype: str | None = None, name: str = "tensor") -> Tensor:
         with np.errstate(over="ignore"):
             array, wide = array.astype(np.float32), array
         if not (np.isfinite(array) == np.isfinite(wide)).all():
-            raise ShapeError(f"{np.abs(wide[np.isfinite(wide)]).max():g} is more than float32 has a number for; give dtype='float64'")
+            raise ShapeError(f"{np.abs(wide[np.isfinite(wide)]).max():g} is more than float32 has a number "
+                             f"for; give dtype='float64'")
     return Tensor(host_storage(array, Role.STATE, name))
 
 
@@ -286,7 +294,8 @@ def backward(root: Tensor, gradient: Tensor | None = None) -> None:
         if dy is None:
             continue
         wanted = [i for i, t in enumerate(node.inputs) if t.requires_grad]
-        tasks = [(Kind.W, [i for i in wanted if node.inputs[i].weight]), (Kind.O, [i for i in wanted if not node.inputs[i].weight])]
+        tasks = [(Kind.W, [i for i in wanted if node.inputs[i].weight]),
+                 (Kind.O, [i for i in wanted if not node.inputs[i].weight])]
         for kind, mine in tasks[::-1] if node.op.output_first else tasks:
             if not mine:
                 continue
@@ -341,8 +350,9 @@ def _check_unchanged(node: Node, dy: Tensor) -> None:
     for call in tapes.current().place.calls or ():
         for t in call.reads:
             if t.storage.changed >= node.number and t.storage is not dy.storage:
-                raise RuntimeError(f"the gradient of {node.op.name} needs {t.storage.name} {t.storage.shape} as it was in the forward pass, "
-                                   f"but an update or assign has changed it since; call backward before that, or run the forward pass again")
+                raise RuntimeError(f"the gradient of {node.op.name} needs {t.storage.name} {t.storage.shape} as it was "
+                                   f"in the forward pass, but an update or assign has changed it since; call backward "
+                                   f"before that, or run the forward pass again")
 
 
 def _accumulate(parameter: Tensor, g: Tensor, own: bool) -> None:

@@ -1,5 +1,5 @@
-"""The command line: one verb a function. Exit 0; 1 a check failed; 2 bad arguments or input, in one clear line; 130 for an
-interrupt, which is the program's to say (`minidl.__main__`)."""
+"""The command line: one verb a function. Exit 0; 1 a check failed; 2 bad arguments or input, in one clear line; 130 for
+an interrupt, which is the program's to say (`minidl.__main__`)."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _train_on_ranks(argv: Sequence[str]) -> int:
-    """Ranks first meet, then look at their flags: one that cannot read its own tells the others, who would wait for it."""
+    """Ranks first meet, then look at their flags: one that cannot read its own tells the others, who
+    would wait for it."""
     from . import show
     from .distributed import train
     from .flags import UsageError

@@ -36,13 +36,15 @@ def given(arguments: Any) -> dict[str, Any]:
 
 
 def _of_times(arguments: Any, chosen: schedulers.Scheduler) -> Plan:
-    times = {f"--{name.replace('_', '-')}": getattr(arguments, name) for name in ("forward", "output_grad", "weight_grad", "comm")}
+    times = {f"--{name.replace('_', '-')}": getattr(arguments, name)
+             for name in ("forward", "output_grad", "weight_grad", "comm")}
     missing = [flag for flag, value in times.items() if value is None]
     if missing:
         raise UsageError(f"give the layers' times with {', '.join(missing)}, or a network with --model")
     lists = {flag: np.atleast_1d(np.asarray(value, np.float64)).tolist() for flag, value in times.items()}
     if len({len(v) for v in lists.values()}) > 1:
-        raise UsageError(f"one time for each layer is needed: {', '.join(f'{flag} has {len(v)}' for flag, v in lists.items())}")
+        raise UsageError(f"one time for each layer is needed: "
+                         f"{', '.join(f'{flag} has {len(v)}' for flag, v in lists.items())}")
     if any(not np.isfinite(t) or t < 0 for t in lists["--comm"]):
         raise UsageError("--comm: a time must be a finite number >= 0")
     *compute, comm = lists.values()
@@ -62,7 +64,8 @@ def _of_network(arguments: Any) -> Plan:
     recorded = Recorded(job(arguments))
     link = Link(arguments.latency, None if arguments.bandwidth is None else arguments.bandwidth / 1e6)  # microseconds
     collective = Collective(arguments.ranks, link, arguments.collective, arguments.servers)
-    machine = Machine(arguments.ranks, arguments.memory_limit, collective=lambda sizes: collective.time(sum(sizes.values())))
+    machine = Machine(arguments.ranks, arguments.memory_limit,
+                      collective=lambda sizes: collective.time(sum(sizes.values())))
     return recorded.plan(costs(arguments, recorded), machine, **given(arguments))
 
 
@@ -78,8 +81,8 @@ def figures(plan: Plan) -> dict[str, Any]:
 def text(plan: Plan) -> str:
     """The plan's schedule and figures for people."""
     grid = plan.programs[0].schedule.grid() + "\n\n" if len(plan.graph) <= 200 else ""
-    meaning = {"period": "per step, in the steady state", "lower_bound": "no order is faster", "hidden": "share of the communication",
-               "k": "layers whose weight gradients wait"}
+    meaning = {"period": "per step, in the steady state", "lower_bound": "no order is faster",
+               "hidden": "share of the communication", "k": "layers whose weight gradients wait"}
     rows = [(name, value, meaning.get(name, "")) for name, value in figures(plan).items() if name != "scheduler"]
     unit = f" ({plan.cost.unit})" if plan.cost.unit else ""
     return grid + show.table((f"{plan.scheduler}{unit}", "", "meaning"), rows)

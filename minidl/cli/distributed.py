@@ -16,8 +16,8 @@ from .inputs import costs, scheduler_of
 
 
 def train(read: Callable[[], Any]) -> int:
-    """This process's part of a run under a launcher; `read` gives its flags, or raises what is wrong with them, which all ranks
-    then say together. Rank 0 speaks."""
+    """This process's part of a run under a launcher; `read` gives its flags, or raises what is wrong with them, which
+    all ranks then say together. Rank 0 speaks."""
     from ..training.rank_trainer import Disagreement
     from .ranks import job as on_ranks
 
@@ -48,13 +48,15 @@ def _train(read: Callable[[], Any], communicator: Any, held: ExitStack) -> int:
         if first:
             training.check_outputs(arguments)
         arguments.device = device_of(arguments.device, communicator)
-        recorded = Recorded(job(arguments), *((communicator.rank, communicator.size) if arguments.parallel == "data" else (0, 1)))
+        recorded = Recorded(job(arguments),
+                            *((communicator.rank, communicator.size) if arguments.parallel == "data" else (0, 1)))
         if first:
             held.enter_context(training.claimed(arguments))
         saved = training.resumed(arguments, recorded) if arguments.resume else None
         alike = {**identity(recorded), "the number of steps": training.steps_of(arguments, recorded), "k": arguments.k,
-                 "the number of buckets": arguments.buckets, "the source of costs": arguments.costs, "the transport": arguments.transport,
-                 "the checkpoint's step": saved and saved.step, "--dry-run": arguments.dry_run}
+                 "the number of buckets": arguments.buckets, "the source of costs": arguments.costs,
+                 "the transport": arguments.transport, "the checkpoint's step": saved and saved.step,
+                 "--dry-run": arguments.dry_run}
         return (arguments, recorded, saved), alike
 
     arguments, recorded, saved = agree(communicator, prepare)
@@ -71,7 +73,8 @@ def _train(read: Callable[[], Any], communicator: Any, held: ExitStack) -> int:
             if arguments.checkpoint and (step == steps or step % recorded.train_data.steps_per_epoch == 0):
                 trainer.share()
                 if first:
-                    checkpoint.save(arguments.checkpoint, recorded.model, recorded.optimizer, step=step, loader=recorded.train_data)
+                    checkpoint.save(arguments.checkpoint, recorded.model, recorded.optimizer, step=step,
+                                    loader=recorded.train_data)
             done(step)
     trainer.finish()
     timeline = trainer.run.timeline_of_all() if arguments.trace else None
@@ -96,8 +99,8 @@ def _check_flags(arguments: Any, communicator: Any) -> None:
     from . import training
 
     if arguments.parallel == "none":
-        raise UsageError(f"{communicator.size} ranks were started, of which each would train the whole by itself; give --parallel data or "
-                         f"--parallel pipeline, or start one process")
+        raise UsageError(f"{communicator.size} ranks were started, of which each would train the whole by itself; give "
+                         f"--parallel data or --parallel pipeline, or start one process")
     if arguments.parallel == "pipeline":
         _check_pipeline(arguments, communicator)
     else:
@@ -110,7 +113,8 @@ def _check_flags(arguments: Any, communicator: Any) -> None:
 def _check_pipeline(arguments: Any, communicator: Any) -> None:
     name = scheduler_of(arguments).name
     if name in pipelines.POLICIES and pipelines.policy(name).builds:
-        raise UsageError(f"{name} makes tasks that are parts of layers, and no run does yet; `minidl simulate` prices it")
+        raise UsageError(f"{name} makes tasks that are parts of layers, and no run does yet; "
+                         f"`minidl simulate` prices it")
     if arguments.transport == "nccl":
         raise UsageError("--transport nccl is for --parallel data; a pipeline sends through MPI")
     if communicator.size < 2:
@@ -122,7 +126,8 @@ def _data(arguments: Any, recorded: Any, communicator: Any) -> Any:
 
     cost = communicator.gather(costs(arguments, recorded))[0]
     link = (50.0, 1e-3) if arguments.costs == "analytic" else measure_link(communicator, recorded.device)
-    return RankTrainer(recorded, cost, communicator, link, k=arguments.k, buckets=arguments.buckets, trace=bool(arguments.trace))
+    return RankTrainer(recorded, cost, communicator, link, k=arguments.k, buckets=arguments.buckets,
+                       trace=bool(arguments.trace))
 
 
 def _pipeline(arguments: Any, recorded: Any, communicator: Any) -> Any:
@@ -137,11 +142,13 @@ def _pipeline(arguments: Any, recorded: Any, communicator: Any) -> Any:
 def _dry_run(arguments: Any, trainer: Any, first: bool) -> int:
     plan = trainer.plan
     if first:
-        record = {"model": arguments.model, "ranks": trainer.communicator.size, "scheduler": arguments.scheduler, **plan.as_json()}
+        record = {"model": arguments.model, "ranks": trainer.communicator.size,
+                  "scheduler": arguments.scheduler, **plan.as_json()}
         if arguments.parallel == "data":
             found = data_parallel.figures(plan)
             record |= {"lower_bound_ms": found["lower_bound"] / 1000} if "lower_bound" in found else {}
             record |= {name: found[name] for name in ("hidden", "k") if name in found}
-        show.emit(arguments, record, lambda: plan.schedule.grid() + "\n" + show.table(("what", "value"), list(record.items())))
+        show.emit(arguments, record,
+                  lambda: plan.schedule.grid() + "\n" + show.table(("what", "value"), list(record.items())))
     trainer.run.close()
     return 0

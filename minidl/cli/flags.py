@@ -119,13 +119,14 @@ SUBJECTS = {
     "p": "a pipeline on given times (--ranks without --model)",
 }
 MOST = 1 << 24  #: forward tasks of a pipeline; so many take about 13 GiB
-PIPELINE = {"--ranks", "--chunks", "--latency", "--activation-cap", "--forward", "--output-grad", "--weight-grad", "--table"}
+PIPELINE = {"--ranks", "--chunks", "--latency", "--activation-cap", "--forward", "--output-grad",
+            "--weight-grad", "--table"}
 
 
 @dataclass(frozen=True)
 class Flag:
-    """A flag: `serves` has the verbs that take it, each with the subjects on which it has an effect there; `needs` what else
-    that takes, in words and as a test of the arguments; `options` are argparse's."""
+    """A flag: `serves` has the verbs that take it, each with the subjects on which it has an effect there; `needs` what
+    else that takes, in words and as a test of the arguments; `options` are argparse's."""
 
     serves: Mapping[str, str]
     options: Mapping[str, Any]
@@ -157,102 +158,142 @@ def _told(option: str) -> tuple[str, Callable[[Any], bool]]:
 def takes(arguments: Any, option: str) -> bool:
     """Whether a scheduler that is asked for can be told this; an unknown one is found elsewhere."""
     names = arguments.schedulers.split(",") if arguments.command == "compare" else [arguments.scheduler]
-    return any(name not in schedulers.SCHEDULERS or option in schedulers.SCHEDULERS[name].options for name in map(str.strip, names))
+    return any(name not in schedulers.SCHEDULERS or option in schedulers.SCHEDULERS[name].options
+               for name in map(str.strip, names))
 
 
 CUTS = [name for name, policy in pipelines.POLICIES.items() if policy.builds]
-BY_TIMES = (f"--scheduler {' or '.join(CUTS)}, which cuts by them", lambda a: a.command != "check" or a.scheduler in CUTS)
+BY_TIMES = (f"--scheduler {' or '.join(CUTS)}, which cuts by them",
+            lambda a: a.command != "check" or a.scheduler in CUTS)
 
 FLAGS: dict[str, dict[str, Flag]] = {
     "network and data": {
         "--model": _flag("info:* " + NETWORK, metavar="NAME", help="a network; see `minidl models`"),
-        "--model-arg": _flag("info:* " + NETWORK, ("a network; name it with --model", lambda a: a.model), type=pair, action="append", default=[],
-                             metavar="K=V", help="an argument of the network, such as classes=10, width=64, preset=tiny"),
-        "--data": _flag(NETWORK, type=path, default="digits", help="a data set's name or a path (default: the embedded digits)"),
-        "--root": _flag(NETWORK, ("data sets that are looked for by name", lambda a: a.data in STORED), type=path, help="folder in which named data sets are looked for"),
-        "--strict": _flag(NETWORK, ("data sets that are looked for by name", lambda a: a.data in STORED), action="store_true",
-                          help="an error instead of a substitute where named data are missing"),
-        "--batch-size": _flag(NETWORK, type=whole(1), default=64, metavar="B", help="of a step, over all ranks (default 64)"),
-        "--micro-batches": _flag("train:src compare:s plan:srcp check:srcp explain:srcp simulate:srcp", type=whole(1, 1 << 20), default=1, metavar="M",
+        "--model-arg": _flag("info:* " + NETWORK, ("a network; name it with --model", lambda a: a.model), type=pair,
+                             action="append", default=[], metavar="K=V",
+                             help="an argument of the network, such as classes=10, width=64, preset=tiny"),
+        "--data": _flag(NETWORK, type=path, default="digits",
+                        help="a data set's name or a path (default: the embedded digits)"),
+        "--root": _flag(NETWORK, ("data sets that are looked for by name", lambda a: a.data in STORED), type=path,
+                        help="folder in which named data sets are looked for"),
+        "--strict": _flag(NETWORK, ("data sets that are looked for by name", lambda a: a.data in STORED),
+                          action="store_true", help="an error instead of a substitute where named data are missing"),
+        "--batch-size": _flag(NETWORK, type=whole(1), default=64, metavar="B",
+                              help="of a step, over all ranks (default 64)"),
+        "--micro-batches": _flag("train:src compare:s plan:srcp check:srcp explain:srcp simulate:srcp",
+                                 type=whole(1, 1 << 20), default=1, metavar="M",
                                  help="gradients accumulate over M parts of a batch"),
         "--optimizer": _flag(NETWORK, default="sgd", choices=list(OPTIMIZERS)),
         "--lr": _flag(RUN, type=float, default=0.1, metavar="X", help="learning rate (default 0.1)"),
-        "--clip": _flag(RUN, type=number(1e-12), metavar="X", help="scale all gradients down where their global norm is larger"),
+        "--clip": _flag(RUN, type=number(1e-12), metavar="X",
+                        help="scale all gradients down where their global norm is larger"),
         "--seed": _flag(RUN + " fuzz:*", type=whole(0, (1 << 64) - 1), default=0, metavar="S"),
     },
     "device": {
         "--device": _flag(NETWORK, default="cpu", help="cpu or cuda[:N]"),
-        "--tf32": _flag(NETWORK, action="store_true", help="on cuda: products and convolutions may round float32 for the tensor cores"),
-        "--nondeterministic": _flag(NETWORK, action="store_true", help="on cuda: kernels of cuDNN's may give other last bits each time"),
-        "--dtype": _flag(NETWORK, default="float32", choices=list(DTYPES), help="bf16 and fp16, on cuda: products in 16 bits, parameters in float32"),
+        "--tf32": _flag(NETWORK, action="store_true",
+                        help="on cuda: products and convolutions may round float32 for the tensor cores"),
+        "--nondeterministic": _flag(NETWORK, action="store_true",
+                                    help="on cuda: kernels of cuDNN's may give other last bits each time"),
+        "--dtype": _flag(NETWORK, default="float32", choices=list(DTYPES),
+                         help="bf16 and fp16, on cuda: products in 16 bits, parameters in float32"),
         "--fusion": _flag(NETWORK, type=rules, metavar="all|none|RULE,..",
                           help=f"launches that become one: {', '.join(RULES)} (default: all on cuda, none on cpu)"),
-        "--memory-limit": _flag("train:src compare:s plan:src check:src explain:src simulate:src", type=size, metavar="SIZE",
-                                help="bound on the peak of the memory plan, of each rank where there are several, such as 2GiB"),
+        "--memory-limit":
+        _flag("train:src compare:s plan:src check:src explain:src simulate:src", type=size, metavar="SIZE",
+              help="bound on the peak of the memory plan, of each rank where there are several, such as 2GiB"),
     },
     "schedule": {
-        "--parallel": _flag("train:src plan:srlcp check:srcp explain:srlcp simulate:srlcp", default="none", choices=["none", "data", "pipeline"]),
-        "--scheduler": _flag("train:src plan:srlcp check:rcp explain:srlcp simulate:srlcp", ("one policy; --table shows them all", lambda a: not a.table),
-                             default="in_order", metavar="S",
-                             help="the policy; check takes a pipeline's plan for one of it: its places of stages, its weight versions"),
+        "--parallel": _flag("train:src plan:srlcp check:srcp explain:srlcp simulate:srlcp", default="none",
+                            choices=["none", "data", "pipeline"]),
+        "--scheduler": _flag("train:src plan:srlcp check:rcp explain:srlcp simulate:srlcp",
+                             ("one policy; --table shows them all", lambda a: not a.table), default="in_order",
+                             metavar="S", help="the policy; check takes a pipeline's plan for one of it: its places of "
+                                               "stages, its weight versions"),
         "--schedulers": _flag("compare:s", default="in_order,multi_stream", metavar="A,B,C"),
         "--scheduler-arg": _flag("train:src compare:s plan:srlcp check:rcp explain:srlcp simulate:srlcp",
-                                 ("one policy, by --scheduler; --table shows them all", lambda a: not a.table and _of_policy(a)), type=pair, action="append", default=[], metavar="K=V"),
+                                 ("one policy, by --scheduler; --table shows them all",
+                                  lambda a: not a.table and _of_policy(a)),
+                                 type=pair, action="append", default=[], metavar="K=V"),
         "--streams": _flag("train:s compare:s plan:s explain:s simulate:s", _told("streams"),
                            type=whole(1, 1024), metavar="N", help="streams of the scheduler"),
         "--costs": _flag(PRICED + " check:src", type=path, metavar="measured|analytic|FILE", default="measured",
-                         help="task costs for plans and predictions; a pipeline's stages are cut by FILE's, else by analytic ones, that a check cuts alike"),
-        "--pairs": _flag("train:s compare:s plan:s explain:s simulate:s", ("schedulers of several streams, and --save-costs",
-                                                                          lambda a: takes(a, "streams") or a.save_costs),
-                         choices=["measured", "estimated", "none"],
-                         help="how much tasks on two streams slow each other down (default: as --costs for multi_region, else none)"),
+                         help="task costs for plans and predictions; a pipeline's stages are cut by FILE's, else by "
+                              "analytic ones, that a check cuts alike"),
+        "--pairs": _flag("train:s compare:s plan:s explain:s simulate:s",
+                         ("schedulers of several streams, and --save-costs",
+                          lambda a: takes(a, "streams") or a.save_costs), choices=["measured", "estimated", "none"],
+                         help="how much tasks on two streams slow each other down (default: as --costs "
+                              "for multi_region, else none)"),
         "--save-costs": _flag(PRICED, type=path, metavar="FILE.json", help="write costs and pairs, for --costs"),
-        "--curve": _flag("plan:s", _told("curve"), action="store_true", help="predicted step time against memory limit"),
+        "--curve": _flag("plan:s", _told("curve"), action="store_true",
+                         help="predicted step time against memory limit"),
     },
     "run": {
         "--steps": _flag(RUN, type=whole(1), metavar="N"),
-        "--epochs": _flag(RUN, ("runs without --steps; leave one out", lambda a: not a.steps), type=whole(1), metavar="N"),
-        "--checkpoint": _flag("train:src", type=path, metavar="DIR", help="save parameters and all that a run needs to go on"),
-        "--resume": _flag("train:src", action="store_true", help="go on from the checkpoint; an --lr that is given wins over the one there"),
-        "--cases": _flag("fuzz:*", type=whole(1), metavar="N", help="how many, each with the seed after the last (default: 100 random steps, 3 of your own)"),
+        "--epochs": _flag(RUN, ("runs without --steps; leave one out", lambda a: not a.steps),
+                          type=whole(1), metavar="N"),
+        "--checkpoint": _flag("train:src", type=path, metavar="DIR",
+                              help="save parameters and all that a run needs to go on"),
+        "--resume": _flag("train:src", action="store_true",
+                          help="go on from the checkpoint; an --lr that is given wins over the one there"),
+        "--cases": _flag("fuzz:*", type=whole(1), metavar="N",
+                         help="how many, each with the seed after the last (default: 100 random steps, 3 of your own)"),
         "--dry-run": _flag("train:src", action="store_true", help="plan and predict, but do not train"),
     },
     "pipelines": {
         "--ranks": _flag("plan:rcp check:rcp explain:rcp simulate:rcp", type=whole(1, 1 << 20), metavar="P"),
-        "--chunks": _flag("train:c plan:cp check:cp explain:cp simulate:cp", type=whole(1, 1 << 20), metavar="V", help="stages per rank"),
-        "--forward": _flag("plan:lp check:p explain:lp simulate:lp", BY_TIMES, type=numbers, metavar="F", help="time of a stage's forward; one number, or one per stage"),
+        "--chunks": _flag("train:c plan:cp check:cp explain:cp simulate:cp", type=whole(1, 1 << 20), metavar="V",
+                          help="stages per rank"),
+        "--forward": _flag("plan:lp check:p explain:lp simulate:lp", BY_TIMES, type=numbers, metavar="F",
+                           help="time of a stage's forward; one number, or one per stage"),
         "--output-grad": _flag("plan:lp check:p explain:lp simulate:lp", BY_TIMES, type=numbers, metavar="O"),
         "--weight-grad": _flag("plan:lp check:p explain:lp simulate:lp", BY_TIMES, type=numbers, metavar="W"),
-        "--latency": _flag("plan:rcp check:r explain:rcp simulate:rcp", type=number(0), default=0.0, metavar="C", help="of one hop between ranks"),
-        "--bandwidth": _flag("plan:rc check:r explain:rc simulate:rc", type=size, metavar="BYTES", help="of a link, per second, such as 1.25GB (default: unlimited)"),
-        "--activation-cap": _flag("train:c plan:cp check:cp explain:cp simulate:cp", type=number(0), metavar="K", help="most live activations on a rank"),
+        "--latency": _flag("plan:rcp check:r explain:rcp simulate:rcp", type=number(0), default=0.0, metavar="C",
+                           help="of one hop between ranks"),
+        "--bandwidth": _flag("plan:rc check:r explain:rc simulate:rc", type=size, metavar="BYTES",
+                             help="of a link, per second, such as 1.25GB (default: unlimited)"),
+        "--activation-cap": _flag("train:c plan:cp check:cp explain:cp simulate:cp", type=number(0), metavar="K",
+                                  help="most live activations on a rank"),
         "--table": _flag("simulate:p", action="store_true", help="all pipeline policies side by side, the best marked"),
-        "--objective": _flag("plan:cp explain:cp simulate:cp", _told("objective"), default="makespan", choices=["makespan", "span", "period"], help="what the search for an optimum minimises"),
-        "--time-limit": _flag("plan:cp explain:cp simulate:cp", _told("time_limit"), type=number(0), default=60.0, metavar="S", help="seconds that the search for an optimum may take"),
+        "--objective": _flag("plan:cp explain:cp simulate:cp", _told("objective"), default="makespan",
+                             choices=["makespan", "span", "period"], help="what the search for an optimum minimises"),
+        "--time-limit": _flag("plan:cp explain:cp simulate:cp", _told("time_limit"), type=number(0), default=60.0,
+                              metavar="S", help="seconds that the search for an optimum may take"),
     },
     "data parallelism": {
         "--k": _flag("train:r plan:rl check:r explain:rl simulate:rl", _told("k"), type=k_or_auto, metavar="K|auto",
                      help="layers whose weight gradients wait for the end of the backward pass; auto searches it"),
-        "--buckets": _flag("train:r plan:rl check:r explain:rl simulate:rl", _told("buckets"), type=whole(1), metavar="N",
-                           help="as many buckets with equal numbers of layers; default 2 on given times, 25 MB each for a network"),
-        "--parts": _flag("plan:l explain:l simulate:l", _told("part_bytes"), type=whole(1, 1 << 16), default=8, metavar="N", help="into which a layer's gradient is cut on given times (default 8)"),
+        "--buckets": _flag("train:r plan:rl check:r explain:rl simulate:rl", _told("buckets"), type=whole(1),
+                           metavar="N", help="as many buckets with equal numbers of layers; default 2 on given "
+                                             "times, 25 MB each for a network"),
+        "--parts": _flag("plan:l explain:l simulate:l", _told("part_bytes"), type=whole(1, 1 << 16), default=8,
+                         metavar="N", help="into which a layer's gradient is cut on given times (default 8)"),
         "--comm": _flag("plan:l explain:l simulate:l", type=numbers, metavar="C0,C1,..",
                         help="time of each layer's all-reduce; then give --forward, --output-grad, --weight-grad too"),
-        "--collective": _flag("plan:r check:r explain:r simulate:r", choices=SHAPES, default="ring", help="how ranks sum"),
-        "--servers": _flag("plan:r check:r explain:r simulate:r", ("--collective parameter_server", lambda a: a.collective == "parameter_server"), type=whole(0), default=0,
-                           metavar="N", help="machines that sum, for parameter_server"),
+        "--collective": _flag("plan:r check:r explain:r simulate:r", choices=SHAPES, default="ring",
+                              help="how ranks sum"),
+        "--servers": _flag("plan:r check:r explain:r simulate:r",
+                           ("--collective parameter_server", lambda a: a.collective == "parameter_server"),
+                           type=whole(0), default=0, metavar="N", help="machines that sum, for parameter_server"),
         "--transport": _flag("train:rc", choices=TRANSPORTS, default="staged",
-                             help="for gradients on CUDA: MPI through pinned host memory (staged, the default), an MPI that was built for CUDA, or NCCL"),
+                             help="for gradients on CUDA: MPI through pinned host memory (staged, the default), an MPI "
+                                  "that was built for CUDA, or NCCL"),
     },
     "files": {
-        "--save": _flag("plan:srlcp", ("one plan; --curve shows many", lambda a: not a.curve), type=path, metavar="FILE.csv", help="write the schedule"),
-        "--svg": _flag("plan:srlcp simulate:srlcp", ("one plan", lambda a: not (a.curve or a.table)), type=path, metavar="FILE.svg", help="draw the predicted timeline"),
+        "--save": _flag("plan:srlcp", ("one plan; --curve shows many", lambda a: not a.curve), type=path,
+                        metavar="FILE.csv", help="write the schedule"),
+        "--svg": _flag("plan:srlcp simulate:srlcp", ("one plan", lambda a: not (a.curve or a.table)), type=path,
+                       metavar="FILE.svg", help="draw the predicted timeline"),
         "--trace": _flag("train:src simulate:srlcp", ("one plan", lambda a: not a.table), type=path, metavar="FILE",
                          help="timeline of the last step, or the predicted one, for ui.perfetto.dev"),
-        "--version-log": _flag("train:c", ("a scheduler that trains on older weights", _stale), type=path, metavar="FILE.jsonl",
+        "--version-log": _flag("train:c", ("a scheduler that trains on older weights", _stale), type=path,
+                               metavar="FILE.jsonl",
                                help="which version of its weights each task read, a line for each"),
-        "--config": _flag(EVERY.removeprefix("info:* models:* "), type=path, metavar="FILE.toml", help="flags from a file: batch-size = 32; the command line wins"),
-        "--json": _flag(EVERY + " fuzz:*", action="store_true", help="one JSON object on standard output and nothing else"),
+        "--config": _flag(EVERY.removeprefix("info:* models:* "), type=path, metavar="FILE.toml",
+                          help="flags from a file: batch-size = 32; the command line wins"),
+        "--json": _flag(EVERY + " fuzz:*", action="store_true",
+                        help="one JSON object on standard output and nothing else"),
     },
     "ranks": {
         "--each-rank": _flag("info:*", ("info without --model", lambda a: not a.model), action="store_true",
@@ -274,7 +315,8 @@ def add_flags(parser: argparse.ArgumentParser, verb: str) -> None:
             if verb in flag.serves:
                 group.add_argument(name, **flag.options)
             else:
-                parser.set_defaults(**{name[2:].replace("-", "_"): flag.options.get("default", False if "action" in flag.options else None)})
+                parser.set_defaults(**{name[2:].replace("-", "_"):
+                                       flag.options.get("default", False if "action" in flag.options else None)})
 
 
 def subject_of(arguments: Any) -> str:
@@ -299,7 +341,8 @@ def check_flags(arguments: Any) -> None:
                 continue
             subjects = flag.serves[arguments.command]
             if "*" not in subjects and arguments.subject not in subjects:
-                raise UsageError(f"{name} has no effect on {SUBJECTS[arguments.subject]}; it is for {' and '.join(SUBJECTS[s] for s in subjects)}")
+                raise UsageError(f"{name} has no effect on {SUBJECTS[arguments.subject]}; it is for "
+                                 f"{' and '.join(SUBJECTS[s] for s in subjects)}")
             if flag.needs and not flag.needs[1](arguments):
                 raise UsageError(f"{name} has no effect here; it is for {flag.needs[0]}")
     _check_arguments(arguments)
@@ -309,8 +352,8 @@ def check_flags(arguments: Any) -> None:
 def _check_size(arguments: Any) -> None:
     ranks, chunks, parts = arguments.ranks or 1, arguments.chunks or 1, arguments.micro_batches
     if arguments.subject in "cp" and ranks * chunks * parts > MOST:
-        raise UsageError(f"{ranks:,} ranks with {chunks:,} chunks each and {parts:,} micro-batches have {ranks * chunks * parts:,} forward tasks; "
-                         f"at most {MOST:,} can be planned")
+        raise UsageError(f"{ranks:,} ranks with {chunks:,} chunks each and {parts:,} micro-batches have "
+                         f"{ranks * chunks * parts:,} forward tasks; at most {MOST:,} can be planned")
 
 
 def _check_arguments(arguments: Any) -> None:
@@ -324,12 +367,14 @@ def job(arguments: argparse.Namespace, under: str | None = None) -> Job:
     """The job that the flags describe. Raises UsageError without a model."""
     if not arguments.model:
         raise UsageError("which network? give --model NAME (see `minidl models`)")
-    every = pipelines.update_every(arguments.scheduler, arguments.micro_batches, dict(arguments.scheduler_arg).get("mini_batches")) \
-        if arguments.subject == "c" and _stale(arguments) else None
+    every = (pipelines.update_every(arguments.scheduler, arguments.micro_batches,
+                                    dict(arguments.scheduler_arg).get("mini_batches")) if arguments.subject == "c"
+             and _stale(arguments) else None)
     return Job(model=arguments.model, model_args=dict(arguments.model_arg), data=arguments.data, root=arguments.root,
-               strict=arguments.strict, device=arguments.device, tf32=arguments.tf32, deterministic=not arguments.nondeterministic,
-               dtype=arguments.dtype, batch_size=arguments.batch_size, micro_batches=arguments.micro_batches, update_every=every,
-               optimizer=arguments.optimizer, lr=arguments.lr, clip=arguments.clip, seed=arguments.seed,
-               scheduler=under or arguments.scheduler, parallel={"r": "data", "c": "pipeline"}.get(arguments.subject, "none"), scheduler_args=dict(arguments.scheduler_arg),
-               streams=arguments.streams, memory_limit=arguments.memory_limit,
-               fusion=arguments.fusion)
+               strict=arguments.strict, device=arguments.device, tf32=arguments.tf32,
+               deterministic=not arguments.nondeterministic, dtype=arguments.dtype, batch_size=arguments.batch_size,
+               micro_batches=arguments.micro_batches, update_every=every, optimizer=arguments.optimizer,
+               lr=arguments.lr, clip=arguments.clip, seed=arguments.seed, scheduler=under or arguments.scheduler,
+               parallel={"r": "data", "c": "pipeline"}.get(arguments.subject, "none"),
+               scheduler_args=dict(arguments.scheduler_arg), streams=arguments.streams,
+               memory_limit=arguments.memory_limit, fusion=arguments.fusion)

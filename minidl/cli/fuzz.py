@@ -10,20 +10,22 @@ from .. import fuzz, random_steps
 from ..loading import function_of
 from . import show
 
-ABOUT = """Runs steps eagerly, recorded under every scheduler of one device, in random legal orders and with random tasks late, and
-compares every bit that they return and leave.
+ABOUT = """Runs steps eagerly, recorded under every scheduler of one device, in random legal orders and with random
+tasks late, and compares every bit that they return and leave.
 
-FILE.py:FUNCTION is a function of a seed that makes a training, the same each time: it returns (step, inputs, owners), which are the step,
-a list with the arrays of each of its calls, and a list of all that it changes: modules, optimizers, loss scalers, tensors. A fourth value, if
-there is one, is a function that is called with the number of each call before it, to set learning rates. Without FILE.py:FUNCTION the steps
-are random ones. Cases have the seeds S, S + 1, ..: so `--seed S --cases 1` runs one again.
+FILE.py:FUNCTION is a function of a seed that makes a training, the same each time: it returns (step, inputs, owners),
+which are the step, a list with the arrays of each of its calls, and a list of all that it changes: modules,
+optimizers, loss scalers, tensors. A fourth value, if there is one, is a function that is called with the number of
+each call before it, to set learning rates. Without FILE.py:FUNCTION the steps are random ones. Cases have the seeds
+S, S + 1, ..: so `--seed S --cases 1` runs one again.
 
 Ends with 0 where all is equal, with 1 where something differs or nothing could be compared."""
 
 
 def add_step(parser: argparse.ArgumentParser) -> None:
     parser.description, parser.formatter_class = ABOUT, argparse.RawDescriptionHelpFormatter
-    parser.add_argument("step", nargs="?", metavar="FILE.py:FUNCTION", help="a training of your own (default: random steps)")
+    parser.add_argument("step", nargs="?", metavar="FILE.py:FUNCTION",
+                        help="a training of your own (default: random steps)")
 
 
 def run(arguments: Any) -> int:
@@ -37,8 +39,9 @@ def run(arguments: Any) -> int:
             done(len(verdicts))
     bad = [v for v in verdicts if v.failures]
     runs = sum(v.runs for v in verdicts)
-    record = {"step": arguments.step, "seed": arguments.seed, "cases": cases, "arrangements": runs, "tasks": sum(v.tasks for v in verdicts),
-              "failures": [{"seed": v.seed, "arrangement": name, "what": what} for v in bad for name, what in v.failures.items()],
+    record = {"step": arguments.step, "seed": arguments.seed, "cases": cases, "arrangements": runs,
+              "tasks": sum(v.tasks for v in verdicts), "failures": [{"seed": v.seed, "arrangement": name, "what": what}
+                                                                    for v in bad for name, what in v.failures.items()],
               "refused": [{"seed": v.seed, "why": v.refused} for v in verdicts if v.refused],
               "invalid": [{"seed": v.seed, "why": v.invalid} for v in verdicts if v.invalid]}
     show.emit(arguments, record, lambda: text(record, bad))
@@ -47,14 +50,15 @@ def run(arguments: Any) -> int:
 
 def text(record: dict[str, Any], bad: list[fuzz.Verdict]) -> str:
     compared = record["cases"] - len(record["refused"]) - len(record["invalid"])
-    lines = [f"{record['cases']:,} cases from seed {record['seed']}: {compared - len(bad):,} of {compared:,} equal their eager run bit for bit, "
-             f"in {record['arrangements']:,} arrangements of {record['tasks']:,} tasks"]
+    lines = [f"{record['cases']:,} cases from seed {record['seed']}: {compared - len(bad):,} of {compared:,} equal "
+             f"their eager run bit for bit, in {record['arrangements']:,} arrangements of {record['tasks']:,} tasks"]
     for what, title in ("refused", "cannot be recorded"), ("invalid", "do not run eagerly"):
         for why, count in Counter(entry["why"] for entry in record[what]).most_common():
             lines.append(f"{count:,} {title}: {why}")
     for v in bad:
         name, what = next(iter(v.failures.items()))
-        lines.append(f"seed {v.seed}, {name}: {what}" + (f"; and {len(v.failures) - 1} more" if len(v.failures) > 1 else ""))
+        lines.append(f"seed {v.seed}, {name}: {what}"
+                     + (f"; and {len(v.failures) - 1} more" if len(v.failures) > 1 else ""))
         lines.append(f"  again: minidl fuzz {record['step'] + ' ' if record['step'] else ''}--seed {v.seed} --cases 1")
     if bad and not record["step"]:
         lines.append(f"\nthe step of seed {bad[0].seed}:\n{random_steps.draw(bad[0].seed).source}")

@@ -36,17 +36,19 @@ def info(arguments: Any) -> int:
     if arguments.model:
         record = model_info(arguments.model, dict(arguments.model_arg))
         rows = [(layer["name"], layer["op"], layer["parameters"]) for layer in record["layers"]]
-        show.emit(arguments, record, f"{record['model']}: {record['parameters']:,} parameters, {record['flops_per_sample']:,} flops a sample "
-                                     f"(forward)\n" + show.table(("layer", "op", "parameters"), rows))
+        show.emit(arguments, record,
+                  f"{record['model']}: {record['parameters']:,} parameters, {record['flops_per_sample']:,} "
+                  f"flops a sample (forward)\n" + show.table(("layer", "op", "parameters"), rows))
         return 0
     gpus, why_not = _gpus()
-    record = {"devices": [{"name": "cpu", "cores": len(os.sched_getaffinity(0)), "processor": platform.processor() or platform.machine()},
-                          *gpus], "mpi": _mpi(), "versions": versions()}
+    record = {"devices": [{"name": "cpu", "cores": len(os.sched_getaffinity(0)),
+                           "processor": platform.processor() or platform.machine()}, *gpus],
+              "mpi": _mpi(), "versions": versions()}
     show.emit(arguments, record, show.table(("what", "is"), [
         ("device cpu", f"{record['devices'][0]['cores']} cores, {record['devices'][0]['processor']}"),
-        *((f"device {g['name']}", f"{g['gpu']}, {g['memory_bytes'] / 2**30:.0f} GiB, sm_{g['capability']}") for g in gpus),
-        *([] if gpus else [("device cuda", why_not)]),
-        ("MPI", record["mpi"] or "none found"), *record["versions"].items()]))
+        *((f"device {g['name']}", f"{g['gpu']}, {g['memory_bytes'] / 2**30:.0f} GiB, sm_{g['capability']}")
+          for g in gpus), *([] if gpus else [("device cuda", why_not)]), ("MPI", record["mpi"] or "none found"),
+        *record["versions"].items()]))
     return 0
 
 
@@ -95,14 +97,18 @@ def model_info(name: str, model_args: dict[str, Any]) -> dict[str, Any]:
     for task in graph:
         if task.kind == Kind.F:
             own = sum(b.bytes // np.dtype(b.dtype).itemsize for b in task.reads if b.role == "parameter")
-            layers.append({"name": graph.unit_names[task.unit], "op": task.launches[0].kernel, "parameters": own, "flops": task.flops})
-    return {"model": name, "parameters": sum(p.size for p in model.parameters()), "flops_per_sample": int(graph.flops.sum()), "layers": layers}
+            layers.append({"name": graph.unit_names[task.unit], "op": task.launches[0].kernel, "parameters": own,
+                           "flops": task.flops})
+    return {"model": name, "parameters": sum(p.size for p in model.parameters()),
+            "flops_per_sample": int(graph.flops.sum()), "layers": layers}
 
 
 def models(arguments: Any) -> None:
     """Every network with its arguments, presets and parameters."""
     from .. import models as networks
 
-    found: list[dict[str, Any]] = [{"model": name, "arguments": networks.arguments(name), "presets": networks.presets(name)} for name in networks.names()]
+    found: list[dict[str, Any]] = [{"model": name, "arguments": networks.arguments(name),
+                                    "presets": networks.presets(name)} for name in networks.names()]
     show.emit(arguments, {"models": found}, lambda: show.table(("model", "arguments", "presets"), [
-        (m["model"], " ".join(f"{k}={v}" for k, v in m["arguments"].items()), " ".join(m["presets"]) or "-") for m in found]))
+        (m["model"], " ".join(f"{k}={v}" for k, v in m["arguments"].items()), " ".join(m["presets"]) or "-")
+        for m in found]))

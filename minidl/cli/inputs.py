@@ -22,7 +22,8 @@ def scheduler_of(arguments: Any, name: str | None = None) -> schedulers.Schedule
 
 def named(arguments: Any) -> list[str]:
     """The schedulers that a command is about."""
-    return [name.strip() for name in arguments.schedulers.split(",")] if arguments.command == "compare" else [arguments.scheduler]
+    return ([name.strip() for name in arguments.schedulers.split(",")] if arguments.command == "compare"
+            else [arguments.scheduler])
 
 
 def costs(arguments: Any, recorded: Recorded) -> CostModel:
@@ -35,7 +36,8 @@ def costs(arguments: Any, recorded: Recorded) -> CostModel:
         with show.progress("measuring costs", 1.0) as done:
             cost = recorded.measure(done)
     asked = arguments.pairs
-    if asked is None and cost.corun is None and arguments.subject == "s" and any(scheduler_of(arguments, name).pairs for name in named(arguments)):
+    if (asked is None and cost.corun is None and arguments.subject == "s"
+        and any(scheduler_of(arguments, name).pairs for name in named(arguments))):
         asked = "measured" if arguments.costs == "measured" else "estimated"
     if asked in ("measured", "estimated"):
         with show.progress("measuring pairs", 1.0) as done:

@@ -1,4 +1,5 @@
-"""Memory of the machine: a program that asks for more than there is gets an error that it can tell, not the end of the machine."""
+"""Memory of the machine: a program that asks for more than there is gets an error that it can tell, not the
+end of the machine."""
 
 from __future__ import annotations
 
@@ -11,12 +12,14 @@ PROC, GROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 
 
 def available() -> int | None:
-    """Bytes that can still be taken: of the machine, swap included, and of the control group; None where nobody tells."""
+    """Bytes that can still be taken: of the machine, swap included, and of the control group; None
+    where nobody tells."""
     found = []
     with suppress(OSError):
         lines = dict(re.findall(r"(\w+): +(\d+) kB", (PROC / "meminfo").read_text()))
         found.append((int(lines["MemAvailable"]) + int(lines["SwapFree"])) << 10)
-    for limit, used in (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")):
+    for limit, used in (("memory.max", "memory.current"),
+                        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")):
         with suppress(OSError, ValueError):  # a group without a limit says "max"
             found.append(int((GROUPS / limit).read_text()) - int((GROUPS / used).read_text()))
     return max(0, min(found)) if found else None
@@ -30,4 +33,5 @@ def bound() -> None:
         if free is not None and taken:
             most = free + (int(taken[1]) << 10)
             _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-            resource.setrlimit(resource.RLIMIT_DATA, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+            resource.setrlimit(resource.RLIMIT_DATA,
+                               (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))

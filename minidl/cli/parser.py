@@ -18,7 +18,8 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         unknown = re.match(r"unrecognized arguments: (--[\w-]+)", message)
         if unknown:
-            verbs = [verb for flags in FLAGS.values() for name, flag in flags.items() if name == unknown[1] for verb in flag.serves]
+            verbs = [verb for flags in FLAGS.values() for name, flag in flags.items() if name == unknown[1]
+                     for verb in flag.serves]
             if verbs:
                 raise UsageError(f"{unknown[1]} has no effect on `{self.prog}`; it is for {', '.join(verbs)}")
             known = [o for action in self._actions for o in action.option_strings]
@@ -45,7 +46,8 @@ VERBS: dict[str, tuple[Callable[[Any], Any], str]] = {
 
 
 def _parser() -> _Parser:
-    parser = _Parser(prog="minidl", description="A mini deep-learning engine in which the order of the backward pass is a value.")
+    parser = _Parser(prog="minidl",
+                     description="A mini deep-learning engine in which the order of the backward pass is a value.")
     verbs = parser.add_subparsers(required=True, metavar="VERB", parser_class=_Parser)
     for name, (run, text) in VERBS.items():
         verb = verbs.add_parser(name, help=text, description=text[:1].upper() + text[1:] + ".", allow_abbrev=False)
@@ -61,8 +63,8 @@ def _parser() -> _Parser:
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Flags over a config file over defaults; `given` are those of the first two, `subject` the letter of what they are about.
-    Raises UsageError, also for a flag that would have no effect."""
+    """Flags over a config file over defaults; `given` are those of the first two, `subject` the letter of what they are
+    about. Raises UsageError, also for a flag that would have no effect."""
     parser = _parser()
     arguments, unknown = parser.parse_known_args(argv)
     if unknown:

@@ -23,8 +23,8 @@ SHOWN = 4000  #: tasks that a grid still tells anything of
 
 
 def planned(arguments: Any, name: str | None = None, cost: CostModel | None = None, capped: bool = True) -> Plan:
-    """The plan that the flags ask for, proved. `name`: of another policy. `cost`: in place of the network's. Not `capped`: without
-    cap and limit. Raises UsageError, PipelineError, MemoryLimitError or CostError."""
+    """The plan that the flags ask for, proved. `name`: of another policy. `cost`: in place of the network's. Not
+    `capped`: without cap and limit. Raises UsageError, PipelineError, MemoryLimitError or CostError."""
     if not arguments.ranks:
         raise UsageError("how many ranks? give --ranks P")
     if name is None and "--scheduler" not in arguments.given:
@@ -37,16 +37,19 @@ def planned(arguments: Any, name: str | None = None, cost: CostModel | None = No
         recorded = Recorded(replace(job(arguments), scheduler=chosen.name))
         cost = cost or replace(costs(arguments, recorded), link=_link(arguments))
         machine = Machine(arguments.ranks, arguments.memory_limit if capped else None, cap)
-        stages = arguments.ranks * (arguments.chunks or 1) if ":" in chosen.name else pipelines.place(chosen.name, arguments.ranks, arguments.chunks).stages
-        options = chosen.known(chunks=arguments.chunks, stage_of_unit=pipelines.balanced(recorded.graph, _cut_by(arguments), stages)) | options
+        stages = (arguments.ranks * (arguments.chunks or 1) if ":" in chosen.name
+                  else pipelines.place(chosen.name, arguments.ranks, arguments.chunks).stages)
+        options = chosen.known(chunks=arguments.chunks,
+                               stage_of_unit=pipelines.balanced(recorded.graph, _cut_by(arguments), stages)) | options
         return recorded.plan(cost, machine, **options)
     if ":" in chosen.name:
         raise UsageError(f"{chosen.name} plans recorded networks; name one with --model")
     placement = pipelines.place(chosen.name, arguments.ranks, arguments.chunks)
-    forward, output_grad, weight_grad = (1.0 if value is None else value for value in (arguments.forward, arguments.output_grad,
-                                                                                      arguments.weight_grad))
+    forward, output_grad, weight_grad = (1.0 if value is None else value
+                                         for value in (arguments.forward, arguments.output_grad, arguments.weight_grad))
     return pipelines.plan(chosen.name, arguments.ranks, arguments.micro_batches,
-                          pipelines.costs(placement, forward, output_grad, weight_grad, arguments.latency), arguments.chunks, cap, **options)
+                          pipelines.costs(placement, forward, output_grad, weight_grad, arguments.latency),
+                          arguments.chunks, cap, **options)
 
 
 def _link(arguments: Any) -> Link:
@@ -66,10 +69,13 @@ def price(plan: Plan) -> pipelines.Price:
 def text(plan: Plan) -> str:
     """Grid and figures for people."""
     price = pipelines.price(plan)
-    rows = [("makespan", price.makespan, "barrier to barrier"), ("largest span", price.max_span, "first start to last end on one rank"),
-            ("period", price.period, "per step when steps are chained" if plan.steady is None else "per mini-batch in steady state"),
+    rows = [("makespan", price.makespan, "barrier to barrier"),
+            ("largest span", price.max_span, "first start to last end on one rank"),
+            ("period", price.period,
+             "per step when steps are chained" if plan.steady is None else "per mini-batch in steady state"),
             ("bubble rate", price.bubble_rate, "idle share of the largest span"),
-            ("peak activations", max(price.peak_activations), f"live full stages; per rank {_short(price.peak_activations)}"),
+            ("peak activations", max(price.peak_activations),
+             f"live full stages; per rank {_short(price.peak_activations)}"),
             ("waits", plan.waits, "of lanes of one rank for each other, where messages have lanes of their own")]
     if plan.peak_bytes:
         rows.append(("peak bytes", max(plan.peak_bytes), f"per rank {_short(plan.peak_bytes)}"))
@@ -91,13 +97,15 @@ def table(arguments: Any) -> int:
     """All policies that can work with these numbers; the best of each column is marked."""
     found: list[dict[str, Any]] = []
     left_out: dict[str, str] = {}
-    names = [n for n in pipelines.names() if "time_limit" not in schedulers.find(n).options]  # a search for an optimum takes its time
+    # a search for an optimum takes its time
+    names = [n for n in pipelines.names() if "time_limit" not in schedulers.find(n).options]
     with show.progress("pricing policies", len(names)) as done:
         for i, name in enumerate(names):
             try:
                 plan = planned(arguments, name)
                 price = pipelines.price(plan)
-                found.append({"scheduler": name, "chunks": plan.placement.chunks, "stale": plan.versions is not None, **price.as_json()})
+                found.append({"scheduler": name, "chunks": plan.placement.chunks,
+                              "stale": plan.versions is not None, **price.as_json()})
             except ValueError as error:
                 left_out[name] = str(error).splitlines()[0].removeprefix(f"{name}: ")
             done(i + 1)
@@ -115,19 +123,22 @@ def _table_text(found: list[dict[str, Any]], left_out: dict[str, str]) -> str:
     best = {name: min((of(r) for r in found if not r["stale"]), default=math.inf) for name, of in columns.items()}
     rows = []
     for r in sorted(found, key=lambda r: (r["stale"], r["period"], r["scheduler"])):
-        cells = [f"{of(r):.4g}" + (" *" if not r["stale"] and math.isclose(of(r), best[name], rel_tol=1e-9, abs_tol=1e-12) else "  ")
+        cells = [f"{of(r):.4g}"
+                 + (" *" if not r["stale"] and math.isclose(of(r), best[name], rel_tol=1e-9, abs_tol=1e-12) else "  ")
                  for name, of in columns.items()]
-        rows.append((r["scheduler"], str(r["chunks"]), *(c.rjust(11) for c in cells), "stale weights" if r["stale"] else ""))
+        rows.append((r["scheduler"], str(r["chunks"]), *(c.rjust(11) for c in cells),
+                     "stale weights" if r["stale"] else ""))
     text = show.table(("scheduler", "chunks", *(name.rjust(11) for name in columns), ""), rows)
     notes = "".join(f"\n  {name}: {why}" for name, why in left_out.items())
     return text + "\n\n* the best of the synchronous ones" + (f"\nleft out:{notes}" if notes else "")
 
 
 def check(arguments: Any) -> int:
-    """Exit 0 for a valid pipeline plan, priced where a network's costs are given; 1 for one that is not valid, with the culprit
-    marked in its grid. Raises ScheduleError for what is not a plan."""
+    """Exit 0 for a valid pipeline plan, priced where a network's costs are given; 1 for one that is not valid, with the
+    culprit marked in its grid. Raises ScheduleError for what is not a plan."""
     if not arguments.ranks:
-        raise UsageError("how many ranks? give --ranks P, --micro-batches M and, if a rank has several stages, --chunks V")
+        raise UsageError("how many ranks? give --ranks P, --micro-batches M and, if a rank has "
+                         "several stages, --chunks V")
     schedule = pipelines.read_schedule(read_text(arguments.plan, "plan"), arguments.plan)
     like = planned(arguments, cost=CostModel.analytic(), capped=False) if "--scheduler" in arguments.given else None
     chunks = arguments.chunks if like is None else like.placement.chunks
@@ -136,23 +147,31 @@ def check(arguments: Any) -> int:
     if recorded:
         count = arguments.ranks * (chunks or pipelines.chunks_in(schedule, arguments.ranks))
         cost = costs(arguments, recorded) if "--costs" in arguments.given else CostModel.analytic()
-        stages = pipelines.cut(recorded.graph, cost, count, pipelines.balanced(recorded.graph, _cut_by(arguments), count))
+        stages = pipelines.cut(recorded.graph, cost, count,
+                               pipelines.balanced(recorded.graph, _cut_by(arguments), count))
     try:
-        proved = pipelines.read_plan(schedule, arguments.ranks, arguments.micro_batches, chunks, arguments.activation_cap,
-                                     graph=stages.graph if stages else None, limit=arguments.memory_limit, like=like)
+        proved = pipelines.read_plan(schedule, arguments.ranks, arguments.micro_batches, chunks,
+                                     arguments.activation_cap, graph=stages.graph if stages else None,
+                                     limit=arguments.memory_limit, like=like)
     except (ScheduleError, MemoryLimitError) as error:
         why = error if isinstance(error, ScheduleError) else ScheduleError(str(error))
-        show.emit(arguments, {"valid": False, "error": why.message, "tasks": list(why.tasks)}, f"not valid: {why.message}\n{why.grid}".rstrip())
+        show.emit(arguments, {"valid": False, "error": why.message, "tasks": list(why.tasks)},
+                  f"not valid: {why.message}\n{why.grid}".rstrip())
         return 1
     record: dict[str, Any] = {"valid": True, "tasks": len(proved.schedule), "waits": proved.waits,
-                              "peak_bytes": max(proved.peak_bytes) if proved.peak_bytes else None, "peak_activations": list(proved.peaks)}
+                              "peak_bytes": max(proved.peak_bytes) if proved.peak_bytes else None,
+                              "peak_activations": list(proved.peaks)}
     if stages and "--costs" in arguments.given:
-        record["predicted_step_ms"] = round((pipelines.price(proved, stages.cost(proved.graph, cost)).makespan + cost.step) / 1000, 4)
-    show.emit(arguments, record, lambda: f"{proved.schedule.grid()}\n\nvalid on {arguments.ranks} ranks: {_said(record)}")
+        record["predicted_step_ms"] = round(
+            (pipelines.price(proved, stages.cost(proved.graph, cost)).makespan + cost.step) / 1000, 4)
+    show.emit(arguments, record,
+              lambda: f"{proved.schedule.grid()}\n\nvalid on {arguments.ranks} ranks: {_said(record)}")
     return 0
 
 
 def _said(record: dict[str, Any]) -> str:
-    words = [f"{record['tasks']} tasks", f"{record['waits']} waits", f"{max(record['peak_activations']):g} activations at the peak"]
+    words = [f"{record['tasks']} tasks", f"{record['waits']} waits",
+             f"{max(record['peak_activations']):g} activations at the peak"]
     words += [f"{record['peak_bytes']:,} bytes at the peak"] if record["peak_bytes"] else []
-    return ", ".join(words + ([f"{record['predicted_step_ms']:.3f} ms a step predicted"] if "predicted_step_ms" in record else []))
+    return ", ".join(words + ([f"{record['predicted_step_ms']:.3f} ms a step predicted"]
+                              if "predicted_step_ms" in record else []))

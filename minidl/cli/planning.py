@@ -70,16 +70,17 @@ def _curve(arguments: Any) -> int:
     cost = costs(arguments, recorded)
     found = recorded.plan(cost, curve=True)
     show.notes(found.remarks)
-    points = [{"memory_limit": c.peak_bytes, "predicted_step_ms": round((c.makespan + cost.step) / 1000, 4), "plan": c.name}
-              for c in found.notes["curve"]]
+    points = [{"memory_limit": c.peak_bytes, "predicted_step_ms": round((c.makespan + cost.step) / 1000, 4),
+               "plan": c.name} for c in found.notes["curve"]]
     record = {"smallest_limit": found.notes["smallest_limit"], "curve": points}
-    show.emit(arguments, record, lambda: show.table(("memory limit", "predicted ms", "plan"), [tuple(p.values()) for p in points]))
+    show.emit(arguments, record,
+              lambda: show.table(("memory limit", "predicted ms", "plan"), [tuple(p.values()) for p in points]))
     return 0
 
 
 def check(arguments: Any) -> int:
-    """Exit 0 for a valid plan, priced where costs are given; 1 for one that is not, with the culprit marked in its grid. Raises
-    ScheduleError for what is not a plan."""
+    """Exit 0 for a valid plan, priced where costs are given; 1 for one that is not, with the culprit marked in its
+    grid. Raises ScheduleError for what is not a plan."""
     if arguments.subject in "cp":
         return pipeline.check(arguments)
     schedule = Schedule.load(arguments.plan)
@@ -88,7 +89,8 @@ def check(arguments: Any) -> int:
         graph, cost = like.graph, like.cost
     else:
         recorded = Recorded(job(arguments))
-        graph, cost = recorded.graph, costs(arguments, recorded) if "--costs" in arguments.given else CostModel.analytic()
+        graph, cost = (recorded.graph,
+                       costs(arguments, recorded) if "--costs" in arguments.given else CostModel.analytic())
     try:
         made = schedulers.plan(graph, schedule, cost, Machine(arguments.ranks or 1, arguments.memory_limit))
     except (ScheduleError, MemoryLimitError) as error:
@@ -96,13 +98,14 @@ def check(arguments: Any) -> int:
         record = {"valid": False, "error": why.message, "tasks": list(why.tasks)}
         show.emit(arguments, record, f"not valid: {why.message}\n{why.grid}".rstrip())
         return 1
-    record = {"valid": True, "tasks": len(made.schedule), "waits": made.waits, "peak_bytes": made.as_json()["peak_bytes"]}
+    record = {"valid": True, "tasks": len(made.schedule), "waits": made.waits,
+              "peak_bytes": made.as_json()["peak_bytes"]}
     price_text = ""
     if "--costs" in arguments.given:
         record["predicted_step_ms"] = round(made.predicted_step_ms, 4)
         price_text = f", {record['predicted_step_ms']:.3f} ms a step predicted"
-    show.emit(arguments, record, lambda: f"{made.schedule.grid()}\n\nvalid: {record['tasks']} tasks, {record['waits']} waits, "
-                                         f"{record['peak_bytes']:,} bytes at the peak{price_text}")
+    show.emit(arguments, record, lambda: f"{made.schedule.grid()}\n\nvalid: {record['tasks']} tasks, {record['waits']} "
+                                         f"waits, {record['peak_bytes']:,} bytes at the peak{price_text}")
     return 0
 
 
@@ -118,7 +121,8 @@ def explain(arguments: Any) -> int:
 
 
 def _as_planned(graph: TaskGraph, name: str) -> str:
-    """The name of this task in a plan: 4W0, or 4W0@1 where it runs one step late. Raises GraphError for what is not a name."""
+    """The name of this task in a plan: 4W0, or 4W0@1 where it runs one step late. Raises GraphError for
+    what is not a name."""
     key = int(parse_task(name))
     late = int(repack(key, late=1))
     here, one_step_late = (graph.find(np.array([key, late])) >= 0).tolist()
@@ -138,7 +142,8 @@ def simulate(arguments: Any) -> int:
         record, text = pipeline.price(made).as_json() | made.notes.get("status", {}), pipeline.text
     else:
         timeline = replace(made.timeline, peak_bytes=max(made.peak_bytes or (0,)))
-        record, text = {"predicted_step_ms": round(made.predicted_step_ms, 4), **timeline.summary()}, lambda made: timeline.report()
+        record, text = {"predicted_step_ms": round(made.predicted_step_ms, 4),
+                        **timeline.summary()}, lambda made: timeline.report()
     _draw(arguments, made)
     show.emit(arguments, record, lambda: text(made))
     return 0
@@ -150,7 +155,8 @@ def _draw(arguments: Any, made: Plan) -> None:
         return
     timeline = data_parallel.several(made) if arguments.subject in "rl" else made.timeline
     if arguments.svg:
-        versions = None if made.versions is None else {int(k): int(v) for k, v in zip(made.schedule.keys, made.versions.read, strict=True)}
+        versions = (None if made.versions is None
+                    else {int(k): int(v) for k, v in zip(made.schedule.keys, made.versions.read, strict=True)})
         write_atomic(arguments.svg, timeline_svg(timeline, versions=versions))
     if arguments.trace:
         timeline.save(arguments.trace)

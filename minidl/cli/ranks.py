@@ -21,8 +21,8 @@ MUST_AGREE = ("minidl", "python", "numpy", "mpi4py")
 
 @contextmanager
 def job() -> Iterator[MPI]:
-    """This process's rank. Whatever ends one of several before its end, an interrupt too, ends all, with one line from one of
-    them; with a single rank it is raised."""
+    """This process's rank. Whatever ends one of several before its end, an interrupt too, ends all, with one line from
+    one of them; with a single rank it is raised."""
     from ..runtime.comm.mpi import MPI
 
     communicator = MPI()
@@ -44,7 +44,8 @@ def _end(error: BaseException, communicator: MPI) -> NoReturn:
         number = interrupts.take()
         code, why = 128 + number, interrupts.line(number)
     if communicator.fail(error):
-        show.note(f"minidl: {why}" if isinstance(error, RankError) and error.own else f"minidl: rank {communicator.rank}: {why}")
+        show.note(f"minidl: {why}" if isinstance(error, RankError)
+                  and error.own else f"minidl: rank {communicator.rank}: {why}")
     abort(code)
 
 
@@ -67,10 +68,13 @@ def info(arguments: Any) -> int:
 
 def _info(arguments: Any, communicator: Any) -> int:
     cores = sorted(os.sched_getaffinity(0))
-    ranks = communicator.gather({"host": socket.gethostname(), "cores": cores, "gpus": _gpus(), "mpi": communicator.library, "versions": versions()})
+    ranks = communicator.gather({"host": socket.gethostname(), "cores": cores, "gpus": _gpus(),
+                                 "mpi": communicator.library, "versions": versions()})
     problems = [f"rank {r} has {what} {rank['versions'].get(what)}, rank 0 {ranks[0]['versions'].get(what)}"
-                for r, rank in enumerate(ranks) for what in MUST_AGREE if rank["versions"].get(what) != ranks[0]["versions"].get(what)]
-    problems += [f"rank {r} uses {rank['mpi']}, rank 0 {ranks[0]['mpi']}" for r, rank in enumerate(ranks) if rank["mpi"] != ranks[0]["mpi"]]
+                for r, rank in enumerate(ranks)
+                for what in MUST_AGREE if rank["versions"].get(what) != ranks[0]["versions"].get(what)]
+    problems += [f"rank {r} uses {rank['mpi']}, rank 0 {ranks[0]['mpi']}" for r, rank in enumerate(ranks)
+                 if rank["mpi"] != ranks[0]["mpi"]]
     on_host = Counter(rank["host"] for rank in ranks)
     for host, count in on_host.items():
         available = {core for rank in ranks if rank["host"] == host for core in rank["cores"]}
@@ -82,9 +86,10 @@ def _info(arguments: Any, communicator: Any) -> int:
             rank["local_rank"], rank["cores"] = seen[rank["host"]], len(rank["cores"])
             seen[rank["host"]] += 1
             rank["device"] = f"cuda:{rank['local_rank'] % rank['gpus']}" if rank["gpus"] else "cpu"
-        rows = [(r, rank["host"], rank["local_rank"], rank["cores"], rank["device"], rank["mpi"], rank["versions"]["minidl"])
-                for r, rank in enumerate(ranks)]
+        rows = [(r, rank["host"], rank["local_rank"], rank["cores"], rank["device"], rank["mpi"],
+                 rank["versions"]["minidl"]) for r, rank in enumerate(ranks)]
         table = show.table(("rank", "host", "on host", "cores", "device", "MPI", "minidl"), rows)
-        show.emit(arguments, {"ranks": ranks, "problems": problems}, "\n".join([table, *(problems or ["everything fits"])]))
+        show.emit(arguments, {"ranks": ranks, "problems": problems},
+                  "\n".join([table, *(problems or ["everything fits"])]))
     communicator.gather(None)
     return 1 if problems else 0

@@ -51,8 +51,9 @@ def progress(title: str, total: float) -> Iterator[Callable[[float], None]]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    with Progress(TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"), TimeRemainingColumn(),
-                  console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+    with Progress(TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"),
+                  TimeRemainingColumn(), console=Console(stderr=True), transient=True,
+                  disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task(title, total=total)
 
         def update(done: float) -> None:
@@ -64,8 +65,8 @@ def progress(title: str, total: float) -> Iterator[Callable[[float], None]]:
 
 def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     """Columns aligned, numbers to the right."""
-    cells = [[f"{c:,.3f}" if isinstance(c, float) else f"{c:,}" if isinstance(c, int) and not isinstance(c, bool) else str(c) for c in row]
-             for row in rows]
+    cells = [[f"{c:,.3f}" if isinstance(c, float) else f"{c:,}" if isinstance(c, int) and not isinstance(c, bool)
+              else str(c) for c in row] for row in rows]
     width = [max(len(h), *(len(row[i]) for row in cells), 0) if cells else len(h) for i, h in enumerate(head)]
     right = [all(isinstance(row[i], int | float) for row in rows) for i in range(len(head))]
 

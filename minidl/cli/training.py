@@ -59,8 +59,9 @@ def train(arguments: Any) -> int:
                 trainer.step()
                 if arguments.checkpoint and (step == steps or step % recorded.train_data.steps_per_epoch == 0):
                     trainer.settle()
-                    checkpoint.save(arguments.checkpoint, recorded.model, recorded.optimizer, step=step, loader=recorded.train_data,
-                                    schedule=trainer.run.schedule.to_csv(), scheduler=task.scheduler)
+                    checkpoint.save(arguments.checkpoint, recorded.model, recorded.optimizer, step=step,
+                                    loader=recorded.train_data, schedule=trainer.run.schedule.to_csv(),
+                                    scheduler=task.scheduler)
                 done(step)
         trainer.settle()
     record = run_record(task, trainer)
@@ -72,37 +73,41 @@ def train(arguments: Any) -> int:
 
 
 def _trainer(arguments: Any, recorded: Recorded, cost: CostModel, kept: str | None) -> Trainer:
-    """`kept`: the checkpoint's schedule, as CSV. Raises UsageError for one that is of another step than the flags describe."""
+    """`kept`: the checkpoint's schedule, as CSV. Raises UsageError for one that is of another step than
+    the flags describe."""
     schedule = None if kept is None else Schedule.from_csv(kept, f"the schedule in {arguments.checkpoint}")
     try:
         return Trainer(recorded, cost, trace=bool(arguments.trace), schedule=schedule)
     except ScheduleError as error:
         if schedule is None:
             raise
-        raise UsageError(f"the schedule in {arguments.checkpoint} is of another step than these flags describe ({error.message}); "
-                         f"give --scheduler to make a new one") from None
+        raise UsageError(f"the schedule in {arguments.checkpoint} is of another step than these flags describe "
+                         f"({error.message}); give --scheduler to make a new one") from None
 
 
 def check_run(arguments: Any) -> None:
     """Raises UsageError for flags of a run that contradict each other."""
     if arguments.resume and not arguments.checkpoint:
         raise UsageError("--resume needs --checkpoint DIR, the place to resume from")
-    if arguments.resume and "--scheduler" not in arguments.given and (idle := arguments.given & {"--streams", "--scheduler-arg", "--pairs"}):
-        raise UsageError(f"{min(idle)} has no effect with --resume alone, which keeps the schedule of the checkpoint; give --scheduler too")
+    if (arguments.resume and "--scheduler" not in arguments.given
+        and (idle := arguments.given & {"--streams", "--scheduler-arg", "--pairs"})):
+        raise UsageError(f"{min(idle)} has no effect with --resume alone, which keeps the schedule of the "
+                         f"checkpoint; give --scheduler too")
     if arguments.dry_run and (arguments.trace or arguments.checkpoint):
         raise UsageError("--dry-run runs nothing, so it goes with neither --trace nor --checkpoint")
 
 
 @contextmanager
 def claimed(arguments: Any) -> Iterator[None]:
-    """The checkpoint's folder is this run's alone. Raises UsageError for one that holds another run's, CheckpointError for one
-    that another process saves to."""
+    """The checkpoint's folder is this run's alone. Raises UsageError for one that holds another run's, CheckpointError
+    for one that another process saves to."""
     if not arguments.checkpoint:
         yield
         return
     with checkpoint.claim(arguments.checkpoint):
         if not arguments.resume and checkpoint.exists(arguments.checkpoint):
-            raise UsageError(f"{arguments.checkpoint} holds a checkpoint already; go on from it with --resume, or name another folder")
+            raise UsageError(f"{arguments.checkpoint} holds a checkpoint already; go on from it with "
+                             f"--resume, or name another folder")
         yield
 
 
@@ -111,7 +116,8 @@ def resumed(arguments: Any, recorded: Recorded) -> checkpoint.Checkpoint:
     CheckpointError, with nothing changed, for one that does not fit."""
     steps = steps_of(arguments, recorded)
     if (done := checkpoint.peek(arguments.checkpoint).step) >= steps:
-        raise UsageError(f"{arguments.checkpoint} has {done} steps already; --steps {steps} counts from the start of the run")
+        raise UsageError(f"{arguments.checkpoint} has {done} steps already; --steps {steps} counts "
+                         f"from the start of the run")
     found = checkpoint.load(arguments.checkpoint, recorded.model, recorded.optimizer, loader=recorded.train_data)
     if "--lr" in arguments.given:
         recorded.optimizer.lr = arguments.lr
@@ -130,8 +136,10 @@ def check_outputs(arguments: Any) -> None:
 def _dry_run(arguments: Any, recorded: Recorded, cost: CostModel) -> int:
     made = recorded.plan(cost)
     show.notes(made.remarks)
-    record = {"model": recorded.job.model, "parameters": parameters(recorded), "scheduler": recorded.job.scheduler, **made.as_json()}
-    show.emit(arguments, record, lambda: made.schedule.grid() + "\n" + show.table(("what", "value"), list(record.items())))
+    record = {"model": recorded.job.model, "parameters": parameters(recorded),
+              "scheduler": recorded.job.scheduler, **made.as_json()}
+    show.emit(arguments, record,
+              lambda: made.schedule.grid() + "\n" + show.table(("what", "value"), list(record.items())))
     return 0
 
 
@@ -142,25 +150,29 @@ def parameters(recorded: Recorded) -> int:
 def run_record(task: Job, trainer: Trainer) -> dict[str, Any]:
     """What one run has to say, with the keys of `train --json`."""
     return {"model": task.model, "parameters": parameters(trainer.recorded), "data": trainer.recorded.train_data.name,
-            "device": trainer.recorded.device.name, "ranks": 1, "scheduler": task.scheduler, "steps": len(trainer.losses),
+            "device": trainer.recorded.device.name, "ranks": 1, "scheduler": task.scheduler,
+            "steps": len(trainer.losses),
             "loss_first": trainer.losses[0], "loss_last": trainer.losses[-1], "accuracy": trainer.accuracy(),
             "step_ms": trainer.step_ms(), "predicted_step_ms": round(trainer.plan.predicted_step_ms, 4),
-            "peak_bytes": max(trainer.plan.peak_bytes or (0,)), "params_sha256": trainer.params_sha256(), "versions": versions()}
+            "peak_bytes": max(trainer.plan.peak_bytes or (0,)), "params_sha256": trainer.params_sha256(),
+            "versions": versions()}
 
 
 def _summary(record: dict[str, Any]) -> str:
     accuracy = "" if record["accuracy"] is None else f", test accuracy {record['accuracy']:.1%}"
     step = record["step_ms"]
-    return (f"{record['model']} ({record['parameters']:,} parameters) on {record['data']}, {record['scheduler']} on {record['device']}: "
-            f"{record['steps']} steps\n"
+    return (f"{record['model']} ({record['parameters']:,} parameters) on {record['data']}, {record['scheduler']} on "
+            f"{record['device']}: {record['steps']} steps\n"
             f"  loss {record['loss_first']:.4f} -> {record['loss_last']:.4f}{accuracy}\n"
-            f"  step {step['median']:.3f} ms (p10 {step['p10']:.3f}, p90 {step['p90']:.3f}), predicted {record['predicted_step_ms']:.3f} ms\n"
+            f"  step {step['median']:.3f} ms (p10 {step['p10']:.3f}, p90 {step['p90']:.3f}), predicted "
+            f"{record['predicted_step_ms']:.3f} ms\n"
             f"  peak memory {record['peak_bytes']:,} bytes\n"
             f"  parameters sha256 {record['params_sha256'][:16]}")
 
 
 def compare(arguments: Any) -> int:
-    """The same training under several schedules, one seed, steps interleaved; exit 1 if the bits differ where they must not."""
+    """The same training under several schedules, one seed, steps interleaved; exit 1 if the bits differ
+    where they must not."""
     check_outputs(arguments)
     names = named(arguments)
     chosen = {name: scheduler_of(arguments, name) for name in names}
@@ -180,9 +192,11 @@ def compare(arguments: Any) -> int:
         interleaved(trainers, steps, done)
     records = [run_record(t.job, t) for t in trainers]
     identical = len({r["params_sha256"] for r in records}) == 1
-    keys = ("scheduler", "step_ms", "predicted_step_ms", "peak_bytes", "params_sha256", "loss_first", "loss_last", "accuracy")
-    result = {"model": one.model, "data": records[0]["data"], "steps": steps, "arms": [{k: r[k] for k in keys} for r in records],
-              "bit_identical": identical, "deterministic": one.deterministic}
+    keys = ("scheduler", "step_ms", "predicted_step_ms", "peak_bytes", "params_sha256", "loss_first",
+            "loss_last", "accuracy")
+    result = {"model": one.model, "data": records[0]["data"], "steps": steps,
+              "arms": [{k: r[k] for k in keys} for r in records], "bit_identical": identical,
+              "deterministic": one.deterministic}
     show.emit(arguments, result, lambda: _comparison(records, steps, _verdict(identical, one.deterministic), trainers))
     return 0 if identical or not one.deterministic else 1
 
@@ -197,10 +211,12 @@ def _verdict(identical: bool, deterministic: bool) -> str:
 def _comparison(records: list[dict[str, Any]], steps: int, verdict: str, trainers: list[Trainer]) -> str:
     first = records[0]
     base = first["step_ms"]["median"]
-    rows = [(r["scheduler"], r["step_ms"]["median"], r["step_ms"]["p10"], r["step_ms"]["p90"], base / r["step_ms"]["median"],
-             r["predicted_step_ms"], r["peak_bytes"], r["loss_last"], "-" if r["accuracy"] is None else f"{r['accuracy']:.2%}",
-             r["params_sha256"][:12]) for r in records]
-    head = ("scheduler", "step ms", "p10", "p90", "speed-up", "predicted ms", "peak bytes", "last loss", "accuracy", "parameters")
+    rows = [(r["scheduler"], r["step_ms"]["median"], r["step_ms"]["p10"], r["step_ms"]["p90"],
+             base / r["step_ms"]["median"], r["predicted_step_ms"], r["peak_bytes"], r["loss_last"],
+             "-" if r["accuracy"] is None else f"{r['accuracy']:.2%}", r["params_sha256"][:12]) for r in records]
+    head = ("scheduler", "step ms", "p10", "p90", "speed-up", "predicted ms", "peak bytes", "last loss",
+            "accuracy", "parameters")
     grids = "\n".join(f"{t.job.scheduler}\n{t.run.schedule.grid()}" for t in trainers if len(t.run.graph) <= 40)
-    return (f"{first['model']} ({first['parameters']:,} parameters) on {first['data']}, {steps} steps each, interleaved\n"
-            + (f"\n{grids}\n\n" if grids else "") + show.table(head, rows) + f"\n\n{verdict}")
+    return (f"{first['model']} ({first['parameters']:,} parameters) on {first['data']}, {steps} "
+            f"steps each, interleaved\n" + (f"\n{grids}\n\n" if grids else "")
+            + show.table(head, rows) + f"\n\n{verdict}")

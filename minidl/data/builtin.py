@@ -30,7 +30,8 @@ def _digits() -> tuple[Array, Array]:
 
 
 def digits(split: str, classes: int | None) -> Images:
-    """1,797 handwritten digits, 8x8x1, pixels 0..16; `fifth` says which 359 are the test part. Origin: README.md here."""
+    """1,797 handwritten digits, 8x8x1, pixels 0..16; `fifth` says which 359 are the test part.
+    Origin: README.md here."""
     x, y = _digits()
     check_labels(y, classes or 10, "digits")
     rows = fifth(len(x), split)

@@ -48,10 +48,10 @@ def load(
     follow. `classes` is how many classes, or tokens, the model knows; None takes the data's own number.
 
     `split` is train (shuffled anew each epoch, last incomplete batch dropped) or test (stored order, nothing dropped).
-    Files of named data are looked for in `root`, by default ./data. Where none of them is found, the embedded digits, or
-    synthetic images where the digits have too many or too few classes, stand in, of the size that was asked for; `note`
-    gets one line that says so, as it does for resizing. With `strict` that is an error, and so it always is for a path
-    or a `root` that is not there. Nothing is ever downloaded.
+    Files of named data are looked for in `root`, by default ./data. Where none of them is found, the embedded digits,
+    or synthetic images where the digits have too many or too few classes, stand in, of the size that was asked for;
+    `note` gets one line that says so, as it does for resizing. With `strict` that is an error, and so it always is for
+    a path or a `root` that is not there. Nothing is ever downloaded.
 
     Raises DataError: one line for arguments that don't fit, an unknown name, a damaged file, a label out of range.
     """

@@ -92,15 +92,16 @@ def _by(shape: tuple[int, ...]) -> str:
 
 
 def pieces(x: Array, rows: Array | None = None) -> Iterator[Array]:
-    """Images x (N, H, W, C), or these rows of them, some at a time, so that what is computed of them takes little memory."""
+    """Images x (N, H, W, C), or these rows of them, some at a time, so that what is computed of them
+    takes little memory."""
     step, count = max(1, PIECE // max(1, math.prod(x.shape[1:]))), len(x) if rows is None else len(rows)
     for begin in range(0, count, step):
         yield x[begin : begin + step] if rows is None else x[rows[begin : begin + step]]
 
 
 def statistics(x: Array, rows: Array | None = None) -> tuple[Array, Array]:
-    """(mean, standard deviation) per channel of images x (N, H, W, C) or these rows of them, each float64 (C,); a constant
-    channel has 1."""
+    """(mean, standard deviation) per channel of images x (N, H, W, C) or these rows of them, each float64 (C,); a
+    constant channel has 1."""
     count = (len(x) if rows is None else len(rows)) * x.shape[1] * x.shape[2]
     total, squares = np.zeros(x.shape[3]), np.zeros(x.shape[3])
     for piece in pieces(x, rows):

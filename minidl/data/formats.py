@@ -117,7 +117,8 @@ def read_idx(path: Path) -> Array:
 def _check_packed(what: str, need: int, there: int) -> None:
     """Raises ValueError where so much cannot be, or should not be, packed in a file of `there` bytes."""
     if need > max(SMALL, there * PACKED):
-        raise ValueError(f"truncated, or packed as no images are: {what}, {need} bytes, and {there} are there; unpacked it can be read")
+        raise ValueError(f"truncated, or packed as no images are: {what}, {need} bytes, and {there} are "
+                         f"there; unpacked it can be read")
     if need > LARGEST:
         raise ValueError(f"{what}, {need} bytes; at most {LARGEST >> 30} GiB are read")
 
@@ -162,7 +163,8 @@ def read_cifar(path: Path, classes: int) -> tuple[Array, Array]:
             raise ValueError("not a CIFAR file: it holds no dict")
         batch = {key.decode("latin-1") if isinstance(key, bytes) else key: value for key, value in content.items()}
         labels, pixels = batch.get("fine_labels", batch.get("labels")), batch.get("data")
-        if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.ndim != 2 or pixels.shape[1] != 3072:
+        if (not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.ndim != 2
+            or pixels.shape[1] != 3072):
             raise ValueError("not a CIFAR file: 'data' is no (samples, 3072) array of bytes")
         if not isinstance(labels, list) or len(labels) != len(pixels) or not len(pixels):
             raise ValueError(f"'labels' or 'fine_labels' is not a list of {len(pixels)} labels, at least one")
@@ -202,11 +204,13 @@ def read_npz(path: Path, pairs: Mapping[str, Sequence[Pair]]) -> dict[Pair, tupl
             total = sum(there[f"{name}.npy"].file_size for pair in found for name in pair)
             if total > LARGEST:
                 raise ValueError(f"holds {total} bytes of images and labels; at most {LARGEST >> 30} GiB are read")
-            return {(x, y): (_member(archive, there[f"{x}.npy"]), _member(archive, there[f"{y}.npy"])) for x, y in found}
+            return {(x, y): (_member(archive, there[f"{x}.npy"]), _member(archive, there[f"{y}.npy"]))
+                    for x, y in found}
 
 
 def _check_index(path: Path) -> None:
-    """Raises ValueError for an index that would take memory on its own. It ends the file, and its last record says its size."""
+    """Raises ValueError for an index that would take memory on its own. It ends the file, and its last
+    record says its size."""
     size = path.stat().st_size
     with open(path, "rb") as file:
         file.seek(max(0, size - (1 << 16) - 64))
@@ -214,7 +218,8 @@ def _check_index(path: Path) -> None:
     at = end.rfind(b"PK\x05\x06")
     if at < 0 or len(end) - at < 22:
         raise ValueError("damaged: no .npz file ends so")
-    if int.from_bytes(end[at + 12 : at + 16], "little") > INDEX_BYTES or end[max(0, at - 20) : at].startswith(b"PK\x06\x07"):
+    if (int.from_bytes(end[at + 12 : at + 16], "little") > INDEX_BYTES
+        or end[max(0, at - 20) : at].startswith(b"PK\x06\x07")):
         raise ValueError("its index is larger than that of a few arrays")
 
 
@@ -267,13 +272,15 @@ def _check_pair(images: str, labels: str, x: _Header, y: _Header) -> None:
         raise ValueError(f"{images} has shape {shape}; images are (samples, height, width) or, channels last, "
                          f"(samples, height, width, 1 to 4){hint}")
     if y.dtype.kind not in "iu" or y.shape not in (shape[:1], (shape[0], 1)):
-        raise ValueError(f"{labels} holds {y.dtype} of shape {y.shape}; one whole number is needed for each of the {shape[0]} images")
+        raise ValueError(f"{labels} holds {y.dtype} of shape {y.shape}; one whole number is needed for "
+                         f"each of the {shape[0]} images")
 
 
 def load_npz(path: Path, split: str, classes: int | None) -> Images:
     """The images of `split`: x_train, y_train, x_test, y_test; train_images, train_labels, test_images, test_labels;
     or x, y or images, labels, of which a fixed random fifth is the test part. Raises DataError."""
-    found = {pair: _checked(path, pair, *arrays) for pair, arrays in read_npz(path, {s: NPZ_KEYS[s] for s in (split, "train")}).items()}
+    found = {pair: _checked(path, pair, *arrays)
+             for pair, arrays in read_npz(path, {s: NPZ_KEYS[s] for s in (split, "train")}).items()}
     wanted, training = next(iter(found)), next(reversed(found))
     if classes is None:
         classes = 1 + max(int(y.max()) for _, y in found.values())
@@ -291,7 +298,8 @@ def load_npz(path: Path, split: str, classes: int | None) -> Images:
         x, y = x[rows], y[rows]
     with np.errstate(all="ignore"):
         scale = 1 / std
-        reach = [(piece.astype(np.float64).min((0, 1, 2)) - mean, piece.astype(np.float64).max((0, 1, 2)) - mean) for piece in pieces(x)]
+        reach = [(piece.astype(np.float64).min((0, 1, 2)) - mean, piece.astype(np.float64).max((0, 1, 2)) - mean)
+                 for piece in pieces(x)]
         if not (_in_range(mean, scale) and all(_in_range(*ends, *(end * scale for end in ends)) for ends in reach)):
             raise DataError(f"{path}, {wanted[0]}: with mean 0 and variance 1 its numbers leave the range of float32")
     return Images(path.name, x, y, classes, mean, std)
@@ -311,7 +319,8 @@ def _checked(path: Path, pair: tuple[str, str], x: Array, y: Array) -> tuple[Arr
         if not (wide <= FLOAT32).all():
             bad = np.argwhere(~(wide <= FLOAT32))[0]
             number = wide[tuple(bad)]
-            what = f"{number:g}, which float32 has no number for" if np.isfinite(number) else "a number that is not finite"
+            what = (f"{number:g}, which float32 has no number for" if np.isfinite(number)
+                    else "a number that is not finite")
             raise DataError(f"{path}, {pair[0]}: sample {done + bad[0]} holds {what}")
         done += len(piece)
     return x, y.reshape(-1).astype(np.int64)

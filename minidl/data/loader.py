@@ -105,8 +105,8 @@ class Loader:
         """Goes to a place that `state` returned; nothing is changed if it is none (DataError)."""
         epoch, batch = (state.get(key, -1) for key in ("epoch", "batch"))
         if not (_whole(epoch) and _whole(batch) and 0 <= epoch < 2**64 and 0 <= batch < self.steps_per_epoch):
-            raise DataError(f"{self.name}: no place in the order: {dict(state)}; epoch must be >= 0 and batch from 0 to "
-                            f"{self.steps_per_epoch - 1}")
+            raise DataError(f"{self.name}: no place in the order: {dict(state)}; epoch must be >= 0 and batch from 0 "
+                            f"to {self.steps_per_epoch - 1}")
         self.epoch, self.batch = int(epoch), int(batch)
 
 

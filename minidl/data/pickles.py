@@ -141,7 +141,8 @@ class _Reader:
         if name == "numpy.dtype":
             spec = _text(arguments[0])
             if not re.fullmatch(r"[iu][1248]|f[248]", spec):
-                raise ValueError(f"the pickle holds an array of type {spec[:20]!r}, which is refused: only numbers are read")
+                raise ValueError(f"the pickle holds an array of type {spec[:20]!r}, which is "
+                                 f"refused: only numbers are read")
             return _Type(spec)
         if name == "_codecs.encode":
             text, encoding = arguments

@@ -32,6 +32,6 @@ from .vision import (
 
 __all__ = ["GELU", "GRU", "LSTM", "RNN", "AvgPool2d", "BatchNorm1d", "BatchNorm2d", "Conv2d", "Dropout", "Embedding",
            "Flatten", "GRUCell", "GlobalAvgPool", "Hardsigmoid", "Hardswish", "LSTMCell", "LayerNorm", "Linear",
-           "LogSoftmax", "MaxPool2d", "Module", "ModuleList", "MultiheadAttention", "RNNCell", "ReLU", "ReLU6", "Sequential", "Sigmoid",
-           "Softmax", "Tanh", "attention", "concat", "cross_entropy", "dropout", "embedding", "gelu", "layer_norm",
-           "log_softmax", "mse", "relu", "softmax", "split"]
+           "LogSoftmax", "MaxPool2d", "Module", "ModuleList", "MultiheadAttention", "RNNCell", "ReLU", "ReLU6",
+           "Sequential", "Sigmoid", "Softmax", "Tanh", "attention", "concat", "cross_entropy", "dropout", "embedding",
+           "gelu", "layer_norm", "log_softmax", "mse", "relu", "softmax", "split"]

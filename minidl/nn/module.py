@@ -75,11 +75,13 @@ class Module:
         mine = dict(self.named_tensors())
         missing, extra = sorted(mine.keys() - values.keys()), sorted(values.keys() - mine.keys())
         if missing or extra:
-            raise ShapeError(f"the state does not fit this model: missing {missing[:3] or 'none'}, unknown {extra[:3] or 'none'}")
+            raise ShapeError(f"the state does not fit this model: missing {missing[:3] or 'none'}, "
+                             f"unknown {extra[:3] or 'none'}")
         for name, t in mine.items():
             value, expected = np.asarray(values[name]), shown(t)
             if value.shape != expected.shape or value.dtype != expected.dtype:
-                raise ShapeError(f"{name} is {value.dtype} {value.shape} in the state, {expected.dtype} {expected.shape} in the model")
+                raise ShapeError(f"{name} is {value.dtype} {value.shape} in the state, {expected.dtype} "
+                                 f"{expected.shape} in the model")
         for name, t in mine.items():
             put(t, values[name])
 

@@ -39,11 +39,11 @@ from .recurrent import gru, lstm, rnn
 from .reduce import amax, broadcast_to, mean, total
 from .shape import flatten, reshape, transpose
 
-__all__ = ["absolute", "add", "amax", "astype", "attention", "avg_pool2d", "batch_norm", "broadcast_to", "concat", "conv2d",
-           "cross_entropy", "cut", "div", "dropout", "embedding", "exp", "flatten", "gelu", "global_avg_pool", "gru",
-           "hardsigmoid", "hardswish", "layer_norm", "linear", "log", "log_softmax", "lstm", "matmul", "max_pool2d",
-           "maximum", "mean", "minimum", "mse", "mul", "neg", "power", "relu", "relu6", "reshape", "rnn", "sigmoid",
-           "softmax", "split", "sqrt", "sub", "tanh", "total", "transpose"]
+__all__ = ["absolute", "add", "amax", "astype", "attention", "avg_pool2d", "batch_norm", "broadcast_to", "concat",
+           "conv2d", "cross_entropy", "cut", "div", "dropout", "embedding", "exp", "flatten", "gelu", "global_avg_pool",
+           "gru", "hardsigmoid", "hardswish", "layer_norm", "linear", "log", "log_softmax", "lstm", "matmul",
+           "max_pool2d", "maximum", "mean", "minimum", "mse", "mul", "neg", "power", "relu", "relu6", "reshape", "rnn",
+           "sigmoid", "softmax", "split", "sqrt", "sub", "tanh", "total", "transpose"]
 
 
 def _other(t: Tensor, value: Any) -> Any:
@@ -60,7 +60,8 @@ _METHODS: dict[str, Any] = {
     "exp": exp, "log": log, "sqrt": sqrt, "tanh": tanh, "relu": relu, "sigmoid": sigmoid,
     "sum": total, "mean": mean, "max": amax, "softmax": softmax,
     "reshape": lambda t, *shape: reshape(t, shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape),
-    "flatten": flatten, "astype": astype, "transpose": lambda t, *axes: transpose(t, axes[0] if len(axes) == 1 and not isinstance(axes[0], int) else axes),
+    "flatten": flatten, "astype": astype,
+    "transpose": lambda t, *axes: transpose(t, axes[0] if len(axes) == 1 and not isinstance(axes[0], int) else axes),
     "T": property(transpose), "__getitem__": cut, "gelu": gelu, "log_softmax": log_softmax,
 }
 for _name, _method in _METHODS.items():

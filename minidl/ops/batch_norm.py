@@ -11,8 +11,8 @@ from ..autograd.tensor import Tensor
 
 class BatchNorm(Op):
     """x (..., c), weight and bias (c,). `running`: mean, variance (c,) and the count of batches (), changed by the
-    forward task while training; `training=False` uses them instead of the batch's own. All but x are float32 where x has
-    16 bits."""
+    forward task while training; `training=False` uses them instead of the batch's own. All but x are float32
+    where x has 16 bits."""
 
     name = "batch_norm"
 
@@ -33,7 +33,8 @@ class BatchNorm(Op):
         y, self.mean, self.rstd = self.out(x.shape, x.dtype), self.out(w.shape, dtype), self.out(w.shape, dtype)
         reads = [self.x, self.w, self.dense(b), *self.running]
         if self.training:
-            self.call("batch_norm", reads, [y, self.mean, self.rstd, *self.running], eps=self.eps, momentum=self.momentum)
+            self.call("batch_norm", reads, [y, self.mean, self.rstd, *self.running], eps=self.eps,
+                      momentum=self.momentum)
         else:
             self.call("batch_norm_eval", reads[:-1], [y, self.rstd], eps=self.eps)
             if tapes.current().gradients:  # by the time of the gradient the running mean may have moved on

@@ -34,7 +34,8 @@ class Conv2d(Op):
                              f"not {x.shape} and {w.shape}")
         if x.shape[3] != w.shape[3] * groups or w.shape[0] % groups:
             raise self.error(f"input {x.shape} does not fit weight {w.shape} with {groups} groups; expected "
-                             f"{w.shape[3] * groups} channels and a multiple of {groups} outputs{layout_hint(x, w.shape[3] * groups)}")
+                             f"{w.shape[3] * groups} channels and a multiple of {groups} "
+                             f"outputs{layout_hint(x, w.shape[3] * groups)}")
         if not w.size:
             raise self.error(f"a weight without elements, {w.shape}")
         if any(b.shape != w.shape[:1] for b in bias):

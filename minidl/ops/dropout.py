@@ -23,7 +23,8 @@ class Dropout(Op):
         self.x = self.dense(x)
         tape = tapes.current()
         self.counter, draw = tape.draw(Tensor(random.dropout_counter()))
-        self.constants = {"rate": self.rate, "seed": random.current_seed() & (2**64 - 1), "draw": draw, "sample": tape.place.sample}
+        self.constants = {"rate": self.rate, "seed": random.current_seed() & (2**64 - 1), "draw": draw,
+                          "sample": tape.place.sample}
         y = self.out(x.shape, dtype)
         self.call("dropout", [self.x, self.counter], [y], **self.constants)
         return y

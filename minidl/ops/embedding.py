@@ -15,7 +15,8 @@ class Embedding(Op):
     def forward(self, table: Tensor, index: Tensor) -> Tensor:
         dtype = same_dtype(self, table)
         if table.ndim != 2 or not table.shape[1] or index.dtype != "int64":
-            raise self.error(f"a table (rows, d), d at least 1, and int64 numbers are needed, not {table.shape} and {index.dtype}")
+            raise self.error(f"a table (rows, d), d at least 1, and int64 numbers are needed, not "
+                             f"{table.shape} and {index.dtype}")
         check_labels(index, table.shape[0])
         self.table, self.index = self.dense(table), index
         y = self.out([*index.shape, table.shape[1]], dtype)

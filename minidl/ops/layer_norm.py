@@ -10,8 +10,8 @@ from ..autograd.tensor import Tensor
 
 
 class LayerNorm(Op):
-    """Over the last axes. The output gradient and the weight gradient each need only what the forward pass kept. Weight,
-    bias and what is kept are float32 where x has 16 bits."""
+    """Over the last axes. The output gradient and the weight gradient each need only what the forward pass kept.
+    Weight, bias and what is kept are float32 where x has 16 bits."""
 
     name = "layer_norm"
 

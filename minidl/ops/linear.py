@@ -22,7 +22,8 @@ class Linear(Op):
     def forward(self, x: Tensor, w: Tensor, *bias: Tensor) -> Tensor:
         dtype = same_dtype(self, x, w, *bias)
         if x.ndim != 2 or w.ndim != 2 or x.shape[1] != w.shape[1]:
-            raise self.error(f"input {x.shape} does not fit weight {w.shape}; expected (n, {w.shape[-1] if w.shape else '?'})")
+            raise self.error(f"input {x.shape} does not fit weight {w.shape}; expected (n, "
+                             f"{w.shape[-1] if w.shape else '?'})")
         if any(b.shape != w.shape[:1] for b in bias):
             raise self.error(f"bias {bias[0].shape} does not fit weight {w.shape}")
         self.x, self.w, self.bias = self.dense(x), w, bias
@@ -77,8 +78,8 @@ class MatMul(Op):
 
 def _swapped(t: Tensor) -> Tensor:
     """The last two axes the other way round, a view."""
-    return Tensor(t.storage, [*t.shape[:-2], t.shape[-1], t.shape[-2]], [*t.strides[:-2], t.strides[-1], t.strides[-2]], t.offset,
-                  parts=t.parts)
+    return Tensor(t.storage, [*t.shape[:-2], t.shape[-1], t.shape[-2]], [*t.strides[:-2], t.strides[-1], t.strides[-2]],
+                  t.offset, parts=t.parts)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

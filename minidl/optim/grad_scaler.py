@@ -20,19 +20,23 @@ class GradScaler:
         opt.step()                     # divided by it again
 
     Where a gradient is not finite the step changes nothing but the scale, which gets smaller by `backoff_factor`. After
-    `growth_interval` good steps it gets larger by `growth_factor`. All this is done by kernels on buffers, so a recorded
-    step does it too, and nobody waits for the device. Several optimizers may share one: gradients of one backward are all
-    divided by the scale that it read, and each step moves the scale on.
+    `growth_interval` good steps it gets larger by `growth_factor`. All this is done by kernels on buffers, so a
+    recorded step does it too, and nobody waits for the device. Several optimizers may share one: gradients of one
+    backward are all divided by the scale that it read, and each step moves the scale on.
     """
 
-    def __init__(self, init_scale: float = 65536.0, growth_factor: float = 2.0, backoff_factor: float = 0.5, growth_interval: int = 2000) -> None:
-        if not (np.isfinite(init_scale) and init_scale > 0 and growth_factor > 1 > backoff_factor > 0 and growth_interval >= 1):
-            raise ValueError(f"a loss scale of {init_scale} that grows by {growth_factor} after {growth_interval} steps and shrinks by "
-                             f"{backoff_factor}; it must be above 0, grow by more than 1 after at least 1 and shrink by less than 1")
+    def __init__(self, init_scale: float = 65536.0, growth_factor: float = 2.0, backoff_factor: float = 0.5,
+                 growth_interval: int = 2000) -> None:
+        if not (np.isfinite(init_scale) and init_scale > 0 and growth_factor > 1 > backoff_factor > 0
+                and growth_interval >= 1):
+            raise ValueError(f"a loss scale of {init_scale} that grows by {growth_factor} after {growth_interval} "
+                             f"steps and shrinks by {backoff_factor}; it must be above 0, grow by more than 1 after at "
+                             f"least 1 and shrink by less than 1")
         self.constants = {"growth": growth_factor, "backoff": backoff_factor, "interval": growth_interval}
         self._scale = Tensor(host_storage(np.full(1, init_scale, np.float32), Role.SCALAR, "loss scale"))
         self._good = Tensor(host_storage(np.zeros(1, np.int32), Role.SCALAR, "good steps"))
-        self._used: tuple[Any, Tensor] | None = None  #: the scale before the last step, and until when gradients are of that
+        #: the scale before the last step, and until when gradients are of that
+        self._used: tuple[Any, Tensor] | None = None
 
     @property
     def scale(self) -> Tensor:
@@ -40,8 +44,8 @@ class GradScaler:
         return Tensor(self._scale.storage, ())
 
     def unscale(self, gradients: Sequence[Tensor]) -> Tensor:
-        """Emits a task that divides the gradients by the scale, in place, and moves the scale on. Returns a flag (1,) int32:
-        1 where one of them is not finite."""
+        """Emits a task that divides the gradients by the scale, in place, and moves the scale on. Returns a flag (1,)
+        int32: 1 where one of them is not finite."""
         tape = tapes.current()
         flag = new("not finite", [1], "int32", Role.GRADIENT)
         now = tape, Node.latest

@@ -1,7 +1,7 @@
 """Optimizers: one update task for each layer, so that a layer's update can run as soon as its gradient is there.
 
-What varies from step to step is read from buffers: `lr`, the loss scale, the clip factor, Adam's step and powers. `step`
-spends the gradients: the next backward starts new ones.
+What varies from step to step is read from buffers: `lr`, the loss scale, the clip factor, Adam's step and powers.
+`step` spends the gradients: the next backward starts new ones.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ from .grad_scaler import GradScaler
 class Optimizer:
     """Holds parameters, their learning rate in a buffer, and named states per parameter.
 
-    With `max_norm` all gradients are scaled down where their global norm is larger. `norm` is that of the last step. With a
-    `scaler` they are divided by the loss scale first, and the step changes nothing where one of them is not finite.
+    With `max_norm` all gradients are scaled down where their global norm is larger. `norm` is that of the last step.
+    With a `scaler` they are divided by the loss scale first, and the step changes nothing where one of them is not
+    finite.
     """
 
-    def __init__(self, parameters: Iterable[Parameter], lr: float, max_norm: float | None = None, scaler: GradScaler | None = None) -> None:
+    def __init__(self, parameters: Iterable[Parameter], lr: float, max_norm: float | None = None,
+                 scaler: GradScaler | None = None) -> None:
         self.parameters = list(parameters)
         if not self.parameters:
             raise ValueError("the optimizer got no parameters")
@@ -62,7 +64,8 @@ class Optimizer:
         return float(self._norm.numpy()[0])
 
     def add_state(self, name: str) -> None:
-        self.states[name] = [_buffer(np.zeros(p.shape, p.dtype), Role.STATE, f"{name} {p.name}") for p in self.parameters]
+        self.states[name] = [_buffer(np.zeros(p.shape, p.dtype), Role.STATE, f"{name} {p.name}")
+                             for p in self.parameters]
 
     def groups(self) -> Iterator[tuple[int, list[int]]]:
         """Parameters by the unit whose gradients they got, in the order of the parameters."""
@@ -124,7 +127,8 @@ class Optimizer:
 
     def call(self, kernel: str, reads: Sequence[Tensor], writes: Sequence[Tensor], **constants: Any) -> None:
         """A kernel call of an update, which does nothing where the step is skipped."""
-        tapes.current().call(kernel, [*reads, *self._skip], writes, **constants, **({"guarded": True} if self._skip else {}))
+        tapes.current().call(kernel, [*reads, *self._skip], writes, **constants,
+                             **({"guarded": True} if self._skip else {}))
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """What a checkpoint must keep: the learning rate and all states, by name."""
@@ -147,7 +151,8 @@ class SGD(Optimizer):
             raise ValueError(f"momentum is {momentum}; it must be at least 0 and below 1")
         if nesterov and not momentum:
             raise ValueError("nesterov needs momentum")
-        self.momentum, self.constants = momentum, {"momentum": momentum, "weight_decay": weight_decay, "nesterov": nesterov}
+        self.momentum, self.constants = momentum, {"momentum": momentum, "weight_decay": weight_decay,
+                                                   "nesterov": nesterov}
         if momentum:
             self.add_state("momentum")
 
@@ -163,15 +168,16 @@ class Adam(Optimizer):
     decoupled = False
 
     def __init__(self, parameters: Iterable[Parameter], lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999),
-                 eps: float = 1e-8, weight_decay: float = 0.0, *, max_norm: float | None = None, scaler: GradScaler | None = None) -> None:
+                 eps: float = 1e-8, weight_decay: float = 0.0, *, max_norm: float | None = None,
+                 scaler: GradScaler | None = None) -> None:
         super().__init__(parameters, lr, max_norm, scaler)
         _check("the weight decay", weight_decay, self._lr.dtype)
         _check("eps", eps, self._lr.dtype)
         if len(betas) != 2 or not all(0 <= b < 1 for b in betas):
             raise ValueError(f"betas are {betas}; each of the two must be at least 0 and below 1")
         self.betas = betas
-        self.constants: dict[str, Any] = {"beta1": betas[0], "beta2": betas[1], "eps": eps, "weight_decay": weight_decay,
-                                          "decoupled": self.decoupled}
+        self.constants: dict[str, Any] = {"beta1": betas[0], "beta2": betas[1], "eps": eps,
+                                          "weight_decay": weight_decay, "decoupled": self.decoupled}
         self.powers = _buffer(np.array([0.0, 1.0, 1.0]), Role.SCALAR, "adam powers")
         self.add_state("mean")
         self.add_state("square")
@@ -196,13 +202,15 @@ class AdamW(Adam):
     decoupled = True
 
     def __init__(self, parameters: Iterable[Parameter], lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999),
-                 eps: float = 1e-8, weight_decay: float = 0.01, *, max_norm: float | None = None, scaler: GradScaler | None = None) -> None:
+                 eps: float = 1e-8, weight_decay: float = 0.01, *, max_norm: float | None = None,
+                 scaler: GradScaler | None = None) -> None:
         super().__init__(parameters, lr, betas, eps, weight_decay, max_norm=max_norm, scaler=scaler)
 
 
 def _check(what: str, value: Any, dtype: str) -> None:
     """Raises ValueError for what is not a number from 0 up to the largest of the parameters' type."""
-    if not isinstance(value, int | float | np.integer | np.floating) or isinstance(value, bool) or not 0 <= value <= float(np.finfo(dtype).max):
+    if (not isinstance(value, int | float | np.integer | np.floating) or isinstance(value, bool)
+        or not 0 <= value <= float(np.finfo(dtype).max)):
         raise ValueError(f"{what} is {value!r}; it must be a finite number >= 0 that {dtype} has")
 
 

@@ -1,4 +1,5 @@
-"""Weight gradients and updates across the iteration boundary: some W and U of step t run beside the forward of step t+1.
+"""Weight gradients and updates across the iteration boundary: some W and U of step t run beside the
+forward of step t+1.
 
 This is software pipelining. A recorded step becomes a loop: a prologue (a step with nothing owed), a body (a step, and
 the late tasks of the one before), an epilogue (late tasks alone). A late task's name says so: `4W0@1` is 4W0 one step
@@ -34,11 +35,11 @@ class Loop:
     """The graphs of a step that repeats. Their storages are the same, so a storage has one number in all of them.
 
     `prologue[p]`: a step that finds nothing owed; `body[p]`: a step, and before it the late tasks of the one before;
-    `epilogue[p]`: only the late tasks of a step. p is the parity of the step whose forward they hold (`epilogue`: of the
-    step that they finish); where nothing is kept in two copies there is one of each. A step without late tasks is its
-    own prologue and body, and has no epilogue. `lasting`: storages that outlive a call, beside those of parameters and
-    states; `doubled`: those of the recorded step that are kept in two copies. `snapshots`: scalars that the host sets and late tasks read -> the storage that keeps their step's value,
-    filled at the end of each call.
+    `epilogue[p]`: only the late tasks of a step. p is the parity of the step whose forward they hold (`epilogue`: of
+    the step that they finish); where nothing is kept in two copies there is one of each. A step without late tasks is
+    its own prologue and body, and has no epilogue. `lasting`: storages that outlive a call, beside those of parameters
+    and states; `doubled`: those of the recorded step that are kept in two copies. `snapshots`: scalars that the host
+    sets and late tasks read -> the storage that keeps their step's value, filled at the end of each call.
     """
 
     prologue: tuple[TaskGraph, ...]
@@ -71,9 +72,9 @@ def must_stay(graph: TaskGraph) -> Mask:
 
 @dataclass(frozen=True)
 class Kept:
-    """What late tasks make outlive a step: masks over the recorded graph's storages. `lasting`: what they share with their
-    own step; `doubled`: those among them that need two copies; `snapshots`: scalars that the host sets. `copy`: for every
-    buffer its copy in each group of tasks (the parity of their step, and 2 more for late ones)."""
+    """What late tasks make outlive a step: masks over the recorded graph's storages. `lasting`: what they share with
+    their own step; `doubled`: those among them that need two copies; `snapshots`: scalars that the host sets. `copy`:
+    for every buffer its copy in each group of tasks (the parity of their step, and 2 more for late ones)."""
 
     lasting: Mask
     doubled: Mask
@@ -119,27 +120,29 @@ def cross_boundary(graph: TaskGraph, late: Iterable[int]) -> Loop:
     found = kept(graph, then, now)
     none = np.empty(0, np.int64)
     prologue, body, epilogue = (
-        tuple(_part(graph, late_ones, step, found.copy, p, found.lasting)[0] for p in range(1 + int(found.doubled.any())))
+        tuple(_part(graph, late_ones, step, found.copy, p, found.lasting)[0]
+              for p in range(1 + int(found.doubled.any())))
         for late_ones, step in ((none, now), (then, now), (then, none)))
     _, moves = _part(graph, then, now, found.copy, 0, found.lasting)
     twice = np.flatnonzero(found.doubled).tolist()
-    return Loop(prologue, body, epilogue, (*np.flatnonzero(found.lasting).tolist(), *(moves[1][s] for s in twice)), tuple(twice),
-                tuple((s, moves[2][s]) for s in np.flatnonzero(found.snapshots).tolist()))
+    return Loop(prologue, body, epilogue, (*np.flatnonzero(found.lasting).tolist(), *(moves[1][s] for s in twice)),
+                tuple(twice), tuple((s, moves[2][s]) for s in np.flatnonzero(found.snapshots).tolist()))
 
 
 def _check(graph: TaskGraph, crosses: Mask) -> None:
     stays = must_stay(graph)
     for task in np.flatnonzero(crosses).tolist():
         if stays[task]:
-            raise BoundaryError(f"task {graph.name(task)} cannot cross the iteration boundary: F, O or an output of its own step "
-                                f"needs it", task)
+            raise BoundaryError(f"task {graph.name(task)} cannot cross the iteration boundary: F, O or an "
+                                f"output of its own step needs it", task)
         early = [s for s in graph.succs[task].tolist() if not crosses[s]]
         if early:
-            raise BoundaryError(f"task {graph.name(task)} cannot cross the iteration boundary alone: {graph.name(early[0])} of the "
-                                f"same step needs it", task)
+            raise BoundaryError(f"task {graph.name(task)} cannot cross the iteration boundary alone: "
+                                f"{graph.name(early[0])} of the same step needs it", task)
 
 
-def _part(graph: TaskGraph, then: Ints, now: Ints, copy: Ints, parity: int, lasting: Mask) -> tuple[TaskGraph, list[dict[int, int]]]:
+def _part(graph: TaskGraph, then: Ints, now: Ints, copy: Ints, parity: int,
+          lasting: Mask) -> tuple[TaskGraph, list[dict[int, int]]]:
     """The late tasks `then` of the step before, and the tasks `now` of the step of this parity, each on its copies; and
     which storage takes the place of which, by group. Without `now` the late tasks are of the step of this parity."""
     rows = np.concatenate([then, now])
@@ -154,14 +157,15 @@ def _part(graph: TaskGraph, then: Ints, now: Ints, copy: Ints, parity: int, last
     role[outlives[part.buffer_storage]] = ROLES.index(Role.STATE)
     storages = tuple(replace(s, role=Role.STATE) if outlives[i] else s for i, s in enumerate(part.storages))
     ours = moves[parity]
-    return replace(part, buffer_role=role, storages=storages, inputs=moved_views(graph.inputs, ours) if len(now) else (),
+    return replace(part, buffer_role=role, storages=storages,
+                   inputs=moved_views(graph.inputs, ours) if len(now) else (),
                    outputs=moved_views(graph.outputs, ours) if len(now) else ()), moves
 
 
 def _overtaken(body: TaskGraph, graph: TaskGraph, then: Ints, now: Ints, given: Iterable[int]) -> Mask:
-    """The storages of `graph` that a step would overwrite too early if they had one copy: what the host fills, and what a
-    task of the step writes that need not come after every late task that touches it. `body`: with all in two copies, so
-    that its edges are those that there are in any case."""
+    """The storages of `graph` that a step would overwrite too early if they had one copy: what the host fills, and what
+    a task of the step writes that need not come after every late task that touches it. `body`: with all in two copies,
+    so that its edges are those that there are in any case."""
     after = [0] * len(body)  # the late tasks that surely come before each task, as bits
     for task in range(len(body)):
         mine = 1 << task if task < len(then) else 0
@@ -184,7 +188,7 @@ def _storages(graph: TaskGraph, task: int, *of: Rows) -> set[int]:
     return {int(graph.buffer_storage[b]) for rows in of for b in rows[task].tolist()}
 
 
-# ----------------------------------------------------------------------------------------------- schedules with late tasks
+# -------------------------------------------------------------------------------------------- schedules with late tasks
 def late_tasks(graph: TaskGraph, schedule: Schedule) -> Ints:
     """The ids in the recorded graph of the tasks that a schedule calls late. Raises ScheduleError for unknown ones."""
     late = schedule.keys[unpack(schedule.keys).late == 1]

@@ -1,6 +1,7 @@
 """Messages between ranks as tasks of a schedule: the proof that none waits for ever.
 
-A send and its receive meet by the number that `minidl.program` gives the message, whatever else is under way between the two ranks.
+A send and its receive meet by the number that `minidl.program` gives the message, whatever else is under way between
+the two ranks.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ def check_rendezvous(graph: TaskGraph, schedule: Schedule) -> None:
     real = source != target
     source, target = source[real], target[real]
     succs = Rows.from_pairs(source, target, n)
-    done, *_, left, _ = run_loop(_drain, n, succs.ptr, succs.ids, np.bincount(target, minlength=n), np.zeros(n, np.int64))
+    done, *_, left, _ = run_loop(_drain, n, succs.ptr, succs.ids, np.bincount(target, minlength=n),
+                                 np.zeros(n, np.int64))
     if done == n:
         return
     preds = Rows.from_pairs(target, source, n)

@@ -60,8 +60,8 @@ def coarsen(graph: TaskGraph, stage_of_unit: Sequence[int]) -> tuple[TaskGraph, 
     """(the graph whose units are stages, the coarse task of each task of `graph`).
 
     `stage_of_unit[u]` is the stage of unit u. A stage's O holds every backward task of a micro-batch that one of its
-    output gradients needs, the sums of a batch norm included; its W holds the rest, its U all updates (where a step updates
-    after several micro-batches, one U for each). A stage that
+    output gradients needs, the sums of a batch norm included; its W holds the rest, its U all updates (where a step
+    updates after several micro-batches, one U for each). A stage that
     passes no gradient on and has one layer has no O. Raises GraphError where stages would wait for each other in a
     circle.
     """
@@ -84,8 +84,8 @@ def coarsen(graph: TaskGraph, stage_of_unit: Sequence[int]) -> tuple[TaskGraph, 
 
 
 def _updates_of(graph: TaskGraph) -> Ints:
-    """The micro-batch of each update, where a step updates after several of them; what follows belongs to the one before. Sums
-    over gradients, which updates of all stages wait for, count as of the micro-batch after the last."""
+    """The micro-batch of each update, where a step updates after several of them; what follows belongs to the one
+    before. Sums over gradients, which updates of all stages wait for, count as of the micro-batch after the last."""
     update = graph.kind == Kind.U
     after = np.where(sums(graph), int(graph.micro_batch.max(initial=-1)) + 1, 0)
     changes = np.zeros(len(graph), bool)
@@ -99,7 +99,8 @@ def _updates_of(graph: TaskGraph) -> Ints:
 def sums(graph: TaskGraph) -> NDArray[np.bool_]:
     """Mask of the updates' tasks that change nothing that lasts: the sums of squares of gradients, for clipping."""
     lasting = np.zeros(len(graph), bool)
-    lasting[graph.writes.row_of_each()[np.isin(graph.buffer_role[graph.writes.ids], [i for i, role in enumerate(ROLES) if role.persistent])]] = True
+    lasting[graph.writes.row_of_each()[np.isin(graph.buffer_role[graph.writes.ids],
+                                               [i for i, role in enumerate(ROLES) if role.persistent])]] = True
     return (graph.kind == Kind.U) & ~lasting
 
 
@@ -143,8 +144,8 @@ def merge(graph: TaskGraph, keys: Ints) -> tuple[TaskGraph, Ints]:
             if missing[h] == 0:
                 heapq.heappush(ready, (int(first[h]), h))
     if len(order) < count:
-        raise GraphError(f"{task_name(distinct[np.argmax(missing > 0)])} would have to run both before and after another "
-                         f"task; cut the graph elsewhere")
+        raise GraphError(f"{task_name(distinct[np.argmax(missing > 0)])} would have to run both before and after "
+                         f"another task; cut the graph elsewhere")
     place = np.empty(count, np.int64)
     place[order] = np.arange(count)
     group = place[group]

@@ -1,4 +1,5 @@
-"""Sends and receives as tasks, once it is known which rank runs what, and the proof that they carry all that crosses ranks.
+"""Sends and receives as tasks, once it is known which rank runs what, and the proof that they carry all
+that crosses ranks.
 
 Every rank has one lane for each peer and direction. On both ends of a link the order is that in which the producer's
 rank makes the messages, so the two always agree; receives wait on lanes of their own for nothing but their message, so
@@ -28,8 +29,8 @@ def talks(schedule: Schedule) -> bool:
 
 @dataclass(frozen=True)
 class Messages:
-    """One for all that a task hands to a rank: `sender[i]` to rank `to[i]`. Buffer `copied[j]` travels in message `of[j]`
-    and is buffer `copy[j]` there."""
+    """One for all that a task hands to a rank: `sender[i]` to rank `to[i]`. Buffer `copied[j]` travels in message
+    `of[j]` and is buffer `copy[j]` there."""
 
     sender: Ints
     to: Ints
@@ -42,16 +43,17 @@ class Messages:
 
 
 def received(graph: TaskGraph, rank: Ints) -> tuple[TaskGraph, Messages]:
-    """The graph whose tasks read copies of their own rank of what other ranks' tasks wrote, and the messages for it. Nothing
-    writes the copies yet. `rank`: of each task. Raises GraphError where a task needs parts of one storage from several
-    places."""
+    """The graph whose tasks read copies of their own rank of what other ranks' tasks wrote, and the messages for it.
+    Nothing writes the copies yet. `rank`: of each task. Raises GraphError where a task needs parts of one storage from
+    several places."""
     reader, buffer, writer = crossing(graph, rank)
     ranks, buffers = int(rank.max(initial=0)) + 1, len(graph.buffer_bytes)
     message, of_read = np.unique(writer * ranks + rank[reader], return_inverse=True)
     copies, of_copy = np.unique(of_read * buffers + buffer, return_inverse=True)
     copied, of = copies % buffers, copies // buffers
     copy = buffers + np.arange(len(copies))
-    at = np.searchsorted(graph.reads.row_of_each().astype(np.int64) * buffers + graph.reads.ids, reader * buffers + buffer)
+    at = np.searchsorted(graph.reads.row_of_each().astype(np.int64) * buffers + graph.reads.ids,
+                         reader * buffers + buffer)
     moved = graph.reads.ids.astype(np.int64)
     moved[at] = copy[of_copy]
     names = [f"{graph.buffer_names[b]}, received" for b in copied] if graph.buffer_names else []
@@ -60,7 +62,8 @@ def received(graph: TaskGraph, rank: Ints) -> tuple[TaskGraph, Messages]:
         source = graph.buffer_storage[copied].astype(np.int64)
         pairs, of_pair = np.unique(of * len(graph.storages) + source, return_inverse=True)
         storage = len(graph.storages) + of_pair
-        specs = [replace(graph.storages[s], name=f"{graph.storages[s].name}, received") for s in (pairs % len(graph.storages)).tolist()]
+        specs = [replace(graph.storages[s], name=f"{graph.storages[s].name}, received")
+                 for s in (pairs % len(graph.storages)).tolist()]
         moves: list[dict[int, int]] = [{}]
         move = np.zeros(len(graph), np.int64)
         taken: dict[int, set[int]] = {}
@@ -84,15 +87,16 @@ def received(graph: TaskGraph, rank: Ints) -> tuple[TaskGraph, Messages]:
 
 def _in_parts(graph: TaskGraph, task: int, buffer: int) -> GraphError:
     name = graph.storages[int(graph.buffer_storage[buffer])].name
-    return GraphError(f"task {graph.name(task)} needs parts of {name} that are made on several ranks; cut the stages elsewhere")
+    return GraphError(f"task {graph.name(task)} needs parts of {name} that are made on several "
+                      f"ranks; cut the stages elsewhere")
 
 
 def add_communication(graph: TaskGraph, schedule: Schedule) -> tuple[TaskGraph, Schedule]:
     """The graph and schedule with a send and a receive for every result that another rank reads.
 
     A message holds all that one task hands to one rank: `2SF0>1` on the sender's lane `send->1` reads it, `2RF0>1` on
-    the receiver's lane `recv<-0` writes the copies that the readers there read from then on. A result that several ranks
-    read goes to each in a message of its own. Raises GraphError for results that no F, O or B made.
+    the receiver's lane `recv<-0` writes the copies that the readers there read from then on. A result that several
+    ranks read goes to each in a message of its own. Raises GraphError for results that no F, O or B made.
     """
     rank = ranks_of(graph, schedule)
     own, messages = received(graph, rank)
@@ -101,8 +105,8 @@ def add_communication(graph: TaskGraph, schedule: Schedule) -> tuple[TaskGraph, 
         return graph, schedule
     stray = ~(np.isin(graph.kind, SENDABLE) | sums(graph))[sender]
     if stray.any():
-        raise GraphError(f"the result of {graph.name(int(sender[np.argmax(stray)]))} is read on another rank; only those "
-                         f"of F, O and B can be sent")
+        raise GraphError(f"the result of {graph.name(int(sender[np.argmax(stray)]))} is read on another rank; only "
+                         f"those of F, O and B can be sent")
     size = np.bincount(messages.of, graph.buffer_bytes[messages.copied], k).astype(np.int64)
     made = unpack(graph.keys[sender])
     send, receive = (pack(made.unit, np.where(made.kind == Kind.F, *kinds), made.micro_batch, destination=messages.to,
@@ -163,9 +167,9 @@ def count_waits(graph: TaskGraph, schedule: Schedule) -> int:
 def check_messages(graph: TaskGraph, schedule: Schedule, exempt: Any = None) -> None:
     """Proves that messages can carry all that crosses ranks, each of which has a memory of its own.
 
-    A rank reads results of another only if they can be sent: those of F, O and B and sums, or where messages are tasks those of
-    sends. No two ranks write one buffer, and none writes what another holds from before the step. `exempt`: buffers that
-    this is not asked of. Raises ScheduleError.
+    A rank reads results of another only if they can be sent: those of F, O and B and sums, or where messages are tasks
+    those of sends. No two ranks write one buffer, and none writes what another holds from before the step. `exempt`:
+    buffers that this is not asked of. Raises ScheduleError.
     """
     rank = ranks_of(graph, schedule)
     if not len(rank) or rank.min() == rank.max():
@@ -174,24 +178,26 @@ def check_messages(graph: TaskGraph, schedule: Schedule, exempt: Any = None) -> 
     sendable = sends if sends.any() else np.isin(graph.kind, SENDABLE) | sums(graph)
     size = len(graph.buffer_bytes)
     none = np.full(size, -1, np.int64)
-    found, *_ = run_loop(_unsendable, len(graph.reads.ids) + len(graph.writes.ids), graph.reads.ptr, graph.reads.ids, graph.writes.ptr,
-                         graph.writes.ids, rank, sendable, np.isin(graph.kind, RECEIVES), np.zeros(size, bool) if exempt is None else exempt,
-                         none, none.copy(), none.copy())
+    found, *_ = run_loop(_unsendable, len(graph.reads.ids) + len(graph.writes.ids), graph.reads.ptr, graph.reads.ids,
+                         graph.writes.ptr, graph.writes.ids, rank, sendable, np.isin(graph.kind, RECEIVES),
+                         np.zeros(size, bool) if exempt is None else exempt, none, none.copy(), none.copy())
     fault, first, second, buffer = found
     if fault:
         a, b = graph.name(first), graph.name(second)
         what = graph.buffer(buffer).name
-        said = {1: f"{b} on rank {rank[second]} reads {what} of {a} on rank {rank[first]}, and no message can carry it: only what "
-                   f"{'sends' if sends.any() else 'F, O and B'} make travels between ranks",
-                2: f"{a} on rank {rank[first]} and {b} on rank {rank[second]} write {what}, but each rank has a memory of its own",
-                3: f"{b} changes {what} on rank {rank[second]}, and {a} on rank {rank[first]} reads a copy that stays as it was"}
+        said = {1: f"{b} on rank {rank[second]} reads {what} of {a} on rank {rank[first]}, and no message can carry "
+                   f"it: only what {'sends' if sends.any() else 'F, O and B'} make travels between ranks",
+                2: f"{a} on rank {rank[first]} and {b} on rank {rank[second]} write {what}, but each "
+                   f"rank has a memory of its own",
+                3: f"{b} changes {what} on rank {rank[second]}, and {a} on rank {rank[first]} reads a "
+                   f"copy that stays as it was"}
         raise schedule.error(said[fault], [int(graph.keys[first]), int(graph.keys[second])])
 
 
 def _unsendable(read_ptr, reads, write_ptr, writes, rank, sendable, receives, exempt,  # type: ignore[no-untyped-def]
                 writer, early, other):
-    """(fault or 0, the task before, the task after, the buffer). `writer[b]`: who wrote b last. `early[b]` and `other[b]`: who
-    read it, on two ranks, before anybody wrote it."""
+    """(fault or 0, the task before, the task after, the buffer). `writer[b]`: who wrote b last. `early[b]` and
+    `other[b]`: who read it, on two ranks, before anybody wrote it."""
     for t in range(len(rank)):
         for i in range(read_ptr[t], read_ptr[t + 1]):
             b = reads[i]

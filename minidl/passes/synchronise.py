@@ -1,7 +1,8 @@
 """Data parallelism as a pass: a step's graph becomes that of one rank among several, which sum their gradients.
 
-Communication A comes between the backward pass and the updates. Where updates run one step late (`minidl.passes.boundary`) it
-has until then to end. The pass knows neither ranks nor networks; who runs an A task divides by the number of ranks.
+Communication A comes between the backward pass and the updates. Where updates run one step late
+(`minidl.passes.boundary`) it has until then to end. The pass knows neither ranks nor networks; who runs an A task
+divides by the number of ranks.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ CALLS = {Kind.A: "all_reduce", Kind.AS: "reduce_scatter", Kind.AG: "all_gather"}
 
 @dataclass(frozen=True)
 class _Piece:
-    """Elements begin..end of one gradient buffer, in part `part` of its group; `view` is None in a graph without kernels."""
+    """Elements begin..end of one gradient buffer, in part `part` of its group; `view` is None in a graph without
+    kernels."""
 
     buffer: int
     group: int
@@ -72,15 +74,17 @@ def synchronise(graph: TaskGraph, groups: Sequence[Sequence[int]] | None = None,
     if late.size:
         raise GraphError(f"task {graph.name(first + int(late[0]))} comes after the update {graph.name(first)}; "
                          f"a data-parallel step must end with its updates")
-    changed = {int(graph.buffer_storage[b]): u for u in reversed(updates.tolist()) for b in (*graph.writes[u].tolist(), *spent.get(u, []))}
+    changed = {int(graph.buffer_storage[b]): u for u in reversed(updates.tolist())
+               for b in (*graph.writes[u].tolist(), *spent.get(u, []))}
     for view in graph.outputs:
         if view.storage in changed:
-            raise GraphError(f"the step returns {graph.storages[view.storage].name}, which is not final yet: ranks sum gradients and update "
-                             f"({graph.name(changed[view.storage])}) after a step has returned")
+            raise GraphError(f"the step returns {graph.storages[view.storage].name}, which is not final yet: ranks sum "
+                             f"gradients and update ({graph.name(changed[view.storage])}) after a step has returned")
     groups = [[u] for u in spent] if groups is None else groups
     if sorted(u for group in groups for u in group) != sorted(spent):
         raise GraphError("the groups must hold every update that spends gradients exactly once")
-    pieces = [p for g, group in enumerate(groups) for p in _cut(graph, g, [(u, b) for u in group for b in spent[u].tolist()], part_bytes)]
+    pieces = [p for g, group in enumerate(groups)
+              for p in _cut(graph, g, [(u, b) for u in group for b in spent[u].tolist()], part_bytes)]
     return _assemble(graph, updates, groups, pieces, scatter)
 
 
@@ -110,7 +114,8 @@ def _view_of(graph: TaskGraph, update: int, buffer: int) -> View | None:
     return next((v for launch in graph[update].launches for v in launch.reads if v.storage == storage), None)
 
 
-def _assemble(graph: TaskGraph, updates: Ints, groups: Sequence[Sequence[int]], pieces: list[_Piece], scatter: bool) -> TaskGraph:
+def _assemble(graph: TaskGraph, updates: Ints, groups: Sequence[Sequence[int]], pieces: list[_Piece],
+              scatter: bool) -> TaskGraph:
     cut, buffer_of = _in_pieces(graph, pieces)
     # where the sums of a batch norm are its gradients, an output gradient still needs this rank's own: it goes first
     touched = {b: t for t in range(int(updates[0])) for b in (*graph.reads[t].tolist(), *graph.writes[t].tolist())}
@@ -158,7 +163,8 @@ def _in_pieces(graph: TaskGraph, pieces: Sequence[_Piece]) -> tuple[TaskGraph, l
         of_buffer.setdefault(pieces[i].buffer, []).append(number)
 
     def spread(rows: Rows) -> Rows:
-        return Rows.of([sorted(c for b in rows[t].tolist() for c in (b, *of_buffer.get(b, ()))) for t in range(len(rows))])
+        return Rows.of([sorted(c for b in rows[t].tolist() for c in (b, *of_buffer.get(b, ())))
+                        for t in range(len(rows))])
 
     return replace(grown, buffer_bytes=nbytes, reads=spread(graph.reads), writes=spread(graph.writes)), buffer_of
 
@@ -166,7 +172,9 @@ def _in_pieces(graph: TaskGraph, pieces: Sequence[_Piece]) -> tuple[TaskGraph, l
 def _check(graph: TaskGraph) -> None:
     """Only updates may wait for communication."""
     communication = np.isin(graph.kind, COLLECTIVE)
-    bad = np.flatnonzero(communication[graph.preds.ids] & ~(communication | (graph.kind == Kind.U))[graph.preds.row_of_each()])
+    bad = np.flatnonzero(communication[graph.preds.ids]
+                         & ~(communication | (graph.kind == Kind.U))[graph.preds.row_of_each()])
     if bad.size:
         task = int(graph.preds.row_of_each()[bad[0]])
-        raise GraphError(f"task {graph.name(task)} reads a gradient within the step; only updates may, since ranks sum gradients at its end")
+        raise GraphError(f"task {graph.name(task)} reads a gradient within the step; only updates may, since "
+                         f"ranks sum gradients at its end")

@@ -1,8 +1,8 @@
 """Tasks on two streams at once slow each other down: by how much, and what that makes of a schedule.
 
 Tasks belong to groups, and a table says how much longer a task of one group takes while one of another runs beside it.
-The table comes from pairs that were measured by themselves (`minidl.pricing.measure_pairs`) or from flops and bytes; never from
-a schedule that is to be predicted.
+The table comes from pairs that were measured by themselves (`minidl.pricing.measure_pairs`) or from flops and bytes;
+never from a schedule that is to be predicted.
 """
 
 from __future__ import annotations
@@ -27,12 +27,14 @@ class CoRun:
     def __post_init__(self) -> None:
         if not isinstance(self.groups, Mapping) or not all(isinstance(g, str) for g in self.groups.values()):
             raise ValueError("the groups of tasks that run beside others must be a table of names")
-        if not isinstance(self.slowdown, Mapping) or not all(isinstance(row, Mapping) for row in self.slowdown.values()):
+        if not isinstance(self.slowdown, Mapping) or not all(isinstance(row, Mapping)
+                                                             for row in self.slowdown.values()):
             raise ValueError("the slowdown of groups beside others must be a table of tables")
         for a, row in self.slowdown.items():
             for b, factor in row.items():
                 if not isinstance(factor, int | float) or isinstance(factor, bool) or not 1e-6 <= factor <= 1e6:
-                    raise ValueError(f"the slowdown of {a[:40]} beside {b[:40]} is {repr(factor)[:40]}; it must be a finite number above 0")
+                    raise ValueError(f"the slowdown of {a[:40]} beside {b[:40]} is {repr(factor)[:40]}; it must "
+                                     f"be a finite number above 0")
 
     def factor(self, a: str, b: str) -> float:
         return float(self.slowdown.get(a, {}).get(b, 1.0))

@@ -50,7 +50,8 @@ def _check(what: str, value: Any, least: float) -> None:
     number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
     if not number or not least <= value <= MOST:
         bound = f"a finite number >= {least:g}"
-        raise CostError(f"{what} is {shown(value)}; it must be {bound}{f', at most {MOST:g}' if number and value > MOST else ''}")
+        raise CostError(f"{what} is {shown(value)}; it must be "
+                        f"{bound}{f', at most {MOST:g}' if number and value > MOST else ''}")
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,8 @@ class CostModel:
         for name, texts in {"source": self.source, "unit": self.unit, "device": self.device}.items():
             if not isinstance(texts, str):
                 raise CostError(f"{name} is {shown(texts)}; it must be a text")
-        named: dict[str, Any] = {**self.tasks, "launch": self.launch, "sync": self.sync, "wake": self.wake, "step": self.step}
+        named: dict[str, Any] = {**self.tasks, "launch": self.launch, "sync": self.sync,
+                                 "wake": self.wake, "step": self.step}
         for name, value in named.items():
             _check(f"the cost of {name}", value, 0)
         kinds: Mapping[str, Any] = self.kinds
@@ -105,7 +107,8 @@ class CostModel:
             if name in _RATES:
                 _check(name, value, LEAST)
             else:
-                for each in (value if isinstance(value, Sequence) else np.asarray(value).tolist() if np.ndim(value) else [value]):
+                for each in (value if isinstance(value, Sequence) else np.asarray(value).tolist()
+                             if np.ndim(value) else [value]):
                     _check(f"the cost of {name}", each, 0)
         if self.source == "analytic" and (missing := _RATES - self.kinds.keys()):
             raise CostError(f"analytic costs need {min(missing)} among their kinds")

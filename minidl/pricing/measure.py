@@ -24,8 +24,8 @@ def measure(graph: TaskGraph, *, device: Any = None, seconds: float = 1.0, seed:
             progress: Callable[[float], None] | None = None) -> CostModel:
     """Mean time of each task in microseconds; works on copies, so no parameter changes.
 
-    Runs for about `seconds`, but at least 7 and at most 104 times, see `Profile`. On a device that captures, each task is
-    timed by itself inside a replayed graph. `progress(share done)` is called after every run.
+    Runs for about `seconds`, but at least 7 and at most 104 times, see `Profile`. On a device that captures, each task
+    is timed by itself inside a replayed graph. `progress(share done)` is called after every run.
     """
     device = device or tape.current().device
     if device.captures:
@@ -43,9 +43,9 @@ def measure(graph: TaskGraph, *, device: Any = None, seconds: float = 1.0, seed:
 
 
 class Profile:
-    """Times every task of a graph in runs of random legal orders, each with its own plan of the memory: so caches are as full
-    of other things as in a real step, and no fuller. With memory for every buffer a task of a large network takes a tenth
-    longer. For devices that do not capture."""
+    """Times every task of a graph in runs of random legal orders, each with its own plan of the memory: so caches are
+    as full of other things as in a real step, and no fuller. With memory for every buffer a task of a large network
+    takes a tenth longer. For devices that do not capture."""
 
     def __init__(self, graph: TaskGraph, device: Any = None, seed: int = 0) -> None:
         self.graph, self.device = graph, device or tape.current().device
@@ -82,22 +82,24 @@ class Profile:
         times = {self.graph.name(t): max(_mean(s) - self._tick, 0.0) / 1000 for t, s in enumerate(self._samples)
                  if self.graph[t].iteration == 0}
         sync, wake = measure_sync()
-        return CostModel(tasks=times, sync=sync, wake=wake, step=_measure_step(self._bound, self._inputs), source="measured",
-                         device=self.device.name)
+        return CostModel(tasks=times, sync=sync, wake=wake, step=_measure_step(self._bound, self._inputs),
+                         source="measured", device=self.device.name)
 
 
-def _measure_captured(graph: TaskGraph, device: Any, random: np.random.Generator, progress: Callable[[float], None] | None) -> CostModel:
+def _measure_captured(graph: TaskGraph, device: Any, random: np.random.Generator,
+                      progress: Callable[[float], None] | None) -> CostModel:
     """Tasks are replayed each by itself, so every buffer has memory of its own."""
     bound = Bound(graph, None, device, private=True)
     inputs = bound.load_random(random)
     found = device.task_times([bound.thunks(t) for t in range(len(graph))], progress)
     times = {graph.name(t): found[t] for t in range(len(graph)) if graph[t].iteration == 0}
-    return CostModel(tasks=times, sync=device.hop(), step=_measure_step(bound, inputs), source="measured", device=device.name)
+    return CostModel(tasks=times, sync=device.hop(), step=_measure_step(bound, inputs),
+                     source="measured", device=device.name)
 
 
 def _measure_step(bound: Bound, inputs: tuple[Any, ...]) -> float:
-    """Microseconds that a step takes beside its tasks: inputs in, outputs out. Where the host is ahead of the device, only
-    what the device does between two steps."""
+    """Microseconds that a step takes beside its tasks: inputs in, outputs out. Where the host is ahead of the device,
+    only what the device does between two steps."""
 
     def around() -> None:
         bound.load(inputs)
@@ -132,8 +134,8 @@ def _timer_overhead() -> float:
 
 
 def measure_sync(rounds: int = 400) -> tuple[float, float]:
-    """`sync` and `wake` of a CostModel, in microseconds: from the record of an event on one stream to the end of the wait on
-    another that sleeps; and what recording takes the first, which has to wake the other."""
+    """`sync` and `wake` of a CostModel, in microseconds: from the record of an event on one stream to the end of the
+    wait on another that sleeps; and what recording takes the first, which has to wake the other."""
     stream = Stream("sync probe")
     to, back = Event(), Event()
     try:

@@ -1,8 +1,8 @@
 """How much two tasks on two streams slow each other down, measured pair by pair on the device.
 
 Never in the schedule that is to be predicted: one stream runs a piece of the chain over and over, the other one weight
-gradient, and both are timed alone and together. A piece that is repeated finds its data in the cache; what another stream
-adds to its time is therefore held against the time that its tasks take in a step.
+gradient, and both are timed alone and together. A piece that is repeated finds its data in the cache; what another
+stream adds to its time is therefore held against the time that its tasks take in a step.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ PIECE = 1000.0  #: microseconds of a group's tasks that stand for all of them
 
 
 def measure_pairs(graph: TaskGraph, cost: CostModel, groups: Mapping[str, str], pairs: Iterable[tuple[str, str]], *,
-                  device: Any = None, rounds: int = 3, seed: int = 0, progress: Callable[[float], None] | None = None) -> CoRun:
+                  device: Any = None, rounds: int = 3, seed: int = 0,
+                  progress: Callable[[float], None] | None = None) -> CoRun:
     """The slowdown of each pair (a, b) of groups, both ways; `groups`: task name -> group, `cost`: of the tasks alone.
 
     The median of `rounds`. Works on copies, so no parameter changes. `progress(share done)` is called after each pair.
@@ -85,8 +86,8 @@ class _Pairs:
 
     def __call__(self, a: str, b: str) -> tuple[float, float]:
         if self.stream is None:
-            found: tuple[float, float] = self.device.together(lambda one, other: (self.program(a, one), self.program(b, other)),
-                                                              (self.alone[a], self.alone[b]))
+            found: tuple[float, float] = (self.device.together(
+                lambda one, other: (self.program(a, one), self.program(b, other)), (self.alone[a], self.alone[b])))
             return found
         for name in (a, b):
             if name not in self.by_itself:

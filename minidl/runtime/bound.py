@@ -90,16 +90,19 @@ class Bound:
             tapes.settle()
         if len(values) != len(self._inputs):
             raise ShapeError(f"the step takes {len(self._inputs)} inputs, not {len(values)}")
-        arrays = [v.numpy() if isinstance(v, Tensor) else v if isinstance(v, np.ndarray) else np.asarray(v) for v in values]
+        arrays = [v.numpy() if isinstance(v, Tensor) else v if isinstance(v, np.ndarray)
+                  else np.asarray(v) for v in values]
         for i, (value, place) in enumerate(zip(arrays, self._inputs, strict=True)):
             if value.shape != place.shape or value.dtype != place.dtype:
-                raise ShapeError(f"input {i} is {value.dtype} {value.shape}; the step was recorded with {place.dtype} {place.shape}")
+                raise ShapeError(f"input {i} is {value.dtype} {value.shape}; the step was recorded with "
+                                 f"{place.dtype} {place.shape}")
         for i, classes in self._labels:
             low, high = np.minimum.reduce(arrays[i], axis=None), np.maximum.reduce(arrays[i], axis=None)
             if low < 0 or high >= classes:
                 bad = (arrays[i] < 0) | (arrays[i] >= classes)
                 at = int(bad.argmax())
-                raise ValueError(f"label {int(arrays[i].flat[at])} of sample {at} is out of range: the model has classes 0 to {classes - 1}")
+                raise ValueError(f"label {int(arrays[i].flat[at])} of sample {at} is out of range: the model has "
+                                 f"classes 0 to {classes - 1}")
         self._feed(arrays)
 
     def results(self) -> Any:
@@ -114,8 +117,8 @@ class Bound:
             for view in launch.writes:
                 array = self.device.read(self.array(view))
                 if array.dtype.kind == "f" and not np.isfinite(array).all():
-                    raise FloatingPointError(f"task {self.graph[task].label}: {launch.kernel} wrote a value that is not finite "
-                                             f"to {self.graph.storages[view.storage].name}")
+                    raise FloatingPointError(f"task {self.graph[task].label}: {launch.kernel} wrote a value that is "
+                                             f"not finite to {self.graph.storages[view.storage].name}")
 
 
 INDEXED = {"cross_entropy": -1, "embedding": 0}  #: kernels whose second operand indexes this axis of the first

@@ -1,4 +1,5 @@
-"""The executor that looks for races: any order that the waits allow, drawn from a seed, with every buffer's version known.
+"""The executor that looks for races: any order that the waits allow, drawn from a seed, with every
+buffer's version known.
 
 Reading a version that the graph did not mean, or memory that another buffer has taken over, is an error that names
 both tasks. The lanes are also proved ordered before the run, so a missing wait is noticed even by a lucky draw.
@@ -61,21 +62,23 @@ class CheckingExecutor:
             mine = {graph.buffer(b).storage for b in (*graph.reads[task].tolist(), *graph.writes[task].tolist())}
             for storage in mine:
                 for other in mine.intersection(self._overlaps[storage]):
-                    raise VersionError(f"task {name} needs {graph.storages[storage].name} and {graph.storages[other].name}, "
-                                       f"which share memory")
+                    raise VersionError(f"task {name} needs {graph.storages[storage].name} and "
+                                       f"{graph.storages[other].name}, which share memory")
             for b in graph.reads[task].tolist():
                 have, meant = version.get(b, -1), self._meant[task][b]
                 if have != meant:
-                    raise VersionError(f"task {name} reads {graph.buffer(b).name} as {self._who(have)} left it, but means "
-                                       f"what {self._who(meant)} writes")
+                    raise VersionError(f"task {name} reads {graph.buffer(b).name} as {self._who(have)} left it, but "
+                                       f"means what {self._who(meant)} writes")
                 taken = owner.get(graph.buffer(b).storage)
                 if taken is not None:
-                    raise VersionError(f"task {name} reads {graph.buffer(b).name}, whose memory {graph.storages[taken].name} has taken")
+                    raise VersionError(f"task {name} reads {graph.buffer(b).name}, whose memory "
+                                       f"{graph.storages[taken].name} has taken")
                 readers.setdefault(b, set()).add(task)
             for b in graph.writes[task].tolist():
                 missing = self._readers_before(task, b) - readers.get(b, set()) - {task}
                 if missing:
-                    raise VersionError(f"task {name} overwrites {graph.buffer(b).name} before {graph.name(min(missing))} has read it")
+                    raise VersionError(f"task {name} overwrites {graph.buffer(b).name} before "
+                                       f"{graph.name(min(missing))} has read it")
                 version[b] = task
                 readers[b] = set()
                 take(graph.buffer(b).storage)

@@ -1,7 +1,8 @@
 """A rank's communication: a thread that runs the lanes of transfers, and where the other lanes meet them.
 
 Tasks meet by events. A transfer that awaits a task starts when that has run; a task that awaits a transfer waits before
-it begins. On the CPU a call that has returned is done; on CUDA the events of `minidl.runtime.comm.handover` come with them.
+it begins. On the CPU a call that has returned is done; on CUDA the events of `minidl.runtime.comm.handover` come with
+them.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ class Communication:
         self.failure: BaseException | None = None
         self._events: list[Arrival] = []
         self.places: dict[int, Host] = {}  #: by the key of the transfer
-        self.boundary = {pair: self.event() for pair in program.boundary_waits}  #: (late task, transfer of the step before)
+        #: (late task, transfer of the step before)
+        self.boundary = {pair: self.event() for pair in program.boundary_waits}
         self._places: dict[Any, Host] = {}  # by where the arrays are
         self._lanes: Any = None
         self._started = self._stopped = False
@@ -66,8 +68,8 @@ class Communication:
         return self._events[-1]
 
     def place(self, key: int, bound: Bound, views: tuple[View, ...], after: Sequence[int], sums: bool) -> Host:
-        """Where a transfer sums, or what it moves; a reduce-scatter and its all-gather share one. `after`: keys of the tasks
-        that it awaits."""
+        """Where a transfer sums, or what it moves; a reduce-scatter and its all-gather share one. `after`: keys of the
+        tasks that it awaits."""
         where = tuple((id(memory), base, view) for view in views for memory, base in [bound.place(view.storage)])
         if where not in self._places:
             self._places[where] = self.hand.place([bound.array(v) for v in views], after, sums)
@@ -125,8 +127,8 @@ class Communication:
 class Meetings:
     """One part's transfers, and what the host calls around the tasks of the other lanes to meet them.
 
-    `entries`: the lanes of communication. `times[t]`: when transfer t was issued, started and ended, in seconds, where a
-    trace is kept.
+    `entries`: the lanes of communication. `times[t]`: when transfer t was issued, started and ended, in seconds, where
+    a trace is kept.
     """
 
     def __init__(self, common: Communication, part: Part, bound: Bound, calls: Calls) -> None:
@@ -136,17 +138,21 @@ class Meetings:
         lanes = [part.lane_tasks(i) for i in range(len(talks))]
         self._talks = {t for t in range(len(graph)) if graph.kind[t] in COMMUNICATION}
         apart = [lane for lane, talk in zip(lanes, talks, strict=True) if talk]
-        self._inline = [t for lane, talk in zip(lanes, talks, strict=True) if not talk for t in lane if t in self._talks]
-        self._drained = self._before_which_to_drain(part, [lane for lane, talk in zip(lanes, talks, strict=True) if not talk])
+        self._inline = [t for lane, talk in zip(lanes, talks, strict=True) if not talk
+                        for t in lane if t in self._talks]
+        self._drained = self._before_which_to_drain(part,
+                                                    [lane for lane, talk in zip(lanes, talks, strict=True) if not talk])
         self._keys = graph.keys.tolist()
         self._name = {key: t for t, key in enumerate(self._keys)}
-        self._awaited: dict[int, list[tuple[int, Thunk]]] = defaultdict(list)  # task -> (key of a transfer, what waits for it)
+        # task -> (key of a transfer, what waits for it)
+        self._awaited: dict[int, list[tuple[int, Thunk]]] = defaultdict(list)
         self._records: dict[int, list[Thunk]] = defaultdict(list)  # task -> what says that it has run
         arrived: dict[int, list[Callable[[], bool]]] = defaultdict(list)
         after: dict[int, list[int]] = defaultdict(list)
         own = {t: lane for lane, tasks in enumerate(apart) for t in tasks}
         pairs = [(w, s) for w, s in part.waits.tolist() if w in own or s in own]
-        pairs += [(t, int(p)) for t in own for p in graph.preds[t] if own.get(int(p)) == own[t]]  # lanes overlap their transfers
+        # lanes overlap their transfers
+        pairs += [(t, int(p)) for t in own for p in graph.preds[t] if own.get(int(p)) == own[t]]
         for lane in apart:  # but what is received may lie where something was sent from, if the plan has it later
             sent = None
             for t in lane:
@@ -162,25 +168,28 @@ class Meetings:
                 if source not in own:
                     after[waiter].append(self._keys[source])
             else:
-                self._awaited[waiter].append((self._keys[source], self._waiting(event, self._peer(graph, source), graph.name(source))))
+                self._awaited[waiter].append((self._keys[source],
+                                              self._waiting(event, self._peer(graph, source), graph.name(source))))
         for (late, transfer), event in common.boundary.items():
             if transfer in self._name:
                 self._records[self._name[transfer]].append(event.record)
             if late in self._name:
                 self._awaited[self._name[late]].append((transfer, self._waiting(event, None, task_name(transfer))))
         order = [*self._inline, *(t for lane in apart for t in lane)]
-        entries = {t: self._entry(t, i % SLOTS, part, bound, after[t] or [self._keys[t]], arrived[t]) for i, t in enumerate(order)}
+        entries = {t: self._entry(t, i % SLOTS, part, bound, after[t] or [self._keys[t]], arrived[t])
+                   for i, t in enumerate(order)}
         self.entries = [[entries[t] for t in lane] for lane in apart]
         self._submitted = {t: entries[t] for t in self._inline}
 
-    def _entry(self, task: int, slot: int, part: Part, bound: Bound, after: list[int], arrived: list[Callable[[], bool]]) -> Entry:
+    def _entry(self, task: int, slot: int, part: Part, bound: Bound, after: list[int],
+               arrived: list[Callable[[], bool]]) -> Entry:
         graph = part.graph
         launch = graph.launches[task][0]
         constants, peer = dict(launch.constants), self._peer(graph, task)
         place = self.common.place(self._keys[task], bound, launch.reads or launch.writes, after, peer is None)
         transfer = self.common.transport.bind(Kind(graph.kind[task]), place, slot, peer, constants.get("message", 0))
-        return Entry(task, transfer, slot if peer is None else None, int(graph.bytes[task]), arrived, self._mark(task, 0, 1),
-                     [*self._mark(task, 2), *self._records[task]], graph.name(task), peer)
+        return Entry(task, transfer, slot if peer is None else None, int(graph.bytes[task]), arrived,
+                     self._mark(task, 0, 1), [*self._mark(task, 2), *self._records[task]], graph.name(task), peer)
 
     def _waiting(self, event: Arrival, peer: int | None, name: str) -> Thunk:
         """A call that waits for a transfer."""
@@ -221,11 +230,13 @@ class Meetings:
 
     def before(self, task: int, stream: Any) -> list[Thunk]:
         common = self.common
-        found = [call for key, wait in self._awaited.get(task, []) for call in (wait, *common.places[key].arrived(stream))]
+        found = [call for key, wait in self._awaited.get(task, [])
+                 for call in (wait, *common.places[key].arrived(stream))]
         if task in self._drained:
             found += [common.flight.drain, *self._arrivals(stream)]
         if task in self._submitted:
-            found += [*common.hand.ready(self._keys[task], stream), partial(common.flight.submit, self._submitted[task])]
+            found += [*common.hand.ready(self._keys[task], stream),
+                      partial(common.flight.submit, self._submitted[task])]
             if task == self._inline[-1]:
                 found += [common.flight.drain, *self._arrivals(stream)]
         return found

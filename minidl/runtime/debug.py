@@ -1,4 +1,5 @@
-"""What MINIDL_DEBUG asks for: 1 prints schedules and names the first value that is not finite, 2 adds a line per task, 3 its buffers."""
+"""What MINIDL_DEBUG asks for: 1 prints schedules and names the first value that is not finite, 2 adds a line per task,
+3 its buffers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A device: memory, the array module, bound kernels, and lanes that run them. Here the CPU; CUDA is in `minidl.runtime.cuda`.
+"""A device: memory, the array module, bound kernels, and lanes that run them. Here the CPU; CUDA is in
+`minidl.runtime.cuda`.
 
 The CPU keeps BLAS to one thread for each stream, because two streams with two BLAS threads each would fight for the
 same cores and because the bits of a product may depend on the number of threads.
@@ -54,7 +55,8 @@ class CPU:
         size = np.dtype(view.dtype).itemsize
         if 0 in view.shape:
             return np.empty(view.shape, view.dtype)
-        return np.ndarray(view.shape, view.dtype, memory, base + view.offset * size, tuple(s * size for s in view.strides))
+        return np.ndarray(view.shape, view.dtype, memory, base + view.offset * size,
+                          tuple(s * size for s in view.strides))
 
     def work(self, kernel: Kernel) -> Work | None:
         """What tells the scratch arrays that a kernel needs here."""
@@ -75,7 +77,8 @@ class CPU:
         return lambda: values
 
     def not_finite(self) -> bool | None:
-        """Whether an update has used a gradient that is not finite since this was asked last; None: updates do not look."""
+        """Whether an update has used a gradient that is not finite since this was asked last; None:
+        updates do not look."""
         return None
 
     def fetch_not_finite(self) -> Callable[[], bool | None]:
@@ -124,8 +127,8 @@ def cpu() -> CPU:
 
 
 def get(name: str) -> Any:
-    """The device of this name: `cpu`, `cuda`, `cuda:1`. Raises ValueError for one that is not known, and DeviceError for
-    one that cannot be had here; the message says what is missing."""
+    """The device of this name: `cpu`, `cuda`, `cuda:1`. Raises ValueError for one that is not known, and DeviceError
+    for one that cannot be had here; the message says what is missing."""
     if name == "cpu":
         return cpu()
     kind, colon, number = name.partition(":")

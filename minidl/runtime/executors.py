@@ -1,5 +1,5 @@
-"""Everything that runs a graph under a schedule: the oracle, the runtime by its short names, and the executor that looks
-for races."""
+"""Everything that runs a graph under a schedule: the oracle, the runtime by its short names, and the executor that
+looks for races."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from .runtime import Runtime, TaskError
 from .sequential import SequentialExecutor
 from .version_log import VersionLog
 
-__all__ = ["CheckingExecutor", "DistributedExecutor", "GraphExecutor", "Runtime", "SequentialExecutor", "StreamExecutor", "TaskError",
-           "VersionError", "executor", "random_order"]
+__all__ = ["CheckingExecutor", "DistributedExecutor", "GraphExecutor", "Runtime", "SequentialExecutor",
+           "StreamExecutor", "TaskError", "VersionError", "executor", "random_order"]
 
 
 class StreamExecutor(Runtime):
@@ -27,7 +27,8 @@ class StreamExecutor(Runtime):
 
     def __init__(self, graph: TaskGraph, schedule: Schedule, *, device: Any = None, trace: bool = False,
                  memory_limit: int | None = None) -> None:
-        super().__init__(lower(graph, schedule, memory_limit=memory_limit), device=device, trace=trace, captured=self.captures)
+        super().__init__(lower(graph, schedule, memory_limit=memory_limit), device=device, trace=trace,
+                         captured=self.captures)
 
 
 class GraphExecutor(StreamExecutor):
@@ -38,14 +39,16 @@ class GraphExecutor(StreamExecutor):
 
 
 class DistributedExecutor(Runtime):
-    """One rank among several, which all have the same schedule; captured where the device can. `logged`: `log` has which
-    version of its weights each task read, and nothing is captured."""
+    """One rank among several, which all have the same schedule; captured where the device can. `logged`: `log` has
+    which version of its weights each task read, and nothing is captured."""
 
-    def __init__(self, graph: TaskGraph, schedule: Schedule, communicator: Communicator, *, device: Any = None, trace: bool = False,
-                 memory_limit: int | None = None, credit: int = CREDIT, logged: bool = False) -> None:
+    def __init__(self, graph: TaskGraph, schedule: Schedule, communicator: Communicator, *, device: Any = None,
+                 trace: bool = False, memory_limit: int | None = None, credit: int = CREDIT,
+                 logged: bool = False) -> None:
         device = device or tapes.current().device
         program = lower(graph, schedule, ranks=communicator.size, rank=communicator.rank, memory_limit=memory_limit)
-        super().__init__(program, device=device, transport=communicator, trace=trace, captured=device.captures and not logged, credit=credit,
+        super().__init__(program, device=device, transport=communicator, trace=trace,
+                         captured=device.captures and not logged, credit=credit,
                          log=VersionLog(program.graph) if logged else None)
 
 

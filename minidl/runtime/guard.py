@@ -1,4 +1,5 @@
-"""One run of an executor at a time, in the process that made it: what an executor cannot do ends with an error, not with a hang."""
+"""One run of an executor at a time, in the process that made it: what an executor cannot do ends with an error,
+not with a hang."""
 
 from __future__ import annotations
 
@@ -8,8 +9,8 @@ from typing import Any
 
 
 class Guard:
-    """`with guard:` around a run. Raises RuntimeError while another thread runs the same executor, whose buffers hold one step;
-    and, unless the executor `forks`, in a forked child: worker threads and devices stay with the parent."""
+    """`with guard:` around a run. Raises RuntimeError while another thread runs the same executor, whose buffers hold
+    one step; and, unless the executor `forks`, in a forked child: worker threads and devices stay with the parent."""
 
     def __init__(self, *, forks: bool) -> None:
         self._process = None if forks else os.getpid()
@@ -17,13 +18,13 @@ class Guard:
 
     def __enter__(self) -> None:
         if self._process not in (None, os.getpid()):
-            raise RuntimeError("this executor was made before the process was forked, and its worker threads and device stayed with the "
-                               "parent; make an executor in the child")
+            raise RuntimeError("this executor was made before the process was forked, and its worker threads and "
+                               "device stayed with the parent; make an executor in the child")
         here = threading.current_thread()
         other = self._running.setdefault("in", here)  # atomic; a thread's own mark may be left from an interrupted run
         if other is not here:
-            raise RuntimeError(f"this executor is running a step in thread {other.name!r}; run one step at a time, or make an executor "
-                               f"for each thread")
+            raise RuntimeError(f"this executor is running a step in thread {other.name!r}; run one step at a time, or "
+                               f"make an executor for each thread")
 
     def __exit__(self, *_: Any) -> None:
         self._running.clear()

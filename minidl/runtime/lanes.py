@@ -25,8 +25,9 @@ def _nothing(task: int, stream: Any) -> list[Thunk]:
 @dataclass(frozen=True)
 class Work:
     """What lanes have to do: of each lane its name, its priority (lower first) and its tasks in order; pairs (waiter,
-    source) of tasks on different lanes; the calls of a task, given the stream that they go to (None on the CPU), and what
-    the host calls `before` and `after` them to meet communication; its name; and the memory that outlives a step."""
+    source) of tasks on different lanes; the calls of a task, given the stream that they go to (None on the CPU), and
+    what the host calls `before` and `after` them to meet communication; its name; and the memory that outlives a
+    step."""
 
     names: Sequence[str]
     priorities: Sequence[int]
@@ -56,7 +57,8 @@ class Threads:
         self._stamps: list[list[float]] = [[] for _ in work.tasks]
         self._failures: list[Stop] = []
         self._build()
-        self._streams = [Stream(name, priority) for name, priority in list(zip(work.names, work.priorities, strict=True))[1:]]
+        self._streams = [Stream(name, priority)
+                         for name, priority in list(zip(work.names, work.priorities, strict=True))[1:]]
         self.close = weakref.finalize(self, _close, self._streams)
 
     def _build(self) -> None:
@@ -77,8 +79,8 @@ class Threads:
             owners: list[int] = []
             stamp = self._stamp(lane)
             for task in tasks:
-                calls = [*stamp, *awaited.get(task, []), *work.before(task, None), *stamp, *work.calls(task, None), *stamp,
-                         *records.get(task, []), *work.after(task, None)]
+                calls = [*stamp, *awaited.get(task, []), *work.before(task, None), *stamp, *work.calls(task, None),
+                         *stamp, *records.get(task, []), *work.after(task, None)]
                 program += calls
                 owners += [task] * len(calls)
             self._programs.append(program)
@@ -137,7 +139,8 @@ class Threads:
         raise LaneError(error, tasks[lane][first.index], lane) from error
 
     def stamps(self) -> list[Any]:
-        """Of each lane (tasks, 3): when each task of the last run was issued, started, ended; seconds of the host's clock."""
+        """Of each lane (tasks, 3): when each task of the last run was issued, started, ended; seconds of
+        the host's clock."""
         return [np.array(s).reshape(-1, 3) for s in self._stamps]
 
 

@@ -69,7 +69,8 @@ def plan_memory(graph: TaskGraph, schedule: Schedule, limit: int | None = None) 
     plan = MemoryPlan(offset, arena, int(size[persistent].sum()))
     if limit is not None and plan.peak_bytes > limit:
         raise MemoryLimitError(f"the plan needs {plan.peak_bytes:,} bytes ({plan.arena_bytes:,} in the arena, "
-                               f"{plan.persistent_bytes:,} for parameters and states), more than the limit of {limit:,}")
+                               f"{plan.persistent_bytes:,} for parameters and states), more "
+                               f"than the limit of {limit:,}")
     return plan
 
 
@@ -83,7 +84,8 @@ def may_share(graph: TaskGraph, schedule: Schedule) -> Ints:
     n, lanes = len(graph.storages), clocks.clock.shape[1] + 1
     if len(set(clocks.rank.tolist())) > 1:
         raise ValueError("a memory plan is made for one rank at a time")
-    last = np.zeros((n, lanes), np.int64)  # per lane: one past the last task that touches s; the caller's lane comes last
+    # per lane: one past the last task that touches s; the caller's lane comes last
+    last = np.zeros((n, lanes), np.int64)
     known = np.full((n, lanes), np.iinfo(np.int64).max)  # what has surely ended when the first one starts
     known[:, -1] = 1
     for s in range(n):

@@ -1,12 +1,13 @@
 """Runs a program: on a device, and over a transport where there are other ranks. Everything is bound beforehand.
 
-A call is one step. Where tasks cross the iteration boundary it runs the prologue first, then bodies, and leaves the late
-tasks of its step owed; whoever reads a parameter in between (`Tensor.numpy`, an eager op, another executor, a
-checkpoint) settles: runs the epilogue, so that what is read is what synchronous training leaves. Loop-back ranks share a
-process, where nobody knows whose parameters are read: they are settled by hand.
+A call is one step. Where tasks cross the iteration boundary it runs the prologue first, then bodies, and leaves the
+late tasks of its step owed; whoever reads a parameter in between (`Tensor.numpy`, an eager op, another executor, a
+checkpoint) settles: runs the epilogue, so that what is read is what synchronous training leaves. Loop-back ranks share
+a process, where nobody knows whose parameters are read: they are settled by hand.
 
 How lanes run is the device's business (`device.lanes`, `device.captured`), how ranks talk the transport's. Lanes of
-communication run in a thread beside them (`minidl.runtime.comm.flight`), and may be under way still when a call returns.
+communication run in a thread beside them (`minidl.runtime.comm.flight`), and may be under way still
+when a call returns.
 """
 
 from __future__ import annotations
@@ -51,15 +52,17 @@ class Runtime:
     """Call it with a step's inputs (with ranks: this rank's share); it returns the step's outputs.
 
     `captured`: each part is one launch, or one between two meetings with communication; not with MINIDL_DEBUG, which
-    looks at values between tasks. `trace`: `timeline` tells of the last call. `credit`: bytes of communication in flight.
+    looks at values between tasks. `trace`: `timeline` tells of the last call. `credit`: bytes of communication in
+    flight.
     `log`: keeps which weights tasks read.
 
     A task's own error is a TaskError, another rank's a RankError. Without other ranks the runtime can run again, but
     parameters may be those of an unfinished step; with them the first error is the last.
     """
 
-    def __init__(self, program: Program, *, device: Any = None, transport: Communicator | None = None, trace: bool = False,
-                 captured: bool = False, credit: int = CREDIT, log: VersionLog | None = None) -> None:
+    def __init__(self, program: Program, *, device: Any = None, transport: Communicator | None = None,
+                 trace: bool = False, captured: bool = False, credit: int = CREDIT,
+                 log: VersionLog | None = None) -> None:
         self.program, self.trace, self.transport, self.log = program, trace, transport, log
         self.device = device or tapes.current().device
         self.debug = debug.level()
@@ -69,7 +72,8 @@ class Runtime:
             print(program, file=sys.stderr)
         self._storages = [self._lasting(s) for s in program.graph.storages]
         self._snapshots = [self._snapshot(*pair) for pair in program.loop.snapshots]
-        self._communication = Communication(self.device, transport, program, trace=trace, credit=credit) if transport is not None else None
+        self._communication = (Communication(self.device, transport, program, trace=trace, credit=credit)
+                               if transport is not None else None)
         arena = self.device.allocate(max(1, *(part.memory.arena_bytes for part in program.parts)))  # parts take turns
         made: dict[int, _Ready] = {}
         for part in (*program.body, *program.prologue, *program.epilogue):
@@ -238,7 +242,8 @@ class Runtime:
             where = f" on lane {part.part.schedule.lanes[part.lane_of[error.task]]}"
             if self.transport is not None:
                 where = f" on rank {self.transport.rank}"
-            found = TaskError(f"task {task.label}{where} failed: {type(error.error).__name__}: {error.error}", task.name)
+            found = TaskError(f"task {task.label}{where} failed: {type(error.error).__name__}: {error.error}",
+                              task.name)
         if self.transport is not None:
             tapes.unsettled.discard(self)
             self._owed = False
@@ -280,8 +285,9 @@ class _Ready:
         talks = part.communicates
         self._compute = [i for i, talk in enumerate(talks) if not talk]
         waits = [(w, s) for w, s in part.waits.tolist() if not talks[self.lane_of[w]] and not talks[self.lane_of[s]]]
-        work = Work([str(schedule.lanes[i]) for i in self._compute], [schedule.lanes[i].priority for i in self._compute],
-                    [lanes[i] for i in self._compute], waits, calls, graph.name, self.bound.persistent)
+        work = Work([str(schedule.lanes[i]) for i in self._compute],
+                    [schedule.lanes[i].priority for i in self._compute], [lanes[i] for i in self._compute], waits,
+                    calls, graph.name, self.bound.persistent)
         if self.meetings is not None:
             work = replace(work, calls=self.meetings.calls, before=self.meetings.before, after=self.meetings.after)
         if captured:
@@ -312,7 +318,8 @@ class _Ready:
 
         lane, count = schedule.lane_of_each(), int(waited.sum())
         return Timeline(
-            lanes=tuple(replace(x, rank=self.rank) for x in schedule.lanes), what=both(np.full(len(ids), What.TASK), np.full(count, What.WAIT)),
+            lanes=tuple(replace(x, rank=self.rank) for x in schedule.lanes),
+            what=both(np.full(len(ids), What.TASK), np.full(count, What.WAIT)),
             key=both(schedule.keys, schedule.keys[waited]), lane=both(lane, lane[waited]),
             issued=both(times[:, 0], times[waited, 0]), start=both(times[:, 1], times[waited, 0]),
             end=both(times[:, 2], times[waited, 1]), bytes=both(graph.bytes[ids], np.zeros(count, np.int64)),

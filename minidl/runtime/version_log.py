@@ -1,8 +1,9 @@
-"""Which version of its weights each task of a run has read, as the run saw it; and one process that does the same again.
+"""Which version of its weights each task of a run has read, as the run saw it; and one process that
+does the same again.
 
-The log knows nothing of the plan: it follows what lies in the memory of the parameters and of their copies, which updates
-copy and change. `Replay` runs the tasks of the recorded step in the order of emission, each on the weights that a log names,
-and leaves the bits of the run. So whatever a stale pipeline did, one can see on what, and do it again.
+The log knows nothing of the plan: it follows what lies in the memory of the parameters and of their copies, which
+updates copy and change. `Replay` runs the tasks of the recorded step in the order of emission, each on the weights that
+a log names, and leaves the bits of the run. So whatever a stale pipeline did, one can see on what, and do it again.
 """
 
 from __future__ import annotations
@@ -37,12 +38,15 @@ class VersionLog:
         self.entries: list[VersionRead] = []
         self.step = -1
         self._graph = graph
-        self._tag = {s: 0 for s, spec in enumerate(graph.storages) if spec.role == Role.PARAMETER}  # the version in each storage
+        # the version in each storage
+        self._tag = {s: 0 for s, spec in enumerate(graph.storages) if spec.role == Role.PARAMETER}
         grown = True
         while grown:  # what parameters are copied to
             grown = False
-            for launch in (launch for t in np.flatnonzero(graph.kind == Kind.U).tolist() for launch in graph.launches[t]):
-                if launch.kernel == "copy" and launch.reads[0].storage in self._tag and launch.writes[0].storage not in self._tag:
+            for launch in (launch for t in np.flatnonzero(graph.kind == Kind.U).tolist()
+                           for launch in graph.launches[t]):
+                if (launch.kernel == "copy" and launch.reads[0].storage in self._tag
+                    and launch.writes[0].storage not in self._tag):
                     self._tag[launch.writes[0].storage] = -1
                     grown = True
 
@@ -66,7 +70,8 @@ class VersionLog:
             version += 1
             self._tag.update(dict.fromkeys(writes, version))
         elif len(found) > 1:
-            raise RuntimeError(f"{self._graph.find(np.array([key]))} reads versions {sorted(found)} of its weights at once")
+            raise RuntimeError(f"{self._graph.find(np.array([key]))} reads versions "
+                               f"{sorted(found)} of its weights at once")
         self.entries.append(VersionRead(self.step, key, version))
 
 
@@ -83,13 +88,15 @@ def staleness(entries: Iterable[VersionRead]) -> dict[int, Ints]:
     found: dict[int, list[int]] = {}
     for (step, unit), pairs in sorted(read.items()):
         updates = sorted(made[step, unit])
-        found.setdefault(unit, []).extend(next(before for after, before in updates if after >= i) - version for i, version in pairs)
+        found.setdefault(unit, []).extend(next(before for after, before in updates if after >= i) - version
+                                          for i, version in pairs)
     return {unit: np.array(late) for unit, late in found.items()}
 
 
 class Replay:
-    """One process: call it with a step's inputs and the step's entries, of all ranks. `graph`: the recorded step, whose tasks run in
-    the order of emission; `stage_of_unit`: as the plan has it. Parameters and states are changed as the run changed its own."""
+    """One process: call it with a step's inputs and the step's entries, of all ranks. `graph`: the recorded step, whose
+    tasks run in the order of emission; `stage_of_unit`: as the plan has it. Parameters and states are changed as the
+    run changed its own."""
 
     def __init__(self, graph: TaskGraph, stage_of_unit: Ints, device: Any = None) -> None:
         self.graph, self._stage = graph, np.asarray(stage_of_unit)[graph.unit].tolist()
@@ -97,11 +104,13 @@ class Replay:
         own: dict[int, set[int]] = {}
         self._changes: set[int] = set()
         for t in np.flatnonzero(graph.kind == Kind.U).tolist():
-            found = {v.storage for launch in graph.launches[t] for v in launch.writes if graph.storages[v.storage].role == Role.PARAMETER}
+            found = {v.storage for launch in graph.launches[t]
+                     for v in launch.writes if graph.storages[v.storage].role == Role.PARAMETER}
             own.setdefault(self._stage[t], set()).update(found)
             self._changes.update([t] if found else [])
         self._own = {stage: [self._array(s) for s in sorted(storages)] for stage, storages in own.items()}
-        self._kept = {stage: {0: [np.array(a) for a in arrays]} for stage, arrays in self._own.items()}  # by stage and version
+        # by stage and version
+        self._kept = {stage: {0: [np.array(a) for a in arrays]} for stage, arrays in self._own.items()}
         self._newest = dict.fromkeys(self._own, 0)
 
     def _array(self, storage: int) -> Any:

@@ -48,8 +48,8 @@ class Loader(Protocol):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a file says beside its tensors: steps done, the seed, the optimizer's class, the place in the data, the schedule
-    as CSV and the name of the scheduler that made it."""
+    """What a file says beside its tensors: steps done, the seed, the optimizer's class, the place in the data, the
+    schedule as CSV and the name of the scheduler that made it."""
 
     step: int
     seed: int
@@ -89,8 +89,8 @@ def save(path: str | Path, model: Module, optimizer: Optimizer | None = None, *,
 
 def load(path: str | Path, model: Module, optimizer: Optimizer | None = None, *,
          loader: Loader | None = None) -> Checkpoint:
-    """Puts a checkpoint's contents into model, optimizer, loader and the dropout counter, in place. Without an optimizer
-    it is the model alone that is taken, from a run of any seed.
+    """Puts a checkpoint's contents into model, optimizer, loader and the dropout counter, in place. Without an
+    optimizer it is the model alone that is taken, from a run of any seed.
 
     Raises CheckpointError, with nothing changed, for a file that is missing, damaged, foreign, of another model,
     optimizer or order of data, or made with another seed than this run's (`minidl.seed`).
@@ -111,7 +111,8 @@ def load(path: str | Path, model: Module, optimizer: Optimizer | None = None, *,
             here, slot = shown(t), content.get_slice(name)
             shape, dtype = tuple(slot.get_shape()), _dtype(slot.get_dtype())
             if (dtype, shape) != (str(here.dtype), here.shape):
-                raise CheckpointError(f"{file} is of another model: {name} is {dtype} {shape} there, {here.dtype} {here.shape} here")
+                raise CheckpointError(f"{file} is of another model: {name} is {dtype} {shape} there, "
+                                      f"{here.dtype} {here.shape} here")
         values: dict[str, Any] = {}
 
         def tensors() -> Iterator[tuple[str, Any]]:
@@ -153,8 +154,8 @@ def exists(path: str | Path) -> bool:
 
 @contextmanager
 def claim(path: str | Path) -> Iterator[None]:
-    """Keeps other runs from saving to `path`, a file or a directory, which is made, until the end. Raises CheckpointError
-    where one does."""
+    """Keeps other runs from saving to `path`, a file or a directory, which is made, until the end. Raises
+    CheckpointError where one does."""
     file = _file(path)
     with ExitStack() as held:
         try:
@@ -162,7 +163,8 @@ def claim(path: str | Path) -> Iterator[None]:
             held.enter_context(claimed(file.with_name(f".{file.name}.lock")))
         except OSError as error:
             if error.errno == errno.EBUSY:
-                raise CheckpointError(f"another run saves to {path}; wait for its end, or name another folder") from None
+                raise CheckpointError(
+                    f"another run saves to {path}; wait for its end, or name another folder") from None
             raise CheckpointError(f"cannot save to {path}: {error.strerror}") from None
         yield
 
@@ -237,7 +239,8 @@ def _about(file: Path, raw: Any, header: Mapping[str, str]) -> Checkpoint:
         raise CheckpointError(f"{file} is not a checkpoint of this format ({FORMAT})")
     said: list[Any] = [raw.get(key) for key in ("step", "seed", "optimizer", "loader")]
     step, seed, optimizer, loader = said
-    if type(step) is not int or step < 0 or type(seed) is not int or not isinstance(optimizer, str | None) or not isinstance(loader, dict | None):
+    if (type(step) is not int or step < 0 or type(seed) is not int or not isinstance(optimizer, str | None)
+        or not isinstance(loader, dict | None)):
         raise CheckpointError(f"{file} is damaged: step, seed, optimizer and place in the data are {str(said)[1:100]}")
     return Checkpoint(step, seed, optimizer, loader, header.get("schedule"), header.get("scheduler"))
 

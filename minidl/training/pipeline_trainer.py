@@ -1,4 +1,5 @@
-"""A training run whose stages are on several ranks: the plan, what messages cost, the run, and the whole model again."""
+"""A training run whose stages are on several ranks: the plan, what messages cost, the run, and the
+whole model again."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ def measure_messages(communicator: Communicator) -> Link:
         out, into = np.zeros(size, np.uint8), np.zeros(size, np.uint8)
         communicator.gather(None)
         if communicator.rank < 2:
-            there, back = communicator._send(out, 1 - communicator.rank, 0), communicator._receive(into, 1 - communicator.rank, 0)
+            there, back = (communicator._send(out, 1 - communicator.rank, 0),
+                           communicator._receive(into, 1 - communicator.rank, 0))
             times = [_turn(communicator, there, back) for _ in range(REPEATS)]
             took.append(float(np.median(times)) / 2)
     first = communicator.gather(took)[0]
@@ -53,24 +55,28 @@ def _turn(communicator: Communicator, there: Callable[[], Iterator[None]], back:
 class PipelineTrainer(Trainer):
     """One rank of a run. `cost` and `link` are those of rank 0 on every rank, so that all make the same plan.
 
-    Every rank has recorded the whole step and reads the whole batch; it holds and runs its own stages. Only the rank with
-    the last stage sees losses until `finish`. A stale policy is stale within a step, after which nothing is under way.
+    Every rank has recorded the whole step and reads the whole batch; it holds and runs its own stages. Only the rank
+    with the last stage sees losses until `finish`. A stale policy is stale within a step, after which nothing is under
+    way.
     """
 
-    def __init__(self, recorded: Recorded, cost: CostModel, communicator: Communicator, link: Link, *, chunks: int | None = None,
-                 cap: float | None = None, trace: bool = False) -> None:
+    def __init__(self, recorded: Recorded, cost: CostModel, communicator: Communicator, link: Link, *,
+                 chunks: int | None = None, cap: float | None = None, trace: bool = False) -> None:
         self.recorded, self.job, self.communicator = recorded, recorded.job, communicator
         self.cost = replace(cost, link=link)
         machine = Machine(communicator.size, recorded.job.memory_limit, cap)
         plan = recorded.plan(self.cost, machine, chunks=chunks)
         self.run: DistributedExecutor = DistributedExecutor(  # type: ignore[assignment]
-            *plan.with_messages, communicator, device=recorded.device, trace=trace, memory_limit=recorded.job.memory_limit,
-            logged=recorded.job.scheduler in pipelines.POLICIES and pipelines.policy(recorded.job.scheduler).stale)
+            *plan.with_messages, communicator, device=recorded.device, trace=trace,
+                                                            memory_limit=recorded.job.memory_limit,
+                                                            logged=recorded.job.scheduler in pipelines.POLICIES
+                                                                   and pipelines.policy(recorded.job.scheduler).stale)
         self.log: list[VersionRead] = []  #: of all ranks after `finish`, where the policy is stale
         self.plan = replace(plan, peak_bytes=tuple(communicator.gather(self.run.peak_bytes)))
         self._start()
         held = {id(spec.live) for spec in self.run.program.graph.storages if spec.live is not None}
-        self._mine = [i for i, spec in enumerate(recorded.graph.storages) if spec.live is not None and id(spec.live) in held]
+        self._mine = [i for i, spec in enumerate(recorded.graph.storages) if spec.live is not None
+                      and id(spec.live) in held]
 
     def share(self) -> None:
         """Brings the parameters and states of all stages to every rank. All ranks call it together."""
@@ -94,7 +100,9 @@ class PipelineTrainer(Trainer):
             self.log = [entry for entries in self.communicator.gather(self.run.log.entries) for entry in entries]
 
     def staleness(self) -> dict[str, Any]:
-        """Updates between reading weights and changing them: mean and most of all forwards, and of each stage the most."""
+        """Updates between reading weights and changing them: mean and most of all forwards, and of
+        each stage the most."""
         late = staleness(self.log)
         every = np.concatenate(list(late.values()))
-        return {"mean": round(float(every.mean()), 4), "most": int(every.max()), "most_of_stages": [int(late[s].max()) for s in sorted(late)]}
+        return {"mean": round(float(every.mean()), 4), "most": int(every.max()),
+                "most_of_stages": [int(late[s].max()) for s in sorted(late)]}

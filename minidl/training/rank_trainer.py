@@ -1,4 +1,5 @@
-"""A training run on several ranks from names and numbers: do they agree, what does the link cost, and the run itself."""
+"""A training run on several ranks from names and numbers: do they agree, what does the link cost,
+and the run itself."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ from ..runtime.memory import MemoryLimitError
 from .trainer import Recorded, Trainer, TrainingError, params_sha256
 
 TRIAL_STEPS = 6  #: that each k tried takes when k is confirmed by measurement
-TRANSPORTS = ("staged", "cuda-aware", "nccl")  #: how gradients of a CUDA device are summed; the CPU's are where MPI takes them
+#: how gradients of a CUDA device are summed; the CPU's are where MPI takes them
+TRANSPORTS = ("staged", "cuda-aware", "nccl")
 
 
 class Disagreement(ValueError):
@@ -47,7 +49,8 @@ def agree(communicator: Communicator, prepare: Callable[[], tuple[Any, Mapping[s
     for what in reports[0]:
         for rank, other in enumerate(reports):
             if other.get(what) != reports[0][what]:
-                raise Disagreement(f"{what} is {other.get(what)!r} on rank {rank} but {reports[0][what]!r} on rank 0; start every rank alike")
+                raise Disagreement(f"{what} is {other.get(what)!r} on rank {rank} but {reports[0][what]!r} on rank "
+                                   f"0; start every rank alike")
     return made
 
 
@@ -58,18 +61,21 @@ def identity(recorded: Recorded) -> dict[str, Any]:
     from .. import __version__
 
     job, data = recorded.job, recorded.train_data
-    return {"the version of minidl": __version__, "the version of Python": platform.python_version(), "the version of NumPy": np.__version__,
-            "the model": job.model, "the model's arguments": dict(job.model_args), "the type": job.dtype, "the seed": job.seed,
+    return {"the version of minidl": __version__, "the version of Python": platform.python_version(),
+            "the version of NumPy": np.__version__, "the model": job.model,
+            "the model's arguments": dict(job.model_args), "the type": job.dtype, "the seed": job.seed,
             "the data set": data.name, "the number of samples": data.dataset.samples, "the batch size": job.batch_size,
-            "the share of a batch": recorded.share, "the number of micro-batches": job.micro_batches, "the optimizer": job.optimizer,
-            "the learning rate": job.lr, "the norm to clip at": job.clip, "the scheduler": job.scheduler, "the scheduler's arguments": dict(job.scheduler_args),
+            "the share of a batch": recorded.share, "the number of micro-batches": job.micro_batches,
+            "the optimizer": job.optimizer, "the learning rate": job.lr, "the norm to clip at": job.clip,
+            "the scheduler": job.scheduler, "the scheduler's arguments": dict(job.scheduler_args),
             "the memory limit": job.memory_limit, "the kind of device": job.device.partition(":")[0], "TF32": job.tf32,
-            "determinism": job.deterministic, "the fusion": job.fusion, "the parameters' hash": params_sha256(recorded.model)}
+            "determinism": job.deterministic, "the fusion": job.fusion,
+            "the parameters' hash": params_sha256(recorded.model)}
 
 
 def device_of(name: str, communicator: Communicator) -> str:
-    """The device of this rank: under the name `cuda`, ranks of a machine take its GPUs in turn, and share them where they
-    outnumber them. Raises DeviceError without a GPU."""
+    """The device of this rank: under the name `cuda`, ranks of a machine take its GPUs in turn, and share them where
+    they outnumber them. Raises DeviceError without a GPU."""
     if name != "cuda":
         return name
     from ..runtime.cuda.device import gpus
@@ -98,8 +104,8 @@ def transport(name: str, communicator: Communicator, device: Any) -> Communicato
 
 def measure_link(communicator: Communicator, device: Any = None, sizes: tuple[int, int, int] = (4, 2**18, 2**22),
                  repeats: int = 5) -> tuple[float, float]:
-    """Microseconds of an all-reduce of gradients on a device (default: the CPU): (each, per byte). The same on every rank,
-    since rank 0's are taken.
+    """Microseconds of an all-reduce of gradients on a device (default: the CPU): (each, per byte). The same on every
+    rank, since rank 0's are taken.
 
     The smallest gives the first, the difference of the others the second, so that a link's burst does not count.
     """
@@ -133,8 +139,9 @@ def neighbours(k: int, largest: int) -> list[int]:
 class RankTrainer(Trainer):
     """One rank of a run. `cost` is that of rank 0 on every rank, so that all make the same plan.
 
-    `link`: microseconds of an all-reduce, each and per byte. `k`: of reverse_first_k; None searches it in the simulator,
-    and the first steps confirm it by measuring its neighbours: every k gives the same bits, so nothing is lost.
+    `link`: microseconds of an all-reduce, each and per byte. `k`: of reverse_first_k; None searches it in the
+    simulator, and the first steps confirm it by measuring its neighbours: every k gives the same bits, so nothing is
+    lost.
     """
 
     in_flight = 0  #: trials compare the times of single steps
@@ -144,17 +151,20 @@ class RankTrainer(Trainer):
                  k: int | None = None, buckets: int | None = None, trace: bool = False) -> None:
         self.recorded, self.job, self.communicator, self.trace = recorded, recorded.job, communicator, trace
         self._base = cost
-        self._machine = Machine(communicator.size, recorded.job.memory_limit, collective=lambda sizes: link[0] + link[1] * sum(sizes.values()))
+        self._machine = Machine(communicator.size, recorded.job.memory_limit,
+                                collective=lambda sizes: link[0] + link[1] * sum(sizes.values()))
         self.plan = recorded.plan(cost, self._machine, k=k, buckets=buckets)
         self._start()
-        self._trials = self._neighbours() if k is None and communicator.size > 1 and "largest_k" in self.plan.notes else []
+        self._trials = (self._neighbours() if k is None and communicator.size > 1
+                        and "largest_k" in self.plan.notes else [])
         self._tried: list[tuple[float, int]] = []
         self._use(self.plan)
 
     def _use(self, plan: Plan) -> None:
         self.plan, self.cost = plan, plan.cost
         self.run: DistributedExecutor = DistributedExecutor(  # type: ignore[assignment]
-            plan.graph, plan.schedule, self.communicator, device=self.recorded.device, trace=self.trace, memory_limit=self.job.memory_limit)
+            plan.graph, plan.schedule, self.communicator, device=self.recorded.device, trace=self.trace,
+                                                            memory_limit=self.job.memory_limit)
 
     def _neighbours(self) -> list[Plan]:
         """Plans for the k found and some around it that fit, without doubles."""

@@ -72,7 +72,8 @@ class Job:
         if self.batch_size % self.micro_batches:
             raise ValueError(f"a batch of {self.batch_size} does not divide into {self.micro_batches} micro-batches")
         if self.update_every is not None and (self.update_every < 1 or self.micro_batches % self.update_every):
-            raise ValueError(f"{self.micro_batches} micro-batches do not divide into updates after every {self.update_every}")
+            raise ValueError(f"{self.micro_batches} micro-batches do not divide into updates after "
+                             f"every {self.update_every}")
         if self.clip is not None and not self.clip > 0:
             raise ValueError(f"the norm to clip at is {self.clip:g}; it must be above 0")
         if self.dtype not in DTYPES:
@@ -138,8 +139,9 @@ class Recorded:
 
     def _load(self, split: str) -> data.Loader:
         job, shape = self.job, self.model.input_shape
-        return data.load(job.data, batch_size=job.batch_size, root=job.root, split=split, seed=job.seed, strict=job.strict,
-                         image_size=shape[0], channels=shape[2], classes=self.model.classes, dtype=self.dtype)
+        return data.load(job.data, batch_size=job.batch_size, root=job.root, split=split, seed=job.seed,
+                         strict=job.strict, image_size=shape[0], channels=shape[2],
+                         classes=self.model.classes, dtype=self.dtype)
 
     def _example(self) -> tuple[Any, Any]:
         x, y = next(self.train_data)
@@ -168,12 +170,13 @@ class Recorded:
             self.optimizer.step()
         return total
 
-    def plan(self, cost: CostModel, machine: Machine | None = None, *, schedule: Schedule | None = None, **options: Any) -> Plan:
-        """What the job's scheduler makes of the step, told the job's arguments and of `options` those that are not None; or of this
-        schedule, where one is given.
+    def plan(self, cost: CostModel, machine: Machine | None = None, *, schedule: Schedule | None = None,
+             **options: Any) -> Plan:
+        """What the job's scheduler makes of the step, told the job's arguments and of `options` those that are not
+        None; or of this schedule, where one is given.
 
-        `machine`: by default one rank with the job's memory limit. Raises ValueError for a scheduler or an argument that does
-        not exist, and as `minidl.plan` does.
+        `machine`: by default one rank with the job's memory limit. Raises ValueError for a scheduler or an argument
+        that does not exist, and as `minidl.plan` does.
         """
         job = self.job
         machine = machine or Machine(memory_limit=job.memory_limit)
@@ -188,7 +191,8 @@ class Recorded:
         groups, pairs = schedulers.profile_groups(self.graph, cost)
         if not measured:
             return replace(cost, corun=CoRun.estimated(self.graph, groups, pairs))
-        return replace(cost, corun=measure_pairs(self.graph, cost, groups, pairs, device=self.device, progress=progress))
+        return replace(cost,
+                       corun=measure_pairs(self.graph, cost, groups, pairs, device=self.device, progress=progress))
 
     def measure(self, progress: Callable[[float], None] | None = None) -> CostModel:
         return CostModel.measure(self.graph, device=self.device, progress=progress)
@@ -204,10 +208,12 @@ class Trainer:
     in_flight = 8  #: losses of this many steps are not waited for, where the device runs behind the host
     late = 0  #: how many steps after its own an update is made
 
-    def __init__(self, recorded: Recorded, cost: CostModel, *, trace: bool = False, schedule: Schedule | None = None) -> None:
+    def __init__(self, recorded: Recorded, cost: CostModel, *, trace: bool = False,
+                 schedule: Schedule | None = None) -> None:
         self.recorded, self.job, self.cost = recorded, recorded.job, cost
         self.plan = recorded.plan(cost, schedule=schedule)
-        self.run = executor(recorded.graph, self.plan.schedule, device=recorded.device, trace=trace, memory_limit=recorded.job.memory_limit)
+        self.run = executor(recorded.graph, self.plan.schedule, device=recorded.device, trace=trace,
+                            memory_limit=recorded.job.memory_limit)
         self._start()
 
     def _start(self) -> None:
@@ -231,8 +237,8 @@ class Trainer:
         self.seconds.append(perf_counter() - begin)
 
     def collect(self, rest: int = 0) -> None:
-        """Waits for losses until those of `rest` steps are still to come. Raises TrainingError for one that is not finite, and
-        on CUDA where an update of that step used a gradient that is not."""
+        """Waits for losses until those of `rest` steps are still to come. Raises TrainingError for one that is not
+        finite, and on CUDA where an update of that step used a gradient that is not."""
         while len(self._awaited) > rest:
             value, not_finite = self._awaited.popleft()
             loss, bad = float(value()), not_finite()
@@ -244,7 +250,8 @@ class Trainer:
                 raise self._failed(f"the loss is {loss}", step)
 
     def settle(self) -> None:
-        """Waits for all losses and makes the updates that are late. Raises TrainingError as `collect` does, also for these."""
+        """Waits for all losses and makes the updates that are late. Raises TrainingError as `collect` does, also for
+        these."""
         self.collect()
         for owing in unsettled & {self.run}:
             owing.settle()
@@ -252,7 +259,8 @@ class Trainer:
             raise self._failed("a gradient is not finite", len(self.losses))
 
     def _failed(self, what: str, step: int) -> TrainingError:
-        return TrainingError(f"{what} at step {step} of {self.job.model} with lr {self.recorded.optimizer.lr:g}; try a smaller lr (MINIDL_DEBUG=1 names the layer)")
+        return TrainingError(f"{what} at step {step} of {self.job.model} with lr {self.recorded.optimizer.lr:g}; try a "
+                             f"smaller lr (MINIDL_DEBUG=1 names the layer)")
 
     def accuracy(self) -> float | None:
         """Share of the test samples whose largest logit is their label."""
@@ -273,7 +281,8 @@ class Trainer:
     def step_ms(self) -> dict[str, float]:
         """Median, 10th and 90th percentile of the steps after the first, in milliseconds."""
         times = np.array(self.seconds[1:] or self.seconds) * 1000
-        return {name: round(float(np.percentile(times, q)), 4) for name, q in (("median", 50), ("p10", 10), ("p90", 90))}
+        return {name: round(float(np.percentile(times, q)), 4)
+                for name, q in (("median", 50), ("p10", 10), ("p90", 90))}
 
     def params_sha256(self) -> str:
         return params_sha256(self.recorded.model)

@@ -89,19 +89,22 @@ class Timeline:
             bytes=np.concatenate([count, np.zeros(len(waits), np.int64), count[at[moves]]]))
 
     @classmethod
-    def of_ranks(cls, own: Sequence[Timeline], ahead: Sequence[float], messages: Sequence[Mapping[int, int]]) -> Timeline:
+    def of_ranks(cls, own: Sequence[Timeline], ahead: Sequence[float],
+                 messages: Sequence[Mapping[int, int]]) -> Timeline:
         """One of all ranks, from those that each of them measured, on rank 0's clock.
 
-        `ahead[r]`: by how many seconds the clock of rank r is ahead of it. `messages[r]`: the number of the message that a
-        send or receive of rank r is, by key. A receive begins when its send does: before, nothing was on its way. So what a
-        lane stood still for is a wait until then, and a transfer from then on.
+        `ahead[r]`: by how many seconds the clock of rank r is ahead of it. `messages[r]`: the number of the message
+        that a send or receive of rank r is, by key. A receive begins when its send does: before, nothing was on its
+        way. So what a lane stood still for is a wait until then, and a transfer from then on.
         """
         begin = [(t.meta["begin_s"] - a) * 1e6 for t, a in zip(own, ahead, strict=True)]
         shift = np.repeat(np.array(begin) - min(begin), [len(t) for t in own])
         lanes, records = (np.cumsum([0, *(len(x) for x in each)]) for each in ([t.lanes for t in own], own))
         what, key = (np.concatenate([getattr(t, name) for t in own]) for name in ("what", "key"))
-        issued, start, end = (np.concatenate([getattr(t, name) for t in own]) + shift for name in ("issued", "start", "end"))
-        ends: tuple[dict[int, int], dict[int, int]] = {}, {}  # of each message the record of its send, and of its receive
+        issued, start, end = (np.concatenate([getattr(t, name) for t in own]) + shift
+                              for name in ("issued", "start", "end"))
+        # of each message the record of its send, and of its receive
+        ends: tuple[dict[int, int], dict[int, int]] = {}, {}
         for t, base, number in zip(own, records, messages, strict=False):
             for i in np.flatnonzero(t.what == What.TASK).tolist():
                 if (k := int(t.key[i])) in number:
@@ -126,9 +129,11 @@ class Timeline:
         extra = waits[moves]
         again = np.append(np.arange(len(key)), extra)
         size = np.concatenate([t.bytes for t in own])
-        return cls(tuple(x for t in own for x in t.lanes), np.append(what, np.full(len(extra), What.TRANSFER)).astype(np.int8), key[again], lane[again],
-                   np.append(issued, since[moves]), np.append(start, since[moves]), np.append(end, until), np.append(size, np.zeros(len(extra), np.int64)),
-                   edges=np.concatenate([inside, met]), arrived=np.append(end[inside[:, 0]], start[got]), labels=own[0].labels,
+        return cls(tuple(x for t in own for x in t.lanes),
+                   np.append(what, np.full(len(extra), What.TRANSFER)).astype(np.int8), key[again], lane[again],
+                   np.append(issued, since[moves]), np.append(start, since[moves]), np.append(end, until),
+                   np.append(size, np.zeros(len(extra), np.int64)), edges=np.concatenate([inside, met]),
+                   arrived=np.append(end[inside[:, 0]], start[got]), labels=own[0].labels,
                    peak_bytes=max((t.peak_bytes or 0 for t in own), default=0) or None, unit="us")
 
     def __len__(self) -> int:

@@ -173,11 +173,13 @@ def _slices(timeline: Timeline, thread: list[int], host: dict[int, int]) -> Iter
 
 
 def load(path: str | Path) -> Timeline:
-    """What `save` wrote, to the nanosecond. Raises ValueError for any other file, OSError for one that cannot be read."""
+    """What `save` wrote, to the nanosecond. Raises ValueError for any other file, OSError for one
+    that cannot be read."""
     raw = read(path, "trace")
     try:
         return _timeline(json.loads(_unpacked(raw) if raw[:2] == b"\x1f\x8b" else raw))
-    except (KeyError, IndexError, TypeError, AttributeError, ValueError, OverflowError, RecursionError, zlib.error) as error:
+    except (KeyError, IndexError, TypeError, AttributeError, ValueError, OverflowError, RecursionError,
+            zlib.error) as error:
         why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise ValueError(f"{path} is not a trace that minidl wrote: {why}") from None
 

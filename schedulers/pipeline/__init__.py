@@ -1,8 +1,8 @@
 """Pipeline schedules: policies from a problem to an order, each a few lines; plans of them are proved and priced.
 
-`plan(name, ranks, micro_batches, ...)` makes a `Plan` of a synthetic pipeline, `read_plan(schedule, ...)` one of a schedule
-that someone wrote; `minidl.plan` makes one of a recorded network, by `plan_network`. All of them go through `prove`, and
-`price(plan)` tells the plan's `Price`. Nothing here knows a device.
+`plan(name, ranks, micro_batches, ...)` makes a `Plan` of a synthetic pipeline, `read_plan(schedule, ...)` one of a
+schedule that someone wrote; `minidl.plan` makes one of a recorded network, by `plan_network`. All of them go through
+`prove`, and `price(plan)` tells the plan's `Price`. Nothing here knows a device.
 """
 
 from ...passes.send_receive import add_communication, swap
@@ -21,6 +21,6 @@ from .stages import fused_in, stage_graph
 
 __all__ = [
     "POLICIES", "PipelineError", "Placement", "Plan", "Policy", "Price", "Problem", "Versions", "add_all_reduces",
-    "add_communication", "balanced", "chunks_in", "costs", "cut", "from_torch", "fused_in", "grid", "names", "of_network",
-    "place", "plan", "plan_network", "policy", "price", "prove",
-    "read_plan", "read_schedule", "stage_graph", "swap", "to_torch", "update_every"]
+    "add_communication", "balanced", "chunks_in", "costs", "cut", "from_torch", "fused_in", "grid", "names",
+    "of_network", "place", "plan", "plan_network", "policy", "price", "prove", "read_plan", "read_schedule",
+    "stage_graph", "swap", "to_torch", "update_every"]

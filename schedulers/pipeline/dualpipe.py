@@ -1,4 +1,5 @@
-"""DualPipe and DualPipeV (DeepSeek, 2024 and 2025): a forward of one stream runs as a pair with a backward of the other.
+"""DualPipe and DualPipeV (DeepSeek, 2024 and 2025): a forward of one stream runs as a pair with a
+backward of the other.
 
 Both walk the same eight steps; they differ in what the two streams are. In a pair, both results show at its end.
 """

@@ -16,12 +16,14 @@ def grid(plan: Plan, timeline: Timeline, width: int = 110) -> str:
     """Rank x time, wrapped at `width` columns under a ruler of times; `·` is idle time.
 
     A task shows its name (and where the plan is stale the weight version that it reads, `2F3v1`), shortened where time
-    is compressed, and the few that are much shorter than the rest, such as a network's updates, may not show. Lanes other than the ranks' own are shown where they have tasks.
+    is compressed, and the few that are much shorter than the rest, such as a network's updates, may not show. Lanes
+    other than the ranks' own are shown where they have tasks.
     """
     records = timeline.tasks
     if not len(records):
         return ""
-    version = {} if plan.versions is None else dict(zip(plan.schedule.keys.tolist(), plan.versions.read.tolist(), strict=True))
+    version = ({} if plan.versions is None
+               else dict(zip(plan.schedule.keys.tolist(), plan.versions.read.tolist(), strict=True)))
     names = {}
     for key in timeline.key[records].tolist():
         names[key] = task_name(key) + (f"v{version[key]}" if key in version else "")

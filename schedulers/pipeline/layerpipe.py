@@ -38,7 +38,8 @@ def layerpipe(problem: Problem, method: str = "inter") -> Plan:
     own = unpack(schedule.keys)
     return Plan("layerpipe", graph, schedule, ticks.cost(), problem.ranks, notes={"method": found.method},
                 placement=replace(problem.placement, parts=ticks.homes()), micro_batches=problem.micro_batches,
-                versions=Versions(np.maximum(0, own.micro_batch - np.array(ticks.delays)[own.unit])), steady=ticks.steady())
+                versions=Versions(np.maximum(0, own.micro_batch - np.array(ticks.delays)[own.unit])),
+                steady=ticks.steady())
 
 
 def layerpipe2(problem: Problem) -> Schedule:
@@ -129,8 +130,8 @@ class Ticks:
         mine: list[list[tuple[int, int]]] = [[] for _ in range(ranks)]
         for i, batch in self.runs(batches):
             mine[self.parts[i].processor].append((i, batch))
-        return [RankOrder([self.parts[i].kind for i, _ in own], [self.parts[i].layer for i, _ in own], [b for _, b in own],
-                      part=[self.part(i) for i, _ in own]) for own in mine]
+        return [RankOrder([self.parts[i].kind for i, _ in own], [self.parts[i].layer for i, _ in own],
+                          [b for _, b in own], part=[self.part(i) for i, _ in own]) for own in mine]
 
     def graph(self, batches: int) -> TaskGraph:
         """Tasks in the order of ticks. Version v of a layer's weights lies in slot v mod ring."""

@@ -23,7 +23,8 @@ def looped_bfs(problem: Problem) -> Schedule:
 
 
 def modulo(problem: Problem) -> Schedule:
-    """Modulo allocation in strict order: all F, all O, all W, in each phase chunk by chunk (out-of-order backprop, 2022).
+    """Modulo allocation in strict order: all F, all O, all W, in each phase chunk by chunk (out-of-order
+    backprop, 2022).
 
     Bubble (p-1)(F+O)/v for m >= p, peak m.
     """

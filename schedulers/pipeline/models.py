@@ -33,9 +33,10 @@ class Stages:
         return replace(cost, tasks=times, kinds={}, launch=0.0, source="given")
 
 
-def cut(graph: TaskGraph, cost: CostModel, stages: int, stage_of_unit: Ints | None = None, rank_of_stage: Ints | None = None) -> Stages:
-    """The step in stages, balanced by `cost` or as given; `rank_of_stage` as of `counted_by_each`. Raises PipelineError or
-    GraphError where it cannot be cut so."""
+def cut(graph: TaskGraph, cost: CostModel, stages: int, stage_of_unit: Ints | None = None,
+        rank_of_stage: Ints | None = None) -> Stages:
+    """The step in stages, balanced by `cost` or as given; `rank_of_stage` as of `counted_by_each`. Raises PipelineError
+    or GraphError where it cannot be cut so."""
     of = balanced(graph, cost, stages) if stage_of_unit is None else np.asarray(stage_of_unit)
     time = cost.durations(graph) + cost.launch
     if len(of) > graph.unit.max(initial=-1):  # else `coarsen` says what is wrong
@@ -58,10 +59,12 @@ def with_their_gradients(graph: TaskGraph, stage_of_unit: Ints) -> Ints:
     return of
 
 
-def counted_by_each(graph: TaskGraph, stage_of_unit: Ints, rank_of_stage: Ints | None = None) -> tuple[TaskGraph, Ints, Ints]:
-    """(the graph, the stage of each unit, the task that each is made of) where every rank that needs them makes a step's
-    scalars for itself, on the first of its stages that does (by default each stage has a rank of its own): the number of dropouts, Adam's powers, and from the sums of squares of all stages the factor that
-    clips. So that no rank waits for another's count.
+def counted_by_each(graph: TaskGraph, stage_of_unit: Ints,
+                    rank_of_stage: Ints | None = None) -> tuple[TaskGraph, Ints, Ints]:
+    """(the graph, the stage of each unit, the task that each is made of) where every rank that needs them makes a
+    step's scalars for itself, on the first of its stages that does (by default each stage has a rank of its own): the
+    number of dropouts, Adam's powers, and from the sums of squares of all stages the factor that clips. So that no rank
+    waits for another's count.
 
     Copies have units and buffers of their own. Their storage is the same: each rank has its own memory for it.
     """
@@ -87,7 +90,8 @@ def counted_by_each(graph: TaskGraph, stage_of_unit: Ints, rank_of_stage: Ints |
     if not copies:
         return graph, stage_of_unit, np.arange(len(graph))
     units = len(stage_of_unit)
-    rows = sorted([(t, stage[t], int(graph.unit[t])) for t in range(len(graph))] + [(t, s, units + i) for i, (t, s) in enumerate(copies)])
+    rows = sorted([(t, stage[t], int(graph.unit[t])) for t in range(len(graph))]
+                  + [(t, s, units + i) for i, (t, s) in enumerate(copies)])
     task, where, unit = (np.array(column) for column in zip(*rows, strict=True))
     own = sorted({(b, s) for t, s in copies for b in graph.writes[t].tolist()})
     old, of_stage = (np.array(column) for column in zip(*own, strict=True))
@@ -95,7 +99,8 @@ def counted_by_each(graph: TaskGraph, stage_of_unit: Ints, rank_of_stage: Ints |
     number[old, of_stage] = len(graph.buffer_bytes) + np.arange(len(old))
     for (t, s), at in home.items():
         number[graph.writes[t], s] = number[graph.writes[t], at]
-    names = graph.unit_names + ("",) * (units - len(graph.unit_names)) + tuple(graph.unit_names[graph.unit[t]] for t, _ in copies)
+    names = (graph.unit_names + ("",) * (units - len(graph.unit_names))
+             + tuple(graph.unit_names[graph.unit[t]] for t, _ in copies))
     copied = [f"{graph.buffer_names[b]} of stage {s}" for b, s in own] if graph.buffer_names else ()
     taken = graph.take(task, repack(graph.keys[task], unit=unit)).with_buffers(old, graph.buffer_storage[old], copied)
     reads, writes = (number[rows.ids, where[rows.row_of_each()]] for rows in (taken.reads, taken.writes))
@@ -109,13 +114,16 @@ def balanced(graph: TaskGraph, cost: CostModel, stages: int) -> Ints:
     work = np.isin(graph.kind, (Kind.F, Kind.O, Kind.W, Kind.B))
     time = np.bincount(graph.unit[work], cost.durations(graph)[work], units)
     names = [graph.unit_names[u] if u < len(graph.unit_names) else "" for u in range(units)]
-    works = np.bincount(graph.unit[work], minlength=units) > 0  # what has updates alone, or no task, goes with what comes before
-    begins = works & np.array([u == 0 or not names[u - 1] or _block(names[u - 1]) != _block(names[u]) for u in range(units)], bool)
+    # what has updates alone, or no task, goes with what comes before
+    works = np.bincount(graph.unit[work], minlength=units) > 0
+    begins = works & np.array([u == 0 or not names[u - 1] or _block(names[u - 1]) != _block(names[u])
+                               for u in range(units)], bool)
     begins &= ~_inside_storages(graph, units)
     block = np.maximum(np.cumsum(begins) - 1, 0)
     of_block = np.bincount(block, time).astype(np.float64)
     if len(of_block) < stages:
-        raise PipelineError(f"{stages} stages are asked for, but the model has only {len(of_block)} blocks to cut between")
+        raise PipelineError(f"{stages} stages are asked for, but the model has only "
+                            f"{len(of_block)} blocks to cut between")
     return linear_partition(of_block, stages)[block]
 
 

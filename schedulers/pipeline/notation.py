@@ -1,4 +1,5 @@
-"""The per-rank grid of torch.distributed.pipelining: one row per rank, cells such as `2F0`, `1I0` (our O), `3W1`, `0B2`.
+"""The per-rank grid of torch.distributed.pipelining: one row per rank, cells such as `2F0`, `1I0` (our O), `3W1`,
+`0B2`.
 
 An empty cell is a bubble. A pair is `(2F3;5B1)OVERLAP_F_B`; its suffix may be missing. Sends and receives are
 `SEND_F`, `RECV_F`, `SEND_B`, `RECV_B`, each with the stage that does it; what it sends goes to the next stage, or the
@@ -100,8 +101,8 @@ def to_torch(schedule: Schedule) -> str:
         raise ScheduleError("the grid notation has one lane per rank; take the schedule without its communication")
     past = np.flatnonzero(_is_message(schedule.keys) & (_rank_of_reader(schedule) != unpack(schedule.keys).destination))
     if past.size:
-        raise ScheduleError(f"the grid notation has no name for {task_name(schedule.keys[past[0]])}: there a message goes "
-                            f"to the next stage or the one before")
+        raise ScheduleError(f"the grid notation has no name for {task_name(schedule.keys[past[0]])}: there a message "
+                            f"goes to the next stage or the one before")
     rows: list[list[str]] = [[] for _ in range(schedule.ranks)]
     for i, rank in enumerate(ranks):
         row = rows[rank]

@@ -75,7 +75,8 @@ def solve(problem: Problem, objective: str = "makespan", time_limit: float = 60.
     horizon = int(m * ticks[:3].sum() + 2 * m * p * latency)  # one task after another: no path is longer
     first, last = hint[0, :, 0], hint[2, :, -1] + duration[2]
     known = int((last if objective == "makespan" else last - first).max())
-    floor = int(np.floor(lower_bounds(problem, cap)[objective == "makespan"] / unit * (1 - 1e-9)))  # of spans it holds wherever ranks start
+    # of spans it holds wherever ranks start
+    floor = int(np.floor(lower_bounds(problem, cap)[objective == "makespan"] / unit * (1 - 1e-9)))
 
     model = cp_model.CpModel()
     start = [[[model.new_int_var(0, horizon, f"{stage}{kind.name}{i}") for i in range(m)] for stage in range(p)]

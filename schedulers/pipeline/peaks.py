@@ -1,8 +1,9 @@
-"""What a plan keeps at most on each rank: live activations, and the bytes of a recorded network. Counted, on any timing.
+"""What a plan keeps at most on each rank: live activations, and the bytes of a recorded network.
+Counted, on any timing.
 
-An activation lives on its rank from the start of F to the end of the last O, W or B of its stage and micro-batch there. On
-another rank that computes one of these it lives from when it may arrive. What is joined to one action starts and ends
-together.
+An activation lives on its rank from the start of F to the end of the last O, W or B of its stage and micro-batch there.
+On another rank that computes one of these it lives from when it may arrive. What is joined to one action starts and
+ends together.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ def activations(plan: Plan) -> Floats:
     begin[home[forward]] = action[forward]
     copies = np.flatnonzero((end >= 0) & (begin < 0))
     if len(copies):
-        begin[copies] = _arrivals(plan, action)[copies // (plan.micro_batches * stages), copies % (plan.micro_batches * stages)]
+        begin[copies] = _arrivals(plan, action)[copies // (plan.micro_batches * stages),
+                                                copies % (plan.micro_batches * stages)]
     held = end >= 0
     count = int(action.max(initial=-1)) + 2
     change: Floats = np.bincount(begin[held], minlength=count).astype(np.float64)
@@ -46,7 +48,8 @@ def activations(plan: Plan) -> Floats:
     if plan.kept != 1:  # part of it goes between O and the last use
         last = split & (end[home] > action)
         freed = 1 - plan.kept
-        change += freed * (np.bincount(end[home[last]] + 1, minlength=count) - np.bincount(action[last] + 1, minlength=count))
+        change += freed * (np.bincount(end[home[last]] + 1, minlength=count)
+                           - np.bincount(action[last] + 1, minlength=count))
     live: Floats = np.cumsum(change)[action] * plan.placement.share
     return live
 
@@ -63,7 +66,8 @@ def _arrivals(plan: Plan, action: Ints) -> Ints:
     first = np.zeros(ranks, np.int64)
     for i, lane in enumerate(schedule.lanes):
         first[lane.rank] = action[schedule.ptr[i]] if schedule.ptr[i] < schedule.ptr[i + 1] else 0
-    next_one = np.zeros((len(graph), ranks), np.int64)  # of each rank the first action that may still run when a task starts
+    # of each rank the first action that may still run when a task starts
+    next_one = np.zeros((len(graph), ranks), np.int64)
     for task in ids[np.argsort(schedule.slots, kind="stable")].tolist():
         here = next_one[task]
         here[:] = first
@@ -95,8 +99,10 @@ def peak_bytes(graph: TaskGraph, schedule: Schedule) -> tuple[int, ...]:
         part = own.take(np.flatnonzero(rank == r))
         touched = set(part.buffer_storage[np.concatenate([part.reads.ids, part.writes.ids])].tolist())
         made = set(part.buffer_storage[part.writes.ids].tolist())
-        part = replace(part, inputs=(*(v for v in graph.inputs if v.storage in touched), *_views(part, messages.copy[to == r])),
-                       outputs=(*(v for v in graph.outputs if v.storage in made), *_views(part, messages.copied[sender == r]))).compact()
+        part = replace(part, inputs=(*(v for v in graph.inputs if v.storage in touched),
+                                     *_views(part, messages.copy[to == r])),
+                       outputs=(*(v for v in graph.outputs if v.storage in made),
+                                *_views(part, messages.copied[sender == r]))).compact()
         found.append(plan_memory(part, schedule.only(part)).peak_bytes)
     return tuple(found)
 

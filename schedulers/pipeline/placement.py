@@ -20,8 +20,8 @@ class Placement:
     """`table[d, s]` is the rank that holds stage s for micro-batches of direction d.
 
     With one direction every micro-batch has direction 0. With two, the first half of the micro-batches goes down
-    (direction 0) and the second half up; each rank then holds two copies of weights. Where the tasks of a stage live apart,
-    `parts[kind, part, stage]` is the rank of each instead.
+    (direction 0) and the second half up; each rank then holds two copies of weights. Where the tasks of a stage live
+    apart, `parts[kind, part, stage]` is the rank of each instead.
     """
 
     name: str
@@ -89,7 +89,8 @@ def wave(ranks: int, chunks: int = 2) -> Placement:
     """Down and up again, round after round: 0 1 .. p-1 p-1 .. 1 0; with two chunks it is the V."""
     stage = np.arange(ranks * chunks)
     place = stage % ranks
-    return Placement("v" if chunks == 2 else "wave", ranks, np.where(stage // ranks % 2, ranks - 1 - place, place)[None])
+    return Placement("v" if chunks == 2 else "wave", ranks,
+                     np.where(stage // ranks % 2, ranks - 1 - place, place)[None])
 
 
 def bidirectional(ranks: int, chunks: int = 2) -> Placement:

@@ -23,13 +23,13 @@ from .stages import fused_in, stage_graph
 from .versions import updates, with_updates, with_versions
 
 
-def plan(policy_or_name: str | Policy, ranks: int, micro_batches: int, cost: CostModel | None = None, chunks: int | None = None,
-         activation_cap: float | None = None, placement: Placement | None = None, message_bytes: int = 0,
-         **options: Any) -> Plan:
+def plan(policy_or_name: str | Policy, ranks: int, micro_batches: int, cost: CostModel | None = None,
+         chunks: int | None = None, activation_cap: float | None = None, placement: Placement | None = None,
+         message_bytes: int = 0, **options: Any) -> Plan:
     """The named policy's plan for a synthetic pipeline; `cost` is per stage (`costs` makes it), default all times 1.
 
-    `options` go to the policy. Raises PipelineError for an unknown name, a violated precondition, or where the plan needs
-    more activations than the cap.
+    `options` go to the policy. Raises PipelineError for an unknown name, a violated precondition, or where the plan
+    needs more activations than the cap.
     """
     chosen, name = policy(policy_or_name), title(policy_or_name)
     placement = place(chosen, ranks, chunks) if placement is None else placement
@@ -41,9 +41,11 @@ def plan(policy_or_name: str | Policy, ranks: int, micro_batches: int, cost: Cos
     else:
         schedule, notes = made
         total = int(unpack(schedule.keys).micro_batch.max()) + 1  # a stale plan may span several mini-batches
-        graph = stage_graph(placement.stages, total, fused_in(schedule, placement.stages, total), placement.directions, message_bytes)
-        made = Plan(name, graph, schedule, cost, ranks, notes=options | notes, placement=placement, micro_batches=total, cap=activation_cap,
-                    kept=options.get("kept", 1.0), versions=chosen.versions(problem, schedule) if chosen.versions else None,
+        graph = stage_graph(placement.stages, total, fused_in(schedule, placement.stages, total),
+                            placement.directions, message_bytes)
+        made = Plan(name, graph, schedule, cost, ranks, notes=options | notes, placement=placement, micro_batches=total,
+                    cap=activation_cap, kept=options.get("kept", 1.0),
+                    versions=chosen.versions(problem, schedule) if chosen.versions else None,
                     steady=chosen.steady(problem) if chosen.steady else None)
     try:
         return prove(made)
@@ -51,8 +53,8 @@ def plan(policy_or_name: str | Policy, ranks: int, micro_batches: int, cost: Cos
         raise PipelineError(f"{name}: {error.message}") from None
 
 
-def plan_network(graph: TaskGraph, policy_or_name: str | Policy, cost: CostModel, machine: Machine, *, chunks: int | None = None,
-                 stage_of_unit: Ints | None = None, **options: Any) -> Plan:
+def plan_network(graph: TaskGraph, policy_or_name: str | Policy, cost: CostModel, machine: Machine, *,
+                 chunks: int | None = None, stage_of_unit: Ints | None = None, **options: Any) -> Plan:
     """A policy's plan for a recorded step, not proved yet. The plan's `cost` has the times of its tasks.
 
     The step's micro-batches are those it was recorded with. Stages are balanced by `cost`, or given. Updates and what
@@ -61,11 +63,13 @@ def plan_network(graph: TaskGraph, policy_or_name: str | Policy, cost: CostModel
     chosen, name = policy(policy_or_name), title(policy_or_name)
     placement, cap = place(chosen, machine.ranks, chunks), machine.activation_cap
     if chosen.builds:
-        raise PipelineError(f"{name} makes tasks that are parts of layers, and no run does yet; `minidl simulate` prices it")
+        raise PipelineError(f"{name} makes tasks that are parts of layers, and no run does yet; "
+                            f"`minidl simulate` prices it")
     if placement.directions > 1:
         raise PipelineError(f"{name} holds every stage twice; a recorded model has each parameter once")
     if chosen.versions is not None and sums(graph).any():
-        raise PipelineError(f"{name} updates several times in a step, before all stages have their gradients; it cannot clip by the norm of all")
+        raise PipelineError(f"{name} updates several times in a step, before all stages have their gradients; it "
+                            f"cannot clip by the norm of all")
     micro_batches = int(graph.micro_batch.max(initial=0)) + 1
     check_numbers(placement.stages, micro_batches, cap)
     stages = cut(graph, cost, placement.stages, stage_of_unit, placement.table[0])
@@ -81,25 +85,28 @@ def plan_network(graph: TaskGraph, policy_or_name: str | Policy, cost: CostModel
         ordered = _completed(merged, schedule, placement)
     else:
         merged, ordered = _stale(name, merged, schedule, placement, chosen.versions(problem, schedule))
-    return Plan(name, merged, ordered, stages.cost(merged, cost), machine.ranks, machine.memory_limit, options | notes, placement=placement,
-                micro_batches=micro_batches, cap=cap, kept=options.get("kept", 1.0))
+    return Plan(name, merged, ordered, stages.cost(merged, cost), machine.ranks, machine.memory_limit, options | notes,
+                placement=placement, micro_batches=micro_batches, cap=cap, kept=options.get("kept", 1.0))
 
 
-def _stale(name: str, graph: TaskGraph, schedule: Schedule, placement: Placement, versions: Versions) -> tuple[TaskGraph, Schedule]:
-    """The graph whose tasks read the versions that the policy says, and the order with updates in it. Raises PipelineError for a
-    step that updates at other times than the policy does."""
+def _stale(name: str, graph: TaskGraph, schedule: Schedule, placement: Placement,
+           versions: Versions) -> tuple[TaskGraph, Schedule]:
+    """The graph whose tasks read the versions that the policy says, and the order with updates in it. Raises
+    PipelineError for a step that updates at other times than the policy does."""
     own = unpack(schedule.keys)
     after = {int(i) for i in graph.micro_batch[updates(graph)]}
     count = int(own.micro_batch.max()) + 1
     if after != set(range(versions.every - 1, count, versions.every)):
-        raise PipelineError(f"{name} updates after every {versions.every} of {count} micro-batches; this step was recorded with other updates")
+        raise PipelineError(f"{name} updates after every {versions.every} of {count} micro-batches; this step was "
+                            f"recorded with other updates")
     read = np.zeros((placement.stages, count), np.int64)
     read[own.unit, own.micro_batch] = versions.read
     ordered = with_updates(graph, schedule, placement)
     return with_versions(graph, ordered, read), ordered
 
 
-def _ordered(name: str, chosen: Policy, problem: Problem, options: dict[str, Any]) -> Plan | tuple[Schedule, dict[str, Any]]:
+def _ordered(name: str, chosen: Policy, problem: Problem,
+             options: dict[str, Any]) -> Plan | tuple[Schedule, dict[str, Any]]:
     """What the policy makes of the problem: (order, notes), or a whole plan that is not proved yet."""
     wrong = chosen.needs(problem.ranks, problem.micro_batches, problem.chunks)
     if wrong:
@@ -132,7 +139,8 @@ def _completed(graph: TaskGraph, schedule: Schedule, placement: Placement) -> Sc
     keys = [np.concatenate([schedule.keys[m], graph.keys[rest[home == r]]]) for r, m in enumerate(mine)]
     pairs = None if joined is None else np.concatenate(
         [np.concatenate([joined[m], np.zeros(int((home == r).sum()), bool)]) for r, m in enumerate(mine)])
-    return Schedule(schedule.lanes, np.concatenate([[0], np.cumsum([len(k) for k in keys])]), np.concatenate(keys), pairs)
+    return Schedule(schedule.lanes, np.concatenate([[0], np.cumsum([len(k) for k in keys])]),
+                    np.concatenate(keys), pairs)
 
 
 def of_network(name: str) -> Callable[..., Plan]:
@@ -140,7 +148,8 @@ def of_network(name: str) -> Callable[..., Plan]:
     def function(graph: TaskGraph, cost: CostModel, machine: Machine, **options: Any) -> Plan:
         return plan_network(graph, name, cost, machine, **options)
 
-    mine = [p for p in signature(plan_network, eval_str=True).parameters.values() if p.name in ("graph", "cost", "machine", "chunks", "stage_of_unit")]
+    mine = [p for p in signature(plan_network, eval_str=True).parameters.values()
+            if p.name in ("graph", "cost", "machine", "chunks", "stage_of_unit")]
     own = [p.replace(kind=p.KEYWORD_ONLY) for p in policy(name).options.values()]
     function.__signature__ = Signature([*mine, *own])  # type: ignore[attr-defined]
     return function

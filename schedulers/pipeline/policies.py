@@ -28,7 +28,8 @@ from .zero_bubble import interleaved_zb, zb_h1, zb_h2
 @dataclass(frozen=True)
 class Policy:
     """One scheduler: `order` maps a problem to a schedule, or to a schedule and notes that join the plan's. One that
-    `builds` makes the whole plan, a stale one, as its tasks are not those of whole stages; it is proved with the others.
+    `builds` makes the whole plan, a stale one, as its tasks are not those of whole stages; it is proved
+    with the others.
 
     `splits`: whether it separates O and W ("partly": some micro-batches). `chunks`: the default number of stages per
     rank, and `chunks_fixed` whether it is the only one possible. `needs(ranks, micro_batches, chunks)` returns what is
@@ -76,7 +77,8 @@ def _even_chunks(ranks: int, micro_batches: int, chunks: int) -> str | None:
 
 
 def _dualpipe(ranks: int, micro_batches: int, chunks: int) -> str | None:
-    return _even(ranks, micro_batches, chunks) or _at_least("at least 2p", lambda p: 2 * p)(ranks, micro_batches, chunks)
+    return (_even(ranks, micro_batches, chunks)
+            or _at_least("at least 2p", lambda p: 2 * p)(ranks, micro_batches, chunks))
 
 
 POLICIES: dict[str, Policy] = {
@@ -107,7 +109,8 @@ POLICIES: dict[str, Policy] = {
     "layerpipe2": Policy(layerpipe2, "contiguous", splits=True, chunks_fixed=False, versions=layerpipe2_versions,
                          steady=layerpipe2_steady),
     "dualpipe": Policy(dualpipe, "bidirectional", splits="partly", chunks=2, needs=_dualpipe),
-    "dualpipe_v": Policy(dualpipe_v, "wave", splits="partly", chunks=2, needs=_at_least("at least 2p", lambda p: 2 * p)),
+    "dualpipe_v": Policy(dualpipe_v, "wave", splits="partly", chunks=2,
+                         needs=_at_least("at least 2p", lambda p: 2 * p)),
     "interleaved": Policy(interleaved, "looped", chunks=2, chunks_fixed=False),
 }
 
@@ -118,11 +121,13 @@ def names() -> list[str]:
 
 
 def update_every(name: str, micro_batches: int, mini_batches: int | None = None) -> int:
-    """After how many of a step's micro-batches a run under this policy updates. Raises PipelineError for numbers that do not fit."""
+    """After how many of a step's micro-batches a run under this policy updates. Raises PipelineError for numbers
+    that do not fit."""
     if "mini_batches" in policy(name).options:
         if mini_batches is None or mini_batches < 2 or micro_batches % mini_batches:
-            raise PipelineError(f"{name} needs a step of several mini-batches, as with --scheduler-arg mini_batches=2, whose number divides that of "
-                                f"micro-batches; it has {mini_batches or 1} of {micro_batches}")
+            raise PipelineError(f"{name} needs a step of several mini-batches, as with --scheduler-arg mini_batches=2, "
+                                f"whose number divides that of micro-batches; it has "
+                                f"{mini_batches or 1} of {micro_batches}")
         return micro_batches // mini_batches
     return 1 if policy(name).stale else micro_batches
 

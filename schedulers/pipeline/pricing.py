@@ -49,4 +49,5 @@ def price(plan: Plan, cost: CostModel | None = None) -> Price:
     # a stale plan never drains: its bubble is what its steady state leaves idle
     whole = spans.max() if plan.versions is None else plan.period * (plan.micro_batches // plan.versions.every)
     rate = 1 - busy.max() / whole
-    return Price(float(end.max() - start.min()), float(spans.max()), plan.period, tuple(spans.tolist()), plan.peaks, float(rate))
+    return Price(float(end.max() - start.min()), float(spans.max()), plan.period, tuple(spans.tolist()),
+                 plan.peaks, float(rate))

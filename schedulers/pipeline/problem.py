@@ -24,15 +24,16 @@ def check_numbers(stages: int, micro_batches: int, cap: float | None) -> None:
     if micro_batches < 1:
         raise PipelineError(f"{micro_batches} micro-batches; at least 1 is needed")
     if 3 * stages * micro_batches > LARGEST or micro_batches >= 1 << 20:
-        raise PipelineError(f"{stages:,} stages and {micro_batches:,} micro-batches are too many: a plan can have {LARGEST:,} tasks "
-                            f"and {(1 << 20) - 1:,} micro-batches")
+        raise PipelineError(f"{stages:,} stages and {micro_batches:,} micro-batches are too many: a plan can have "
+                            f"{LARGEST:,} tasks and {(1 << 20) - 1:,} micro-batches")
     if cap is not None and not cap > 0:
         raise PipelineError(f"the activation cap is {cap}; it must be positive")
 
 
 @dataclass(frozen=True)
 class Problem:
-    """`forward`, `output_grad`, `weight_grad`: one time per stage. `cap`: live full-stage activations allowed per rank."""
+    """`forward`, `output_grad`, `weight_grad`: one time per stage. `cap`: live full-stage activations
+    allowed per rank."""
 
     placement: Placement
     micro_batches: int
@@ -44,8 +45,8 @@ class Problem:
 
     @classmethod
     def of(cls, placement: Placement, micro_batches: int, cost: CostModel, cap: float | None = None) -> Problem:
-        """Raises PipelineError for fewer than one micro-batch, more tasks than can be planned, a cap or a time that is not
-        positive."""
+        """Raises PipelineError for fewer than one micro-batch, more tasks than can be planned, a cap or a time that
+        is not positive."""
         check_numbers(placement.stages, micro_batches, cap)
         one = stage_graph(placement.stages, 1)
         time = cost.durations(one) + cost.launch

@@ -1,5 +1,5 @@
-"""The one door of pipeline plans: everything once and where it belongs, messages for all that crosses ranks, no deadlock,
-caps, limits and weight versions kept; peaks counted.
+"""The one door of pipeline plans: everything once and where it belongs, messages for all that crosses ranks, no
+deadlock, caps, limits and weight versions kept; peaks counted.
 
 `prove` is what every plan goes through, a policy's or a user's. `read_plan` makes one of a schedule that someone wrote,
 finding out where its stages live. Both raise ScheduleError with the grid and the culprit marked.
@@ -38,7 +38,8 @@ def prove(plan: Plan) -> Plan:
     _at_home(schedule, placement, plan.micro_batches)
     _one_lane(schedule)
     plan = replace(plan, schedule=schedule.validate(graph))
-    check_messages(graph, schedule, None if placement.parts is None else graph.buffer_role == ROLES.index(Role.PARAMETER))
+    check_messages(graph, schedule,
+                   None if placement.parts is None else graph.buffer_role == ROLES.index(Role.PARAMETER))
     if talks(schedule):
         check_rendezvous(graph, schedule)
     if plan.versions is not None and placement.parts is None:  # with parts the graph says what is read
@@ -56,14 +57,16 @@ def chunks_in(schedule: Schedule, ranks: int) -> int:
     return max(1, round((int(own.unit[own.kind == Kind.F].max(initial=0)) + 1) / ranks))
 
 
-def read_plan(schedule: Schedule, ranks: int, micro_batches: int, chunks: int | None = None, cap: float | None = None, *,
-              graph: TaskGraph | None = None, limit: int | None = None, like: Plan | None = None) -> Plan:
-    """The plan that a schedule of unknown origin means, for `ranks * chunks` stages (or bidirectional: `ranks`), proved.
+def read_plan(schedule: Schedule, ranks: int, micro_batches: int, chunks: int | None = None, cap: float | None = None,
+              *, graph: TaskGraph | None = None, limit: int | None = None, like: Plan | None = None) -> Plan:
+    """The plan that a schedule of unknown origin means, for `ranks * chunks` stages (or bidirectional: `ranks`),
+    proved.
 
-    Where its stages live is read off its forwards, and how many of them a rank has unless `chunks` says it. `graph`: a recorded network's stages, O and W apart. Where the schedule
-    has tasks of communication, they are checked against those that the compute order needs. `like`: a plan whose stages
-    live in the same places, of as many micro-batches, which says how activations count and which weight versions are read.
-    Raises PipelineError for numbers that make no sense.
+    Where its stages live is read off its forwards, and how many of them a rank has unless `chunks` says it. `graph`: a
+    recorded network's stages, O and W apart. Where the schedule has tasks of communication, they are checked against
+    those that the compute order needs. `like`: a plan whose stages live in the same places, of as many micro-batches,
+    which says how activations count and which weight versions are read. Raises PipelineError for numbers that make no
+    sense.
     """
     for what, value in (("ranks", ranks), ("chunks", chunks)):
         if value is not None and value < 1:
@@ -75,7 +78,8 @@ def read_plan(schedule: Schedule, ranks: int, micro_batches: int, chunks: int | 
     micro_batches = micro_batches if like is None else like.micro_batches
     compute, talk = split(schedule)
     _once(compute, ranks, ranks * chunks, micro_batches, COMPUTE if graph is None else (*COMPUTE, Kind.U))
-    placement = _placement(compute, ranks, micro_batches, chunks, asked, graph is None) if like is None else like.placement
+    placement = (_placement(compute, ranks, micro_batches, chunks, asked, graph is None) if like is None
+                 else like.placement)
     joint = fused_in(compute, placement.stages, micro_batches)
     if graph is None:
         _complete(compute, placement.stages, micro_batches)
@@ -89,14 +93,17 @@ def read_plan(schedule: Schedule, ranks: int, micro_batches: int, chunks: int | 
         _at_home(compute, placement, micro_batches)
         check_messages(graph, compute.validate(graph))
         graph, _ = add_communication(graph, compute)
-    plan = Plan("plan", graph, schedule, costs(placement, 1.0, 1.0, 1.0), ranks, limit, placement=placement, micro_batches=micro_batches, cap=cap)
+    plan = Plan("plan", graph, schedule, costs(placement, 1.0, 1.0, 1.0), ranks, limit, placement=placement,
+                micro_batches=micro_batches, cap=cap)
     if like is not None:
-        plan = replace(plan, scheduler=like.scheduler, kept=like.kept, steady=like.steady, versions=_versions_of(schedule, like))
+        plan = replace(plan, scheduler=like.scheduler, kept=like.kept, steady=like.steady,
+                       versions=_versions_of(schedule, like))
     return prove(plan)
 
 
 def _versions_of(schedule: Schedule, like: Plan) -> Versions | None:
-    """The weight versions that the schedule reads, if every stage and micro-batch reads what it reads in the other plan."""
+    """The weight versions that the schedule reads, if every stage and micro-batch reads what it reads
+    in the other plan."""
     if like.versions is None:
         return None
     theirs, own = unpack(like.schedule.keys), unpack(schedule.keys)
@@ -125,7 +132,8 @@ def _once(schedule: Schedule, ranks: int, stages: int, micro_batches: int, kinds
     rank = np.array([lane.rank for lane in schedule.lanes], np.int64)[schedule.lane_of_each()]
     for bad, what in (
             (~np.isin(kind, kinds) | (schedule.keys != pack(unit, kind, micro_batch)),
-             f"does not belong here: the tasks of one iteration are {', '.join(k.name for k in kinds)}, none late or in parts"),
+             f"does not belong here: the tasks of one iteration are "
+             f"{', '.join(k.name for k in kinds)}, none late or in parts"),
             (rank >= ranks, f"stands on a rank that does not exist: ranks are 0..{ranks - 1}"),
             (unit >= stages, f"is out of range: stages are 0..{stages - 1}"),
             (micro_batch >= micro_batches, f"is out of range: micro-batches are 0..{micro_batches - 1}")):
@@ -150,20 +158,22 @@ def _complete(schedule: Schedule, stages: int, micro_batches: int) -> None:
     if both.any():
         i, s = (int(x) for x in np.argwhere(both)[0])
         keys = [int(pack(s, k, i)) for k in (Kind.O, Kind.W) if has[k, i, s]]
-        raise schedule.error(f"stage {s} has both {s}B{i} and {' and '.join(map(task_name, keys))} for micro-batch {i}; "
-                             f"the weight gradient would count twice", [int(pack(s, Kind.B, i)), *keys])
+        raise schedule.error(f"stage {s} has both {s}B{i} and {' and '.join(map(task_name, keys))} for micro-batch "
+                             f"{i}; the weight gradient would count twice", [int(pack(s, Kind.B, i)), *keys])
     for needed, name in ((has[Kind.F], "F"), (has[Kind.B] | has[Kind.O], "O"), (has[Kind.B] | has[Kind.W], "W")):
         if not needed.all():
             i, s = (int(x) for x in np.argwhere(~needed)[0])
             near = [int(pack(s, k, i)) for k in COMPUTE if has[k, i, s]]
             either = "" if name == "F" else f" (or {s}B{i})"
-            raise schedule.error(f"task {s}{name}{i}{either} is missing; each stage and micro-batch needs one F, and one "
-                                 f"B or one O and one W", near)
+            raise schedule.error(f"task {s}{name}{i}{either} is missing; each stage and micro-batch needs one F, "
+                                 f"and one B or one O and one W", near)
 
 
-def _placement(schedule: Schedule, ranks: int, micro_batches: int, chunks: int, asked: int | None, complete: bool) -> Placement:
-    """Where the stages live, read off the forwards (of what has none, off any task): on one rank each, or with `asked` 2 or
-    None as in a bidirectional pipeline. Raises ScheduleError where neither is so, or where `complete` and a stage has none."""
+def _placement(schedule: Schedule, ranks: int, micro_batches: int, chunks: int, asked: int | None,
+               complete: bool) -> Placement:
+    """Where the stages live, read off the forwards (of what has none, off any task): on one rank each, or with `asked`
+    2 or None as in a bidirectional pipeline. Raises ScheduleError where neither is so, or where `complete` and a stage
+    has none."""
     own = unpack(schedule.keys)
     unit, kind, micro_batch = own.unit, own.kind, own.micro_batch
     rank = np.array([lane.rank for lane in schedule.lanes], np.int64)[schedule.lane_of_each()]
@@ -206,23 +216,25 @@ def _one_lane(schedule: Schedule) -> None:
         mixed = np.flatnonzero(message & (second | np.append(second[1:], False)))
         if mixed.size:
             key = int(schedule.keys[mixed[0]])
-            raise schedule.error(f"{task_name(key)} is part of a pair; only tasks that compute can run as one action", [key])
+            raise schedule.error(f"{task_name(key)} is part of a pair; only tasks that compute can run as one action",
+                                 [key])
     entry = np.flatnonzero(~message)
     seen: dict[int, int] = {}
     used, first = np.unique(schedule.lane_of_each()[entry], return_index=True)
     for lane, at in zip(used.tolist(), first.tolist(), strict=True):
         rank = schedule.lanes[lane].rank
         if seen.setdefault(rank, lane) != lane:
-            raise schedule.error(f"rank {rank} computes on the lanes {schedule.lanes[seen[rank]].name} and {schedule.lanes[lane].name}; "
-                                 f"a rank of a pipeline computes on one", [int(schedule.keys[entry[at]])])
+            raise schedule.error(f"rank {rank} computes on the lanes {schedule.lanes[seen[rank]].name} and "
+                                 f"{schedule.lanes[lane].name}; a rank of a pipeline computes on one",
+                                 [int(schedule.keys[entry[at]])])
 
 
 def _same_rank(schedule: Schedule, rank: Ints, home: Ints) -> None:
     stray = np.flatnonzero(rank != home)
     if stray.size:
         key = int(schedule.keys[stray[0]])
-        raise schedule.error(f"task {task_name(key)} stands on rank {rank[stray[0]]}, but stage {unpack(key).unit} lives on "
-                             f"rank {home[stray[0]]}; its weights are there", [key])
+        raise schedule.error(f"task {task_name(key)} stands on rank {rank[stray[0]]}, but stage {unpack(key).unit} "
+                             f"lives on rank {home[stray[0]]}; its weights are there", [key])
 
 
 def _counted(plan: Plan) -> Plan:
@@ -233,8 +245,9 @@ def _counted(plan: Plan) -> Plan:
     np.maximum.at(peaks, rank, live)
     if plan.cap is not None and (over := np.flatnonzero(live > plan.cap + 1e-9)).size:
         key = int(schedule.keys[over[0]])
-        raise CapError(f"with {task_name(key)} rank {rank[over[0]]} holds {live[over[0]]:g} activations; the cap is {plan.cap:g} "
-                       f"(this plan needs {live.max():g})", [task_name(key)], schedule.grid(mark=[key], near=True))
+        raise CapError(f"with {task_name(key)} rank {rank[over[0]]} holds {live[over[0]]:g} activations; the cap is "
+                       f"{plan.cap:g} (this plan needs {live.max():g})",
+                       [task_name(key)], schedule.grid(mark=[key], near=True))
     return replace(plan, peaks=tuple(peaks.tolist()))
 
 
@@ -242,8 +255,8 @@ def _within(plan: Plan) -> None:
     """The memory of every rank within the limit."""
     for rank, peak in enumerate(plan.peak_bytes or ()):
         if plan.limit is not None and peak > plan.limit:
-            raise MemoryLimitError(f"rank {rank} needs {peak:,} bytes, more than the limit of {plan.limit:,} (the largest rank needs "
-                                   f"{max(plan.peak_bytes or ()):,})")
+            raise MemoryLimitError(f"rank {rank} needs {peak:,} bytes, more than the limit of {plan.limit:,} (the "
+                                   f"largest rank needs {max(plan.peak_bytes or ()):,})")
 
 
 def _versions(plan: Plan) -> None:
@@ -270,8 +283,8 @@ def _versions(plan: Plan) -> None:
     if early.size:
         e = int(early[0])
         key = int(schedule.keys[e])
-        raise schedule.error(f"task {task_name(key)} reads weight version {versions.read[e]}, but then the newest one of "
-                             f"stage {unit[e]} is {newest[e]}", [key])
+        raise schedule.error(f"task {task_name(key)} reads weight version {versions.read[e]}, but then the newest one "
+                             f"of stage {unit[e]} is {newest[e]}", [key])
     read = np.full((plan.micro_batches, plan.placement.stages), -1, np.int64)
     forward = kind == Kind.F
     read[micro_batch[forward], unit[forward]] = versions.read[forward]
@@ -279,5 +292,5 @@ def _versions(plan: Plan) -> None:
     if other.size:
         e = int(other[0])
         key, before_it = int(schedule.keys[e]), int(pack(unit[e], Kind.F, micro_batch[e]))
-        raise schedule.error(f"task {task_name(key)} reads weight version {versions.read[e]}, but {task_name(before_it)} read "
-                             f"version {read[micro_batch[e], unit[e]]}", [key, before_it])
+        raise schedule.error(f"task {task_name(key)} reads weight version {versions.read[e]}, but "
+                             f"{task_name(before_it)} read version {read[micro_batch[e], unit[e]]}", [key, before_it])

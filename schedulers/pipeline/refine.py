@@ -19,8 +19,10 @@ EFFORT = 4_000_000  #: tasks that are timed altogether, about
 REACH = 4  #: a task moves by at most so many places
 
 
-def refine(graph: TaskGraph, schedule: Schedule, duration: Floats, latency: float, cap: int) -> tuple[float, float, Schedule]:
-    """(makespan, largest span, schedule) after as many tries as the effort allows. `cap`: live activations of one chunk per rank.
+def refine(graph: TaskGraph, schedule: Schedule, duration: Floats, latency: float,
+           cap: int) -> tuple[float, float, Schedule]:
+    """(makespan, largest span, schedule) after as many tries as the effort allows. `cap`: live activations of one chunk
+    per rank.
 
     For one lane per rank with equally many tasks of a split graph, no pairs.
     """

@@ -60,9 +60,9 @@ def stage_graph(stages: int, micro_batches: int, fused: bool | np.ndarray = Fals
         names += tuple(f"the weight gradient of stage {i}" + (f", direction {d}" if directions > 1 else "")
                        for d in range(directions) for i in range(s))
     return TaskGraph(
-        keys=pack(unit, kind, micro), flops=np.zeros(n), bytes=np.zeros(n, np.int64), reads=reads, writes=writes, buffer_bytes=size, buffer_role=role,
-        buffer_storage=np.arange(buffers, dtype=np.int32), buffer_names=names, unit_names=stage_names,
-        name_of_graph=f"{s} stages, {m} micro-batches")
+        keys=pack(unit, kind, micro), flops=np.zeros(n), bytes=np.zeros(n, np.int64), reads=reads, writes=writes,
+        buffer_bytes=size, buffer_role=role, buffer_storage=np.arange(buffers, dtype=np.int32), buffer_names=names,
+        unit_names=stage_names, name_of_graph=f"{s} stages, {m} micro-batches")
 
 
 def fused_in(schedule: Schedule, stages: int, micro_batches: int) -> bool | np.ndarray:

@@ -22,7 +22,8 @@ from .zero_bubble import zb_h1, zb_h2
 
 #: forwards ahead per rank to the end, the most telling first: ZB-H1, ZB-H2, and what lies around them
 SLOPES = (1.0, 2.0, 1.4, 2.4, 2.1, 1.2, 1.6, 1.8, 2.2, 3.0, 2.6, 0.75, 0.5, 0.0)
-IDLE = (np.inf, 0.0, 0.5, 1.0, 2.0, 4.0, 10.0, 30.0)  #: time a rank may idle before gaps are filled, in weight gradients
+#: time a rank may idle before gaps are filled, in weight gradients
+IDLE = (np.inf, 0.0, 0.5, 1.0, 2.0, 4.0, 10.0, 30.0)
 EFFORT = 3e9  #: steps of all candidates together, about; large problems get fewer candidates
 ROUNDS = 40  #: of changing the best candidate rank by rank, at most
 POLISHED = 4  #: so many of the best orders are polished
@@ -69,11 +70,13 @@ def zb_auto(problem: Problem, kept: float = 1.0) -> Schedule:
     best_of_line = {c.ahead: c for c in sorted(ran, key=found.__getitem__, reverse=True)}
     chosen = sorted(best_of_line.values(), key=found.__getitem__)[:POLISHED]
     orders = [*list_schedule(problem, cap, kept, chosen, keep=True)[2], *_handmade(problem, cap)]
-    return order_of(min((polish(problem, cap, kept, order, bounds) for order in orders), key=lambda one: [float(f"{t:.11g}") for t in one[0]])[1])
+    return order_of(min((polish(problem, cap, kept, order, bounds) for order in orders),
+                        key=lambda one: [float(f"{t:.11g}") for t in one[0]])[1])
 
 
 def _handmade(problem: Problem, cap: float) -> list[Ints]:
-    """The kinds, rank by rank, of the published orders that fit the cap: what the search finds is no worse than they are."""
+    """The kinds, rank by rank, of the published orders that fit the cap: what the search finds is no
+    worse than they are."""
     p, m = problem.ranks, problem.micro_batches
     fitting = [zb_h1, one_f_one_b] if cap >= min(p, m) else []
     fitting += [zb_h2] if cap >= 2 * p - 1 <= m else []
@@ -142,7 +145,8 @@ def neighbours(candidate: Candidate, cap: int) -> list[Candidate]:
 
 
 def _spans(problem: Problem, cap: float, kept: float, batch: list[Candidate]) -> list[tuple[float, float]]:
-    """(max_span, makespan) of each candidate's schedule, to as many digits as rounding leaves, so that equals are equal."""
+    """(max_span, makespan) of each candidate's schedule, to as many digits as rounding leaves, so that
+    equals are equal."""
     spans, makespans, _ = list_schedule(problem, cap, kept, batch)
     return [(float(f"{span:.11g}"), float(f"{makespan:.11g}")) for span, makespan in zip(spans, makespans, strict=True)]
 

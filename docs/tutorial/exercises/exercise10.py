@@ -7,12 +7,12 @@ Copy this file, complete `capture`, and grade your copy:
 
 The host issues three sorts of things, each to a stream:
 
-    ("launch", stream, kernel)   the kernel comes after the last one on its stream, and after all that the stream waited for
-    ("record", stream, event)    from now on the event stands for what the next launch on this stream would come after
-    ("wait", stream, event)      what is launched on this stream from now on comes after what the event stands for
+    ("launch", stream, kernel) the kernel comes after the last one on its stream, and after all that the stream waited
+    for ("record", stream, event) from now on the event stands for what the next launch on this stream would come after
+    ("wait", stream, event) what is launched on this stream from now on comes after what the event stands for
 
-An event may be recorded again; those who waited before have waited for what it stood for then. Nobody waits for an event
-that was never recorded. Edges that follow from others may be left out or not; both are right.
+An event may be recorded again; those who waited before have waited for what it stood for then. Nobody waits for an
+event that was never recorded. Edges that follow from others may be left out or not; both are right.
 """
 
 

@@ -1,4 +1,5 @@
-"""Graph to graph: launches that one kernel can do together become one. For devices on which a launch costs more than work.
+"""Graph to graph: launches that one kernel can do together become one. For devices on which a launch
+costs more than work.
 
 Each rule is a function on a `Draft` and can be left out, so that gains can be told apart. The graph that comes out has
 fewer tasks, the same inputs, outputs, parameters and mathematics; its bits may differ from those of the graph that went
@@ -20,8 +21,9 @@ from .products import epilogue, slabs
 from .squeeze_excite import squeeze_excite
 from .updates import updates
 
-RULES: dict[str, Callable[[Draft], None]] = {"casts": casts, "batch_norm_act": batch_norm_act, "squeeze_excite": squeeze_excite,
-                                             "flash_attention": flash_attention, "epilogue": epilogue, "slabs": slabs, "updates": updates}
+RULES: dict[str, Callable[[Draft], None]] = {"casts": casts, "batch_norm_act": batch_norm_act,
+                                             "squeeze_excite": squeeze_excite, "flash_attention": flash_attention,
+                                             "epilogue": epilogue, "slabs": slabs, "updates": updates}
 
 
 def fused(graph: TaskGraph, device: Any, rules: Iterable[str] = tuple(RULES)) -> TaskGraph:

@@ -1,5 +1,5 @@
-"""The rule of attention, see `fusion`: in 16 bits it goes through cuDNN's flash kernels, which keep one number for each query
-in place of the probabilities. Whatever those kernels do not take stays as it is."""
+"""The rule of attention, see `fusion`: in 16 bits it goes through cuDNN's flash kernels, which keep one number for each
+query in place of the probabilities. Whatever those kernels do not take stays as it is."""
 
 from __future__ import annotations
 
@@ -24,18 +24,20 @@ def flash_attention(draft: Draft) -> None:
 
 
 def taken(launch: Launch) -> bool:
-    """Whether flash kernels take this launch of `attention`: its types, sizes and how its arrays lie. No mask, a positive
-    scale, and more than one score, since cuDNN has no gradient for one alone."""
+    """Whether flash kernels take this launch of `attention`: its types, sizes and how its arrays lie. No mask, a
+    positive scale, and more than one score, since cuDNN has no gradient for one alone."""
     (q, k, v, *mask), y = launch.reads, launch.writes[0]
     t, s, d, e = q.shape[2], k.shape[2], q.shape[3], v.shape[3]
     sizes = d % PIECE == e % PIECE == 0 and max(d, e) <= WIDEST and t * s > 1
-    return not mask and q.dtype in HALVES and sizes and dict(launch.constants)["scale"] > 0 and all(map(_in_pieces, (q, k, v, y)))
+    return (not mask and q.dtype in HALVES and sizes and dict(launch.constants)["scale"] > 0
+            and all(map(_in_pieces, (q, k, v, y))))
 
 
 def _in_pieces(view: View) -> bool:
     """Whether rows lie together and begin where a piece may."""
     *outer, along = view.strides
-    return prod(view.shape) > 0 and along == 1 and view.offset % PIECE == 0 and all(step > 0 and step % PIECE == 0 for step in outer)
+    return (prod(view.shape) > 0 and along == 1 and view.offset % PIECE == 0
+            and all(step > 0 and step % PIECE == 0 for step in outer))
 
 
 def _replace(draft: Draft, i: int, launch: Launch) -> None:
@@ -46,16 +48,19 @@ def _replace(draft: Draft, i: int, launch: Launch) -> None:
         return
     readers = draft.readers(probabilities)
     gradients = [g for t in readers for g in draft[t].launches if p in g.reads]
-    if any(g.kernel != "attention_grad" or g.reads[3] != p or not all(map(_in_pieces, (g.reads[4], *g.writes))) for g in gradients):
+    if any(g.kernel != "attention_grad" or g.reads[3] != p or not all(map(_in_pieces, (g.reads[4], *g.writes)))
+           for g in gradients):
         return
     lse, kept = draft.new(f"{draft.graph.storages[y.storage].name} lse", p.shape[:3], "float32", Role.ACTIVATION)
     flash, work = draft.launch("flash_attention", launch.reads, (y, lse), **dict(launch.constants))
-    draft.merge(i, [], [flash if other is launch else other for other in draft[i].launches], [probabilities], [kept, *work])
+    draft.merge(i, [], [flash if other is launch else other for other in draft[i].launches],
+                [probabilities], [kept, *work])
     for t in readers:
         launches, work = [], []
         for g in draft[t].launches:
             if g in gradients:
-                g, more = draft.launch("flash_attention_grad", (*g.reads[:3], y, lse, g.reads[4]), g.writes, **dict(launch.constants))
+                g, more = draft.launch("flash_attention_grad", (*g.reads[:3], y, lse, g.reads[4]), g.writes,
+                                       **dict(launch.constants))
                 work += more
             launches.append(g)
         draft.merge(t, [], launches, [probabilities], work, reads=[output, kept])

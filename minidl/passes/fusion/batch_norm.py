@@ -13,7 +13,8 @@ ACTIVATIONS = {"relu": True, "relu6": True, "hardswish": False}
 
 
 def batch_norm_act(draft: Draft) -> None:
-    """Batch norm with the activation after it, and with the sum between the two where there is one; forward and backward."""
+    """Batch norm with the activation after it, and with the sum between the two where there is one;
+    forward and backward."""
     for i, entry in list(draft.numbered()):
         if entry.only is not None and entry.only.kernel == "batch_norm":
             _end_batch_norm(draft, i)
@@ -27,10 +28,12 @@ def _end_batch_norm(draft: Draft, i: int) -> None:
         return
     into, last = tail.forward[-1], draft[tail.forward[-1]].launches[0]
     constants = {**dict(first.constants), "act": tail.act}
-    if tail.gradient is not None and not _end_gradient(draft, first, last.writes[0], tail) and not ACTIVATIONS[tail.act]:
+    if (tail.gradient is not None and not _end_gradient(draft, first, last.writes[0], tail)
+        and not ACTIVATIONS[tail.act]):
         return  # its gradient needs what would not be there
     gone = [draft.passed_on(draft[t].launches[0].writes[0]) for t in (i, *tail.forward[:-1])]
-    launch, work = draft.launch("batch_norm_act", [*first.reads, *tail.added], [last.writes[0], *first.writes[1:]], **constants)
+    launch, work = draft.launch("batch_norm_act", [*first.reads, *tail.added],
+                                [last.writes[0], *first.writes[1:]], **constants)
     draft.merge(into, [i, *tail.forward[:-1]], [launch], [b for b in gone if b is not None], work, as_task=i)
 
 
@@ -51,23 +54,28 @@ def _end_gradient(draft: Draft, norm: Launch, y: View, tail: Tail) -> bool:
     given = draft[tail.gradient].reads - {draft.buffer(seen)}  # the buffers of dy
     old = draft[sums[0]].launches[0]
     if tail.added:
-        launch, work = draft.launch("batch_norm_act_weight_grad", [x, mean, rstd, w, b, dy, y], [*old.writes, ds], act=tail.act)
-        draft.merge(tail.gradient, sums, [launch], [], work, as_task=sums[0], reads=draft.buffers(w, b), reads_not=[passed])
+        launch, work = draft.launch("batch_norm_act_weight_grad", [x, mean, rstd, w, b, dy, y],
+                                    [*old.writes, ds], act=tail.act)
+        draft.merge(tail.gradient, sums, [launch], [], work, as_task=sums[0],
+                    reads=draft.buffers(w, b), reads_not=[passed])
         return True
     if any(not draft.moves(tail.gradient, t, (*sums, *inputs)) for t in inputs):
         return False
     for t in inputs:
         o, *others = draft[t].launches
-        launch, work = draft.launch("batch_norm_act_input_grad", [x, mean, rstd, w, b, *o.reads[4:6], dy], o.writes, act=tail.act)
+        launch, work = draft.launch("batch_norm_act_input_grad", [x, mean, rstd, w, b, *o.reads[4:6], dy],
+                                    o.writes, act=tail.act)
         draft.merge(t, [], [launch, *others], [passed], work, reads=[*given, *draft.buffers(w, b)])
     launch, work = draft.launch("batch_norm_act_weight_grad", [x, mean, rstd, w, b, dy], old.writes, act=tail.act)
     unread = [s for s in draft.buffers(seen) if s not in given]
-    draft.merge(tail.gradient, sums, [launch], [passed], work, as_task=sums[0], reads=draft.buffers(w, b), reads_not=unread)
+    draft.merge(tail.gradient, sums, [launch], [passed], work, as_task=sums[0],
+                reads=draft.buffers(w, b), reads_not=unread)
     return True
 
 
 def _is(entry: DraftTask, kernel: str, mean: View, ds: View, others: bool = False) -> bool:
-    """Whether a task begins with this gradient of the batch norm that made `mean`, and has no others, or none that read ds."""
+    """Whether a task begins with this gradient of the batch norm that made `mean`, and has no others, or none that read
+    ds."""
     first, *rest = entry.launches
     return (first.kernel == kernel and first.reads[1] == mean and first.reads[-1] == ds
             and all(others and ds not in launch.reads for launch in rest))
@@ -75,8 +83,8 @@ def _is(entry: DraftTask, kernel: str, mean: View, ds: View, others: bool = Fals
 
 @dataclass(frozen=True)
 class Tail:
-    """What follows a batch norm: the forward tasks up to the activation, what is added before it, the activation, and the
-    task of its gradient, if there is one."""
+    """What follows a batch norm: the forward tasks up to the activation, what is added before it, the activation, and
+    the task of its gradient, if there is one."""
 
     forward: list[int]
     added: list[View]

@@ -1,5 +1,6 @@
-"""The rule of mixed precision, see `fusion`: parameters are rounded by one launch for all, and the gradients that products
-leave in 16 bits go to the updates as they are, or to what divides them by the loss scale. Bits stay the same."""
+"""The rule of mixed precision, see `fusion`: parameters are rounded by one launch for all, and the gradients that
+products leave in 16 bits go to the updates as they are, or to what divides them by the loss scale. Bits stay the
+same."""
 
 from __future__ import annotations
 
@@ -12,13 +13,15 @@ from .updates import UPDATES
 
 
 def casts(draft: Draft) -> None:
-    """All parameters are rounded at once, before the first of them is used, and no gradient is widened for an update."""
+    """All parameters are rounded at once, before the first of them is used, and no gradient is
+    widened for an update."""
     _parameters(draft)
     _gradients(draft)
 
 
 def _parameters(draft: Draft) -> None:
-    found = [(i, launch) for i, entry in draft.numbered() if draft.kind(i) == Kind.F for launch in entry.launches if _rounds(draft, i, launch)]
+    found = [(i, launch) for i, entry in draft.numbered() if draft.kind(i) == Kind.F
+             for launch in entry.launches if _rounds(draft, i, launch)]
     alike: dict[str, list[tuple[int, Launch]]] = {}
     for i, launch in found:
         alike.setdefault(launch.writes[0].dtype, []).append((i, launch))
@@ -26,12 +29,15 @@ def _parameters(draft: Draft) -> None:
         first, launches = group[0][0], [launch for _, launch in group]
         for i, launch in group:
             others = [other for other in draft[i].launches if other is not launch]
-            unread = [b for b in draft.buffers(*launch.reads) if not any(launch.reads[0] in other.reads for other in others)]
+            unread = [b for b in draft.buffers(*launch.reads)
+                      if not any(launch.reads[0] in other.reads for other in others)]
             made = draft.buffers(*launch.writes)
             draft.change(i, others, reads=made, reads_not=unread, writes_not=made)
-        many, work = draft.launch("cast_many", [v for c in launches for v in c.reads], [v for c in launches for v in c.writes], dtype=dtype)
+        many, work = draft.launch("cast_many", [v for c in launches for v in c.reads],
+                                  [v for c in launches for v in c.writes], dtype=dtype)
         made = draft.buffers(*many.writes)
-        draft.change(first, [many, *draft[first].launches], reads=draft.buffers(*many.reads), reads_not=made, writes=[*made, *work])
+        draft.change(first, [many, *draft[first].launches], reads=draft.buffers(*many.reads), reads_not=made,
+                     writes=[*made, *work])
 
 
 def _rounds(draft: Draft, i: int, launch: Launch) -> bool:
@@ -48,7 +54,8 @@ def _gradients(draft: Draft) -> None:
     for i, entry in list(draft.numbered()):
         for cast in [launch for launch in entry.launches if launch.kernel == "cast"]:
             (low,), (wide,) = cast.reads, cast.writes
-            if draft.kind(i) == Kind.W and draft.passed_on(low) is not None and wide.strides == low.strides == strides_of(low.shape):
+            if (draft.kind(i) == Kind.W and draft.passed_on(low) is not None
+                and wide.strides == low.strides == strides_of(low.shape)):
                 _read_it_low(draft, i, cast, low, wide)
 
 
@@ -64,10 +71,12 @@ def _read_it_low(draft: Draft, i: int, cast: Launch, low: View, wide: View) -> N
     touching = [launch for t in takers for launch in draft[t].launches if wide in launch.reads]
     if any(launch is not cast and wide in (*launch.reads, *launch.writes) for launch in draft[i].launches):
         return
-    if not all(launch.kernel == "unscale" or (launch.kernel in UPDATES and launch.reads[1] == wide) for launch in touching):
+    if not all(launch.kernel == "unscale" or (launch.kernel in UPDATES and launch.reads[1] == wide)
+               for launch in touching):
         return
     given = draft.buffers(low)
     for t in takers:
-        launches = [replace(launch, reads=tuple(low if v == wide else v for v in launch.reads)) for launch in draft[t].launches]
+        launches = [replace(launch, reads=tuple(low if v == wide else v for v in launch.reads))
+                    for launch in draft[t].launches]
         draft.change(t, launches, reads=given, reads_not=[buffer])
     draft.change(i, [launch for launch in draft[i].launches if launch is not cast], writes_not=[buffer])

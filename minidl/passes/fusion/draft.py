@@ -38,8 +38,8 @@ class Draft:
         self.graph, self.device = graph, device
         self.made: list[StorageSpec] = []  #: storages that the graph did not have
         self.entries: list[DraftTask | None] = [
-            DraftTask(t, graph.launches[t], set(graph.reads[t].tolist()), set(graph.writes[t].tolist()), float(graph.flops[t]), int(graph.unit[t]))
-            for t in range(len(graph))]
+            DraftTask(t, graph.launches[t], set(graph.reads[t].tolist()), set(graph.writes[t].tolist()),
+                      float(graph.flops[t]), int(graph.unit[t])) for t in range(len(graph))]
         self.units = list(graph.unit_names)
         of_storage: dict[int, list[int]] = {}
         for buffer, storage in enumerate(graph.buffer_storage.tolist()):
@@ -82,10 +82,11 @@ class Draft:
         buffer = self.buffer(view)
         return None if buffer is None or buffer in self.kept or len(self.writers(buffer)) != 1 else buffer
 
-    def merge(self, into: int, gone: Sequence[int], launches: Sequence[Launch], dropped: Iterable[int], work: Iterable[int], *,
-              as_task: int | None = None, reads: Iterable[int] = (), reads_not: Iterable[int] = ()) -> None:
-        """Task `into` takes the place of `gone` too, with these launches and the scratch buffers `work`; it goes by the name
-        of `as_task`. Buffers `dropped` exist no more; `reads` and `reads_not` are read besides, or no longer."""
+    def merge(self, into: int, gone: Sequence[int], launches: Sequence[Launch], dropped: Iterable[int],
+              work: Iterable[int], *, as_task: int | None = None, reads: Iterable[int] = (),
+              reads_not: Iterable[int] = ()) -> None:
+        """Task `into` takes the place of `gone` too, with these launches and the scratch buffers `work`; it goes by the
+        name of `as_task`. Buffers `dropped` exist no more; `reads` and `reads_not` are read besides, or no longer."""
         target = self[into]
         if as_task is not None:
             target.row, target.unit = self[as_task].row, self[as_task].unit
@@ -99,7 +100,8 @@ class Draft:
         target.writes = (target.writes | {*work}) - {*dropped}
         target.launches = tuple(launches)
         used = {view.storage for launch in launches for view in launch.views}
-        target.writes -= {b for b in target.writes if self._is_scratch(b) and int(self.graph.buffer_storage[b]) not in used}
+        target.writes -= {b for b in target.writes if self._is_scratch(b)
+                          and int(self.graph.buffer_storage[b]) not in used}
         self._found(into)
 
     def change(self, task: int, launches: Sequence[Launch], *, reads: Iterable[int] = (), reads_not: Iterable[int] = (),
@@ -126,11 +128,13 @@ class Draft:
         """The task is needed no more."""
         self.entries[task] = None
 
-    def launch(self, kernel: str, reads: Sequence[View], writes: Sequence[View], **constants: Any) -> tuple[Launch, list[int]]:
+    def launch(self, kernel: str, reads: Sequence[View], writes: Sequence[View],
+               **constants: Any) -> tuple[Launch, list[int]]:
         """A launch with the scratch memory that it needs, and the buffers of that."""
         work = self.device.work(KERNELS[kernel])
         views, buffers = [], []
-        for shape, dtype in work([_Shaped(v) for v in reads], [_Shaped(v) for v in writes], **constants) if work else ():
+        for shape, dtype in (work([_Shaped(v) for v in reads], [_Shaped(v) for v in writes], **constants)
+                             if work else ()):
             view, buffer = self.new(f"work {kernel}", shape, str(np.dtype(dtype)), Role.WORKSPACE)
             views.append(view)
             buffers.append(buffer)
@@ -149,7 +153,8 @@ class Draft:
         return [b for b in map(self.buffer, views) if b is not None]
 
     def moves(self, task: int, to: int, besides: Sequence[int] = ()) -> bool:
-        """Whether nothing between `task` and `to` minds that it runs at the place of `to`; `besides` those that move too."""
+        """Whether nothing between `task` and `to` minds that it runs at the place of `to`; `besides` those that move
+        too."""
         entry = self[task]
         touched = entry.reads | entry.writes
         low, high = sorted((task, to))

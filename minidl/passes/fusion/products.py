@@ -17,7 +17,8 @@ def epilogue(draft: Draft) -> None:
             continue
         readers = draft.readers(made)
         second = draft[readers[0]].only if len(readers) == 1 else None
-        if second is None or second.kernel != "relu" or second.reads[0] != first.writes[0] or not draft.moves(i, readers[0], readers):
+        if (second is None or second.kernel != "relu" or second.reads[0] != first.writes[0]
+            or not draft.moves(i, readers[0], readers)):
             continue
         launch, work = draft.launch(first.kernel, first.reads, second.writes, **dict(first.constants), act="relu")
         draft.merge(readers[0], [i], [launch], [made], work, as_task=i)
@@ -26,13 +27,14 @@ def epilogue(draft: Draft) -> None:
 def _is_product(launch: Launch) -> bool:
     if launch.kernel == "conv2d":
         geometry = dict(launch.constants)["geometry"]
-        return launch.reads[1].shape[1:3] == (1, 1) and geometry.groups == 1 and geometry.stride == (1, 1) and geometry.padding == (0, 0)
+        return (launch.reads[1].shape[1:3] == (1, 1) and geometry.groups == 1 and geometry.stride == (1, 1)
+                and geometry.padding == (0, 0))
     return launch.kernel == "linear"
 
 
 def slabs(draft: Draft) -> None:
-    """A convolution writes its output where it is joined to others, and its gradients read theirs from there: no copies.
-    Only where convolutions take images with gaps between pixels."""
+    """A convolution writes its output where it is joined to others, and its gradients read theirs from there: no
+    copies. Only where convolutions take images with gaps between pixels."""
     if not draft.device.captures:
         return
     for i, entry in list(draft.numbered()):
@@ -43,10 +45,11 @@ def slabs(draft: Draft) -> None:
             _write_there(draft, i, copy)
         elif (made := draft.passed_on(copy.writes[0])) is not None and _pixels(copy.reads[0]):
             readers = draft.readers(made)
-            if all(draft.moves(i, t, readers) and all(_takes(launch, copy.writes[0]) for launch in draft[t].launches) for t in readers):
+            if all(draft.moves(i, t, readers)
+                   and all(_takes(launch, copy.writes[0]) for launch in draft[t].launches) for t in readers):
                 for t in readers:
-                    launches = [replace(launch, reads=tuple(copy.reads[0] if v == copy.writes[0] else v for v in launch.reads))
-                                for launch in draft[t].launches]
+                    launches = [replace(launch, reads=tuple(copy.reads[0] if v == copy.writes[0] else v
+                                                            for v in launch.reads)) for launch in draft[t].launches]
                     draft.merge(t, [], launches, [made], [], reads=entry.reads)
                 draft.remove(i)
 
@@ -57,8 +60,8 @@ def _write_there(draft: Draft, i: int, copy: Launch) -> None:
         return
     (source,) = draft.writers(made)
     first = draft[source].only
-    if (first is not None and first.kernel == "conv2d" and len(first.reads) == 2 and first.writes[0] == copy.reads[0] and _has_gaps(first)
-            and draft.moves(source, i, [i])):
+    if (first is not None and first.kernel == "conv2d" and len(first.reads) == 2 and first.writes[0] == copy.reads[0]
+        and _has_gaps(first) and draft.moves(source, i, [i])):
         launch, work = draft.launch("conv2d", first.reads, copy.writes, **dict(first.constants))
         draft.merge(i, [source], [launch], [made], work, as_task=source)
 
@@ -76,7 +79,8 @@ def _has_gaps(launch: Launch) -> bool:
     constants = dict(launch.constants)
     x, w = {"conv2d": launch.reads[:2], "conv2d_input_grad": (launch.writes[0], launch.reads[1]),
             "conv2d_weight_grad": (launch.reads[0], launch.writes[0])}[launch.kernel]
-    return way(x, w, constants["geometry"]) in ("pointwise", "library") and not constants.get("bias") and not constants.get("act")
+    return (way(x, w, constants["geometry"]) in ("pointwise", "library") and not constants.get("bias")
+            and not constants.get("act"))
 
 
 def _pixels(view: View) -> bool:

@@ -1,7 +1,7 @@
 """The rule that puts squeeze-and-excite blocks together, see `fusion`: mean over pixels, two 1x1 convolutions, relu and
-hard-sigmoid between and after them, and the product with the image become one launch; so do their output gradients. The weight
-gradients stay tasks of their own. A block that is built in another way, or one of whose values somebody else needs, stays as
-it is."""
+hard-sigmoid between and after them, and the product with the image become one launch; so do their output gradients. The
+weight gradients stay tasks of their own. A block that is built in another way, or one of whose values somebody else
+needs, stays as it is."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ def _put_together(draft: Draft, i: int) -> None:
     scale, gate = forward.tasks[-1], forward.gone[-1]
     after = [t for t in draft.readers(*draft.buffers(gate)) if t != scale]
     backward = _backward(draft, forward, _one(after)) if after else None
-    halves = [("squeeze_excite", forward, scale), *([("squeeze_excite_input_grad", backward, backward.tasks[0])] if backward else [])]
+    halves = [("squeeze_excite", forward, scale),
+              *([("squeeze_excite_input_grad", backward, backward.tasks[0])] if backward else [])]
     for _, half, into in halves:
         _require(all(draft.moves(t, into, half.tasks) for t in half.tasks))
     for kernel, half, into in halves:
@@ -50,7 +51,8 @@ def _put_together(draft: Draft, i: int) -> None:
         launch, work = draft.launch(kernel, half.reads, half.writes)
         made = {b for t in half.tasks for b in draft[t].writes}
         gone = draft.buffers(gate, *half.gone, *(v for old in launches for v in old.work))
-        draft.merge(into, [t for t in half.tasks if t != into], [*(c for c in launches if c.kernel == "cast"), launch], gone, work, reads_not=made)
+        draft.merge(into, [t for t in half.tasks if t != into], [*(c for c in launches if c.kernel == "cast"), launch],
+                    gone, work, reads_not=made)
     unit = draft[scale].unit
     draft.units[unit] = "/".join([*draft.units[unit].split("/")[:-1], "squeeze_excite"])
 
@@ -71,20 +73,24 @@ def _forward(draft: Draft, i: int) -> Half:
     scale = _one([t for t in _readers(draft, gate) if draft.kind(t) == Kind.F])
     last = draft[scale].launches[0]
     _require(_is(draft, scale, ("mul", (x, gate), last.writes, {})))
-    return Half([pool, first, act, second, i, scale], [x, w1, *b1, w2, *b2], [last.writes[0], mean, hidden, pre], [r, gate])
+    return Half([pool, first, act, second, i, scale], [x, w1, *b1, w2, *b2],
+                [last.writes[0], mean, hidden, pre], [r, gate])
 
 
 def _backward(draft: Draft, forward: Half, start: int) -> Half:
     """All output gradients of a block; `start` is that of the product."""
     (x, w1, _, w2, _), (_, _, hidden, pre), gate = forward.reads, forward.writes, forward.gone[-1]
     _require(len(draft[start].launches) > 1)
-    dy, product, dgate = draft[start].launches[0].reads[0], draft[start].launches[1].writes[0], draft[start].launches[-1].writes[0]
+    dy, product, dgate = (draft[start].launches[0].reads[0], draft[start].launches[1].writes[0],
+                          draft[start].launches[-1].writes[0])
     direct = draft[start].launches[0].writes[0]
     total = [("sum", (product,), (dgate,), {"axes": (1, 2)})] if x.shape != gate.shape else []
-    _require(_dense(dy) and _is(draft, start, ("mul", (dy, gate), (direct,), {}), ("mul", (dy, x), (product,), {}), *total))
+    _require(_dense(dy)
+             and _is(draft, start, ("mul", (dy, gate), (direct,), {}), ("mul", (dy, x), (product,), {}), *total))
     slope = _one(_readers(draft, dgate))
     dpre = draft[slope].launches[0].writes[0]
-    _require(_readers(draft, product) == ([] if total else [slope]) and _is(draft, slope, ("hardsigmoid_grad", (pre, dgate), (dpre,), {})))
+    _require(_readers(draft, product) == ([] if total else [slope])
+             and _is(draft, slope, ("hardsigmoid_grad", (pre, dgate), (dpre,), {})))
     second, dh = _input_grad(draft, dpre, w2)
     act = _one(_readers(draft, dh))
     dhidden = draft[act].launches[0].writes[0]
@@ -93,8 +99,10 @@ def _backward(draft: Draft, forward: Half, start: int) -> Half:
     last = _one(_readers(draft, dmean))
     dx = draft[last].launches[0].writes[0]
     _require(_readers(draft, direct) == [last] and _dense(dx) and _is(
-        draft, last, ("spread", (dmean, x), (dx,), {"factor": 1.0 / (x.shape[1] * x.shape[2])}), ("add", (direct, dx), (dx,), {})))
-    return Half([start, slope, second, act, first, last], [dy, x, w1, w2, hidden, pre], [dx, dpre, dhidden], [direct, product, dgate, dh, dmean])
+        draft, last, ("spread", (dmean, x), (dx,), {"factor": 1.0 / (x.shape[1] * x.shape[2])}),
+        ("add", (direct, dx), (dx,), {})))
+    return Half([start, slope, second, act, first, last], [dy, x, w1, w2, hidden, pre], [dx, dpre, dhidden],
+                [direct, product, dgate, dh, dmean])
 
 
 def _require(condition: bool) -> None:
@@ -120,7 +128,8 @@ def _readers(draft: Draft, view: View) -> list[int]:
 
 
 def _maker(draft: Draft, view: View, kernel: str) -> tuple[int, tuple[View, ...]]:
-    """The task that makes a view by this kernel alone, or from operands that it first casts; and what the kernel reads."""
+    """The task that makes a view by this kernel alone, or from operands that it first casts; and what
+    the kernel reads."""
     task = _one([t for b in draft.buffers(view) for t in draft.writers(b)])
     *before, launch = draft[task].launches
     _require(launch.kernel == kernel and launch.writes == (view,) and all(c.kernel == "cast" for c in before))
@@ -129,7 +138,8 @@ def _maker(draft: Draft, view: View, kernel: str) -> tuple[int, tuple[View, ...]
 
 def _input_grad(draft: Draft, dy: View, w: View) -> tuple[int, View]:
     """The task that makes a 1x1 convolution's output gradient of dy and nothing else, and that gradient."""
-    task = _one([t for b in draft.buffers(dy) for t in draft.readers(b) if draft[t].launches[0].kernel == "conv2d_input_grad"])
+    task = _one([t for b in draft.buffers(dy)
+                 for t in draft.readers(b) if draft[t].launches[0].kernel == "conv2d_input_grad"])
     (dx,) = draft[task].launches[0].writes
     _require(len(draft[task].launches) == 1 and draft[task].launches[0].reads == (dy, w))
     return task, dx
@@ -137,4 +147,5 @@ def _input_grad(draft: Draft, dy: View, w: View) -> tuple[int, View]:
 
 def _is(draft: Draft, task: int, *launches: tuple[str, tuple[View, ...], tuple[View, ...], dict[str, Any]]) -> bool:
     """Whether a task's launches are exactly these: kernel, reads, writes, constants."""
-    return [(launch.kernel, launch.reads, launch.writes, dict(launch.constants)) for launch in draft[task].launches] == [*launches]
+    return [(launch.kernel, launch.reads, launch.writes, dict(launch.constants))
+            for launch in draft[task].launches] == ([*launches])

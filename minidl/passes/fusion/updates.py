@@ -25,7 +25,8 @@ def updates(draft: Draft) -> None:
             alike.setdefault((launch.kernel, len(launch.writes), _shared(launch), launch.constants), []).append(launch)
     many = [draft.launch(*_many(same), **dict(same[0].constants), count=len(same)) for same in alike.values()]
     rest = [launch for launch in launches if launch.kernel not in UPDATES]
-    draft.merge(tasks[-1], tasks[:-1], [*rest, *(launch for launch, _ in many)], [], [b for _, buffers in many for b in buffers])
+    draft.merge(tasks[-1], tasks[:-1], [*rest, *(launch for launch, _ in many)], [],
+                [b for _, buffers in many for b in buffers])
     draft.units.append("updates")
     draft[tasks[-1]].unit = len(draft.units) - 1
 

@@ -40,8 +40,8 @@ class SilentRank(RankError):
 
     def __init__(self, rank: int, waiting: int, seconds: float) -> None:
         super().__init__(rank, "")
-        self.args = (f"rank {waiting} waits for rank {rank}, which has given no sign of life for {seconds:g} s: it was stopped, or its machine is "
-                     f"gone (MINIDL_MPI_WAIT_SECONDS gives it more time)",)
+        self.args = (f"rank {waiting} waits for rank {rank}, which has given no sign of life for {seconds:g} s: it was "
+                     f"stopped, or its machine is gone (MINIDL_MPI_WAIT_SECONDS gives it more time)",)
 
 
 class Standstill(RankError):
@@ -56,8 +56,8 @@ class Standstill(RankError):
 
 @dataclass(frozen=True)
 class Wait:
-    """What a rank waits for: `what`, from or to rank `peer` (None: all others), since `since` and still when it looked at
-    `looked` (both `time.monotonic`)."""
+    """What a rank waits for: `what`, from or to rank `peer` (None: all others), since `since` and still when it looked
+    at `looked` (both `time.monotonic`)."""
 
     peer: int | None
     what: str
@@ -68,8 +68,8 @@ class Wait:
         return f"rank {rank} waits for {'all others' if self.peer is None else f'rank {self.peer}'} ({self.what})"
 
     def lasts(self, seconds: float) -> bool:
-        """Whether it has lasted so long and has been looked at in that time. One that has not may be over: what came since
-        has not been seen yet, as its rank had no turn."""
+        """Whether it has lasted so long and has been looked at in that time. One that has not may be over: what came
+        since has not been seen yet, as its rank had no turn."""
         now = time.monotonic()
         return now - self.since > seconds and now - self.looked < seconds
 
@@ -87,7 +87,8 @@ class Communicator:
     wait_seconds = WAIT_SECONDS  #: a deadline, see `await_longer`
     own_process = True  #: whether no other rank shares this process
     on_device = False  #: whether it takes the memory of a CUDA device, when what was issued before has run
-    stream: Any = None  #: of a transport whose calls go to a stream of the device: that stream; then it takes what was issued there
+    #: of a transport whose calls go to a stream of the device: that stream; then it takes what was issued there
+    stream: Any = None
 
     # --------------------------------------------------------------------------------------------- what transports give
     def _exchange(self, out: Any, into: Any, bounds: Sequence[int], slot: int) -> Iterator[None]:
@@ -107,8 +108,8 @@ class Communicator:
         raise NotImplementedError
 
     def _send(self, array: Any, peer: int, number: int) -> Transfer:
-        """Sends an array to another rank, each time it is started; what has one number arrives in the order in which it was
-        started. It ends when the array may be written again."""
+        """Sends an array to another rank, each time it is started; what has one number arrives in the order in which it
+        was started. It ends when the array may be written again."""
         raise NotImplementedError
 
     def _receive(self, array: Any, peer: int, number: int) -> Transfer:
@@ -127,15 +128,16 @@ class Communicator:
         raise NotImplementedError
 
     def fail(self, error: BaseException) -> bool:
-        """Tells the others that this rank failed, unless it failed since another did. Whether this rank is the one to say why."""
+        """Tells the others that this rank failed, unless it failed since another did. Whether this rank is
+        the one to say why."""
         raise NotImplementedError
 
     # ----------------------------------------------------------------------------------------------------- what is used
     def bind(self, kind: Kind, place: Host, slot: int | None, peer: int | None = None, message: int = 0) -> Transfer:
         """What moves the arrays of a place, as often as it is started.
 
-        A: their mean over ranks. AS: the mean of this rank's share of the elements; AG: hands the shares to all, so that
-        AS and then AG on the same place are A; what lies between them is in the place alone. SF, SO: sends them to
+        A: their mean over ranks. AS: the mean of this rank's share of the elements; AG: hands the shares to all, so
+        that AS and then AG on the same place are A; what lies between them is in the place alone. SF, SO: sends them to
         `peer` as the message of that number; RF, RO: receives them from there.
         """
         if peer is not None:
@@ -189,8 +191,8 @@ class Communicator:
         raise AssertionError("a transport's _share ends with the values")
 
     def clocks_ahead(self, rounds: int = 20) -> list[float]:
-        """By how many seconds the `perf_counter` of each rank is ahead of rank 0's, as near as ranks can tell that meet: 0 where
-        it may be the same clock. All ranks call it together."""
+        """By how many seconds the `perf_counter` of each rank is ahead of rank 0's, as near as ranks can tell that
+        meet: 0 where it may be the same clock. All ranks call it together."""
         low, high = [-math.inf] * self.size, [math.inf] * self.size
         for _ in range(rounds):
             before = time.perf_counter()
@@ -202,8 +204,8 @@ class Communicator:
         return [0.0 if lo <= 0 <= hi else (lo + hi) / 2 for lo, hi in zip(low, high, strict=True)]
 
     def await_longer(self, wait: Wait) -> None:
-        """Whether to go on waiting: raises Standstill where all that it depends on have waited for `wait_seconds`, so that none
-        ever goes on, or where it has waited AT_WORK times as long for a rank that is at work."""
+        """Whether to go on waiting: raises Standstill where all that it depends on have waited for `wait_seconds`, so
+        that none ever goes on, or where it has waited AT_WORK times as long for a rank that is at work."""
         seconds = time.monotonic() - wait.since
         if seconds < self.wait_seconds:
             return
@@ -216,11 +218,12 @@ class Communicator:
                 raise Standstill(peer, f"the ranks wait for each other: {'; '.join(waits[r].of(r) for r in way)}")
             way.append(peer)
         if seconds > AT_WORK * self.wait_seconds:
-            raise Standstill(at, f"{'; '.join(waits[r].of(r) for r in way[:-1])}, which is at work, for more than {AT_WORK * self.wait_seconds:g} s "
-                                 f"(MINIDL_MPI_WAIT_SECONDS gives it more time)")
+            raise Standstill(at, f"{'; '.join(waits[r].of(r) for r in way[:-1])}, which is at work, for more than "
+                                 f"{AT_WORK * self.wait_seconds:g} s (MINIDL_MPI_WAIT_SECONDS gives it more time)")
 
     def close(self) -> None:
         """Ends what the transport holds."""
 
 
-__all__ = ["SLOTS", "WAIT_SECONDS", "Communicator", "Host", "OnDevice", "RankError", "SilentRank", "Staged", "Standstill", "Transfer", "Wait"]
+__all__ = ["SLOTS", "WAIT_SECONDS", "Communicator", "Host", "OnDevice", "RankError", "SilentRank", "Staged",
+           "Standstill", "Transfer", "Wait"]

@@ -28,8 +28,8 @@ class TransferError(RuntimeError):
 
 
 class Patience:
-    """Waiting without burning a core: busy at first, then ever longer naps; looks for failures now and then, and whether what
-    is awaited can still come. `reset` when something has come, and before the next wait."""
+    """Waiting without burning a core: busy at first, then ever longer naps; looks for failures now and then, and
+    whether what is awaited can still come. `reset` when something has come, and before the next wait."""
 
     def __init__(self, communicator: Communicator) -> None:
         self._communicator = communicator
@@ -44,7 +44,8 @@ class Patience:
             self._told = False
 
     def wait(self, peer: int | None = None, what: str = "") -> None:
-        """A nap, waiting for `what` from or to a peer. Raises RankError; where nothing is named, never for want of an answer."""
+        """A nap, waiting for `what` from or to a peer. Raises RankError; where nothing is named, never for
+        want of an answer."""
         self._turns += 1
         time.sleep(min(2e-6 * self._turns, 2e-4))
         if time.monotonic() > self._next_check:
@@ -58,10 +59,10 @@ class Patience:
 
 @dataclass(frozen=True)
 class Entry:
-    """One transfer of a lane: it starts when all of `awaits` say that what they stand for has arrived (each is asked until
-    it does, then not again), after `begin`; `done` is called when it and those before it on its lane have ended. No two with
-    one `slot` are in flight; those without may all be, since messages have numbers, and count for no credit. `name` and `peer`
-    (None: all others) are for whom it may concern that it does not end."""
+    """One transfer of a lane: it starts when all of `awaits` say that what they stand for has arrived (each is asked
+    until it does, then not again), after `begin`; `done` is called when it and those before it on its lane have ended.
+    No two with one `slot` are in flight; those without may all be, since messages have numbers, and count for no
+    credit. `name` and `peer` (None: all others) are for whom it may concern that it does not end."""
 
     task: int
     transfer: Transfer

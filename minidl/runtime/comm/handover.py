@@ -1,7 +1,7 @@
 """How data pass from the lanes that compute to those that communicate and back: at once on the CPU, by events on CUDA.
 
-The host's own events (`minidl.runtime.streams`) say that a call has been made. On the CPU that is all there is to know; on CUDA
-it says that what it issued can now be waited for, by another stream.
+The host's own events (`minidl.runtime.streams`) say that a call has been made. On the CPU that is all there is to know;
+on CUDA it says that what it issued can now be waited for, by another stream.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ class Streams(Direct):
     def place(self, arrays: Sequence[Any], after: Iterable[int], sums: bool = True) -> Host:
         events = [self._ready[task] for task in after]
         if self.communicator.on_device:
-            return OnDevice(self.communicator, arrays, self.device, self.communicator.stream or self._streams[0], events, sums)
+            return OnDevice(self.communicator, arrays, self.device,
+                            self.communicator.stream or self._streams[0], events, sums)
         return Staged(self.communicator, arrays, self.device, self._streams, events, sums)
 
 

@@ -30,7 +30,8 @@ class _Board:
         self.rounds: dict[Any, dict[int, Any]] = {}
         self.seen: Counter[Any] = Counter()
         self.failed: tuple[int, str] | None = None
-        self.sent: defaultdict[tuple[int, int, int], list[_Message]] = defaultdict(list)  # by sender, receiver and number
+        # by sender, receiver and number
+        self.sent: defaultdict[tuple[int, int, int], list[_Message]] = defaultdict(list)
         self.waits: dict[int, Wait] = {}
 
     def post(self, key: Any, rank: int, value: Any) -> None:

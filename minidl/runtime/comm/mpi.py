@@ -52,26 +52,31 @@ def _seconds(variable: str, default: float) -> float:
 
 
 def _timer(seconds: float, line: str) -> subprocess.Popen[bytes] | None:
-    """Ends this process after some seconds, with one line, unless this process ends or the timer's context is left in time."""
+    """Ends this process after some seconds, with one line, unless this process ends or the timer's context
+    is left in time."""
     rank = launcher.rank()
     if rank is None:  # no launcher, no other ranks
         return None
     patience = seconds + (rank != 0)  # so that one speaks for all
-    return subprocess.Popen([sys.executable, "-ISc", TIMER, str(patience), f"minidl: {line}"], stdin=subprocess.PIPE, process_group=0)
+    return subprocess.Popen([sys.executable, "-ISc", TIMER, str(patience), f"minidl: {line}"],
+                            stdin=subprocess.PIPE, process_group=0)
 
 
 class MPI(Communicator):
     """The rank that this process has under mpiexec; one rank without. Raises MPIError where MPI cannot be used."""
 
     def __init__(self, *, deterministic: bool = True) -> None:
-        start, self.wait_seconds = _seconds("MINIDL_MPI_START_SECONDS", START_SECONDS), _seconds("MINIDL_MPI_WAIT_SECONDS", WAIT_SECONDS)
-        timer = _timer(start, f"MPI has not started within {start:g} s: other ranks run another command or version, or have ended; start all "
-                              f"with one mpiexec and the same command (MINIDL_MPI_START_SECONDS gives them more time)")
+        start, self.wait_seconds = (_seconds("MINIDL_MPI_START_SECONDS", START_SECONDS),
+                                    _seconds("MINIDL_MPI_WAIT_SECONDS", WAIT_SECONDS))
+        timer = _timer(start, f"MPI has not started within {start:g} s: other ranks run another command or version, or "
+                              f"have ended; start all with one mpiexec and the same command "
+                              f"(MINIDL_MPI_START_SECONDS gives them more time)")
         with timer or contextlib.nullcontext():
             try:
                 from mpi4py import MPI as mpi
             except (ImportError, RuntimeError) as error:
-                raise MPIError(f"MPI cannot be used: {error}; install minidl[mpich], or mpi4py beside your cluster's MPI") from error
+                raise MPIError(f"MPI cannot be used: {error}; install minidl[mpich], or mpi4py "
+                               f"beside your cluster's MPI") from error
             if mpi.Query_thread() < mpi.THREAD_MULTIPLE:
                 raise MPIError("this MPI was started without MPI_THREAD_MULTIPLE, which the communication lane needs")
             self._mpi, self.deterministic = mpi, deterministic
@@ -92,7 +97,8 @@ class MPI(Communicator):
         """The same rank, given the memory of CUDA devices. Raises MPIError for an MPI that was not built for it."""
         kinds = self._mpi.COMM_WORLD.Get_info().Get("mpi_memory_alloc_kinds")  # MPI 4.1; older ones do not tell
         if kinds is not None and "cuda" not in kinds:
-            raise MPIError(f"this MPI ({self.library}) takes no memory of CUDA devices, only {kinds}; use --transport staged")
+            raise MPIError(f"this MPI ({self.library}) takes no memory of CUDA devices, only "
+                           f"{kinds}; use --transport staged")
         made = copy.copy(self)
         made.on_device = True
         return made
@@ -108,7 +114,8 @@ class MPI(Communicator):
         return self._done(self._slots[slot].Ialltoallv([out, (counts, list(bounds[:-1]))], [into, (own, starts)]))
 
     def _collect(self, array: Any, bounds: Sequence[int], slot: int) -> Iterator[None]:
-        request = self._slots[slot].Iallgatherv(self._mpi.IN_PLACE, [array, (np.diff(bounds).tolist(), list(bounds[:-1]))])
+        request = self._slots[slot].Iallgatherv(self._mpi.IN_PLACE,
+                                                [array, (np.diff(bounds).tolist(), list(bounds[:-1]))])
         return self._done(request)
 
     def _sum(self, array: Any, slot: int) -> Iterator[None]:
@@ -163,8 +170,10 @@ class MPI(Communicator):
         """Ends MPI, which waits for all ranks to do so."""
         if self._watch is not None and not self._mpi.Is_finalized():
             self._watch.close()
-            timer = _timer(self.wait_seconds, f"this job has not ended within {self.wait_seconds:g} s after its last step: a rank was stopped, or its machine is gone "
-                                        f"(MINIDL_MPI_WAIT_SECONDS gives it more time)")
-            if timer is not None and timer.stdin is not None:  # not closed before this process has ended, as the interpreter's end does
+            timer = _timer(self.wait_seconds,
+                           f"this job has not ended within {self.wait_seconds:g} s after its last step: a rank was "
+                           f"stopped, or its machine is gone (MINIDL_MPI_WAIT_SECONDS gives it more time)")
+            # not closed before this process has ended, as the interpreter's end does
+            if timer is not None and timer.stdin is not None:
                 os.dup(timer.stdin.fileno())
             self._mpi.Finalize()

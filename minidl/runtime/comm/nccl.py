@@ -1,7 +1,7 @@
 """NCCL: ranks that have a GPU each sum there. Started and watched over by another transport, such as MPI.
 
-Everything goes through one stream in the order in which transfers are submitted, which all ranks share; so a transfer is
-over for the host as soon as it is issued. Sums are taken in rank order by this engine's own kernels; with
+Everything goes through one stream in the order in which transfers are submitted, which all ranks share; so a transfer
+is over for the host as soon as it is issued. Sums are taken in rank order by this engine's own kernels; with
 `deterministic=False` NCCL adds as it likes.
 """
 
@@ -29,8 +29,8 @@ def library() -> Any:
 
 
 class NCCL(Communicator):
-    """This process's rank of `control`, summing on `device`. Every rank makes its own at the same time. Raises NCCLError
-    where a rank has no NCCL or two ranks share a GPU."""
+    """This process's rank of `control`, summing on `device`. Every rank makes its own at the same time. Raises
+    NCCLError where a rank has no NCCL or two ranks share a GPU."""
 
     on_device = True
 
@@ -42,18 +42,19 @@ class NCCL(Communicator):
         seats = control.gather((socket.gethostname(), device.driver.address(), bool(nccl.available)))
         for rank, (host, gpu, available) in enumerate(seats):
             if not available:
-                raise NCCLError(f"rank {rank} has no NCCL; install nvidia-nccl-cu13 (or -cu12) there, or use --transport staged")
+                raise NCCLError(f"rank {rank} has no NCCL; install nvidia-nccl-cu13 (or -cu12) there, "
+                                f"or use --transport staged")
             first = next(r for r, seat in enumerate(seats) if seat[:2] == (host, gpu))
             if first < rank:
-                raise NCCLError(f"ranks {first} and {rank} share GPU {gpu} of {host}, which NCCL refuses; start one rank a GPU, or use "
-                                f"--transport staged")
+                raise NCCLError(f"ranks {first} and {rank} share GPU {gpu} of {host}, which NCCL refuses; start one "
+                                f"rank a GPU, or use --transport staged")
         name = control.gather(self._name() if self.rank == 0 else None)[0]
         if not isinstance(name, bytes):
             raise NCCLError(f"rank 0 cannot start NCCL: {name}")
         device.driver.use()
         self._ranks = nccl.NcclCommunicator(self.size, name, self.rank)
-        # before the main stream: a transfer is a few long blocks that every rank must have running, so one that starts late
-        # holds up all ranks, and one that starts at once takes little from the chain
+        # before the main stream: a transfer is a few long blocks that every rank must have running, so one that starts
+        # late holds up all ranks, and one that starts at once takes little from the chain
         self.stream = device.driver.stream(-1)
 
     def _name(self) -> bytes | str:
@@ -90,7 +91,8 @@ class NCCL(Communicator):
         yield from ()
 
     def _send(self, array: Any, peer: int, number: int) -> Transfer:
-        raise NCCLError("pipelines over NCCL need a communicator for each pair of ranks, which is not built; use --transport staged")
+        raise NCCLError("pipelines over NCCL need a communicator for each pair of ranks, which is not "
+                        "built; use --transport staged")
 
     _receive = _send
 

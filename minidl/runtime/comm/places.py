@@ -1,4 +1,5 @@
-"""Where gradients lie while ranks sum them. On the CPU that is where they are; on CUDA, copies and events lead there and back.
+"""Where gradients lie while ranks sum them. On the CPU that is where they are; on CUDA, copies and events
+lead there and back.
 
 A place is made once for each transfer and used in every step. Its steps are iterators, as transfers are: each `next`
 looks whether the device has come that far, so a lane that waits for one transfer moves the others.
@@ -32,7 +33,8 @@ class Host:
         self.mine = slice(*self.bounds[communicator.rank : communicator.rank + 2])
         dtype = flat[0].dtype
         self.whole = flat[0] if len(flat) == 1 else self._empty((count,), dtype)
-        self.windows = [] if len(flat) == 1 else [(a, self.whole[i:j]) for a, (i, j) in zip(flat, pairwise(ends), strict=True)]
+        self.windows = [] if len(flat) == (1) else [(a, self.whole[i:j])
+                                                    for a, (i, j) in zip(flat, pairwise(ends), strict=True)]
         self.received = self._empty((ranks if sums else 0, self.mine.stop - self.mine.start), dtype)
         self.factor = 1 / ranks
 
@@ -73,13 +75,13 @@ class Host:
 class Staged(Host):
     """Gradients of a CUDA device, summed in pinned host memory.
 
-    `device` and `streams` (down, up): copies to the host and back go through streams of their own, so that neither holds
-    up the other or the computation. `after`: events that the copy down waits for; what they stand for has been issued
-    when a transfer is started.
+    `device` and `streams` (down, up): copies to the host and back go through streams of their own, so that neither
+    holds up the other or the computation. `after`: events that the copy down waits for; what they stand for has been
+    issued when a transfer is started.
     """
 
-    def __init__(self, communicator: Any, arrays: Sequence[Any], device: Any, streams: tuple[Any, Any], after: Sequence[Any],
-                 sums: bool = True) -> None:
+    def __init__(self, communicator: Any, arrays: Sequence[Any], device: Any, streams: tuple[Any, Any],
+                 after: Sequence[Any], sums: bool = True) -> None:
         driver, (down, up) = device.driver, streams
         ends = np.cumsum([0, *(a.size for a in arrays)]).tolist()
         dtype = arrays[0].dtype
@@ -87,8 +89,8 @@ class Staged(Host):
         super().__init__(communicator, [pinned], sums)
         pairs = [(a, pinned[i:j]) for a, (i, j) in zip(arrays, pairwise(ends), strict=True) if a.size]
         self._driver, self._down_done, self._up_done = driver, driver.event(), driver.event()
-        self._down = [*(driver.wait(down, event) for event in after), *(driver.copy(array, host, down) for array, host in pairs),
-                      driver.record(self._down_done, down)]
+        self._down = [*(driver.wait(down, event) for event in after),
+                      *(driver.copy(array, host, down) for array, host in pairs), driver.record(self._down_done, down)]
         self._up = [*(driver.copy(host, array, up) for array, host in pairs), driver.record(self._up_done, up)]
 
     def arrived(self, stream: Any) -> list[Thunk]:
@@ -120,7 +122,8 @@ class OnDevice(Host):
         self._done, self._given = driver.event(), driver.event()
         copies = [(a, w) for a, w in self.windows if a.size]
         self._take = [*(driver.wait(stream, event) for event in after), *(driver.copy(a, w, stream) for a, w in copies)]
-        rows = [(self.received[0] if r == 1 else total, self.received[r]) for r in range(1, communicator.size if sums else 0)]
+        rows = [(self.received[0] if r == 1 else total, self.received[r])
+                for r in range(1, communicator.size if sums else 0)]
         self._add = [call for pair in rows for call in device.calls("add", pair, [total], stream)]
         self._add += device.calls("scale", [total], [total], stream, factor=self.factor)
         self._scale = device.calls("scale", [self.whole], [self.whole], stream, factor=self.factor)

@@ -1,8 +1,9 @@
-"""A rank's ear: a thread that tells the others that this process runs, hears the same of them, and carries failures both ways.
+"""A rank's ear: a thread that tells the others that this process runs, hears the same of them, and carries
+failures both ways.
 
-A rank that is stopped, or whose machine is gone, says nothing; those that wait for it know by its silence. One that is busy
-for minutes is not silent, since the thread speaks while others of its process compute. Knows the control communicator,
-which it alone uses, and no other.
+A rank that is stopped, or whose machine is gone, says nothing; those that wait for it know by its silence. One that is
+busy for minutes is not silent, since the thread speaks while others of its process compute. Knows the control
+communicator, which it alone uses, and no other.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from . import RankError, SilentRank, Wait
 ALIVE, FAILED, HEARD = 1, 2, 3  #: tags
 PERIOD = 0.05  #: seconds between two looks
 BEATS = 4  #: within the time that a rank may be silent
-GRACE = 3.0  #: seconds that a failing rank gives the others, and that its own main thread has, to end what they are doing
+#: seconds that a failing rank gives the others, and that its own main thread has, to end what they are doing
+GRACE = 3.0
 
 
 def abort(code: int) -> NoReturn:
@@ -38,8 +40,8 @@ def abort(code: int) -> NoReturn:
 
 
 class Watch:
-    """`limit`: seconds of silence after which a rank counts as gone; `failure` then holds the error, or another rank's. Whoever
-    waits looks at it; if nobody does, as in the midst of a library's call, the thread ends the job itself."""
+    """`limit`: seconds of silence after which a rank counts as gone; `failure` then holds the error, or another rank's.
+    Whoever waits looks at it; if nobody does, as in the midst of a library's call, the thread ends the job itself."""
 
     def __init__(self, mpi: Any, control: Any, limit: float) -> None:
         self._mpi, self._control, self._limit = mpi, control, limit
@@ -62,7 +64,8 @@ class Watch:
         heard = dict.fromkeys(self.others, before)
         while not self._closed.wait(PERIOD):
             now = time.monotonic()
-            if now - before > self._limit / 2:  # this process was stopped itself, perhaps all were: silence is counted anew
+            # this process was stopped itself, perhaps all were: silence is counted anew
+            if now - before > self._limit / 2:
                 heard = dict.fromkeys(self.others, now)
             before = now
             heard.update(dict.fromkeys(self._receive(), now))
@@ -109,8 +112,8 @@ class Watch:
         self._sent = [request for request in self._sent if not request.Test()]
 
     def fail(self, error: BaseException) -> bool:
-        """Tells the others; waits until they have ended what they do, or for GRACE. Whether this rank is the one to say why: the
-        lowest of those that failed by themselves."""
+        """Tells the others; waits until they have ended what they do, or for GRACE. Whether this rank is the one to say
+        why: the lowest of those that failed by themselves."""
         self._taken = True
         own = not isinstance(error, RankError) or error.own
         self._tell(FAILED if own else HEARD, f"{type(error).__name__}: {error}")

@@ -1,5 +1,5 @@
-"""Attention as cuDNN's graphs know it; `dnn` makes plans of them. Unless it is asked for, no kernel that does not repeat its
-bits."""
+"""Attention as cuDNN's graphs know it; `dnn` makes plans of them. Unless it is asked for, no kernel that does not
+repeat its bits."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 
 from ...kernels import cuda
 
-FORWARD = ("q", "k", "v", "y", "lse")  #: arrays of a call, by their place (from 1 on) the names of the tensors in a plan
+#: arrays of a call, by their place (from 1 on) the names of the tensors in a plan
+FORWARD = ("q", "k", "v", "y", "lse")
 GRAD = (*FORWARD, "dy", "dq", "dk", "dv")
 
 
@@ -51,7 +52,8 @@ class Key:
         if self.what == "forward":
             outs = graph.sdpa(*tensors("q", "k", "v"), generate_stats=True, **how)
         else:
-            outs = graph.sdpa_backward(*tensors("q", "k", "v", "y", "dy", "lse"), use_deterministic_algorithm=self.deterministic, **how)
+            outs = graph.sdpa_backward(*tensors("q", "k", "v", "y", "dy", "lse"),
+                                       use_deterministic_algorithm=self.deterministic, **how)
         for out, name in zip(outs, FORWARD[3:] if self.what == "forward" else GRAD[6:], strict=True):
             for attribute, value in of(name).items():
                 getattr(out, f"set_{attribute}")(value)

@@ -1,8 +1,8 @@
 """How long calls take on the device: captured, repeated in one graph, replayed between two events.
 
-An event that is recorded on an idle stream happens at once, and the time to the next one holds the host's launches. So a
-stream is busy with something else when timing begins: with one replay before, or with a `Hold`. The gap that one call leaves
-behind another on its stream is in the time. Knows no tasks.
+An event that is recorded on an idle stream happens at once, and the time to the next one holds the host's launches. So
+a stream is busy with something else when timing begins: with one replay before, or with a `Hold`. The gap that one call
+leaves behind another on its stream is in the time. Knows no tasks.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Hold:
 
 
 def behind(driver: Any, stream: Any, hold: Hold, issue: Callable[[], None]) -> float:
-    """Microseconds that `stream` needs for what `issue` issues, all of which waits in queues when it begins: the median of
-    some rounds."""
+    """Microseconds that `stream` needs for what `issue` issues, all of which waits in queues when it begins: the median
+    of some rounds."""
     host = []
     for _ in range(ROUNDS):
         start = perf_counter()
@@ -62,8 +62,8 @@ def behind(driver: Any, stream: Any, hold: Hold, issue: Callable[[], None]) -> f
 
 
 def replayed(driver: Any, stream: Any, *fills: Callable[[], None]) -> list[float]:
-    """Microseconds of one replay of what each of `fills` issues on `stream`, or forks off and joins: in turns, the medians of
-    some rounds."""
+    """Microseconds of one replay of what each of `fills` issues on `stream`, or forks off and joins: in turns, the
+    medians of some rounds."""
     launches = [driver.replay(capture(driver, stream, fill), stream) for fill in fills]
     begin, end = driver.event(True), driver.event(True)
     found: list[list[float]] = [[] for _ in fills]
@@ -93,8 +93,10 @@ def run(calls: Sequence[Thunk], times: int = 1) -> None:
             call()
 
 
-def each(driver: Any, stream: Any, programs: Sequence[Sequence[Thunk]], progress: Callable[[float], None] | None = None) -> list[float]:
-    """Microseconds of each program on its stream. All are run once before, in order, so that everything holds a value."""
+def each(driver: Any, stream: Any, programs: Sequence[Sequence[Thunk]],
+         progress: Callable[[float], None] | None = None) -> list[float]:
+    """Microseconds of each program on its stream. All are run once before, in order, so that
+    everything holds a value."""
     for program in programs:
         run(program)
     driver.synchronize(stream)
@@ -124,9 +126,11 @@ def hop(driver: Any, one: Any, other: Any, call: tuple[Thunk, Thunk]) -> float:
     return max(0.0, changing - straight) / (2 * REPEATS)
 
 
-def together(driver: Any, one: Any, other: Any, first: Sequence[Thunk], second: Sequence[Thunk], alone: tuple[float, float]) -> tuple[float, float]:
+def together(driver: Any, one: Any, other: Any, first: Sequence[Thunk], second: Sequence[Thunk],
+             alone: tuple[float, float]) -> tuple[float, float]:
     """How many times longer each of two programs takes beside the other; `first` is bound to stream `one`, `second` to
-    `other`. `alone`: microseconds of each by itself. The one measured runs a fixed number of times, the other longer."""
+    `other`. `alone`: microseconds of each by itself. The one measured runs a fixed number of times,
+    the other longer."""
 
     def beside(main: Sequence[Thunk], times: int, rest: Sequence[Thunk], long: int, streams: tuple[Any, Any]) -> float:
         begin, end, start, joined = driver.event(True), driver.event(True), driver.event(), driver.event()

@@ -16,8 +16,8 @@ X, W, Y = 1, 2, 3  #: names of the tensors in a plan
 
 @dataclass(frozen=True)
 class Key:
-    """What a plan depends on; x (n, h, w, c), w (o, kh, kw, c / groups), y (n, oh, ow, o), each as its shape and its strides
-    in elements: pixels may have gaps between them."""
+    """What a plan depends on; x (n, h, w, c), w (o, kh, kw, c / groups), y (n, oh, ow, o), each as its shape and its
+    strides in elements: pixels may have gaps between them."""
 
     what: str
     x: tuple[tuple[int, ...], tuple[int, ...]]
@@ -34,7 +34,8 @@ class Key:
     def of(cls, call: cuda.Convolution, tf32: bool, deterministic: bool) -> Key:
         dtype = str(call.x.dtype)
         x, w, y = ((tuple(a.shape), tuple(s // a.itemsize for s in a.strides)) for a in (call.x, call.w, call.y))
-        return cls(call.what, x, w, y, call.stride, call.padding, call.dilation, dtype, tf32 and dtype == "float32", deterministic)
+        return cls(call.what, x, w, y, call.stride, call.padding, call.dilation, dtype,
+                   tf32 and dtype == "float32", deterministic)
 
     @property
     def unwanted(self) -> list[str]:

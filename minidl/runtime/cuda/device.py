@@ -30,8 +30,8 @@ PACKAGES = {"cupy": "cupy", "nvmath": "nvmath-python", "cudnn": "nvidia-cudnn-fr
 class Cuda:
     """One GPU. `driver`, `products`, `dnn`: what runs the kinds of calls; the tests put others in their place.
 
-    Of calls that are bound from now on, `tf32`: whether float32 products and convolutions may round their inputs for the
-    tensor cores; `deterministic`: whether a call of cuDNN must give the same bits each time.
+    Of calls that are bound from now on, `tf32`: whether float32 products and convolutions may round their inputs for
+    the tensor cores; `deterministic`: whether a call of cuDNN must give the same bits each time.
     """
 
     tf32 = False
@@ -61,8 +61,8 @@ class Cuda:
 
     def interface(self, array: Any) -> dict[str, Any]:
         """An array as other libraries take it, by the CUDA array interface (version 3)."""
-        return {"shape": array.shape, "typestr": array.dtype.str, "data": (cuda.pointer(array), False), "strides": array.strides,
-                "version": 3, "stream": self.main.ptr}
+        return {"shape": array.shape, "typestr": array.dtype.str, "data": (cuda.pointer(array), False),
+                "strides": array.strides, "version": 3, "stream": self.main.ptr}
 
     def _library(self, name: str) -> Any:
         if name not in self._made:
@@ -81,10 +81,11 @@ class Cuda:
         self.driver.zeros(memory, self.main)()
 
     def array(self, memory: Any, view: View, base: int = 0) -> Any:
-        """The strided array that `view` means in `memory`, whose storage begins at byte `base`. Only addresses, shapes and
-        strides: it is for launches, and keeps no memory."""
+        """The strided array that `view` means in `memory`, whose storage begins at byte `base`. Only addresses, shapes
+        and strides: it is for launches, and keeps no memory."""
         size = np.dtype(view.dtype).itemsize
-        return self.driver.array(memory, view.shape, view.dtype, tuple(s * size for s in view.strides), base + view.offset * size)
+        return self.driver.array(memory, view.shape, view.dtype, tuple(s * size for s in view.strides),
+                                 base + view.offset * size)
 
     def read(self, array: Any) -> Any:
         """A NumPy copy, when all that was issued before has run."""
@@ -96,8 +97,8 @@ class Cuda:
         return host
 
     def fetch(self, array: Any) -> Callable[[], Any]:
-        """Sends an array to the host behind what was issued before; the call waits for it and gives the NumPy copy. Nobody has
-        to call it: what comes later into the same pinned memory comes by the same stream."""
+        """Sends an array to the host behind what was issued before; the call waits for it and gives the NumPy copy.
+        Nobody has to call it: what comes later into the same pinned memory comes by the same stream."""
         if not cuda.contiguous(array) or not 0 < array.nbytes <= SLOT:
             return lambda: self.read(array)
         pinned, event = self._slots.pop() if self._slots else (self.driver.pinned(SLOT), self.driver.event())
@@ -116,8 +117,8 @@ class Cuda:
         return value
 
     def not_finite(self) -> bool:
-        """Whether an update has used a gradient that is not finite since this was asked last, or fetched. Waits for what was
-        issued."""
+        """Whether an update has used a gradient that is not finite since this was asked last, or fetched. Waits for
+        what was issued."""
         return self.fetch_not_finite()()
 
     def fetch_not_finite(self) -> Callable[[], bool]:
@@ -130,7 +131,8 @@ class Cuda:
         """Host values into an array, after all that was issued before. One number goes with a launch and is not waited
         for, so that a learning rate can be set while a step runs."""
         if array.size == 1 and array.dtype.kind == "f":
-            for call in KERNELS["fill"].cuda_calls([array], [array], [], {"value": float(np.asarray(value).reshape(()))}):
+            for call in KERNELS["fill"].cuda_calls([array], [array], [],
+                                                   {"value": float(np.asarray(value).reshape(()))}):
                 self._thunk(call, self.main)()
             return
         host = np.ascontiguousarray(np.broadcast_to(np.asarray(value, array.dtype), array.shape))
@@ -193,7 +195,8 @@ class Cuda:
         calls = KERNELS[launch.kernel].cuda_calls(reads, writes, work, dict(launch.constants))
         return [self._thunk(call, stream or self.main) for call in calls]
 
-    def calls(self, kernel: str, reads: Sequence[Any], writes: Sequence[Any], stream: Any, **constants: Any) -> list[Thunk]:
+    def calls(self, kernel: str, reads: Sequence[Any], writes: Sequence[Any], stream: Any,
+              **constants: Any) -> list[Thunk]:
         """Prebuilt calls of a kernel that needs no scratch, on these arrays."""
         return [self._thunk(call, stream) for call in KERNELS[kernel].cuda_calls(reads, writes, [], constants)]
 
@@ -210,7 +213,8 @@ class Cuda:
 
     # --------------------------------------------------------------------------------------------------------- lanes
     def streams(self, priorities: Sequence[int]) -> list[Any]:
-        """One for each lane, the same ones each time: the first is the main stream, which goes before those of priority 1."""
+        """One for each lane, the same ones each time: the first is the main stream, which goes before
+        those of priority 1."""
         found = [self.main]
         for i, priority in enumerate(priorities[1:], 1):
             there, nth = self._others.setdefault(priority, []), list(priorities[1:i]).count(priority)
@@ -232,7 +236,8 @@ class Cuda:
         self.driver.synchronize_device()
 
     # -------------------------------------------------------------------------------------------------------- times
-    def task_times(self, programs: Sequence[Sequence[Thunk]], progress: Callable[[float], None] | None = None) -> list[float]:
+    def task_times(self, programs: Sequence[Sequence[Thunk]],
+                   progress: Callable[[float], None] | None = None) -> list[float]:
         """Microseconds of each program of the main stream, as it runs inside a replayed graph."""
         return clock.each(self.driver, self.main, programs, progress)
 
@@ -248,11 +253,13 @@ class Cuda:
         return clock.hop(self.driver, one, other, (first, second))
 
     def step_time(self, issue: Callable[[], None]) -> float:
-        """Microseconds that the main stream needs for what a step brings and takes away, when the host is ahead of it."""
+        """Microseconds that the main stream needs for what a step brings and takes away, when the
+        host is ahead of it."""
         hold = clock.Hold(self.driver, self.main, self.driver.allocate(HELD, self.main))
         return clock.behind(self.driver, self.main, hold, issue)
 
-    def together(self, programs: Callable[[Any, Any], tuple[Sequence[Thunk], Sequence[Thunk]]], alone: tuple[float, float]) -> tuple[float, float]:
+    def together(self, programs: Callable[[Any, Any], tuple[Sequence[Thunk], Sequence[Thunk]]],
+                 alone: tuple[float, float]) -> tuple[float, float]:
         """How many times longer two programs take beside each other; `programs(stream, stream)` binds them."""
         one, other = self.streams(STEPS)
         first, second = programs(one, other)
@@ -263,20 +270,21 @@ class Cuda:
 
 
 class Pinned(np.ndarray):
-    """A host array in pinned memory, from `Cuda.pinned`. A step that is given one sends it from where it lies, after the call
-    has returned: it must stay as it is until something of that step, say its loss, has been fetched."""
+    """A host array in pinned memory, from `Cuda.pinned`. A step that is given one sends it from where it lies, after
+    the call has returned: it must stay as it is until something of that step, say its loss, has been fetched."""
 
 
 class Feed:
-    """Host arrays on their way to a step's inputs: pinned memory and device memory twice over, used in turn, so that the
-    copy of one step's inputs overlaps with the step before. Arrays that are pinned already are sent as they are."""
+    """Host arrays on their way to a step's inputs: pinned memory and device memory twice over, used in turn, so that
+    the copy of one step's inputs overlaps with the step before. Arrays that are pinned already are sent as they are."""
 
     def __init__(self, device: Cuda, places: Sequence[Any]) -> None:
         self.device, self.driver, self.places = device, device.driver, list(places)
         self._turn = 0
         self._copies = self.driver.stream()
         self._slots = [self._slot() for _ in range(2)]
-        weakref.finalize(self, _wait_for, self.driver, self._slots).atexit = False  # pinned memory is kept until it has been sent
+        # pinned memory is kept until it has been sent
+        weakref.finalize(self, _wait_for, self.driver, self._slots).atexit = False
 
     def _slot(self) -> dict[str, Any]:
         """Host places, the copies to the device, and the copies from there to the inputs, with their events."""
@@ -335,7 +343,8 @@ def gpus() -> int:
     """How many there are for this process. Raises DeviceError; the message names what is missing."""
     missing = [package for module, package in PACKAGES.items() if importlib.util.find_spec(module) is None]
     if missing:
-        raise DeviceError(f"cuda needs {', '.join(missing)}; pip install 'minidl[cuda13]' (or [cuda12] for an older driver)")
+        raise DeviceError(f"cuda needs {', '.join(missing)}; pip install 'minidl[cuda13]' (or "
+                          f"[cuda12] for an older driver)")
     import cupy
 
     try:

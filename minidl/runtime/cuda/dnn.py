@@ -1,8 +1,9 @@
-"""cuDNN's plans by way of its frontend: made, kept and run, for the operations that `convolutions` and `attention` describe.
+"""cuDNN's plans by way of its frontend: made, kept and run, for the operations that `convolutions` and `attention`
+describe.
 
-A plan is made for each key (operation, shapes, types, arithmetic) once and kept, the fastest of the first that cuDNN names
-(`tuner`), so that every executor runs the same one and bits agree; each stream has its own handle and workspace. What is
-left of a call may be captured.
+A plan is made for each key (operation, shapes, types, arithmetic) once and kept, the fastest of the first that cuDNN
+names (`tuner`), so that every executor runs the same one and bits agree; each stream has its own handle and workspace.
+What is left of a call may be captured.
 """
 
 from __future__ import annotations
@@ -46,13 +47,15 @@ class Key(Protocol):
 
 
 def described(cudnn: Any, key: Key, **options: Any) -> Any:
-    """A graph of the operation, of which plans can be built. `options` go to cudnn's graph: a handle, or the properties of
-    a device that is not there.
+    """A graph of the operation, of which plans can be built. `options` go to cudnn's graph: a handle, or the properties
+    of a device that is not there.
 
     Raises RuntimeError where cuDNN has no engine that keeps to what the key allows.
     """
-    kind = {"float32": cudnn.data_type.FLOAT, "float16": cudnn.data_type.HALF, "bfloat16": cudnn.data_type.BFLOAT16}[key.dtype]
-    graph = cudnn.pygraph(io_data_type=kind, intermediate_data_type=cudnn.data_type.FLOAT, compute_data_type=cudnn.data_type.FLOAT, **options)
+    kind = {"float32": cudnn.data_type.FLOAT, "float16": cudnn.data_type.HALF,
+            "bfloat16": cudnn.data_type.BFLOAT16}[key.dtype]
+    graph = cudnn.pygraph(io_data_type=kind, intermediate_data_type=cudnn.data_type.FLOAT,
+                          compute_data_type=cudnn.data_type.FLOAT, **options)
     try:
         key.describe(cudnn, graph)
         graph.validate()
@@ -67,7 +70,8 @@ def described(cudnn: Any, key: Key, **options: Any) -> Any:
 
 
 def plans(cudnn: Any, graph: Any) -> Iterator[tuple[int, str]]:
-    """Places and names of the plans that can be built, built one by one, in the order in which cuDNN would take them."""
+    """Places and names of the plans that can be built, built one by one, in the order in which cuDNN
+    would take them."""
     for place in range(graph.get_execution_plan_count()):
         try:
             graph.build_plan_at_index(place)
@@ -100,7 +104,8 @@ class Dnn:
             self._handles[stream.number] = handle
         return self._handles[stream.number]
 
-    def bind(self, call: cuda.Convolution | cuda.Attention, stream: Any, *, tf32: bool = False, deterministic: bool = True) -> Thunk:
+    def bind(self, call: cuda.Convolution | cuda.Attention, stream: Any, *, tf32: bool = False,
+             deterministic: bool = True) -> Thunk:
         """One prebuilt call. `tf32` as for products; `deterministic`: only engines that repeat their bits. Raises
         RuntimeError where cuDNN has no plan."""
         operation = OPERATIONS[type(call)]
@@ -112,7 +117,8 @@ class Dnn:
     def _bound(self, graph: Any, place: int, call: cuda.Convolution | cuda.Attention, stream: Any) -> Thunk:
         workspace = self._workspace(stream, max(1, int(graph.get_workspace_size_plan_at_index(place))))
         pointers = OPERATIONS[type(call)].pointers(call)
-        thunk: Any = partial(graph.execute_plan_at_index, pointers, workspace.data.ptr, place, handle=self._handle(stream))
+        thunk: Any = partial(graph.execute_plan_at_index, pointers, workspace.data.ptr, place,
+                             handle=self._handle(stream))
         thunk.owners = (call, graph, workspace)
         return thunk
 
@@ -122,7 +128,8 @@ class Dnn:
 
         def candidates() -> Iterator[Candidate]:
             names = [f.name for f in fields(call) if isinstance(getattr(call, f.name), np.ndarray)]
-            there = replace(call, **dict(zip(names, self.tuner.elsewhere([getattr(call, name) for name in names]), strict=True)))
+            there = replace(call, **dict(zip(names, self.tuner.elsewhere([getattr(call, name) for name in names]),
+                                             strict=True)))
             for place, name in plans(self.cudnn, graph):
                 yield f"{place} {name}", partial(self._bound, graph, place, there, self.tuner.stream)
 

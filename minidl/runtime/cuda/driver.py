@@ -1,7 +1,7 @@
 """CUDA by way of CuPy: memory, streams, events, copies, our kernels, capture. The only file that imports CuPy.
 
-Whatever is issued more than once is a prebuilt call without arguments (`Thunk`). Knows arrays and addresses, no tensors,
-tasks or schedules. The tests put another driver in its place, which runs everything on the CPU.
+Whatever is issued more than once is a prebuilt call without arguments (`Thunk`). Knows arrays and addresses, no
+tensors, tasks or schedules. The tests put another driver in its place, which runs everything on the CPU.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import numpy as np
 
 from ...kernels import Thunk, cuda
 
-OPTIONS = ("-std=c++17",)  #: to which CuPy adds the architecture, CUDA's headers and -ftz=true (float32 below 1.2e-38 is 0)
+#: to which CuPy adds the architecture, CUDA's headers and -ftz=true (float32 below 1.2e-38 is 0)
+OPTIONS = ("-std=c++17",)
 HAPPENED, NOT_YET = 0, 600  #: cudaSuccess, cudaErrorNotReady
 CAPTURING = 1  #: cudaStreamCaptureStatusActive
 USE_NODE_PRIORITY = 8  #: cudaGraphInstantiateFlagUseNodePriority
@@ -86,13 +87,14 @@ class Driver:
     def describe(self) -> dict[str, Any]:
         """What a record says of the machine."""
         properties = self.runtime.getDeviceProperties(self.ordinal)
-        return {"name": properties["name"].decode(), "capability": self.architecture, "memory_bytes": int(properties["totalGlobalMem"]),
-                "driver": self.runtime.driverGetVersion(), "runtime": self.runtime.runtimeGetVersion(), "cupy": self.cupy.__version__,
+        return {"name": properties["name"].decode(), "capability": self.architecture,
+                "memory_bytes": int(properties["totalGlobalMem"]), "driver": self.runtime.driverGetVersion(),
+                "runtime": self.runtime.runtimeGetVersion(), "cupy": self.cupy.__version__,
                 "stream_priorities": self.priorities()}
 
     def use(self) -> None:
-        """Makes this the calling thread's GPU; each thread that issues calls does so once. CuPy and cuda-bindings have a
-        CUDA runtime each, which must mean the same one."""
+        """Makes this the calling thread's GPU; each thread that issues calls does so once. CuPy and cuda-bindings have
+        a CUDA runtime each, which must mean the same one."""
         self.device.use()
         _checked(self.bindings.cudaSetDevice(self.ordinal))
 
@@ -128,8 +130,8 @@ class Driver:
         return int(least), int(greatest)
 
     def stream(self, priority: int = 1) -> Stream:
-        """A non-blocking stream. `priority` as lanes have it: 0 goes before 1, and -1 before both. 1 is CUDA's least: its
-        numbers are negative, and one that is too large means the least without a word."""
+        """A non-blocking stream. `priority` as lanes have it: 0 goes before 1, and -1 before both. 1 is CUDA's least:
+        its numbers are negative, and one that is too large means the least without a word."""
         self._streams += 1
         least, greatest = self.priorities()
         with self.device:
@@ -164,8 +166,8 @@ class Driver:
         event.synchronize()
 
     def happened(self, event: Any) -> bool:
-        """Whether all that was issued before the last record has run; does not wait. Raises what the device failed with,
-        which `event.done` of CuPy takes for not yet."""
+        """Whether all that was issued before the last record has run; does not wait. Raises what the device failed
+        with, which `event.done` of CuPy takes for not yet."""
         status = int(self.runtime.eventQuery(event.ptr))
         if status not in (HAPPENED, NOT_YET):
             raise self.runtime.CUDARuntimeError(status)
@@ -183,18 +185,20 @@ class Driver:
         packed = cuda.Packed(grid)
         function = self._function(grid.source, grid.kernel)
         blocks, threads = (*grid.blocks, 1, 1)[:3], (*grid.threads, 1, 1)[:3]
-        return _keep(partial(self.launcher, function, *blocks, *threads, grid.shared, stream.ptr, packed.address, 0), packed, grid)
+        return _keep(partial(self.launcher, function, *blocks, *threads, grid.shared, stream.ptr, packed.address, 0),
+                     packed, grid)
 
     @cache  # noqa: B019  one driver a process
     def _function(self, source: str, kernel: str) -> int:
-        """The handle of a compiled kernel, loaded now; CuPy keeps compiled code on disk. Raises RuntimeError for one that
-        does not compile."""
+        """The handle of a compiled kernel, loaded now; CuPy keeps compiled code on disk. Raises RuntimeError for one
+        that does not compile."""
         with self.device:
             module = self.cupy.RawModule(code=cuda.text(source), options=OPTIONS, name_expressions=[kernel])
             try:
                 raw = module.get_function(kernel)
             except self.cupy.cuda.compiler.CompileException as error:
-                raise RuntimeError(f"{kernel} of {source} does not compile for sm_{self.architecture}: {error}") from error
+                raise RuntimeError(
+                    f"{kernel} of {source} does not compile for sm_{self.architecture}: {error}") from error
             self._modules.append((module, raw))
             return int(raw.kernel.ptr)
 
@@ -204,7 +208,8 @@ class Driver:
     def copy(self, source: Any, out: Any, stream: Stream) -> Thunk:
         """Contiguous bytes, either of which may be the host's (NumPy): pinned, or the copy is not asynchronous."""
         nbytes, kind = int(source.nbytes), self.runtime.memcpyDefault
-        return _keep(partial(self.runtime.memcpyAsync, cuda.pointer(out), cuda.pointer(source), nbytes, kind, stream.ptr), source, out)
+        return _keep(partial(self.runtime.memcpyAsync, cuda.pointer(out), cuda.pointer(source), nbytes, kind,
+                             stream.ptr), source, out)
 
     def ranges(self, name: str) -> tuple[Thunk, Thunk]:
         """Calls that open and close an NVTX range."""
@@ -216,8 +221,8 @@ class Driver:
         stream.raw.begin_capture()
 
     def end_capture(self, stream: Stream) -> Graph:
-        """The graph of what was issued since `begin_capture`, ready to be launched. Its kernels keep the priorities of their
-        streams: CuPy's own graph gives all of them that of the stream it is launched to."""
+        """The graph of what was issued since `begin_capture`, ready to be launched. Its kernels keep the priorities of
+        their streams: CuPy's own graph gives all of them that of the stream it is launched to."""
         captured = int(self.runtime.streamEndCapture(stream.ptr))
         try:
             executable = int(_checked(self.bindings.cudaGraphInstantiate(captured, USE_NODE_PRIORITY))[0])
@@ -233,25 +238,30 @@ class Driver:
         count = _checked(self.bindings.cudaGraphGetNodes(graph.captured))[-1]
         nodes = [int(n) for n in _checked(self.bindings.cudaGraphGetNodes(graph.captured, count))[0][:count]]
         place, room = {node: i for i, node in enumerate(nodes)}, 2 * len(nodes) + 16
-        get_edges = getattr(self.bindings, "cudaGraphGetEdges_v2", self.bindings.cudaGraphGetEdges)  # CUDA 12 has both, 13 the second alone
+        # CUDA 12 has both, 13 the second alone
+        get_edges = getattr(self.bindings, "cudaGraphGetEdges_v2", self.bindings.cudaGraphGetEdges)
         while True:  # to ask how many there are is an error where one of a library's edges carries data
             before, after, *_, count = _checked(get_edges(graph.captured, room))
             if count < room:
-                return nodes, [(place[int(a)], place[int(b)]) for a, b in zip(before[:count], after[:count], strict=True)]
+                return nodes, [(place[int(a)], place[int(b)])
+                               for a, b in zip(before[:count], after[:count], strict=True)]
             room *= 2
 
     def abandon_capture(self, stream: Stream) -> None:
-        """Ends a capture in which a call failed: what that raised says why, this would only say that nothing was captured."""
+        """Ends a capture in which a call failed: what that raised says why, this would only say that
+        nothing was captured."""
         with suppress(Exception):
             self.runtime.graphDestroy(self.runtime.streamEndCapture(stream.ptr))
 
     def frontier(self, stream: Stream) -> list[int]:
-        """The nodes that the next one captured on this stream will depend on. Raises RuntimeError where the stream is not, or
-        no more, captured."""
+        """The nodes that the next one captured on this stream will depend on. Raises RuntimeError where the stream is
+        not, or no more, captured."""
         info = getattr(self.bindings, "cudaStreamGetCaptureInfo_v3", self.bindings.cudaStreamGetCaptureInfo)  # as above
-        status, _, _, nodes, *_, count = _checked(info(stream.ptr))  # and the capture's number, its graph, what edges carry
+        # and the capture's number, its graph, what edges carry
+        status, _, _, nodes, *_, count = _checked(info(stream.ptr))
         if int(status) != CAPTURING:
-            raise RuntimeError(f"stream {stream.number} is not captured any more: something was called that a capture does not allow")
+            raise RuntimeError(f"stream {stream.number} is not captured any more: something was called "
+                               f"that a capture does not allow")
         return [int(n) for n in nodes[:count]]
 
     def replay(self, graph: Graph, stream: Stream) -> Thunk:

@@ -52,8 +52,8 @@ def issue_order(work: Work) -> list[tuple[int, int]]:
 
 @dataclass
 class Segment:
-    """Calls that are made together: of one task on one lane, or (task -1) a fork or a join. `host`: they are the host's, to
-    meet communication; what is captured ends before them and begins anew after them."""
+    """Calls that are made together: of one task on one lane, or (task -1) a fork or a join. `host`: they are the
+    host's, to meet communication; what is captured ends before them and begins anew after them."""
 
     task: int
     lane: int
@@ -62,8 +62,8 @@ class Segment:
 
 
 class Streams:
-    """`run` issues all lanes once. With `trace` the streams keep when each task started and ended, at some cost. `give_up`
-    ends a run from any thread; it is the last."""
+    """`run` issues all lanes once. With `trace` the streams keep when each task started and ended, at some cost.
+    `give_up` ends a run from any thread; it is the last."""
 
     def __init__(self, device: Any, work: Work, trace: bool = False) -> None:
         self.device, self.driver, self.work, self.trace = device, device.driver, work, trace
@@ -81,7 +81,8 @@ class Streams:
         self._owner = [segment for segment in segments for _ in segment.calls]
 
     def _segments(self, trace: bool) -> list[Segment]:
-        """Every task in the order of issue, with its waits, launches and records, and what the host does before and after."""
+        """Every task in the order of issue, with its waits, launches and records, and what the host does
+        before and after."""
         driver = self.driver
         part = self._parts()
         events = {source: driver.event() for _, source in self.work.waits}
@@ -96,8 +97,9 @@ class Streams:
             segments.append(Segment(task, lane, self.work.before(task, meets), True))
             begins, ends = self._marks(task, stream) if trace else ([], [])
             segments.append(Segment(task, lane, [
-                *(driver.wait(stream, events[source]) for source in awaited.get(task, [])), *begins, *self.work.calls(task, stream),
-                *ends, *([driver.record(events[task], stream)] if task in events else [])]))
+                *(driver.wait(stream, events[source]) for source in awaited.get(task, [])), *begins,
+                *self.work.calls(task, stream), *ends,
+                *([driver.record(events[task], stream)] if task in events else [])]))
             segments.append(Segment(task, lane, self.work.after(task, meets), True))
         return [segment for segment in segments if segment.calls or not segment.host]
 
@@ -150,14 +152,16 @@ class Streams:
         self._program.clear()
 
     def stamps(self) -> list[Any]:
-        """As `Threads.stamps`; waits for the step. The device's clock is compared with the host's, to some microseconds."""
+        """As `Threads.stamps`; waits for the step. The device's clock is compared with the host's, to
+        some microseconds."""
         now = self.driver.event(True)
         self.driver.record(now, self.streams[0])()
         self.driver.synchronize(self.streams[0])
         host = perf_counter()
         found = []
         for tasks in self.work.tasks:
-            times = np.array([[host - self.driver.elapsed(event, now) / 1e6 for event in self._times[task]] for task in tasks]).reshape(-1, 2)
+            times = np.array([[host - self.driver.elapsed(event, now) / 1e6 for event in self._times[task]]
+                              for task in tasks]).reshape(-1, 2)
             issued = np.minimum([self._issued.get(task, host) for task in tasks], times[:, 0])
             found.append(np.column_stack([issued, times]))
         return found
@@ -194,8 +198,8 @@ def capture(driver: Any, stream: Any, fill: Callable[[], None]) -> Any:
 
 
 class Captured(Streams):
-    """The same program, captured once: `run` is one launch, or one for each piece between two meetings with communication.
-    Checked: every wait of the schedule, and the order of each lane, is a path in the graph."""
+    """The same program, captured once: `run` is one launch, or one for each piece between two meetings with
+    communication. Checked: every wait of the schedule, and the order of each lane, is a path in the graph."""
 
     def _build(self) -> None:
         self._warm_up([s for piece in self._pieces(self._segments(False)) for s in self._joined(piece) if not s.host])
@@ -262,8 +266,8 @@ class Captured(Streams):
         return [self._stamp(begin, stream)], [self._stamp(end, stream)]
 
     def _check(self, graph: Any, last: dict[int, list[int]]) -> None:
-        """Raises DeviceError where a captured graph lacks an order that the schedule has. `last`: of every task in it the
-        nodes after which it is done."""
+        """Raises DeviceError where a captured graph lacks an order that the schedule has. `last`: of every task in it
+        the nodes after which it is done."""
         nodes, edges = self.driver.dependencies(graph)
         place = {node: i for i, node in enumerate(nodes)}
         after: list[list[int]] = [[] for _ in place]
@@ -290,4 +294,5 @@ class Captured(Streams):
             for node in last[waiter]:
                 before |= reached[place[node]]
             if done[source] & ~before:
-                raise DeviceError(f"the captured graph lets task {self.work.name(waiter)} start before {self.work.name(source)} has ended")
+                raise DeviceError(f"the captured graph lets task {self.work.name(waiter)} start before "
+                                  f"{self.work.name(source)} has ended")

@@ -1,9 +1,9 @@
 """Matrix products through cuBLASLt, by way of nvmath's bindings: the only file that knows them.
 
-Everything is decided when a product is bound: layouts, the algorithm (the fastest of the first that the library names for
-these shapes, kept by key (`tuner`), so that every executor takes the same one and bits agree) and the workspace, which belongs
-to the stream. What is left is one call that may be captured. All algorithms repeat their bits: what is summed in parts is
-added up in a fixed order.
+Everything is decided when a product is bound: layouts, the algorithm (the fastest of the first that the library names
+for these shapes, kept by key (`tuner`), so that every executor takes the same one and bits agree) and the workspace,
+which belongs to the stream. What is left is one call that may be captured. All algorithms repeat their bits: what is
+summed in parts is added up in a fixed order.
 
 cuBLASLt counts by columns. A row-major matrix is its transpose read by columns, so out = a b is asked for as
 out^T = b^T a^T, and nothing is copied.
@@ -23,7 +23,8 @@ from ...kernels import Thunk, cuda
 from ...kernels.linear import layout
 from .tuner import CANDIDATES, Candidate, Tuner
 
-EPILOGUES = {(False, ""): "DEFAULT", (True, ""): "BIAS", (False, "relu"): "RELU", (True, "relu"): "RELU_BIAS"}  #: (bias, act)
+#: (bias, act)
+EPILOGUES = {(False, ""): "DEFAULT", (True, ""): "BIAS", (False, "relu"): "RELU", (True, "relu"): "RELU_BIAS"}
 WORKSPACE = 32 << 20  #: bytes for each stream; what NVIDIA recommends on Hopper
 
 
@@ -48,10 +49,12 @@ class Side:
 
     @classmethod
     def of(cls, array: Any) -> Side:
-        """The transpose of a (..., r, c) array, by columns. Raises LaunchError where a BLAS cannot take it as it lies."""
+        """The transpose of a (..., r, c) array, by columns. Raises LaunchError where a BLAS cannot
+        take it as it lies."""
         found, (r, c) = layout(array), array.shape[-2:]
         if found is None:
-            raise cuda.LaunchError(f"a product needs rows or columns that lie together, not strides {array.strides} of shape {array.shape}")
+            raise cuda.LaunchError(f"a product needs rows or columns that lie together, not strides "
+                                   f"{array.strides} of shape {array.shape}")
         transposed, leading, _, apart = found
         return cls(*((r, c) if transposed else (c, r)), leading, apart, transposed)
 
@@ -103,7 +106,8 @@ class Products:
         lt, name = self.lt, str(product.out.dtype)
         given = {str(x.dtype) for x in (product.a, product.b, product.bias) if x is not None}
         if given != {name} or name not in self.types:
-            raise cuda.LaunchError(f"a product is of one type, {' or '.join(self.types)}, not of {', '.join(sorted(given))} to {name}")
+            raise cuda.LaunchError(f"a product is of one type, {' or '.join(self.types)}, not of "
+                                   f"{', '.join(sorted(given))} to {name}")
         memory, scale, arithmetic = self.types[name]
         first, second, out = Side.of(product.b), Side.of(product.a), Side.of(product.out)
         if out.transposed:
@@ -121,7 +125,8 @@ class Products:
         layouts = [self._layout(int(memory), side, count) for side in (first, second, out)]
         arrays = product.b, product.a, product.out, *([] if product.bias is None else [product.bias])
         alignments = tuple(min(256, cuda.pointer(a) & -cuda.pointer(a)) for a in arrays)
-        problem = Product(operation, layouts, alignments, (name, rounds, first, second, out, count, epilogue, alignments))
+        problem = Product(operation, layouts, alignments,
+                          (name, rounds, first, second, out, count, epilogue, alignments))
         weakref.finalize(problem, self._release, operation, layouts).atexit = False  # eager tasks bind at every step
         return problem
 
@@ -132,7 +137,8 @@ class Products:
         one, kept = factors[1:].ctypes.data, factors[int(product.accumulate) :].ctypes.data
         thunk: Any = partial(self.lt.matmul, self.handle, problem.operation, one, cuda.pointer(product.b), layouts[0],
                              cuda.pointer(product.a), layouts[1], kept, cuda.pointer(product.out), layouts[2],
-                             cuda.pointer(product.out), layouts[2], algorithm.ctypes.data, workspace.data.ptr, WORKSPACE, stream.ptr)
+                             cuda.pointer(product.out), layouts[2], algorithm.ctypes.data, workspace.data.ptr,
+                             WORKSPACE, stream.ptr)
         thunk.owners = (product, problem, algorithm, workspace)
         return thunk
 
@@ -149,14 +155,15 @@ class Products:
         layout = self.lt.matrix_layout_create(memory, side.rows, side.columns, side.leading)
         if count > 1:
             attributes = self.lt.MatrixLayoutAttribute
-            for attribute, value in ((attributes.BATCH_COUNT, count), (attributes.STRIDED_BATCH_OFFSET, side.batch_step)):
+            for attribute, value in ((attributes.BATCH_COUNT, count),
+                                     (attributes.STRIDED_BATCH_OFFSET, side.batch_step)):
                 cell = np.array([value], self.lt.get_matrix_layout_attribute_dtype(attribute))
                 self.lt.matrix_layout_set_attribute(layout, int(attribute), cell.ctypes.data, cell.nbytes)
         return int(layout)
 
     def _choose(self, product: cuda.Product, problem: Product, tf32: bool) -> Any:
-        """The fastest algorithm, timed on arrays like those of the product. It is kept as its bytes, which cuBLASLt takes
-        back in the same version."""
+        """The fastest algorithm, timed on arrays like those of the product. It is kept as its bytes, which cuBLASLt
+        takes back in the same version."""
 
         def candidates() -> Iterator[Candidate]:
             arrays = [product.a, product.b, product.out, *([] if product.bias is None else [product.bias])]
@@ -179,26 +186,30 @@ class Products:
         """Whether an algorithm that another process has chosen can be run here."""
         said, (first, second, out) = np.zeros(1, self.lt.matmul_heuristic_result_dtype), problem.layouts
         try:
-            self.lt.matmul_algo_check(self.handle, problem.operation, first, second, out, out, algorithm.ctypes.data, said.ctypes.data)
+            self.lt.matmul_algo_check(self.handle, problem.operation, first, second, out, out,
+                                      algorithm.ctypes.data, said.ctypes.data)
         except self.lt.cuBLASLtError:
             return False
         return bool(not said["state"][0] and said["workspace_size"][0] <= WORKSPACE)
 
     def _named(self, problem: Product) -> Sequence[Any]:
-        """The first algorithms that the library names within the workspace, best first as it thinks. Raises RuntimeError."""
+        """The first algorithms that the library names within the workspace, best first as it thinks.
+        Raises RuntimeError."""
         lt, (first, second, out) = self.lt, problem.layouts
         preference = lt.matmul_preference_create()
         attributes = lt.MatmulPreferenceAttribute
-        wanted = [(attributes.MAX_WORKSPACE_BYTES, WORKSPACE), (attributes.MIN_ALIGNMENT_A_BYTES, problem.alignments[0]),
-                  (attributes.MIN_ALIGNMENT_B_BYTES, problem.alignments[1]), (attributes.MIN_ALIGNMENT_C_BYTES, problem.alignments[2]),
+        wanted = [(attributes.MAX_WORKSPACE_BYTES, WORKSPACE),
+                  (attributes.MIN_ALIGNMENT_A_BYTES, problem.alignments[0]),
+                  (attributes.MIN_ALIGNMENT_B_BYTES, problem.alignments[1]),
+                  (attributes.MIN_ALIGNMENT_C_BYTES, problem.alignments[2]),
                   (attributes.MIN_ALIGNMENT_D_BYTES, problem.alignments[2])]
         for attribute, value in wanted:
             cell = np.array([value], lt.get_matmul_preference_attribute_dtype(attribute))
             lt.matmul_preference_set_attribute(preference, int(attribute), cell.ctypes.data, cell.nbytes)
         found, count = np.zeros(CANDIDATES, lt.matmul_heuristic_result_dtype), np.zeros(1, np.int32)
         try:
-            lt.matmul_algo_get_heuristic(self.handle, problem.operation, first, second, out, out, preference, CANDIDATES, found.ctypes.data,
-                                         count.ctypes.data)
+            lt.matmul_algo_get_heuristic(self.handle, problem.operation, first, second, out, out, preference,
+                                         CANDIDATES, found.ctypes.data, count.ctypes.data)
         except lt.cuBLASLtError as error:
             raise RuntimeError(f"cuBLASLt refuses {problem.key}: {error}") from error
         finally:

@@ -1,11 +1,11 @@
-"""Autotuning: which of a library's algorithms or plans runs a call. The first few are timed when a call is bound first, and
-the fastest is kept by key, so that every executor takes the same one and bits agree.
+"""Autotuning: which of a library's algorithms or plans runs a call. The first few are timed when a call is bound first,
+and the fastest is kept by key, so that every executor takes the same one and bits agree.
 
-What is kept lies in one file, too, for the next process, and for the other ranks of a machine: one of them times, and all
-take what it chose. So a run is repeated bit by bit where the file is the same. The key tells all that a choice depends on:
-the library's version, the GPU and its driver, operation, shapes, strides, types, alignments, and what arithmetic is allowed.
-Candidates are timed on memory of their own, so that nobody's numbers change, and on a stream of their own, which waits for
-nobody. Knows candidates as names and calls, no libraries.
+What is kept lies in one file, too, for the next process, and for the other ranks of a machine: one of them times, and
+all take what it chose. So a run is repeated bit by bit where the file is the same. The key tells all that a choice
+depends on: the library's version, the GPU and its driver, operation, shapes, strides, types, alignments, and what
+arithmetic is allowed. Candidates are timed on memory of their own, so that nobody's numbers change, and on a stream of
+their own, which waits for nobody. Knows candidates as names and calls, no libraries.
 """
 
 from __future__ import annotations
@@ -38,12 +38,13 @@ Candidate = tuple[str, Callable[[], Thunk]]  #: a name by which it can be found 
 
 def folder() -> Path:
     """Where choices are kept: MINIDL_CACHE, or the user's folder for caches."""
-    return Path(os.environ.get("MINIDL_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "minidl")
+    return Path(os.environ.get("MINIDL_CACHE")
+                or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "minidl")
 
 
 class Tuner:
-    """The choices for one library on one device. `library`: its name and version; `refusals`: what it raises where a candidate
-    cannot run after all."""
+    """The choices for one library on one device. `library`: its name and version; `refusals`: what it raises where a
+    candidate cannot run after all."""
 
     def __init__(self, driver: Any, library: str, *refusals: type[Exception]) -> None:
         about = driver.describe()
@@ -62,11 +63,12 @@ class Tuner:
         return self._stream
 
     def choose(self, key: Any, candidates: Callable[[], Iterable[Candidate]]) -> str:
-        """The name of the candidate that is taken. `candidates` gives them in the library's order, and is called only where the
-        choice is not known. Raises RuntimeError where there is none, or none can run."""
+        """The name of the candidate that is taken. `candidates` gives them in the library's order, and is called only
+        where the choice is not known. Raises RuntimeError where there is none, or none can run."""
         said = json.dumps([*self.about, repr(key)])
         if said not in self._chosen:
-            self._chosen[said] = self._file(lambda known: self._look(known, said, candidates), lambda: self._time(said, candidates)[0])
+            self._chosen[said] = self._file(lambda known: self._look(known, said, candidates),
+                                            lambda: self._time(said, candidates)[0])
         return self._chosen[said]
 
     def forget(self, key: Any) -> None:
@@ -87,11 +89,13 @@ class Tuner:
         with closing(file):
             try:
                 file.execute("begin immediate")
-                file.execute("create table if not exists choices (key text primary key, choice text, candidates text, microseconds text)")
+                file.execute("create table if not exists choices (key text primary key, choice text, "
+                             "candidates text, microseconds text)")
             except sqlite3.OperationalError as error:
                 return self._unkept(path, error, without)
             except sqlite3.DatabaseError as error:
-                raise DeviceError(f"{path} holds no choices of kernels ({error}); delete it, and they are made again") from error
+                raise DeviceError(
+                    f"{path} holds no choices of kernels ({error}); delete it, and they are made again") from error
             try:
                 return use(file)
             finally:
@@ -109,14 +113,16 @@ class Tuner:
         if row is not None:
             return str(row[0])
         choice, names, times = self._time(said, candidates)
-        known.execute("insert into choices values (?, ?, ?, ?)", (said, choice, json.dumps(names), json.dumps([round(t, 3) for t in times])))
+        known.execute("insert into choices values (?, ?, ?, ?)",
+                      (said, choice, json.dumps(names), json.dumps([round(t, 3) for t in times])))
         return choice
 
     # --------------------------------------------------------------------------------------------------------- timing
     def _time(self, said: str, candidates: Callable[[], Iterable[Candidate]]) -> tuple[str, list[str], list[float]]:
         """The candidate that is taken, and of all that run their names and microseconds."""
         if not self._timed:
-            print(f"minidl: {self.about[0]}: kernels are timed once on {self.about[1]}, as they are met", file=sys.stderr)
+            print(f"minidl: {self.about[0]}: kernels are timed once on {self.about[1]}, as they are met",
+                  file=sys.stderr)
         self._timed = True
         names: list[str] = []
         calls: list[Thunk] = []
@@ -139,15 +145,16 @@ class Tuner:
         return names[fastest if times[fastest] < MARGIN * times[0] else 0], names, times
 
     def elsewhere(self, arrays: Sequence[Any]) -> list[Any]:
-        """Arrays of the same shapes, strides, types and alignments, in memory of their own with random numbers in it; that is
-        kept as long as the arrays."""
+        """Arrays of the same shapes, strides, types and alignments, in memory of their own with random numbers in it;
+        that is kept as long as the arrays."""
         found = []
         for array in arrays:
             low, high = byte_bounds(array)
             inside, nbytes = low % 256, high - low
             memory = self.driver.allocate(inside + nbytes + 256, self.stream)
             self._fill(memory, str(array.dtype))
-            there = self.driver.array(memory, array.shape, str(array.dtype), array.strides, inside + cuda.pointer(array) - low)
+            there = self.driver.array(memory, array.shape, str(array.dtype), array.strides,
+                                      inside + cuda.pointer(array) - low)
             there.memory = memory
             found.append(there)
         return found
@@ -155,7 +162,8 @@ class Tuner:
     def _fill(self, memory: Any, dtype: str) -> None:
         """Zeros would be computed with less power, and so faster, than what training has."""
         if dtype not in self._noise:
-            host = np.random.default_rng(0).standard_normal(BLOCK // np.dtype(dtype).itemsize).astype(dtype).view(np.uint8)
+            host = np.random.default_rng(0).standard_normal(BLOCK
+                                                            // np.dtype(dtype).itemsize).astype(dtype).view(np.uint8)
             self._noise[dtype] = self.driver.allocate(BLOCK, self.stream)
             self.driver.copy(host, self._noise[dtype], self.stream)()
             self.driver.synchronize(self.stream)
