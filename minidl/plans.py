@@ -107,7 +107,8 @@ class Plan:
         """Event waits within ranks: of one lane for another; of a send for its result, of the first reader
         for its receive."""
         if self.placement is None:
-            return len(self.programs[0].body[0].waits)
+            distinct = self.programs if self.schedule.ranks > 1 else self.programs[:1]
+            return sum(len(program.body[0].waits) for program in distinct)
         if talks(self.schedule):
             return len(self.schedule.waits(self.graph))
         return count_waits(self.graph, self.schedule)
@@ -116,7 +117,7 @@ class Plan:
     def priced(self) -> tuple[TaskGraph, Schedule]:
         """What the simulator prices: what runs, the loop's body. A pipeline's messages are tasks where their bandwidth
         counts, since they queue."""
-        if self.placement is None:
+        if self.schedule.ranks == 1 and self.placement is None:
             body = self.programs[0].body[0]
             return body.graph, body.schedule
         return (self.graph, self.schedule) if self.cost.link.bandwidth is None else self.with_messages
@@ -133,7 +134,7 @@ class Plan:
             return self.steady
         graph, schedule = self.priced
         lanes = Lanes.of(graph, schedule)
-        if self.placement is not None:
+        if self.placement is not None or self.schedule.ranks > 1:
             return float(np.diff(Clock.of(graph, self.cost, lanes).ends(lanes, CHAINED))[-1])
         return Clock.of(graph, self.cost, lanes,
                         Carried.of(*(part.graph for part in self.programs[0].body))).period(lanes)

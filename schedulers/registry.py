@@ -123,6 +123,7 @@ def plan(graph: TaskGraph, policy: str | Function | Schedule | Scheduler, cost: 
         made = Plan(chosen.name, graph, made, cost, machine.ranks, machine.memory_limit, notes=options)
     if not isinstance(made, Plan):
         raise ValueError(f"scheduler {chosen.name} gave a {type(made).__name__}; it must give a Schedule or a Plan")
+    made = replace(made, limit=machine.memory_limit, cap=machine.activation_cap)  # whatever the policy thought of them
     try:
         return proved(made)
     except ScheduleError as error:
@@ -135,9 +136,12 @@ def proved(plan: Plan) -> Plan:
     """The plan with what its proof counts. Raises ScheduleError, or MemoryLimitError above the limit."""
     if plan.placement is not None:
         return pipeline.prove(plan)
-    program = plan.programs[0]
-    check_limit(program, plan.limit)
-    found = replace(plan, schedule=program.schedule, peak_bytes=(program.peak_bytes,))
+    distinct = plan.programs if plan.schedule.ranks > 1 else plan.programs[:1]
+    for program in distinct:
+        check_limit(program, plan.limit)
+    found = replace(plan, peak_bytes=tuple(program.peak_bytes for program in distinct))
+    if len(distinct) == 1:
+        found = replace(found, schedule=distinct[0].schedule)
     vars(found)["programs"] = plan.programs  # so that they are made once
     return found
 

@@ -152,3 +152,25 @@ def test_a_program_is_printed_and_saved(tmp_path: Path) -> None:
     assert saved == program.as_json()
     assert saved["body"]["lanes"] == {"0/main": ["0F0", "1F0", "2F0"]}
     assert saved["peak_bytes"] == plan.peak_bytes[0]
+
+
+def test_a_schedule_of_ones_own_may_have_several_ranks() -> None:
+    graph = chain(3)
+    with pytest.raises(ScheduleError, match="the schedule has 2 ranks"):
+        ml.plan(graph, Schedule.of(graph, {Lane(0): [0, 1], Lane(1): [2]}))
+    step = ml.record(lambda x, w: (x @ w) @ w, np.ones((2, 2), np.float32), np.ones((2, 2), np.float32))
+    apart = Schedule.of(step, {Lane(0): [0], Lane(1): [1]})
+    made = ml.plan(step, apart, machine=ml.Machine(ranks=2))
+    assert made.peak_bytes == tuple(program.peak_bytes for program in made.programs)
+    assert made.waits == 2  # of the send for its result, of the reader for its receive
+    assert made.timeline.makespan > 0
+    assert made.period > 0
+
+
+def test_limits_hold_whatever_a_policy_makes_of_them() -> None:
+    def careless(graph: Any, cost: Any, machine: Any) -> Any:
+        return ml.Plan("careless", graph, schedulers.in_order(graph), cost)
+
+    assert ml.plan(chain(3), careless).peak_bytes
+    with pytest.raises(ml.MemoryLimitError, match="more than the limit of 1"):
+        ml.plan(chain(3), careless, machine=ml.Machine(memory_limit=1))
