@@ -421,10 +421,10 @@ STOPS = "os.kill(os.getpid(), signal.SIGSTOP)"
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_rank_that_is_stopped_for_ever_is_noticed_by_its_silence(ranks, tmp_path):
     done = run(ranks, "-c", DOES.format(STOPS), *parallel("priority", "--steps", "100000", "--trace",
-                                                          tmp_path / "trace.json")[2:], MINIDL_MPI_WAIT_SECONDS="4")
+                                                          tmp_path / "trace.json")[2:], MINIDL_MPI_SILENT_SECONDS="4")
     assert done.returncode != 0
     assert re.fullmatch(r"minidl: rank [023] waits for rank 1, which has given no sign of life for 4 s: it was "
-                        r"stopped, or its machine is gone \(MINIDL_MPI_WAIT_SECONDS gives it more time\)\n",
+                        r"stopped, or its machine is gone \(MINIDL_MPI_SILENT_SECONDS gives it more time\)\n",
                         done.stderr)
     until(lambda: not _running(str(tmp_path)), "the stopped rank has ended")
 
@@ -433,13 +433,14 @@ def test_a_rank_that_is_stopped_for_ever_is_noticed_by_its_silence(ranks, tmp_pa
 def test_a_rank_that_is_stopped_and_goes_on_changes_no_bits():
     stopped = DOES.format("os.fork() or (time.sleep(2), os.kill(os.getppid(), signal.SIGCONT), os._exit(0)); "
                           "os.kill(os.getpid(), signal.SIGSTOP)")
-    found = record(run(2, "-c", stopped, *parallel("priority")[2:], MINIDL_MPI_WAIT_SECONDS="20"))
+    found = record(run(2, "-c", stopped, *parallel("priority")[2:], MINIDL_MPI_SILENT_SECONDS="20"))
     assert found["params_sha256"] == alone("--micro-batches", "2")["params_sha256"]
 
 
 @pytest.mark.slow
 def test_a_rank_that_is_busy_is_not_silent():
-    found = record(run(2, "-c", DOES.format("time.sleep(24)"), *parallel("priority")[2:], MINIDL_MPI_WAIT_SECONDS="12"))
+    busy = DOES.format("time.sleep(24)")
+    found = record(run(2, "-c", busy, *parallel("priority")[2:], MINIDL_MPI_SILENT_SECONDS="12"))
     assert found["steps"] == 6
 
 
@@ -448,7 +449,7 @@ def test_a_stopped_rank_is_noticed_by_one_that_looks_at_nothing():
     """As in a call of a library that waits by itself."""
     stuck = DOES.format(STOPS).replace("return step(self)",
                                        "time.sleep(3600) if len(self.seconds) == 3 else None; return step(self)")
-    done = run(2, "-c", stuck, *parallel("priority")[2:], MINIDL_MPI_WAIT_SECONDS="4")
+    done = run(2, "-c", stuck, *parallel("priority")[2:], MINIDL_MPI_SILENT_SECONDS="4")
     assert done.returncode == 2
     assert [line[:32] for line in done.stderr.splitlines()] == ["minidl: rank 0 waits for rank 1,"]
 
@@ -479,7 +480,7 @@ else:  # when Python has gone: raise(SIGSTOP), called by the C library
 from minidl.__main__ import run
 run()
 """
-    done = run(2, "-c", stopped, *parallel("priority")[2:], MINIDL_MPI_WAIT_SECONDS="4")
+    done = run(2, "-c", stopped, *parallel("priority")[2:], MINIDL_MPI_SILENT_SECONDS="4")
     assert done.returncode != 0
     lines = [line for line in done.stderr.splitlines() if line.startswith("minidl:")]
     assert len(lines) == 1, done.stderr
@@ -487,7 +488,7 @@ run()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("variable", ["MINIDL_MPI_WAIT_SECONDS", "MINIDL_MPI_START_SECONDS"])
+@pytest.mark.parametrize("variable", [f"MINIDL_MPI_{what}_SECONDS" for what in ("SILENT", "WAIT", "START")])
 @pytest.mark.parametrize("value", ["soon", "0", "nan", "1e300"])
 def test_a_deadline_is_a_number_of_seconds(variable, value):
     done = subprocess.run([sys.executable, *parallel("priority")], cwd=ROOT, capture_output=True, text=True,

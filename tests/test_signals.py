@@ -36,7 +36,7 @@ OVER = "over before it was hit"
 MARK = "MINIDL_TEST_MARK"  #: a variable that every process of a run inherits
 #: seconds that ranks may be silent, and may take to start: generous, as on a busy machine both take long
 SILENCE, START = (os.environ.get(name, default)
-                  for name, default in (("MINIDL_MPI_WAIT_SECONDS", "15"), ("MINIDL_MPI_START_SECONDS", "60")))
+                  for name, default in (("MINIDL_MPI_SILENT_SECONDS", "15"), ("MINIDL_MPI_START_SECONDS", "60")))
 
 MLP = ["--model", "mlp", "--model-arg", "hidden=32", "--model-arg", "layers=4", "--json"]
 SINGLE = {
@@ -107,7 +107,7 @@ def hit(command: list[str], delay: float, number: signal.Signals, rank: int | No
     # that of the tests may be ignored, which is inherited
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     run = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                           start_new_session=True, env={**os.environ, MARK: mark, "MINIDL_MPI_WAIT_SECONDS": SILENCE,
+                           start_new_session=True, env={**os.environ, MARK: mark, "MINIDL_MPI_SILENT_SECONDS": SILENCE,
                                                         "MINIDL_MPI_START_SECONDS": START})
     signal.signal(signal.SIGINT, before)
     time.sleep(delay)

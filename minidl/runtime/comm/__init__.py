@@ -17,7 +17,8 @@ from ...graph import Kind
 from .places import Host, OnDevice, Staged
 
 SLOTS = 4  #: transfers that can be in flight at the same time; a transport keeps them apart
-WAIT_SECONDS = 60.0  #: how long ranks may wait for each other in a circle, and how long one may give no sign of life
+WAIT_SECONDS = 60.0  #: how long ranks may wait for each other in a circle
+SILENT_SECONDS = 8.0  #: how long a rank may give no sign of life
 AT_WORK = 10  #: so many times longer a rank waits for one that is at work
 
 Transfer = Callable[[], Iterator[None]]  #: starts a transfer; each `next` looks whether it goes on, the end is its end
@@ -41,7 +42,7 @@ class SilentRank(RankError):
     def __init__(self, rank: int, waiting: int, seconds: float) -> None:
         super().__init__(rank, "")
         self.args = (f"rank {waiting} waits for rank {rank}, which has given no sign of life for {seconds:g} s: it was "
-                     f"stopped, or its machine is gone (MINIDL_MPI_WAIT_SECONDS gives it more time)",)
+                     f"stopped, or its machine is gone (MINIDL_MPI_SILENT_SECONDS gives it more time)",)
 
 
 class Standstill(RankError):

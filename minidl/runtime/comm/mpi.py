@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from ... import launcher
-from . import SLOTS, WAIT_SECONDS, Communicator, Transfer, Wait
+from . import SILENT_SECONDS, SLOTS, WAIT_SECONDS, Communicator, Transfer, Wait
 from .watch import Watch
 
 START_SECONDS = 120.0  #: how long ranks wait for each other at the start; MINIDL_MPI_START_SECONDS changes it
@@ -66,8 +66,9 @@ class MPI(Communicator):
     """The rank that this process has under mpiexec; one rank without. Raises MPIError where MPI cannot be used."""
 
     def __init__(self, *, deterministic: bool = True) -> None:
-        start, self.wait_seconds = (_seconds("MINIDL_MPI_START_SECONDS", START_SECONDS),
-                                    _seconds("MINIDL_MPI_WAIT_SECONDS", WAIT_SECONDS))
+        start, self.wait_seconds, self.silent_seconds = (_seconds("MINIDL_MPI_START_SECONDS", START_SECONDS),
+                                                         _seconds("MINIDL_MPI_WAIT_SECONDS", WAIT_SECONDS),
+                                                         _seconds("MINIDL_MPI_SILENT_SECONDS", SILENT_SECONDS))
         timer = _timer(start, f"MPI has not started within {start:g} s: other ranks run another command or version, or "
                               f"have ended; start all with one mpiexec and the same command "
                               f"(MINIDL_MPI_START_SECONDS gives them more time)")
@@ -89,7 +90,7 @@ class MPI(Communicator):
         self.rank, self.size, self.local_rank = control.Get_rank(), control.Get_size(), machine.Get_rank()
         machine.Free()
         self.library: str = mpi.Get_library_version().splitlines()[0].strip()  #: its own name and version
-        self._watch = Watch(mpi, control, self.wait_seconds) if self.size > 1 else None
+        self._watch = Watch(mpi, control, self.silent_seconds, self.wait_seconds / 2) if self.size > 1 else None
         if self._watch is not None:
             atexit.register(self._watch.close)  # before mpi4py ends MPI
 
@@ -170,9 +171,9 @@ class MPI(Communicator):
         """Ends MPI, which waits for all ranks to do so."""
         if self._watch is not None and not self._mpi.Is_finalized():
             self._watch.close()
-            timer = _timer(self.wait_seconds,
-                           f"this job has not ended within {self.wait_seconds:g} s after its last step: a rank was "
-                           f"stopped, or its machine is gone (MINIDL_MPI_WAIT_SECONDS gives it more time)")
+            timer = _timer(self.silent_seconds,
+                           f"this job has not ended within {self.silent_seconds:g} s after its last step: a rank was "
+                           f"stopped, or its machine is gone (MINIDL_MPI_SILENT_SECONDS gives it more time)")
             # not closed before this process has ended, as the interpreter's end does
             if timer is not None and timer.stdin is not None:
                 os.dup(timer.stdin.fileno())

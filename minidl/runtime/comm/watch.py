@@ -41,10 +41,11 @@ def abort(code: int) -> NoReturn:
 
 class Watch:
     """`limit`: seconds of silence after which a rank counts as gone; `failure` then holds the error, or another rank's.
+    `long`: seconds after which the others are told what this rank waits for.
     Whoever waits looks at it; if nobody does, as in the midst of a library's call, the thread ends the job itself."""
 
-    def __init__(self, mpi: Any, control: Any, limit: float) -> None:
-        self._mpi, self._control, self._limit = mpi, control, limit
+    def __init__(self, mpi: Any, control: Any, limit: float, long: float) -> None:
+        self._mpi, self._control, self._limit, self._long = mpi, control, limit, long
         self.rank = control.Get_rank()
         self.others = [r for r in range(control.Get_size()) if r != self.rank]
         self.failure: RankError | None = None
@@ -71,8 +72,8 @@ class Watch:
             heard.update(dict.fromkeys(self._receive(), now))
             if now >= beat:
                 wait = self.wait
-                self._tell(ALIVE, wait if wait is not None and wait.lasts(self._limit / 2) else None)
-                beat = now + self._limit / BEATS
+                self._tell(ALIVE, wait if wait is not None and wait.lasts(self._long) else None)
+                beat = now + min(self._limit, 2 * self._long) / BEATS
             silent = [r for r in self.others if now - heard[r] > self._limit]
             self._settled.update(silent)
             if silent and self.failure is None:
