@@ -268,7 +268,7 @@ def test_ranks_are_told_of_the_same_step(there, at):
         there(rank, rank)
 
     def work(communicator: Any) -> str:
-        recorded = Recorded(replace(JOB, device=f"cuda:{communicator.rank}", scheduler="priority"),
+        recorded = Recorded(replace(JOB, device=f"cuda:{communicator.rank}", scheduler="priority", parallel="data"),
                             communicator.rank, 2)
         Overflow(recorded, at if communicator.rank else None)
         trainer = RankTrainer(recorded, ml.CostModel.analytic(), communicator, (50.0, 1e-3))
@@ -328,7 +328,8 @@ def test_debugging_names_the_task_and_the_rank(there, monkeypatch, name):
 
         def work(communicator: Any, at: int = at, reached: list[int] = reached) -> None:
             rank = communicator.rank
-            recorded = Recorded(replace(JOB, device=name if name == "cpu" else f"cuda:{rank}", scheduler="priority"),
+            recorded = Recorded(replace(JOB, device=name if name == "cpu" else f"cuda:{rank}", scheduler="priority",
+                                        parallel="data"),
                                 rank, 2)
             Overflow(recorded, at if rank else None)
             trainer = RankTrainer(recorded, ml.CostModel.analytic(), communicator, (50.0, 1e-3))
