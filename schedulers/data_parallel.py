@@ -38,10 +38,12 @@ PART_BYTES = 2**20
 
 
 def no_overlap(graph: TaskGraph, cost: CostModel, machine: Machine) -> Plan:
+    """All communication after the backward pass, on the compute lane."""
     return _plan("no_overlap", synchronise(graph), cost, machine, Rules(crosses=False, overlaps=False))
 
 
 def barrier(graph: TaskGraph, cost: CostModel, machine: Machine) -> Plan:
+    """Each layer's gradients summed while the backward pass goes on, all before any update."""
     return _plan("barrier", synchronise(graph), cost, machine, Rules(crosses=False))
 
 
@@ -59,14 +61,17 @@ def buckets(graph: TaskGraph, cost: CostModel, machine: Machine, *, buckets: int
 
 
 def fifo(graph: TaskGraph, cost: CostModel, machine: Machine) -> Plan:
+    """An update waits for its own gradient only; gradients go in the order in which they get ready."""
     return _plan("fifo", synchronise(graph), cost, machine, Rules())
 
 
 def priority(graph: TaskGraph, cost: CostModel, machine: Machine, *, part_bytes: int = PART_BYTES) -> Plan:
+    """Gradients in parts of at most `part_bytes`; those that the next forward needs first go first."""
     return _plan("priority", synchronise(graph, part_bytes=part_bytes), cost, machine, Rules(first="need"))
 
 
 def dear(graph: TaskGraph, cost: CostModel, machine: Machine) -> Plan:
+    """Reduce-scatter in the backward pass, all-gather in the next forward."""
     return _plan("dear", synchronise(graph, scatter=True), cost, machine, Rules())
 
 

@@ -152,11 +152,9 @@ def _name(function: Function) -> str:
 
 def _called(chosen: Scheduler, graph: TaskGraph, cost: CostModel, machine: Machine, options: Mapping[str, Any]) -> Any:
     """What the policy makes; what fails within one of a user's says so."""
-    if chosen.name in SCHEDULERS:
-        return chosen.function(graph, cost, machine, **options)
     try:
         return chosen.function(graph, cost, machine, **options)
     except Exception as error:
-        if isinstance(error, ValueError):  # it says itself what is wrong
+        if chosen.name in SCHEDULERS or isinstance(error, ValueError):  # which says itself what is wrong
             raise
         raise ValueError(f"scheduler {chosen.name} failed: {type(error).__name__}: {error}") from error

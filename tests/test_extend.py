@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import subprocess
 import sys
@@ -136,8 +137,6 @@ def test_one_door_for_names_functions_and_schedules() -> None:
 def test_every_scheduler_has_a_place_and_takes_graph_costs_and_machine_first() -> None:
     assert set(schedulers.SCHEDULERS) == {n for kind in ("none", "data", "pipeline") for n in schedulers.names(kind)}
     for scheduler in schedulers.SCHEDULERS.values():
-        import inspect
-
         assert (list(inspect.signature(scheduler.function).parameters)[:3]
                 == ["graph", "cost", "machine"]), scheduler.name
         assert scheduler.known(**dict.fromkeys(scheduler.options, 1)) == dict.fromkeys(scheduler.options, 1)
@@ -174,3 +173,9 @@ def test_limits_hold_whatever_a_policy_makes_of_them() -> None:
     assert ml.plan(chain(3), careless).peak_bytes
     with pytest.raises(ml.MemoryLimitError, match="more than the limit of 1"):
         ml.plan(chain(3), careless, machine=ml.Machine(memory_limit=1))
+
+
+def test_a_flag_that_ones_own_scheduler_does_not_take_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    own = f"{EXTEND / 'data_parallel.py'}:last_first"
+    assert main(["plan", *MODEL, "--parallel", "data", "--ranks", "2", "--scheduler", own, "--k", "2"]) == 2
+    assert "--k has no effect here; it is for --scheduler reverse_first_k" in capsys.readouterr().err

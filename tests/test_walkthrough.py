@@ -26,7 +26,7 @@ def test_names_are_in_their_files():
                 assert re.search(rf"\b{name.split('.')[-1]}\b", source), f"{path} has no {name}"
 
 
-def test_what_it_says_of_the_task():
+def usual_step():
     model = models.create("mlp", preset="tiny")
     optimizer = optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
@@ -36,6 +36,11 @@ def test_what_it_says_of_the_task():
         optimizer.step()
         return loss
 
+    return step
+
+
+def test_what_it_says_of_the_task():
+    step = usual_step()
     graph = ml.record(step, *next(data.digits(batch_size=64)))
     task = graph.index("3W0")
     assert {graph.name(p) for p in graph.preds[task]} == {"2F0", "4O0"}
@@ -66,15 +71,7 @@ def files(call: Callable[[], Any]) -> set[str]:
 
 
 def test_a_step_runs_through_few_files_and_the_six_are_among_them():
-    model = models.create("mlp", preset="tiny")
-    optimizer = optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-
-    def step(x, y):
-        loss = nn.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        return loss
-
+    step = usual_step()
     x, y = next(data.digits(batch_size=64))
     eager = files(lambda: step(x, y))
     whole = set(eager)

@@ -156,10 +156,16 @@ def _told(option: str) -> tuple[str, Callable[[Any], bool]]:
 
 
 def takes(arguments: Any, option: str) -> bool:
-    """Whether a scheduler that is asked for can be told this; an unknown one is found elsewhere."""
+    """Whether a scheduler that is asked for can be told this, also one of the user's; an unknown one is told elsewhere."""
     names = arguments.schedulers.split(",") if arguments.command == "compare" else [arguments.scheduler]
-    return any(name not in schedulers.SCHEDULERS or option in schedulers.SCHEDULERS[name].options
-               for name in map(str.strip, names))
+    for name in map(str.strip, names):
+        try:
+            found = schedulers.find(name)
+        except ValueError:
+            return True
+        if option in found.options:
+            return True
+    return False
 
 
 CUTS = [name for name, policy in pipelines.POLICIES.items() if policy.builds]

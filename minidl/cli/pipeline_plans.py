@@ -61,11 +61,6 @@ def _cut_by(arguments: Any) -> CostModel:
     return CostModel.analytic() if arguments.costs in ("measured", "analytic") else CostModel.load(arguments.costs)
 
 
-def price(plan: Plan) -> pipelines.Price:
-    """What the plan costs."""
-    return pipelines.price(plan)
-
-
 def text(plan: Plan) -> str:
     """Grid and figures for people."""
     price = pipelines.price(plan)

@@ -15,6 +15,7 @@ from ..pricing.cost import CostModel
 from ..pricing.explain import explain as explain_task
 from ..runtime.memory import MemoryLimitError
 from ..schedule import Schedule, ScheduleError
+from ..schedulers.pipeline import price
 from ..training.trainer import Recorded
 from ..views.draw import timeline_svg
 from . import data_parallel_plans as data_parallel
@@ -49,7 +50,7 @@ def plan(arguments: Any) -> int:
             show.note(f"check it with --scheduler {made.scheduler}, which says what weights are read")
     record, text = made.as_json(), _text
     if made.placement is not None:
-        record, text = record | pipeline.price(made).as_json() | made.notes.get("status", {}), pipeline.text
+        record, text = record | price(made).as_json() | made.notes.get("status", {}), pipeline.text
     elif arguments.subject in "rl":
         record, text = record | data_parallel.figures(made), data_parallel.text
     _draw(arguments, made)
@@ -139,7 +140,7 @@ def simulate(arguments: Any) -> int:
     if arguments.subject in "rl":
         record, text = data_parallel.figures(made), data_parallel.text
     elif made.placement is not None:
-        record, text = pipeline.price(made).as_json() | made.notes.get("status", {}), pipeline.text
+        record, text = price(made).as_json() | made.notes.get("status", {}), pipeline.text
     else:
         timeline = replace(made.timeline, peak_bytes=max(made.peak_bytes or (0,)))
         record, text = {"predicted_step_ms": round(made.predicted_step_ms, 4),

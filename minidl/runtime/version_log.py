@@ -70,8 +70,7 @@ class VersionLog:
             version += 1
             self._tag.update(dict.fromkeys(writes, version))
         elif len(found) > 1:
-            raise RuntimeError(f"{self._graph.find(np.array([key]))} reads versions "
-                               f"{sorted(found)} of its weights at once")
+            raise RuntimeError(f"{task_name(key)} reads versions {sorted(found)} of its weights at once")
         self.entries.append(VersionRead(self.step, key, version))
 
 

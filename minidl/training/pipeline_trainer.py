@@ -66,11 +66,10 @@ class PipelineTrainer(Trainer):
         self.cost = replace(cost, link=link)
         machine = Machine(communicator.size, recorded.job.memory_limit, cap)
         plan = recorded.plan(self.cost, machine, chunks=chunks)
+        stale = recorded.job.scheduler in pipelines.POLICIES and pipelines.policy(recorded.job.scheduler).stale
         self.run: DistributedExecutor = DistributedExecutor(  # type: ignore[assignment]
             *plan.with_messages, communicator, device=recorded.device, trace=trace,
-                                                            memory_limit=recorded.job.memory_limit,
-                                                            logged=recorded.job.scheduler in pipelines.POLICIES
-                                                                   and pipelines.policy(recorded.job.scheduler).stale)
+            memory_limit=recorded.job.memory_limit, logged=stale)
         self.log: list[VersionRead] = []  #: of all ranks after `finish`, where the policy is stale
         self.plan = replace(plan, peak_bytes=tuple(communicator.gather(self.run.peak_bytes)))
         self._start()

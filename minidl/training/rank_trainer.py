@@ -164,7 +164,7 @@ class RankTrainer(Trainer):
         self.plan, self.cost = plan, plan.cost
         self.run: DistributedExecutor = DistributedExecutor(  # type: ignore[assignment]
             plan.graph, plan.schedule, self.communicator, device=self.recorded.device, trace=self.trace,
-                                                            memory_limit=self.job.memory_limit)
+            memory_limit=self.job.memory_limit)
 
     def _neighbours(self) -> list[Plan]:
         """Plans for the k found and some around it that fit, without doubles."""

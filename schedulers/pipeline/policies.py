@@ -35,7 +35,6 @@ class Policy:
     rank, and `chunks_fixed` whether it is the only one possible. `needs(ranks, micro_batches, chunks)` returns what is
     wrong, or None. Stale policies say with `versions(problem, schedule)` which weight version each entry reads, how
     many micro-batches make one update, and with `steady(problem)` their time per mini-batch in steady state.
-    `source` is published or reconstructed.
     """
 
     order: Callable[..., Schedule | tuple[Schedule, dict[str, Any]] | Plan]
