@@ -91,8 +91,8 @@ def reverse_first_k(graph: TaskGraph, cost: CostModel, machine: Machine, *, k: i
 
 
 #: a policy by its name
-POLICIES: dict[str, Callable[..., Plan]] = {f.__name__: f for f in (no_overlap, barrier, buckets, fifo, priority,
-                                                                    dear, reverse_first_k)}
+POLICIES: dict[str, Callable[..., Plan]] = {
+    f.__name__: f for f in (no_overlap, barrier, buckets, fifo, priority, dear, reverse_first_k)}
 
 
 def _plan(name: str, graph: TaskGraph, cost: CostModel, machine: Machine, order: Rules) -> Plan:

@@ -156,7 +156,7 @@ def _told(option: str) -> tuple[str, Callable[[Any], bool]]:
 
 
 def takes(arguments: Any, option: str) -> bool:
-    """Whether a scheduler that is asked for can be told this, also one of the user's; an unknown one is told elsewhere."""
+    """Whether a scheduler that is asked for, also one of the user's, can be told this; True for an unknown one."""
     names = arguments.schedulers.split(",") if arguments.command == "compare" else [arguments.scheduler]
     for name in map(str.strip, names):
         try:

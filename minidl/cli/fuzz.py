@@ -39,9 +39,9 @@ def run(arguments: Any) -> int:
             done(len(verdicts))
     bad = [v for v in verdicts if v.failures]
     runs = sum(v.runs for v in verdicts)
+    failures = [{"seed": v.seed, "arrangement": name, "what": what} for v in bad for name, what in v.failures.items()]
     record = {"step": arguments.step, "seed": arguments.seed, "cases": cases, "arrangements": runs,
-              "tasks": sum(v.tasks for v in verdicts), "failures": [{"seed": v.seed, "arrangement": name, "what": what}
-                                                                    for v in bad for name, what in v.failures.items()],
+              "tasks": sum(v.tasks for v in verdicts), "failures": failures,
               "refused": [{"seed": v.seed, "why": v.refused} for v in verdicts if v.refused],
               "invalid": [{"seed": v.seed, "why": v.invalid} for v in verdicts if v.invalid]}
     show.emit(arguments, record, lambda: text(record, bad))

@@ -52,8 +52,8 @@ def checked_round(problem: Problem, round_size: int | None) -> int:
     return size
 
 
-def rounds(rank: int, p: int, m: int, v: int, size: int) -> tuple[tuple[np.ndarray, np.ndarray],
-                                                                  tuple[np.ndarray, np.ndarray]]:
+def rounds(rank: int, p: int, m: int, v: int, size: int
+           ) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
     """(stage, micro-batch) of the forwards and of the backwards of a rank, in rounds of `size` micro-batches."""
     i = np.arange(m * v)
     micro_batch = i // (size * v) * size + i % size

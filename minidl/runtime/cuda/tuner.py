@@ -162,8 +162,8 @@ class Tuner:
     def _fill(self, memory: Any, dtype: str) -> None:
         """Zeros would be computed with less power, and so faster, than what training has."""
         if dtype not in self._noise:
-            host = np.random.default_rng(0).standard_normal(BLOCK
-                                                            // np.dtype(dtype).itemsize).astype(dtype).view(np.uint8)
+            count = BLOCK // np.dtype(dtype).itemsize
+            host = np.random.default_rng(0).standard_normal(count).astype(dtype).view(np.uint8)
             self._noise[dtype] = self.driver.allocate(BLOCK, self.stream)
             self.driver.copy(host, self._noise[dtype], self.stream)()
             self.driver.synchronize(self.stream)
