@@ -43,13 +43,13 @@ from common import machine, ratio, save, spread
 
 import minidl as ml
 from minidl import models, nn, optim, schedulers
-from minidl.graph import Kind
 from minidl.kernels import kernel
 from minidl.passes.synchronise import gradients
 from minidl.pricing.cost import CostModel
 from minidl.runtime.comm.mpi import MPI
 from minidl.runtime.executors import DistributedExecutor
 from minidl.schedulers.data_parallel import POLICIES
+from minidl.tasks import Kind
 from minidl.training.rank_trainer import measure_link, neighbours
 from minidl.training.trainer import params_sha256
 

@@ -46,13 +46,13 @@ from data_parallel import waiting
 
 import minidl as ml
 from minidl import models, nn, ops, optim
-from minidl.graph import Kind
 from minidl.pricing.cost import CostModel
 from minidl.pricing.measure import Profile
 from minidl.runtime.comm.mpi import MPI
 from minidl.runtime.executors import DistributedExecutor
 from minidl.schedulers import pipeline
 from minidl.schedulers.pipeline import add_communication
+from minidl.tasks import Kind
 from minidl.training.pipeline_trainer import measure_messages
 from minidl.views.timeline import What
 

@@ -19,7 +19,7 @@ _WHERE = {
     "GraphExecutor": "runtime.executors", "Runtime": "runtime.executors", "StreamExecutor": "runtime.executors",
     "TaskError": "runtime.executors", "cross_boundary": "passes.boundary", "lower": "program", "Program": "program",
     "Machine": "plans", "Plan": "plans", "plan": "schedulers.registry", "Buffer": "graph", "GraphBuilder": "graph",
-    "GraphError": "graph", "Kind": "graph", "Role": "graph", "Task": "graph", "TaskGraph": "graph",
+    "GraphError": "tasks", "Kind": "tasks", "Role": "graph", "Task": "graph", "TaskGraph": "graph",
     "MemoryLimitError": "runtime.memory", "MemoryPlan": "runtime.memory", "plan_memory": "runtime.memory",
     "rename": "passes.rewrite", "unroll": "passes.rewrite", "autocast": "autograd.precision", "seed": "autograd.random",
     "record": "autograd.recording", "Lane": "schedule", "Schedule": "schedule", "ScheduleError": "schedule",

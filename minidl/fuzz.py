@@ -18,7 +18,7 @@ from . import schedulers
 from .autograd import random
 from .autograd.recording import record
 from .autograd.tensor import Parameter, Tensor, array
-from .graph import GraphError, TaskGraph
+from .graph import TaskGraph
 from .passes.boundary import cross_boundary, must_stay
 from .passes.rewrite import rename, unroll
 from .plans import Machine
@@ -28,6 +28,7 @@ from .runtime.device import CPU
 from .runtime.executors import CheckingExecutor, DistributedExecutor, SequentialExecutor, StreamExecutor
 from .runtime.lanes import LaneError, Work
 from .runtime.streams import run_program
+from .tasks import GraphError
 
 Run = Callable[..., Any]
 Trace = dict[str, bytes]  #: all that can be seen of a run, by name

@@ -16,27 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from .graph import (
-    COLLECTIVE,
-    COMMUNICATION,
-    RECEIVES,
-    ROLES,
-    SENDS,
-    Ints,
-    Kind,
-    Launch,
-    Role,
-    Rows,
-    TaskGraph,
-    View,
-    task_name,
-    unpack,
-)
+from .graph import ROLES, Ints, Launch, Role, Rows, TaskGraph, View
 from .passes.boundary import Loop, loop
 from .passes.messages import check_rendezvous
 from .passes.rewrite import unroll
 from .runtime.memory import MemoryLimitError, MemoryPlan, plan_memory
 from .schedule import Lane, Schedule, ScheduleError
+from .tasks import COLLECTIVE, COMMUNICATION, RECEIVES, SENDS, Kind, task_name, unpack
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from .graph import GraphError, Ints, Rows, TaskGraph, parse_task, repack, task_name, unpack
+from .graph import Ints, Rows, TaskGraph
 from .loops import prepared
+from .tasks import GraphError, parse_task, repack, task_name, unpack
 from .walk import walk
 
 HEADER = ["rank", "lane", "task"]

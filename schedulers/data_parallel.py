@@ -24,12 +24,13 @@ from typing import Any
 
 import numpy as np
 
-from ..graph import COMMUNICATION, Kind, TaskGraph
+from ..graph import TaskGraph
 from ..passes.boundary import Loop, cross_boundary
 from ..passes.synchronise import gradients, reverse_buckets, synchronise
 from ..plans import Machine, Plan
 from ..pricing.cost import CostModel
 from ..program import lower
+from ..tasks import COMMUNICATION, Kind
 from .iterations import Iterations, Rules
 from .layer_times import with_communication
 

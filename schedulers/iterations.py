@@ -12,11 +12,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..graph import COMMUNICATION, Floats, Kind, TaskGraph
+from ..graph import Floats, TaskGraph
 from ..pricing.carried import Carried
 from ..pricing.cost import CostModel
 from ..pricing.simulation import MOST, Clock, Lanes
 from ..schedule import Lane, Schedule
+from ..tasks import COMMUNICATION, Kind
 
 
 @dataclass(frozen=True)

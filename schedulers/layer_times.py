@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..graph import COMMUNICATION, GraphBuilder, Kind, Role, TaskGraph
+from ..graph import GraphBuilder, Role, TaskGraph
 from ..pricing.cost import CostModel
+from ..tasks import COMMUNICATION, Kind
 
 
 def layers(forward: Sequence[float], output_grad: Sequence[float], weight_grad: Sequence[float], *, parts: int = 8

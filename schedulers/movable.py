@@ -12,7 +12,7 @@ from functools import cached_property
 
 import numpy as np
 
-from ..graph import ROLES, Kind, Rows, TaskGraph
+from ..graph import ROLES, Rows, TaskGraph
 from ..passes.boundary import kept, must_stay, with_late
 from ..pricing.carried import Carried
 from ..pricing.corun import CoRun
@@ -20,6 +20,7 @@ from ..pricing.cost import CostModel
 from ..pricing.simulation import Clock, Lanes, Times
 from ..runtime.memory import rounded
 from ..schedule import Lane, Schedule, ScheduleError
+from ..tasks import Kind
 
 MAIN, SUB = "main", "sub"
 

@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from ..graph import ROLES, Floats, Ints, Kind, Role, TaskGraph
+from ..graph import ROLES, Floats, Ints, Role, TaskGraph
 from ..pricing.cost import CostModel
+from ..tasks import Kind
 
 METHODS = ("pipedream", "intra", "inter")
 ROUNDING = 1e-12

@@ -8,9 +8,10 @@ of layer 2. (Their network has one more convolution in its first block, so their
 
 from __future__ import annotations
 
-from ..graph import Kind, TaskGraph
+from ..graph import TaskGraph
 from ..pricing.cost import CostModel
 from ..schedule import Schedule
+from ..tasks import Kind
 from .movable import SUB, Item, Place, Step
 
 MAPS = ("densenet121", "mobilenet_v3")

@@ -11,7 +11,8 @@ from itertools import groupby
 
 import numpy as np
 
-from ..graph import Kind, TaskGraph
+from ..graph import TaskGraph
+from ..tasks import Kind
 
 MOST = 24  #: regions of one pass
 FEWEST = 4  #: with fewer, the names say too little

@@ -11,10 +11,11 @@ import heapq
 
 import numpy as np
 
-from ..graph import Floats, Ints, Kind, TaskGraph
+from ..graph import Floats, Ints, TaskGraph
 from ..plans import Machine
 from ..pricing.cost import CostModel
 from ..schedule import Lane, Schedule
+from ..tasks import Kind
 from .published import published
 
 CHAIN = (Kind.F, Kind.O, Kind.B)  #: what a step's critical chain is made of

@@ -19,11 +19,12 @@ from hypothesis import strategies as st
 import minidl as ml
 from minidl import nn, ops, optim, schedulers
 from minidl.autograd.tape import Storage
-from minidl.graph import GraphBuilder, Kind, Role, TaskGraph
+from minidl.graph import GraphBuilder, Role, TaskGraph
 from minidl.passes.boundary import cross_boundary
 from minidl.runtime.checking import random_schedule
 from minidl.runtime.device import cpu
 from minidl.schedule import Lane, Schedule
+from minidl.tasks import Kind
 
 #: seconds after which a test says that something hangs; more than a busy machine takes
 PATIENCE = 300.0

@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from hypothesis import strategies as st
 
-from minidl.graph import GraphBuilder, Kind, TaskGraph, as_recorded, task_name
+from minidl.graph import GraphBuilder, TaskGraph
 from minidl.pricing.cost import CostModel, Link
 from minidl.pricing.simulation import simulate
 from minidl.schedule import Lane, Schedule
+from minidl.tasks import Kind, as_recorded, task_name
 from minidl.views.timeline import Timeline
 
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 import minidl as ml
 from minidl import models, nn, optim, schedulers
 from minidl.autograd import tape
-from minidl.graph import GraphError, Kind
 from minidl.passes.boundary import cross_boundary, must_stay
 from minidl.runtime.checking import CheckingExecutor, random_schedule
+from minidl.tasks import GraphError, Kind
 
 SIZES, BATCH, STEPS = (12, 16, 16, 4), 8, 7
 RANDOM = np.random.default_rng(0)

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 import minidl as ml
 from minidl import CostError, CostModel, Link, schedulers
-from minidl.graph import GraphBuilder, Kind
+from minidl.graph import GraphBuilder
+from minidl.tasks import Kind
 
 GRAPH = planned(("0F0", "", "a"), ("1F0", "a", "b"), ("1O0", "b", "c"), ("1W0", "b", "d"),
                 ("0B0", "c", "e"), ("0U0", "e", ""))

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import minidl as ml
 from minidl import schedulers
 from minidl.cli import main
-from minidl.graph import GraphError, Kind, Role, task_name
+from minidl.graph import Role
 from minidl.passes.rewrite import unroll
 from minidl.passes.synchronise import gradients, reverse_buckets, synchronise
 from minidl.pricing.collectives import Collective
@@ -29,6 +29,7 @@ from minidl.schedulers import data_parallel
 from minidl.schedulers.data_parallel import POLICIES, late_updates, search
 from minidl.schedulers.iterations import Iterations, Rules, delayable
 from minidl.schedulers.layer_times import layers
+from minidl.tasks import GraphError, Kind, task_name
 
 EXPECTED = json.loads((Path(__file__).parent / "data" / "pipeline.json").read_text())["data_parallel"]
 NAMES = {"serial": ("no_overlap", None), "ddp_layerwise_barrier": ("barrier", None),

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 import minidl as ml
 from minidl import models, nn, ops, optim
 from minidl.autograd import tape
-from minidl.graph import Kind
 from minidl.passes.synchronise import gradients
 from minidl.runtime.comm import SLOTS, Communicator, Host, RankError
 from minidl.runtime.comm.flight import Entry, Flight
@@ -23,6 +22,7 @@ from minidl.runtime.executors import DistributedExecutor, SequentialExecutor, Ta
 from minidl.schedule import Lane as ScheduleLane
 from minidl.schedule import Schedule, ScheduleError
 from minidl.schedulers.data_parallel import POLICIES
+from minidl.tasks import Kind
 
 SHARE, STEPS = 6, 4
 OPTIMIZERS = {"sgd": lambda p: optim.SGD(p, 0.05, momentum=0.9), "adam": lambda p: optim.Adam(p, 0.01),

@@ -16,10 +16,11 @@ import pytest
 from hypothesis import given
 from random_plans import Plan, plans
 
-from minidl.graph import GraphBuilder, Kind, pack, parse_task, task_name, unpack
+from minidl.graph import GraphBuilder
 from minidl.pricing.cost import CostModel
 from minidl.pricing.simulation import simulate
 from minidl.schedule import Lane, Schedule
+from minidl.tasks import Kind, pack, parse_task, task_name, unpack
 from minidl.views.draw import PALETTE, ansi, schedule_svg, timeline_svg
 from minidl.views.timeline import Timeline, What
 

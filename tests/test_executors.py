@@ -31,7 +31,6 @@ from hypothesis import strategies as st
 import minidl as ml
 from minidl import nn, ops, optim, schedulers
 from minidl.autograd.op import Op
-from minidl.graph import GraphError, Kind
 from minidl.kernels import kernel
 from minidl.runtime.checking import random_schedule
 from minidl.runtime.executors import (
@@ -45,6 +44,7 @@ from minidl.runtime.executors import (
 from minidl.runtime.memory import MemoryLimitError, plan_memory
 from minidl.runtime.streams import Stream
 from minidl.schedule import Lane, Schedule, ScheduleError
+from minidl.tasks import GraphError, Kind
 
 SLOW = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 

@@ -17,9 +17,10 @@ from helpers import PATIENCE
 import minidl as ml
 from minidl import schedulers
 from minidl.cli import main
-from minidl.graph import GraphBuilder, Kind, Role
+from minidl.graph import GraphBuilder, Role
 from minidl.loading import function_of
 from minidl.schedule import Lane, Schedule, ScheduleError
+from minidl.tasks import Kind
 
 EXTEND = Path(__file__).resolve().parent.parent / "docs" / "extend"
 MODEL = ["--model", "mlp", "--model-arg", "hidden=32", "--batch-size", "8", "--costs", "analytic"]

@@ -9,26 +9,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minidl import loops
-from minidl.graph import (
+from minidl.graph import GraphBuilder, Role, Rows, StorageSpec, TaskGraph, derive_edges
+from minidl.schedule import Lane, Schedule
+from minidl.tasks import (
     COLLECTIVE,
     RECEIVES,
     SENDS,
-    GraphBuilder,
     GraphError,
     Kind,
-    Role,
-    Rows,
-    StorageSpec,
-    TaskGraph,
     as_recorded,
-    derive_edges,
     pack,
     parse_task,
     repack,
     task_name,
     unpack,
 )
-from minidl.schedule import Lane, Schedule
 
 
 @st.composite

@@ -23,7 +23,6 @@ from helpers import planned as planned_tasks
 
 import minidl as ml
 from minidl import models, nn, ops, optim
-from minidl.graph import RECEIVES, SENDS, GraphError, Kind
 from minidl.passes.messages import check_rendezvous
 from minidl.program import lower
 from minidl.runtime.comm import Host, RankError, Standstill, Wait
@@ -33,6 +32,7 @@ from minidl.runtime.executors import DistributedExecutor, SequentialExecutor
 from minidl.schedule import Lane, Schedule, ScheduleError
 from minidl.schedulers import pipeline
 from minidl.schedulers.pipeline import PipelineError, add_communication
+from minidl.tasks import RECEIVES, SENDS, GraphError, Kind
 
 MPIEXEC = shutil.which("mpiexec") or shutil.which("mpiexec", path=str(Path(sys.executable).parent))
 WIDTH, SHARE, STEPS = 256, 8, 2  # 8 KiB a message

@@ -17,11 +17,11 @@ FOLDERS = {"minidl": ROOT / "minidl", "minidl.kernels": ROOT / "kernels", "minid
 LINKS = ("kernels", "schedulers", "models")
 
 # data, and functions from data to data: they run nothing and know no device
-PURE = {"graph", "schedule", "program", "plans", "loops", "walk", "files", "passes.boundary", "passes.send_receive",
-        "passes.messages", "passes.rewrite", "passes.synchronise", "pricing.carried", "pricing.circuits",
-        "pricing.collectives", "pricing.contention", "pricing.corun", "pricing.cost", "pricing.simulation",
-        "runtime.memory", "views.timeline"}
-ENGINE = {"graph", "kernels", "runtime.device", "autograd.tape", "autograd.tensor", "autograd.precision"}
+PURE = {"tasks", "graph", "schedule", "program", "plans", "loops", "walk", "files", "passes.boundary",
+        "passes.send_receive", "passes.messages", "passes.rewrite", "passes.synchronise", "pricing.carried",
+        "pricing.circuits", "pricing.collectives", "pricing.contention", "pricing.corun", "pricing.cost",
+        "pricing.simulation", "runtime.memory", "views.timeline"}
+ENGINE = {"tasks", "graph", "kernels", "runtime.device", "autograd.tape", "autograd.tensor", "autograd.precision"}
 # what may be imported from our own package: a module, or a room with all that is in it; the longest name that
 # fits is the rule
 LAYERS: dict[str, set[str]] = {
@@ -31,10 +31,12 @@ LAYERS: dict[str, set[str]] = {
     "loading": set(),
     "runtime.debug": set(),
     "runtime.streams": set(),
-    "graph": {"loops"},
+    "tasks": set(),
+    "graph": {"tasks", "loops"},
     "walk": {"graph", "loops"},
-    "schedule": {"graph", "loops", "walk", "files"},
-    **dict.fromkeys(PURE - {"loops", "files", "graph", "walk", "schedule", "pricing.cost", "views.timeline"}, PURE),
+    "schedule": {"tasks", "graph", "loops", "walk", "files"},
+    **dict.fromkeys(PURE - {"loops", "files", "tasks", "graph", "walk", "schedule", "pricing.cost", "views.timeline"},
+                    PURE),
     "pricing.cost": {*PURE, "pricing.measure", "pricing.measure_pairs"},  # when it is asked to
     "views.timeline": {*PURE, "views.report", "views.trace"},
     "schedulers": {*PURE, "schedulers", "loading"},
@@ -46,7 +48,7 @@ LAYERS: dict[str, set[str]] = {
     "ops": {*ENGINE, "autograd.op", "ops", "autograd.random"},
     "nn": {*ENGINE, "autograd.op", "ops", "autograd.random", "nn"},
     "models": {"nn", "ops", "autograd.tensor", "models", "autograd.random", "loading", ""},
-    "passes.fusion": {"graph", "runtime.device", "kernels", "passes.fusion"},
+    "passes.fusion": {"tasks", "graph", "runtime.device", "kernels", "passes.fusion"},
     "runtime": {*PURE, "kernels", "autograd.tape", "autograd.tensor", "launcher", "runtime"},
 }
 # where a module outside the standard library may be imported from, and only when it is used

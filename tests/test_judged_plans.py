@@ -23,7 +23,7 @@ from test_distributed import prepared
 import minidl as ml
 from minidl import nn, optim, schedulers
 from minidl.autograd.tape import micro_batch
-from minidl.graph import GraphBuilder, GraphError, Kind, TaskGraph, unpack
+from minidl.graph import GraphBuilder, TaskGraph
 from minidl.passes.boundary import cross_boundary, must_stay
 from minidl.pricing.cost import CostModel
 from minidl.program import Program, lower
@@ -32,6 +32,7 @@ from minidl.runtime.memory import MemoryLimitError
 from minidl.schedule import Lane, Schedule, ScheduleError
 from minidl.schedulers import pipeline
 from minidl.schedulers.pipeline import PipelineError, refine, v_shape, zb_auto
+from minidl.tasks import GraphError, Kind, unpack
 
 COST = CostModel.analytic()
 POLICIES = [n for n in pipeline.names() if n != "optimal" and not pipeline.policy(n).stale]

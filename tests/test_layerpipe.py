@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minidl.graph import GraphBuilder, Kind, Role
+from minidl.graph import GraphBuilder, Role
 from minidl.pricing.cost import CostModel
 from minidl.schedulers.partition import (
     METHODS,
@@ -19,6 +19,7 @@ from minidl.schedulers.partition import (
     compare,
     delays,
 )
+from minidl.tasks import Kind
 
 TIME = st.one_of(st.integers(0, 5).map(float), st.floats(0.1, 5))
 LAYERS = st.integers(1, 4).flatmap(lambda n: st.tuples(*[st.lists(TIME, min_size=n, max_size=n)] * 3)).filter(

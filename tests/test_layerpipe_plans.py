@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minidl.graph import Kind, unpack
 from minidl.pricing.simulation import times
 from minidl.schedule import ScheduleError
 from minidl.schedulers.partition import LayerCosts, assign, delays
 from minidl.schedulers.pipeline import PipelineError, costs, place, plan, price, prove
 from minidl.schedulers.pipeline.layerpipe import Ticks
+from minidl.tasks import Kind, unpack
 
 TIME = st.one_of(st.integers(1, 5).map(float), st.floats(0.2, 5))
 

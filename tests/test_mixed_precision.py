@@ -15,12 +15,12 @@ import minidl as ml
 from minidl import checkpoint, cli, data, models, nn, ops, optim, schedulers
 from minidl.autograd.precision import taken
 from minidl.autograd.tape import Tape, current, use
-from minidl.graph import Kind
 from minidl.passes.boundary import must_stay, with_late
 from minidl.passes.fusion import fused
 from minidl.runtime.checking import random_schedule
 from minidl.runtime.cuda import device as devices
 from minidl.runtime.executors import GraphExecutor, SequentialExecutor, StreamExecutor, executor
+from minidl.tasks import Kind
 from minidl.training.trainer import Job, Recorded, Trainer
 
 HALVES = {"bfloat16": 2.0**-8, "float16": 2.0**-11}  #: with the largest relative error of rounding

@@ -132,7 +132,7 @@ import numpy as np
 from minidl.runtime.comm import Host
 from minidl.runtime.comm.flight import Entry, Flight
 from minidl.runtime.comm.mpi import MPI
-from minidl.graph import Kind
+from minidl.tasks import Kind
 
 comms = MPI(), MPI(deterministic=False)
 for dtype in (np.float32, np.float64):

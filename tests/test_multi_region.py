@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import minidl as ml
 from minidl import models, nn, optim, schedulers
-from minidl.graph import GraphBuilder, Kind, Role, TaskGraph
+from minidl.graph import GraphBuilder, Role, TaskGraph
 from minidl.passes.boundary import cross_boundary, late_tasks, must_stay
 from minidl.pricing.corun import CoRun
 from minidl.pricing.simulation import Clock, Lanes
@@ -25,6 +25,7 @@ from minidl.schedulers.give_back import given_back
 from minidl.schedulers.movable import Place, Step
 from minidl.schedulers.multi_region import search
 from minidl.schedulers.regions import regions
+from minidl.tasks import Kind
 
 
 def network(layers: int, nbytes: int = 1000) -> TaskGraph:

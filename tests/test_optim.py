@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 import minidl as ml
 from minidl import nn, optim
-from minidl.graph import Kind
 from minidl.runtime.checking import random_schedule
+from minidl.tasks import Kind
 
 PAIRS: dict[str, tuple[Any, Any]] = {
     "sgd": (lambda p: optim.SGD(p, 0.1), lambda t, p: t.SGD(p, 0.1)),

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import minidl as ml
-from minidl.graph import GraphBuilder, GraphError, Kind, Role, TaskGraph
+from minidl.graph import GraphBuilder, Role, TaskGraph
+from minidl.tasks import GraphError, Kind
 
 
 def training(layers: int = 2) -> TaskGraph:

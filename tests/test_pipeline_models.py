@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 import minidl as ml
 from minidl import models, nn, optim, schedulers
 from minidl.autograd.tape import micro_batch
-from minidl.graph import GraphError, Kind
 from minidl.passes.rewrite import coarsen, fuse
 from minidl.pricing.cost import CostModel
 from minidl.program import lower
@@ -20,6 +19,7 @@ from minidl.runtime.memory import plan_memory
 from minidl.schedule import Lane
 from minidl.schedulers import pipeline
 from minidl.schedulers.pipeline.models import linear_partition
+from minidl.tasks import GraphError, Kind
 
 MICRO_BATCHES = 4
 X, Y = np.random.default_rng(0).standard_normal((4, 8)).astype(np.float32), np.array([0, 3, 1, 2])

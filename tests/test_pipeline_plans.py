@@ -10,13 +10,13 @@ from helpers import need
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from minidl.graph import Kind, pack, task_name, unpack
 from minidl.passes.messages import check_rendezvous
 from minidl.pricing.simulation import simulate, times
 from minidl.schedule import Schedule, ScheduleError
 from minidl.schedulers import pipeline
 from minidl.schedulers.pipeline import PipelineError, refine, v_shape
 from minidl.schedulers.pipeline.listing import list_schedule
+from minidl.tasks import Kind, pack, task_name, unpack
 
 GOLDEN = Path(__file__).parent / "data" / "pipeline_plans"
 SEARCHES = {"optimal", "zb_auto"}  # proved elsewhere: each takes its time

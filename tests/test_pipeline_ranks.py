@@ -17,13 +17,13 @@ from helpers import PATIENCE, deadline
 
 import minidl as ml
 from minidl import models, nn, ops, optim
-from minidl.graph import Kind, parse_task
 from minidl.program import lower
 from minidl.runtime.comm import RankError
 from minidl.runtime.comm.loopback import run_ranks
 from minidl.runtime.executors import DistributedExecutor, SequentialExecutor, TaskError
 from minidl.schedule import Lane, ScheduleError
 from minidl.schedulers.pipeline import add_communication
+from minidl.tasks import Kind, parse_task
 from minidl.views.timeline import Timeline, What
 
 MPIEXEC = shutil.which("mpiexec") or shutil.which("mpiexec", path=str(Path(sys.executable).parent))

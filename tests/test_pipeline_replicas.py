@@ -7,13 +7,13 @@ import pytest
 from test_pipeline_ranks import recorded
 
 import minidl as ml
-from minidl.graph import COLLECTIVE, COMMUNICATION, RECEIVES, SENDS, GraphError, Kind
 from minidl.passes.messages import check_rendezvous
 from minidl.pricing.cost import CostModel, Link
 from minidl.pricing.simulation import simulate
 from minidl.program import lower
 from minidl.schedule import Schedule
 from minidl.schedulers.pipeline import add_all_reduces, add_communication
+from minidl.tasks import COLLECTIVE, COMMUNICATION, RECEIVES, SENDS, GraphError, Kind
 
 LINK = Link(2.0, 100.0)
 

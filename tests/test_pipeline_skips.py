@@ -13,10 +13,11 @@ import pytest
 from helpers import PATIENCE, deadline
 
 from minidl import nn, ops
-from minidl.graph import RECEIVES, SENDS, TaskGraph
+from minidl.graph import TaskGraph
 from minidl.models.registry import model
 from minidl.pricing.cost import CostModel, Link
 from minidl.runtime.comm.loopback import run_ranks
+from minidl.tasks import RECEIVES, SENDS
 from minidl.training.pipeline_trainer import PipelineTrainer
 from minidl.training.trainer import Job, Recorded, Trainer
 

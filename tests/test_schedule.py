@@ -8,8 +8,8 @@ from helpers import closure, edge_pairs, lane_pairs, planned, scheduled_graphs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minidl.graph import COLLECTIVE, Kind, parse_task, unpack
 from minidl.schedule import Lane, Schedule, ScheduleError
+from minidl.tasks import COLLECTIVE, Kind, parse_task, unpack
 
 MAIN, SUB = Lane(0), Lane(0, "sub")
 QUICK = settings(deadline=None)

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 import minidl as ml
 from minidl import nn, ops, optim
 from minidl.autograd.tape import Tape, use
-from minidl.graph import Kind
 from minidl.kernels import KERNELS
 from minidl.runtime.checking import random_schedule
 from minidl.runtime.device import CPU
+from minidl.tasks import Kind
 
 
 # -------------------------------------------------------------------------------------------- torch parity

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 import minidl as ml
 from minidl import nn, ops
-from minidl.graph import Kind
 from minidl.runtime.checking import random_schedule
+from minidl.tasks import Kind
 
 
 # -------------------------------------------------------------------------------------- finite differences

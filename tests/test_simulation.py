@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 
 import minidl as ml
 from minidl import loops
-from minidl.graph import COMMUNICATION, GraphBuilder, Kind
+from minidl.graph import GraphBuilder
 from minidl.pricing import simulation
 from minidl.pricing.carried import Carried
 from minidl.pricing.corun import CoRun
 from minidl.pricing.cost import CostModel, Link
 from minidl.pricing.simulation import Clock, Lanes, simulate, times
 from minidl.schedule import Lane, Schedule, ScheduleError
+from minidl.tasks import COMMUNICATION, Kind
 from minidl.views.timeline import What
 
 

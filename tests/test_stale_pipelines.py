@@ -16,12 +16,13 @@ from test_pipeline_ranks import command
 
 import minidl as ml
 from minidl import models, nn, ops, optim
-from minidl.graph import Kind, Role, unpack
+from minidl.graph import Role
 from minidl.runtime.comm.loopback import run_ranks
 from minidl.runtime.executors import DistributedExecutor, SequentialExecutor
 from minidl.runtime.version_log import Replay, staleness
 from minidl.schedulers import pipeline
 from minidl.schedulers.pipeline import PipelineError, add_communication
+from minidl.tasks import Kind, unpack
 
 MPIEXEC = shutil.which("mpiexec") or shutil.which("mpiexec", path=str(Path(sys.executable).parent))
 MICRO_BATCHES, SHARE, STEPS = 8, 4, 3

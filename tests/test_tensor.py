@@ -8,8 +8,8 @@ from helpers import SMALL, bits, random_array, recorded, torch_or_skip
 
 import minidl as ml
 from minidl import nn, ops, optim
-from minidl.graph import Kind
 from minidl.runtime.executors import SequentialExecutor
+from minidl.tasks import Kind
 
 
 def parameter(*shape, seed=0):

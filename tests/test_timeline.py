@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given
 from random_plans import Plan, plans
 
-from minidl.graph import GraphBuilder, Kind, parse_task
+from minidl.graph import GraphBuilder
 from minidl.pricing.cost import CostModel, Link
 from minidl.pricing.simulation import simulate
 from minidl.schedule import Lane, Schedule
+from minidl.tasks import Kind, parse_task
 from minidl.views.report import compare, critical_path, kinds, longest, usage
 from minidl.views.timeline import Timeline, What
 

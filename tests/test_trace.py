@@ -16,11 +16,12 @@ import pytest
 from hypothesis import given
 from random_plans import Plan, plans
 
-from minidl.graph import COMMUNICATION, GraphBuilder, Kind, parse_task, unpack
+from minidl.graph import GraphBuilder
 from minidl.passes.rewrite import unroll
 from minidl.pricing.cost import CostModel
 from minidl.pricing.simulation import simulate
 from minidl.schedule import Lane, Schedule
+from minidl.tasks import COMMUNICATION, Kind, parse_task, unpack
 from minidl.views.timeline import Timeline, What
 from minidl.views.trace import dumps
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 import minidl as ml
 from minidl import nn, ops
-from minidl.graph import Kind
 from minidl.kernels import KERNELS
 from minidl.kernels.conv import Geometry
+from minidl.tasks import Kind
 
 # (input, weight, stride, padding, dilation, groups); input channels last, weight (o, kh, kw, c / groups)
 CONVOLUTIONS = {

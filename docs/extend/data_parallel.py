@@ -3,10 +3,10 @@
 import numpy as np
 
 import minidl as ml
-from minidl.graph import COLLECTIVE
 from minidl.passes.synchronise import synchronise
 from minidl.schedule import Lane, Schedule
 from minidl.schedulers.layer_times import layers, with_communication
+from minidl.tasks import COLLECTIVE
 
 
 def last_first(graph, cost, machine):

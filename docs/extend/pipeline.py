@@ -4,9 +4,9 @@ import numpy as np
 
 import minidl as ml
 from minidl import models, nn, optim
-from minidl.graph import Kind
 from minidl.schedulers import pipeline
 from minidl.schedulers.pipeline.problem import RankOrder, schedule_of
+from minidl.tasks import Kind
 
 
 def last_in_first_out(problem):

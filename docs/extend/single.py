@@ -4,8 +4,8 @@ import numpy as np
 
 import minidl as ml
 from minidl import models, nn
-from minidl.graph import Kind
 from minidl.schedule import Lane, Schedule
+from minidl.tasks import Kind
 
 
 def updates_apart(graph, cost, machine, lanes: int = 2):

@@ -10,7 +10,6 @@ import numpy as np
 
 import minidl as ml
 from minidl import models, nn, ops, optim
-from minidl.graph import RECEIVES, SENDS
 from minidl.passes.messages import check_rendezvous
 from minidl.program import lower
 from minidl.runtime.comm import Standstill
@@ -18,6 +17,7 @@ from minidl.runtime.comm.loopback import LoopBack, run_ranks
 from minidl.runtime.executors import DistributedExecutor
 from minidl.schedule import Schedule, ScheduleError
 from minidl.schedulers import pipeline
+from minidl.tasks import RECEIVES, SENDS
 from minidl.views.timeline import What
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..graph import Kind, Role
+from ..graph import Role
+from ..tasks import Kind
 from . import precision
 from . import tape as tapes
 from .precision import HALVES

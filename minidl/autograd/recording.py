@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from ..graph import Kind, Role, TaskGraph
+from ..graph import Role, TaskGraph
+from ..tasks import Kind
 from . import random
 from . import tape as tapes
 from .precision import HALVES

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..graph import GraphBuilder, Kind, Launch, Role, StorageSpec, TaskGraph, View
+from ..graph import GraphBuilder, Launch, Role, StorageSpec, TaskGraph, View
 from ..kernels import KERNELS
 from ..runtime import device as devices
+from ..tasks import Kind
 
 if TYPE_CHECKING:
     from .tensor import Tensor

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..graph import Kind, Role, View
+from ..graph import Role, View
 from ..runtime import device as devices
 from ..runtime.device import strides_of
+from ..tasks import Kind
 from . import tape as tapes
 from .tape import Storage, StoragePart
 

@@ -86,7 +86,7 @@ def model_info(name: str, model_args: dict[str, Any]) -> dict[str, Any]:
     from ..autograd import random
     from ..autograd.recording import record
     from ..autograd.tape import no_grad
-    from ..graph import Kind
+    from ..tasks import Kind
 
     random.seed(0)
     model = networks.create(name, **model_args).eval()

@@ -9,13 +9,14 @@ import numpy as np
 
 from .. import schedulers
 from ..files import write_atomic
-from ..graph import TaskGraph, parse_task, repack, task_name
+from ..graph import TaskGraph
 from ..plans import Machine, Plan
 from ..pricing.cost import CostModel
 from ..pricing.explain import explain as explain_task
 from ..runtime.memory import MemoryLimitError
 from ..schedule import Schedule, ScheduleError
 from ..schedulers.pipeline import price
+from ..tasks import parse_task, repack, task_name
 from ..training.trainer import Recorded
 from ..views.draw import timeline_svg
 from . import data_parallel_plans as data_parallel

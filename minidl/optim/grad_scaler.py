@@ -9,7 +9,8 @@ import numpy as np
 
 from ..autograd import tape as tapes
 from ..autograd.tensor import Node, Tensor, host_storage, new
-from ..graph import Kind, Role
+from ..graph import Role
+from ..tasks import Kind
 
 
 class GradScaler:

@@ -13,8 +13,9 @@ import numpy as np
 
 from ..autograd import tape as tapes
 from ..autograd.tensor import Parameter, Tensor, host_storage, new
-from ..graph import Kind, Role
+from ..graph import Role
 from ..runtime import device as devices
+from ..tasks import Kind
 from .grad_scaler import GradScaler
 
 

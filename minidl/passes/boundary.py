@@ -16,8 +16,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ..graph import ROLES, GraphError, Ints, Kind, Role, Rows, TaskGraph, moved_views, repack, task_name, unpack
+from ..graph import ROLES, Ints, Role, Rows, TaskGraph, moved_views
 from ..schedule import Schedule
+from ..tasks import GraphError, Kind, repack, task_name, unpack
 
 Mask = NDArray[np.bool_]
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..graph import RECEIVES, SENDS, Rows, TaskGraph, task_name
+from ..graph import Rows, TaskGraph
 from ..loops import run_loop
 from ..schedule import Schedule
+from ..tasks import RECEIVES, SENDS, task_name
 
 
 def check_rendezvous(graph: TaskGraph, schedule: Schedule) -> None:

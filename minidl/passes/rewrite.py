@@ -13,8 +13,9 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ..graph import ROLES, GraphError, Ints, Kind, Role, Rows, TaskGraph, moved_views, repack, task_name
+from ..graph import ROLES, Ints, Role, Rows, TaskGraph, moved_views
 from ..pricing.carried import own_buffers
+from ..tasks import GraphError, Kind, repack, task_name
 
 _RENAMED = (Role.ACTIVATION, Role.GRADIENT, Role.WORKSPACE)
 

@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from ..graph import COMMUNICATION, RECEIVES, SENDS, GraphError, Ints, Kind, Rows, TaskGraph, pack, parse_task, unpack
+from ..graph import Ints, Rows, TaskGraph
 from ..loops import run_loop
 from ..schedule import Lane, Schedule, ScheduleError
+from ..tasks import COMMUNICATION, RECEIVES, SENDS, GraphError, Kind, pack, parse_task, unpack
 from .rewrite import sums
 
 SENDABLE = (Kind.F, Kind.O, Kind.B)  #: whose results can be sent, beside those of sums over gradients

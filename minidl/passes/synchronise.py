@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..graph import COLLECTIVE, ROLES, GraphError, Ints, Kind, Launch, Role, Rows, TaskGraph, View, pack
+from ..graph import ROLES, Ints, Launch, Role, Rows, TaskGraph, View
+from ..tasks import COLLECTIVE, GraphError, Kind, pack
 
 CALLS = {Kind.A: "all_reduce", Kind.AS: "reduce_scatter", Kind.AG: "all_gather"}  #: what a launch of each is called
 

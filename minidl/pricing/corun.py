@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..graph import Floats, Ints, TaskGraph, as_recorded, task_name
+from ..graph import Floats, Ints, TaskGraph
+from ..tasks import as_recorded, task_name
 
 
 @dataclass(frozen=True)

@@ -14,19 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from ..graph import (
-    COLLECTIVE,
-    COMMUNICATION,
-    RECEIVES,
-    SENDS,
-    Floats,
-    Ints,
-    Kind,
-    TaskGraph,
-    as_recorded,
-    parse_task,
-    unpack,
-)
+from ..graph import Floats, Ints, TaskGraph
+from ..tasks import COLLECTIVE, COMMUNICATION, RECEIVES, SENDS, Kind, as_recorded, parse_task, unpack
 from .corun import CoRun
 
 _RATES = {"flops_per_us", "bytes_per_us"}

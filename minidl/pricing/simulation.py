@@ -20,9 +20,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..graph import COMMUNICATION, RECEIVES, Floats, Ints, Rows, TaskGraph
+from ..graph import Floats, Ints, Rows, TaskGraph
 from ..loops import prepared, run_loop
 from ..schedule import Schedule, ScheduleError
+from ..tasks import COMMUNICATION, RECEIVES
 from ..views.timeline import Timeline
 from ..walk import walk
 from .carried import Carried

@@ -12,8 +12,9 @@ import numpy as np
 from ..autograd import tape as tapes
 from ..autograd.tape import Storage
 from ..autograd.tensor import ShapeError, Tensor
-from ..graph import GraphError, Role, TaskGraph, View
+from ..graph import Role, TaskGraph, View
 from ..kernels import Thunk
+from ..tasks import GraphError
 from .memory import MemoryPlan, rounded
 
 

@@ -16,9 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from ..graph import COMMUNICATION, RECEIVES, SENDS, Kind, TaskGraph, View, task_name
+from ..graph import TaskGraph, View
 from ..kernels import Thunk
 from ..program import Part, Program
+from ..tasks import COMMUNICATION, RECEIVES, SENDS, Kind, task_name
 from .bound import Bound
 from .comm import SLOTS, Communicator
 from .comm.flight import Abandoned, Entry, Flight

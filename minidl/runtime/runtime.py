@@ -23,10 +23,11 @@ import numpy as np
 from ..autograd import tape as tapes
 from ..autograd.tape import Storage
 from ..autograd.tensor import ShapeError
-from ..graph import COMMUNICATION, Ints, Role, StorageSpec, TaskGraph, View
+from ..graph import Ints, Role, StorageSpec, TaskGraph, View
 from ..kernels import Thunk
 from ..program import Part, Program
 from ..schedule import Schedule
+from ..tasks import COMMUNICATION
 from ..views.timeline import Timeline, What
 from . import debug
 from . import device as devices

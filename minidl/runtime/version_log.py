@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from ..graph import Ints, Kind, Role, TaskGraph, View, task_name, unpack
+from ..graph import Ints, Role, TaskGraph, View
 from ..kernels import Thunk
+from ..tasks import Kind, task_name, unpack
 from .bound import Bound
 
 Calls = Callable[[int, Any], list[Thunk]]

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..graph import Kind, View
+from ..graph import View
 from ..plans import Machine, Plan
 from ..pricing.cost import CostModel
 from ..runtime import device as devices
@@ -19,6 +19,7 @@ from ..runtime.comm.flight import Entry, Flight
 from ..runtime.comm.handover import handover
 from ..runtime.executors import DistributedExecutor
 from ..runtime.memory import MemoryLimitError
+from ..tasks import Kind
 from .trainer import Recorded, Trainer, TrainingError, params_sha256
 
 TRIAL_STEPS = 6  #: that each k tried takes when k is confirmed by measurement

@@ -15,8 +15,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
-from ..graph import COMMUNICATION, NAME, Ints, Kind, TaskGraph, task_name, unpack
+from ..graph import Ints, TaskGraph
 from ..schedule import Lane, Schedule
+from ..tasks import COMMUNICATION, NAME, Kind, task_name, unpack
 from .report import count_of, readable_unit
 from .timeline import Timeline, What
 

@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from ..graph import Floats, Ints, Kind, pack, task_name, unpack
+from ..graph import Floats, Ints
 from ..schedule import Lane
+from ..tasks import Kind, pack, task_name, unpack
 from .timeline import UNITS, Timeline, What
 
 WIDTH = 100

@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from ..graph import RECEIVES, Floats, Ints, task_name, unpack
+from ..graph import Floats, Ints
 from ..schedule import Lane
+from ..tasks import RECEIVES, task_name, unpack
 
 UNITS = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "s": 1e6}  #: in microseconds; any other unit is the user's own
 

@@ -24,8 +24,9 @@ from typing import Any
 import numpy as np
 
 from ..files import LARGEST, read, write_atomic
-from ..graph import COMMUNICATION, Floats, Kind, parse_task, unpack
+from ..graph import Floats
 from ..schedule import MOST_LANES, Lane
+from ..tasks import COMMUNICATION, Kind, parse_task, unpack
 from .timeline import UNITS, Timeline, What
 
 _NCCL = {Kind.A: "ncclDevKernel_AllReduce", Kind.AS: "ncclDevKernel_ReduceScatter", Kind.AG: "ncclDevKernel_AllGather"}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ...graph import Kind
 from ...schedule import Schedule
+from ...tasks import Kind
 from .listing import admission, list_schedule
 from .problem import Problem
 from .stages import stage_graph

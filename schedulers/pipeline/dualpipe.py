@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...graph import Kind
 from ...schedule import Schedule
+from ...tasks import Kind
 from .problem import Problem, RankOrder, schedule_of
 
 Entry = tuple[Kind, int, bool]  # kind, stream, whether it is a pair with the entry before

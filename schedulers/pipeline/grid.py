@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...graph import task_name
 from ...plans import Plan
+from ...tasks import task_name
 from ...views.timeline import Timeline
 
 BLOCKS = 12  #: the most pieces that a grid is wrapped into; beyond, time is compressed

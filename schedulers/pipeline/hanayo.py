@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ...graph import Kind
 from ...schedule import Schedule
+from ...tasks import Kind
 from .listing import work_conserving
 from .problem import Problem
 

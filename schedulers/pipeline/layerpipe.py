@@ -14,11 +14,12 @@ from functools import cached_property
 
 import numpy as np
 
-from ...graph import GraphBuilder, Ints, Kind, Role, TaskGraph, unpack
+from ...graph import GraphBuilder, Ints, Role, TaskGraph
 from ...plans import Plan, Versions
 from ...pricing.cost import CostModel, Link
 from ...pricing.simulation import Clock, Lanes
 from ...schedule import Schedule
+from ...tasks import Kind, unpack
 from ..partition import LayerCosts, Piece, assign
 from .problem import Problem, RankOrder, schedule_of
 

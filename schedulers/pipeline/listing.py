@@ -10,9 +10,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ...graph import Floats, Ints, Kind, Rows, TaskGraph
+from ...graph import Floats, Ints, Rows, TaskGraph
 from ...loops import run_loop
 from ...schedule import Lane, Schedule
+from ...tasks import Kind
 from .placement import PipelineError
 from .problem import Problem
 from .stages import stage_graph

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...graph import Kind
 from ...schedule import Schedule
+from ...tasks import Kind
 from .listing import work_conserving
 from .problem import Problem, RankOrder, schedule_of
 

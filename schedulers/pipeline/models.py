@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ...graph import ROLES, Floats, Ints, Kind, Role, TaskGraph, repack
+from ...graph import ROLES, Floats, Ints, Role, TaskGraph
 from ...passes.boundary import Mask
 from ...passes.rewrite import coarsen, sums
 from ...pricing.cost import CostModel
+from ...tasks import Kind, repack
 from .placement import PipelineError
 
 

@@ -18,9 +18,10 @@ from itertools import islice
 
 import numpy as np
 
-from ...graph import RECEIVES, SENDS, GraphError, Ints, Kind, pack, parse_task, repack, task_name, unpack
+from ...graph import Ints
 from ...passes.boundary import Mask
 from ...schedule import HEADER, MOST_LANES, Lane, Schedule, ScheduleError, cells_by_line
+from ...tasks import RECEIVES, SENDS, GraphError, Kind, pack, parse_task, repack, task_name, unpack
 
 THEIRS = {Kind.F: "F", Kind.O: "I", Kind.W: "W", Kind.B: "B", Kind.SF: "SEND_F", Kind.RF: "RECV_F", Kind.SO: "SEND_B",
           Kind.RO: "RECV_B"}

@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from ...graph import Ints, Kind, pack
+from ...graph import Ints
 from ...pricing.cost import CostModel
 from ...pricing.simulation import times
 from ...schedule import Schedule
+from ...tasks import Kind, pack
 from .placement import PipelineError
 from .problem import Problem
 from .stages import stage_graph

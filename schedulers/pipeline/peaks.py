@@ -12,11 +12,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from ...graph import Floats, Ints, Kind, TaskGraph, View, unpack
+from ...graph import Floats, Ints, TaskGraph, View
 from ...passes.send_receive import ranks_of, received
 from ...plans import Plan
 from ...runtime.memory import plan_memory
 from ...schedule import Schedule
+from ...tasks import Kind, unpack
 
 COMPUTE = (Kind.F, Kind.O, Kind.W, Kind.B)
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ...graph import Ints, unpack
+from ...graph import Ints
+from ...tasks import unpack
 
 
 class PipelineError(ValueError):

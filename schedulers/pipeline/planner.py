@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from ...graph import Floats, Ints, Kind, TaskGraph, unpack
+from ...graph import Floats, Ints, TaskGraph
 from ...passes.rewrite import fuse, sums
 from ...plans import Machine, Plan, Versions
 from ...pricing.cost import CostModel
 from ...schedule import Schedule
+from ...tasks import Kind, unpack
 from .models import cut
 from .placement import PipelineError, Placement
 from .policies import Policy, place, policy, title

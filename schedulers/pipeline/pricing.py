@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from ...graph import COMMUNICATION, unpack
 from ...plans import Plan
 from ...pricing.cost import CostModel
 from ...pricing.simulation import Clock, Lanes
+from ...tasks import COMMUNICATION, unpack
 
 
 @dataclass(frozen=True)

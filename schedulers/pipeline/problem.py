@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...graph import Floats, Kind, pack
+from ...graph import Floats
 from ...pricing.cost import CostModel
 from ...schedule import Lane, Schedule
+from ...tasks import Kind, pack
 from .placement import PipelineError, Placement
 from .stages import stage_graph
 

@@ -11,13 +11,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from ...graph import COMMUNICATION, RECEIVES, ROLES, GraphError, Ints, Kind, Role, TaskGraph, pack, task_name, unpack
+from ...graph import ROLES, Ints, Role, TaskGraph
 from ...passes.messages import check_rendezvous
 from ...passes.rewrite import fuse
 from ...passes.send_receive import add_communication, check_messages, talks
 from ...plans import Plan, Versions
 from ...runtime.memory import MemoryLimitError
 from ...schedule import Schedule, ScheduleError
+from ...tasks import COMMUNICATION, RECEIVES, GraphError, Kind, pack, task_name, unpack
 from .peaks import COMPUTE, activations, peak_bytes
 from .placement import PipelineError, Placement, bidirectional
 from .problem import check_numbers, costs

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...graph import COLLECTIVE, TaskGraph
+from ...graph import TaskGraph
 from ...passes.send_receive import ranks_of
 from ...passes.synchronise import synchronise
 from ...schedule import Lane, Schedule
+from ...tasks import COLLECTIVE
 
 
 def add_all_reduces(graph: TaskGraph, schedule: Schedule, part_bytes: int | None = None) -> tuple[TaskGraph, Schedule]:

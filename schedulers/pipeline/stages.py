@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...graph import ROLES, Ints, Kind, Role, Rows, TaskGraph, pack, unpack
+from ...graph import ROLES, Ints, Role, Rows, TaskGraph
 from ...schedule import Schedule
+from ...tasks import Kind, pack, unpack
 
 NAMED = 100_000  #: up to so many buffers have names for messages
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...graph import unpack
 from ...plans import Versions
 from ...pricing.simulation import Clock, Lanes
 from ...schedule import Schedule
+from ...tasks import unpack
 from .flush import one_f_one_b
 from .problem import Problem
 

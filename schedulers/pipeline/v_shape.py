@@ -12,9 +12,10 @@ from itertools import islice, permutations, product
 
 import numpy as np
 
-from ...graph import Floats, Ints, Kind
+from ...graph import Floats, Ints
 from ...loops import run_loop
 from ...schedule import Schedule
+from ...tasks import Kind
 from .listing import durations
 from .placement import PipelineError
 from .problem import Problem, RankOrder, schedule_of

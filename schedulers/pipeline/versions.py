@@ -12,8 +12,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from ...graph import ROLES, Ints, Kind, Launch, Role, Rows, TaskGraph, View, derive_edges
+from ...graph import ROLES, Ints, Launch, Role, Rows, TaskGraph, View, derive_edges
 from ...schedule import Schedule
+from ...tasks import Kind
 from .placement import PipelineError, Placement
 
 

@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ...graph import Floats, Ints, Kind, unpack
+from ...graph import Floats, Ints
 from ...loops import run_loop
 from ...schedule import Schedule
+from ...tasks import Kind, unpack
 from .flush import one_f_one_b
 from .placement import PipelineError
 from .polish import SAME, polish

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...graph import Ints, Kind
+from ...graph import Ints
 from ...schedule import Schedule
+from ...tasks import Kind
 from .flush import checked_round, rounds
 from .problem import Problem, RankOrder, schedule_of
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...graph import Kind, Launch, View
+from ...graph import Launch, View
 from ...runtime.device import strides_of
+from ...tasks import Kind
 from .draft import Draft, DraftTask
 
 #: activations that a batch norm can end with, and whether their gradient reads the output (else the input)

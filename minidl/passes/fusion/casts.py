@@ -6,8 +6,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...graph import Kind, Launch, Role, View
+from ...graph import Launch, Role, View
 from ...runtime.device import strides_of
+from ...tasks import Kind
 from .draft import Draft
 from .updates import UPDATES
 

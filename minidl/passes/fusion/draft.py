@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from ...graph import ROLES, Launch, Role, Rows, StorageSpec, TaskGraph, View, repack
+from ...graph import ROLES, Launch, Role, Rows, StorageSpec, TaskGraph, View
 from ...kernels import KERNELS
 from ...runtime.device import strides_of
+from ...tasks import repack
 
 
 @dataclass

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...graph import Kind, Launch, View
+from ...graph import Launch, View
 from ...kernels.conv_cuda import way
+from ...tasks import Kind
 from .draft import Draft
 
 

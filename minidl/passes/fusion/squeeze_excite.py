@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from ...graph import Kind, View
+from ...graph import View
 from ...kernels.conv_cuda import way
 from ...kernels.squeeze_excite import fits
 from ...runtime.device import strides_of
+from ...tasks import Kind
 from .draft import Draft
 
 

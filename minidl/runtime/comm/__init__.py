@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...graph import Kind
+from ...tasks import Kind
 from .places import Host, OnDevice, Staged
 
 SLOTS = 4  #: transfers that can be in flight at the same time; a transport keeps them apart
