@@ -1,14 +1,14 @@
 """The program: `python -m minidl`, and the command `minidl`.
 
-From the first line of `run` on, an interrupt ends it with one line and exit code 130. Before that it is Python's own:
-it shows a traceback, or dies in silence.
+Once `run` has begun, an interrupt ends the program with one line and exit code 130. Before that, Python handles it:
+with a traceback, or without a word.
 """
 
 import sys
 
 
 def run() -> None:
-    """One command, to the end of the process."""
+    """Runs one command and ends the process."""
     try:
         from . import interrupts
 
@@ -18,7 +18,7 @@ def run() -> None:
 
             code = main()
         except Exception:
-            interrupts.check()  # a library may have made an error of it
+            interrupts.check()  # a library may have turned the interrupt into an error
             raise
         interrupts.ignore()
     except KeyboardInterrupt:

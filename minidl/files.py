@@ -1,6 +1,6 @@
-"""Files that users name: read within a stated size, written whole or not at all, and locks that say who is at work.
+"""Files that users name: limits on what is read, writes that leave a whole file or the old one, and lock files.
 
-It knows nothing of what is in them.
+This module does not know what the files contain.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import monotonic, sleep
 
-#: the largest file of each kind that is read, in bytes; of a packed trace, what it holds. Files of data:
-#: data/formats.py
+#: the largest file of each kind that is read, in bytes; a packed trace counts unpacked. data/formats.py has the limits
+#: for files of data
 LARGEST = {"plan": 256 << 20, "costs": 16 << 20, "config": 8 << 10, "trace": 256 << 20, "checkpoint header": 16 << 20}
-#: reading a file takes at most this many times its bytes of memory, and SPARE; a checkpoint takes the model's on top
+#: reading a file takes at most this many times its size in memory, plus SPARE; a checkpoint also takes the model's size
 MEMORY = {"plan": 10, "costs": 40, "config": 400, "trace": 40, "checkpoint header": 10}
 SPARE = 128 << 20
-READER_SECONDS = 10.0  #: how long a pipe that is written to may be without a reader
-_PART = ".part"  #: how the name of a file ends that is still being written
+READER_SECONDS = 10.0  #: how long to wait for a reader before writing to a pipe
+_PART = ".part"  #: the suffix of a file that is still being written
 
 
 class FileError(OSError):
-    """A file that cannot be read or written; one line names it and says why."""
+    """A file cannot be read or written. The message is one line: the file, and why."""
 
     def __str__(self) -> str:
         return f"{self.filename}: {self.strerror}"
@@ -52,13 +52,15 @@ def read(path: str | Path, kind: str) -> bytes:
         raise FileError(error.errno, error.strerror, str(path)) from None
     if size > LARGEST[kind]:
         raise FileError(errno.EFBIG,
-                        f"larger than {LARGEST[kind] >> 10:,} KiB, the most that is read of a {kind} file", str(path))
+                        f"larger than {LARGEST[kind] >> 10:,} KiB, the limit for a {kind} file", str(path))
     return b"".join(parts)
 
 
 def read_text(path: str | Path, kind: str) -> str:
-    """As `read`, as text: UTF-8, with or without a byte-order mark; every end of line becomes \\n. Raises FileError,
-    and ValueError for what is not text."""
+    """As `read`, but as text: UTF-8, with or without a byte-order mark; every end of line becomes \\n.
+
+    Raises FileError, and ValueError for bytes that are not UTF-8.
+    """
     content = read(path, kind)
     try:
         text = content.decode("utf-8-sig")
@@ -69,8 +71,8 @@ def read_text(path: str | Path, kind: str) -> str:
 
 # -------------------------------------------------------------------------------------------------------------- writing
 def write_atomic(path: str | Path, content: str | bytes) -> None:
-    """Writes `content` to `path`, through links. A file appears whole or not at all, and keeps its mode and owner; on
-    any error the old one stays. What is not a regular file, such as a pipe or a device, is written to as it is.
+    """Writes `content` to `path`, and follows links. The file appears whole or not at all, and keeps its mode and
+    owner; on any error the old file stays. A pipe or a device is written to in place.
 
     Raises FileError.
     """
@@ -88,7 +90,7 @@ def write_atomic(path: str | Path, content: str | bytes) -> None:
 
 
 def check_writable(path: str | Path) -> None:
-    """Finds out before a long run that `path` could not be written after it. Raises FileError."""
+    """Checks before a long run that `path` can be written at its end. Raises FileError where it cannot."""
     try:
         status = _status(path)
         folder = os.path.dirname(os.path.realpath(path))
@@ -102,7 +104,8 @@ def check_writable(path: str | Path) -> None:
 
 
 def _status(path: str | Path) -> os.stat_result | None:
-    """Of what is to be written to, at the end of all links; None where nothing is there yet."""
+    """The status of the file at the end of all links; None where none exists. Raises FileError where it is a folder or
+    write-protected."""
     try:
         status = os.stat(path)
     except FileNotFoundError:
@@ -110,12 +113,12 @@ def _status(path: str | Path) -> os.stat_result | None:
     if stat.S_ISDIR(status.st_mode):
         raise FileError(errno.EISDIR, "is a folder, not a file", str(path))
     if not os.access(path, os.W_OK):
-        raise FileError(errno.EACCES, "must not be written to", str(path))
+        raise FileError(errno.EACCES, "no permission to write to it", str(path))
     return status
 
 
 def _standard(status: os.stat_result) -> int | None:
-    """Standard output or error, where the file is what they go to: others have it open, so it must not be replaced."""
+    """1 or 2 where standard output or error goes to this file: others have it open, so it must not be replaced."""
     for stream in (1, 2):
         with suppress(OSError):
             if os.path.samestat(os.fstat(stream), status):
@@ -124,7 +127,7 @@ def _standard(status: os.stat_result) -> int | None:
 
 
 def _opened(path: str | Path) -> int:
-    """A pipe or a device, which is not made, cut or replaced. Waits a while for a pipe's reader."""
+    """The handle of a pipe or a device, opened for writing. Waits READER_SECONDS for the reader of a pipe."""
     deadline = monotonic() + READER_SECONDS
     while True:
         try:
@@ -149,14 +152,14 @@ def _pour(handle: int, data: bytes) -> None:
 
 
 def _replace(target: Path, data: bytes, old: os.stat_result | None) -> None:
-    """Writes beside the target under another name, then renames. Whoever writes holds a lock on that file: what nobody
-    locks was left by a process that was killed, and is removed."""
+    """Writes a temporary file beside the target, then renames it. The writer holds a lock on the temporary file; one
+    without a lock was left by a process that was killed, and is removed."""
     begins = f".{target.name[:100]}."
     _sweep(target.parent, begins)
     while True:
         handle, temporary = tempfile.mkstemp(_PART, begins, target.parent)
         _lock(handle)
-        # no other process took it for one that was left, in the moment before it was locked
+        # still there: another process might have removed it as a leftover before it was locked
         if os.fstat(handle).st_nlink:
             break
         os.close(handle)
@@ -196,8 +199,10 @@ def _sweep(folder: Path, begins: str) -> None:
 # ---------------------------------------------------------------------------------------------------------------- locks
 @contextmanager
 def claimed(path: Path) -> Iterator[None]:
-    """Holds the lock file `path`, which no other process can hold meanwhile and which goes with the process, however it
-    ends. Raises FileError where another has it."""
+    """Holds the lock file `path` inside. The system frees the lock when the process ends, however it ends.
+
+    Raises FileError where another process holds it.
+    """
     while True:
         try:
             handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
@@ -211,7 +216,7 @@ def claimed(path: Path) -> Iterator[None]:
         with suppress(FileNotFoundError):
             if os.path.samestat(os.stat(path), os.fstat(handle)):
                 break
-        os.close(handle)  # its holder removed it as it ended
+        os.close(handle)  # the last holder removed the file in the meantime
     try:
         yield
     finally:
@@ -221,7 +226,7 @@ def claimed(path: Path) -> Iterator[None]:
 
 
 def _lock(handle: int, how: int = 0) -> None:
-    """Some network file systems have no locks: there, nobody is kept out."""
+    """Locks an open file. Does nothing on a network file system without locks."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | how)
     except OSError as error:

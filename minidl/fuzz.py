@@ -1,8 +1,8 @@
-"""Holds recorded steps against eager ones: every bit that they return and leave, however their tasks are arranged.
+"""Compares recorded steps with eager ones: every arrangement of the tasks must return and leave the same bits.
 
-A training is made anew from a seed, run eagerly, recorded, and run again under every scheduler of one device, in random
-legal orders, and with random tasks one step late. Memory that nobody has written yet differs from run to run, so that
-what is read too early differs too. Knows no way to make trainings: see `random_steps`.
+A training is made from a seed, run eagerly, recorded, and run again under every scheduler of one device, in random
+legal orders, and with random tasks one step late. Memory that has not been written yet differs from run to run, so a
+read that comes too early changes the result. `random_steps` makes trainings; this module only checks them.
 """
 
 from __future__ import annotations
@@ -31,18 +31,20 @@ from .runtime.streams import run_program
 from .tasks import GraphError
 
 Run = Callable[..., Any]
-Trace = dict[str, bytes]  #: all that can be seen of a run, by name
+Trace = dict[str, bytes]  #: everything observable of a run, by name
 
 
 def nothing(call: int) -> None:
-    """Before a call."""
+    """The default of `Training.before`."""
 
 
 class Training(NamedTuple):
-    """`step(*inputs)` returns a tensor, several, or none. `inputs`: the arrays of each call. `owners`: all that the
-    step changes: modules, optimizers, loss scalers, tensors. `before(call)`, where given, may set learning rates.
+    """A step, its inputs, and what it changes.
 
-    Calls are compared as a recorded step begins them: without gradients of the call before."""
+    `step(*inputs)` returns a tensor, several, or none. `inputs`: the arrays of each call. `owners`: everything that the
+    step changes: modules, optimizers, loss scalers, tensors. `before(call)` runs before each call and may set learning
+    rates. Every call begins without gradients, as a recorded step does.
+    """
 
     step: Callable[..., Any]
     inputs: Sequence[tuple[Any, ...]]
@@ -50,7 +52,7 @@ class Training(NamedTuple):
     before: Callable[[int], None] = nothing
 
     def tensors(self) -> dict[str, Tensor]:
-        """What a training leaves, by name."""
+        """All tensors of the owners, and the dropout counter, by name."""
         found = {"dropout counter": Tensor(random.dropout_counter())}
         for i, owner in enumerate(self.owners):
             found |= ({f"{i}": owner} if isinstance(owner, Tensor)
@@ -60,9 +62,8 @@ class Training(NamedTuple):
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a case. `invalid`: why it does not run eagerly; `refused`: why it cannot be recorded, in one line;
-    `failures`: of each arrangement that went wrong its name and what was wrong first. `runs`: how many arrangements
-    ran."""
+    """The result for one case. `invalid`: why it does not run eagerly; `refused`: why it cannot be recorded; each one
+    line, or empty. `failures`: arrangement -> its first fault. `runs`: how many arrangements ran."""
 
     seed: int
     invalid: str = ""
@@ -73,9 +74,9 @@ class Verdict:
 
 
 def check(make: Callable[[int], Any], seed: int, every: bool = True) -> Verdict:
-    """Runs one case in every way. `make(seed)` gives a `Training`, or a tuple that makes one, the same each time.
-    Without `every`, what takes long (multi_region, which may search for seconds, and two ranks) is done for one case in
-    twenty."""
+    """Runs one case in every arrangement. `make(seed)` returns a `Training` or a tuple of its fields, and must return
+    the same one each time. Without `every`, the slow arrangements (multi_region, which may search for seconds, and two
+    ranks) run for one case in twenty."""
     choices = np.random.default_rng([seed, 1])
     try:
         eager = _made(make, seed)
@@ -83,7 +84,7 @@ def check(make: Callable[[int], Any], seed: int, every: bool = True) -> Verdict:
         expected = _trace(eager, lambda *inputs: _fresh(eager)(*map(array, inputs)), looks)
         training = _made(make, seed)
         if different := [name for name, a in _values(training).items() if a.tobytes() != begin[name].tobytes()]:
-            raise ValueError(f"{different[0]} is another in a second training of the same seed; "
+            raise ValueError(f"{different[0]} differs between two trainings made from the same seed; "
                              f"draw everything from the seed")
     except Exception as error:
         return Verdict(seed, invalid=_line(error))
@@ -116,7 +117,7 @@ def check(make: Callable[[int], Any], seed: int, every: bool = True) -> Verdict:
 
 
 def _made(make: Callable[[int], Any], seed: int) -> Training:
-    """Raises ValueError for what is not a training."""
+    """The training of this seed. Raises ValueError where `make` returns something else."""
     random.seed(seed)
     found = make(seed)
     if not isinstance(found, tuple) or len(found) not in (3, 4) or not callable(found[0]) or not found[1]:
@@ -130,7 +131,7 @@ def _made(make: Callable[[int], Any], seed: int) -> Training:
 
 
 def _values(training: Training) -> dict[str, Any]:
-    """What a training begins with, by name."""
+    """The values with which a training begins, by name."""
     inputs = {f"input {i} of call {call}": np.array(a) for call, given in enumerate(training.inputs)
               for i, a in enumerate(given)}
     return inputs | {name: np.array(t.numpy()) for name, t in training.tensors().items()}
@@ -141,7 +142,7 @@ def _line(error: BaseException) -> str:
 
 
 def _fresh(training: Training) -> Run:
-    """The step as a recorded one begins: without gradients of the step before."""
+    """The step, which drops all gradients first, as a recorded step does."""
     for t in training.tensors().values():
         if isinstance(t, Parameter):
             t.grad = None
@@ -149,8 +150,8 @@ def _fresh(training: Training) -> Run:
 
 
 def _trace(training: Training, run: Run, looks: Sequence[bool]) -> Trace:
-    """All that can be seen of a run: what each call returns, and what there is after those calls at which somebody
-    looks, and at the end, when the run is closed."""
+    """Everything observable of a run: what each call returns, and the tensors after each call for which `looks` is true
+    and at the end, when the run is closed."""
     seen: Trace = {}
     tensors = training.tensors()
     for call, inputs in enumerate(training.inputs):
@@ -179,12 +180,12 @@ def _bits(t: Tensor) -> bytes:
 
 # --------------------------------------------------------------------------------------------------------- arrangements
 RANKS = "two ranks with the same inputs"
-MAY_REFUSE = (RANKS,)  #: a step that does something after its updates is none for ranks
+MAY_REFUSE = (RANKS,)  #: these refuse a step that does more after its updates
 
 
 def _arrangements(graph: TaskGraph, training: Training, make: Callable[[int], Any], seed: int, looks: Sequence[bool],
                   choices: np.random.Generator, every: bool) -> Iterator[tuple[str, Callable[[], Trace]]]:
-    """Everything that can run the graph: its name, and a call that runs it."""
+    """Every arrangement of the graph: its name, and a call that runs it."""
 
     def traced(run: Run) -> Trace:
         return _trace(training, run, looks)
@@ -229,8 +230,8 @@ def _with_all_that_need_them(graph: TaskGraph, tasks: Sequence[int]) -> tuple[in
 
 
 def _unrolled(graph: TaskGraph, training: Training, choices: np.random.Generator) -> Trace:
-    """All calls in a random legal order, with one, two or as many copies of what they make as there are calls. Of
-    parameters and states that a call returns only the last can be seen."""
+    """All calls unrolled into one graph and run in a random legal order, with one, two, or one copy per call of each
+    buffer. Where a call returns parameters or states, only the last call's values are observable."""
     calls = len(training.inputs)
     lasting = [i for i, view in enumerate(graph.outputs) if graph.storages[view.storage].role.persistent]
     graph = rename(unroll(graph, calls), int(choices.integers(1, calls + 1)))
@@ -247,7 +248,8 @@ def _unrolled(graph: TaskGraph, training: Training, choices: np.random.Generator
 
 
 def _on_two_ranks(make: Callable[[int], Any], seed: int, choices: np.random.Generator) -> Trace:
-    """The mean of two equal gradients is each of them, so both ranks leave what one alone does."""
+    """Two data-parallel ranks with equal inputs: the mean of equal gradients is the gradient, so both ranks must leave
+    what one process leaves."""
     name = str(choices.choice(schedulers.names("data")))
     options = schedulers.find(name).known(part_bytes=40, bucket_bytes=100)
     machine = Machine(2, collective=lambda sizes: 1.0)
@@ -274,8 +276,7 @@ def _on_two_ranks(make: Callable[[int], Any], seed: int, choices: np.random.Gene
 
 
 class Shuffled(CPU):
-    """A CPU whose lanes run in one thread, in a random order that their waits allow, and whose new
-    memory holds anything."""
+    """A CPU whose lanes run in one thread, in a random order that their waits allow. New memory holds random bytes."""
 
     def __init__(self, choices: np.random.Generator) -> None:
         self.choices, self.blas_threads = choices, 1
@@ -311,4 +312,4 @@ class _RandomLanes:
             done.add(task)
 
     def close(self) -> None:
-        """Nothing is left to end."""
+        """Does nothing: there are no threads."""

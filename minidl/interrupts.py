@@ -1,10 +1,11 @@
 """Interrupts of the program: SIGINT and SIGTERM end it with one line and exit code 128 + signal, whatever it is doing.
 
 Python raises KeyboardInterrupt wherever the main thread happens to be. In a callback of compiled code, in a destructor
-or under a library's `except:` it is lost, and in a long call of compiled code it comes late. So the signal is also kept
-for loops to look at (`check`), and a thread that it wakes ends the process if nobody else does so within GRACE seconds.
+or under a library's `except:` the exception is lost, and in a long call of compiled code it comes late. So the signal
+is also kept: loops look at it (`check`), and a thread that it wakes ends the process if the main thread has not done so
+within GRACE seconds.
 
-For the program alone (`minidl.__main__`): who imports minidl as a library keeps their own handlers.
+Only the program (`minidl.__main__`) uses this; code that imports minidl as a library keeps its own handlers.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from typing import Any, NoReturn
 from . import launcher
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-GRACE = 1.0  #: seconds that the main thread has to end what it is doing
+GRACE = 1.0  #: seconds that the main thread has to stop by itself
 
 received: signal.Signals | None = None  #: the first of SIGNALS that came
-_taken = threading.Lock()  # held by whoever ends the process
+_ending = threading.Lock()  # held by whoever ends the process
 
 
 def install() -> None:
-    """From now on signals are kept. One that is ignored, as under nohup, stays ignored."""
+    """Installs the handlers. A signal that is ignored already, as under nohup, stays ignored."""
     heard, woken = os.pipe()
     os.set_blocking(woken, False)
     signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
@@ -39,21 +40,21 @@ def install() -> None:
 
 
 def ignore() -> None:
-    """From now on signals change nothing: the work is done and the process about to end."""
+    """Ignores signals from now on: the work is done, and the process is about to end."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 
 def check() -> None:
-    """Raises KeyboardInterrupt if a signal has come, also where one was raised before and got lost."""
+    """Raises KeyboardInterrupt if a signal has come, even if an earlier KeyboardInterrupt was lost."""
     if received is not None:
         raise KeyboardInterrupt
 
 
 def take() -> signal.Signals:
-    """The signal that came (SIGINT for a KeyboardInterrupt that no signal made); from now on the caller
-    ends the process."""
-    if not _taken.acquire(blocking=False):
+    """Makes the caller the one that ends the process. Returns the signal that came; SIGINT where KeyboardInterrupt was
+    raised without one."""
+    if not _ending.acquire(blocking=False):
         time.sleep(60)  # another thread is ending the process
     return received or signal.SIGINT
 
@@ -61,8 +62,8 @@ def take() -> signal.Signals:
 def leave(number: int) -> NoReturn:
     """Ends the process at once with exit code 128 + `number`.
 
-    Beside other ranks it dies of a signal: that is what makes any launcher end the others at any time. A mere exit code
-    does not, before MPI has started.
+    With other ranks beside it, the process kills itself instead: every launcher then ends the other ranks, while an
+    exit code alone does not make it do so before MPI has started.
     """
     if launcher.size() > 1:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -74,8 +75,8 @@ def line(number: signal.Signals) -> str:
 
 
 def say(number: signal.Signals) -> None:
-    """Prints the one line. Of several ranks that are interrupted before they have met, the first one's end
-    ends the others."""
+    """Prints the one line. Rank 0 goes first: where ranks are interrupted before MPI connects them, its end ends the
+    others."""
     rank = launcher.rank() if launcher.size() > 1 else None
     time.sleep(0.5 if rank else 0)
     with contextlib.suppress(OSError):  # nobody listens
@@ -84,22 +85,22 @@ def say(number: signal.Signals) -> None:
 
 def _handle(number: int, frame: Any) -> None:
     global received
-    if received is None:  # a second one would only disturb what the first has begun to end
+    if received is None:  # a second signal would only disturb the shutdown
         received = signal.Signals(number)
         raise KeyboardInterrupt
 
 
 def _watch(heard: int) -> None:
-    """Ends the process where the main thread does not."""
+    """Ends the process if the main thread does not."""
     while (number := os.read(heard, 1)[0]) not in SIGNALS:
         pass
     time.sleep(GRACE)
-    if _taken.acquire(blocking=False):
+    if _ending.acquire(blocking=False):
         say(signal.Signals(number))
         leave(number)
 
 
 def _unraisable(error: Any) -> None:
-    """A KeyboardInterrupt that got lost tells nothing new: the signal is kept."""
+    """Hides a KeyboardInterrupt that was lost: its signal is kept. Reports everything else."""
     if received is None or not issubclass(error.exc_type, KeyboardInterrupt):
         sys.__unraisablehook__(error)

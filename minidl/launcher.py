@@ -1,4 +1,4 @@
-"""What a launcher (mpiexec, srun) tells the processes that it starts, before MPI does. Knows no MPI."""
+"""What a launcher (mpiexec, srun) tells its processes in environment variables, before MPI starts. Needs no MPI."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 
 RANK = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
-# not SLURM_NTASKS: a batch script that srun did not start has it too
+# not SLURM_NTASKS: it is also set in a batch script, which srun did not start
 SIZE = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 
 
@@ -15,10 +15,10 @@ def _number(names: Sequence[str]) -> int | None:
 
 
 def rank() -> int | None:
-    """This process's number among those that were started together; None without a launcher."""
+    """The number of this process among those that the launcher started; None without a launcher."""
     return _number(RANK)
 
 
 def size() -> int:
-    """How many processes were started together; 1 where nothing says so."""
+    """How many processes the launcher started; 1 without a launcher."""
     return _number(SIZE) or 1

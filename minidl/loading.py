@@ -11,10 +11,10 @@ from typing import Any
 
 
 def function_of(name: str) -> Callable[..., Any]:
-    """The function of that name. Raises ValueError, in one line, for what cannot be had."""
+    """The function that `name` stands for. Raises ValueError, with one line, where it cannot be loaded."""
     where, _, function = name.rpartition(":")
     if not where or not function.isidentifier():
-        raise ValueError(f"{name!r} names no function; write FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION")
+        raise ValueError(f"{name!r} is not the name of a function; write FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION")
     is_file = where.endswith(".py")
     if is_file and not Path(where).is_file():
         raise ValueError(f"{where}: no such file")
@@ -29,7 +29,7 @@ def function_of(name: str) -> Callable[..., Any]:
 
 
 def _of_file(path: str) -> Any:
-    """The file as a module, run once; what lies beside it can be imported."""
+    """The file as a module. It runs once, and it can import the files beside it."""
     known = str(Path(path).resolve())
     if known in sys.modules:
         return sys.modules[known]

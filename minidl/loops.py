@@ -1,4 +1,4 @@
-"""One loop, two ways to run it: as Python over lists while it is short, compiled by numba over arrays when it is long.
+"""One loop, two ways to run it: short loops as Python over lists, long ones compiled by numba over arrays.
 
 So small graphs never pay for compilation, and graphs of ten million tasks never pay for Python.
 """
@@ -27,12 +27,13 @@ def is_long(steps: int) -> bool:
 
 
 def prepared(steps: int, *arrays: Any) -> tuple[Any, ...]:
-    """Arrays as `run_loop` hands them on: for what is used more than once, or not read afterwards."""
+    """The arrays in the form in which `run_loop` passes them on. Use it for arrays that several calls share, or that
+    nobody reads afterwards."""
     return arrays if is_long(steps) else tuple(a.tolist() for a in arrays)
 
 
 def filled(steps: int, count: int, value: float) -> Any:
-    """So many times one value, as `run_loop` hands it on."""
+    """`count` times one value, in the form in which `run_loop` passes it on."""
     return np.full(count, value) if is_long(steps) else [value] * count
 
 
@@ -40,7 +41,7 @@ def run_loop(function: Callable[..., Any], steps: int, *arguments: Any) -> tuple
     """Calls `function(*arguments)`, which works in place on its arrays, and returns (its result, *its arrays).
 
     `function` may use nothing but loops, numbers and indexing. Below `LONG` steps it gets lists in place of arrays;
-    what is `prepared` stays as it is.
+    `prepared` arrays are passed on as they are.
     """
     if is_long(steps):
         return (_compiled(function)(*arguments), *arguments)

@@ -1,8 +1,8 @@
-"""A program: what one rank does, as data. `lower` makes it of a graph and a schedule; the runtime runs it.
+"""A program: what one rank does, as data. `lower` makes it from a graph and a schedule; the runtime runs it.
 
-Three parts in time, which is how work crosses the iteration boundary: the prologue (a step that finds nothing owed),
-the body (a step, beside the late tasks of the one before), and the epilogue (late tasks alone). Each part has its
-graph, its lanes, the waits between them and its memory plan. A program knows no device and no transport.
+It has three parts in time, so that work can cross the iteration boundary: the prologue (the first step, without late
+tasks), the body (a step, with the late tasks of the step before), and the epilogue (late tasks alone). Each part has
+its graph, its lanes, the waits between them and its memory plan. A program knows no device and no transport.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .tasks import COLLECTIVE, COMMUNICATION, RECEIVES, SENDS, Kind, task_name, 
 
 @dataclass(frozen=True)
 class Part:
-    """One part of a program: tasks on lanes. The schedule is proved."""
+    """One part of a program: tasks on lanes. Its schedule has been validated."""
 
     graph: TaskGraph
     schedule: Schedule
@@ -63,7 +63,7 @@ class Part:
 
     @cached_property
     def communicates(self) -> tuple[bool, ...]:
-        """Of each lane whether all its tasks are communication."""
+        """For each lane, whether all its tasks are communication."""
         talks = np.isin(self.graph.kind, COMMUNICATION)
         return tuple(bool(len(tasks) and talks[tasks].all())
                      for tasks in map(self.lane_tasks, range(len(self.schedule.lanes))))
@@ -73,9 +73,9 @@ class Part:
 class Program:
     """One rank's part of a plan. `prologue`, `body` and `epilogue` have one part for each parity, as `loop` has.
 
-    `takes`: which of a step's inputs this rank reads (None: all). `runs_on`: whether communication lanes are still
-    under way when a step's call returns: then what they touch outlives the step, and late tasks wait for it.
-    `boundary_waits`: pairs (late task, communication task) of keys, the second of the step before.
+    `takes`: which of a step's inputs this rank reads (None: all). `runs_on`: whether communication may go on after a
+    step's call has returned; its buffers then outlive the step, and late tasks wait for it. `boundary_waits`: pairs of
+    keys (late task, communication task of the step before).
     """
 
     rank: int
@@ -90,7 +90,7 @@ class Program:
 
     @property
     def parts(self) -> Iterator[Part]:
-        """Every part that differs from the others by more than the copies that it uses."""
+        """The parts, without those that differ from another only in which copies of double buffers they use."""
         yield self.body[0]
         if self.epilogue:
             yield self.prologue[0]
@@ -98,23 +98,23 @@ class Program:
 
     @property
     def graph(self) -> TaskGraph:
-        """That of the body."""
+        """The graph of the body."""
         return self.body[0].graph
 
     @property
     def schedule(self) -> Schedule:
-        """That of the body."""
+        """The schedule of the body."""
         return self.body[0].schedule
 
     @property
     def peak_bytes(self) -> int:
-        """Arena, parameters, states and what outlives a call, in bytes, in the part that needs most; without what a
-        transport has of its own."""
+        """Bytes of the arena, parameters, states and buffers that outlive a call, in the part that needs most. The
+        transport's own buffers are not counted."""
         return max(part.memory.peak_bytes for part in self.parts)
 
     def as_json(self) -> dict[str, Any]:
-        """All that the runtime is told beside the launches; parts that differ in the copies that they use
-        alone stand once."""
+        """Everything that the runtime gets, without the launches. Parts that differ only in which copies of double
+        buffers they use appear once."""
         parts = {"body": self.body} | ({"prologue": self.prologue, "epilogue": self.epilogue} if self.epilogue else {})
         return {"rank": self.rank, "ranks": self.ranks, "takes": self.takes and list(self.takes),
                 "runs_on": self.runs_on, "peak_bytes": self.peak_bytes,
@@ -137,16 +137,16 @@ class Program:
 
 def lower(graph: TaskGraph, schedule: Schedule, *, ranks: int = 1, rank: int = 0,
           memory_limit: int | None = None) -> Program:
-    """The program of one rank among `ranks`: its own lanes of a schedule that has as many, or one that is
-    the same on all.
+    """The program of rank `rank` among `ranks`. The schedule has either `ranks` ranks, or one that all ranks run.
 
-    Proves all parts. Raises ScheduleError where one is wrong, MemoryLimitError above the limit (bytes).
+    Validates all parts. Raises ScheduleError where one is wrong, and MemoryLimitError where the program needs more than
+    `memory_limit` bytes.
     """
     takes = None
     if schedule.ranks > 1:
         if schedule.ranks != ranks:
             raise ScheduleError(f"the schedule has {schedule.ranks} ranks; "
-                                + (f"this run has {ranks}" if ranks > 1 else "one device runs one"))
+                                + (f"this run has {ranks}" if ranks > 1 else "one device can run only one"))
         schedule.validate(graph)
         check_rendezvous(graph, schedule)
         graph, schedule, takes = of_rank(graph, schedule, rank)
@@ -159,7 +159,7 @@ def lower(graph: TaskGraph, schedule: Schedule, *, ranks: int = 1, rank: int = 0
         prologue, epilogue = (tuple(Part(g, schedule.only(g).validate(g)) for g in graphs)
                               for graphs in (steps.prologue, steps.epilogue))
     waits = _boundary_waits(body[0], steps)
-    if waits:  # a lane that is still under way meets the next step
+    if waits:  # communication may still run when the next step begins
         schedule.repeated(2).validate(_two_steps(graph, steps))
     program = Program(rank, ranks, steps, prologue, body, epilogue, takes, waits is not None, waits or ())
     check_limit(program, memory_limit)
@@ -171,12 +171,12 @@ def check_limit(program: Program, limit: int | None) -> None:
     if limit is not None and program.peak_bytes > limit:
         arena = max(part.memory.arena_bytes for part in program.parts)
         raise MemoryLimitError(f"the plan needs {program.peak_bytes:,} bytes ({arena:,} in the arena, "
-                               f"{program.peak_bytes - arena:,} for parameters, states and what outlives a step), more "
-                               f"than the limit of {limit:,}")
+                               f"{program.peak_bytes - arena:,} for parameters, states and buffers that outlive a "
+                               f"step), more than the limit of {limit:,}")
 
 
 def _check_collectives(schedule: Schedule) -> None:
-    """Every rank starts the same collectives in the same order if they are on one lane. Raises ScheduleError."""
+    """Raises ScheduleError where collectives are on several lanes: ranks could then start them in different orders."""
     at = np.flatnonzero(np.isin(unpack(schedule.keys).kind, COLLECTIVE))
     lane = schedule.lane_of_each()[at]
     other = np.flatnonzero(lane != lane[:1])
@@ -184,15 +184,14 @@ def _check_collectives(schedule: Schedule) -> None:
         first, second = int(schedule.keys[at[0]]), int(schedule.keys[at[other[0]]])
         raise schedule.error(f"{task_name(first)} is on lane {schedule.lanes[lane[0]]} and {task_name(second)} on lane "
                              f"{schedule.lanes[lane[other[0]]]}: ranks could start them in different orders; "
-                             f"collectives go on one lane", [first, second])
+                             f"put all collectives on one lane", [first, second])
 
 
 def of_rank(graph: TaskGraph, schedule: Schedule, rank: int) -> tuple[TaskGraph, Schedule, tuple[int, ...]]:
     """One rank's tasks, buffers and lanes, and which of the step's inputs they read.
 
     Sends and receives get launches of their own: the bytes that travel, the peer, and the message's number, which is
-    the same on both ranks. Raises ScheduleError where another
-    rank's result is read without a message.
+    the same on both ranks. Raises ScheduleError where a task reads another rank's result without a message.
     """
     rank_of = np.empty(len(graph), np.int64)
     rank_of[schedule.ids(graph)] = np.array([lane.rank for lane in schedule.lanes], np.int64)[schedule.lane_of_each()]
@@ -249,14 +248,14 @@ def of_rank(graph: TaskGraph, schedule: Schedule, rank: int) -> tuple[TaskGraph,
 
 
 def _two_steps(graph: TaskGraph, steps: Loop) -> TaskGraph:
-    """Two steps in a row, on the copies that a loop keeps."""
+    """Two steps in a row, on the double buffers of the loop."""
     unrolled = unroll(graph, 2)
     doubled = np.isin(unrolled.buffer_storage, steps.doubled)
     return unrolled.with_copies(np.where(doubled[:, None], np.arange(2), 0), unrolled.iteration)[0]
 
 
 def _boundary_waits(part: Part, steps: Loop) -> tuple[tuple[int, int], ...] | None:
-    """What each lane of a body must await of the communication of the step before, each transfer once; None where
+    """Which communication of the step before each lane of a body must wait for, each transfer once; None where
     communication must end with its step."""
     graph = part.graph
     lasting = {*steps.lasting,
@@ -281,5 +280,5 @@ def _boundary_waits(part: Part, steps: Loop) -> tuple[tuple[int, int], ...] | No
 
 
 def _awaited_within(part: Part, talks: list[int]) -> set[int]:
-    """Communication that other communication of its step waits for, so that nobody else need."""
+    """Communication tasks that another communication task of the same step waits for, so no other task has to."""
     return {int(p) for t in talks for p in part.graph.preds[t] if part.graph.kind[p] >= Kind.A}

@@ -1,8 +1,8 @@
-"""Training steps at random, as Python text: what `fuzz` is given where a user gives nothing.
+"""Random training steps as Python text: the cases of `fuzz` where the user gives none.
 
 A step has branches, shared and unused parameters, unused inputs, views, dropout, norms, several losses, backward
-passes, optimizers, rounds of micro-batches, and returns anything. Its text calls functions by name, so that it can be
-read, run eagerly, recorded, and run by others who give these names another meaning.
+passes, optimizers and rounds of micro-batches, and it may return any values. Its text calls functions by name, so it
+can be read, run eagerly, recorded, or run with other functions under these names.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from .fuzz import Training, nothing
 
 Shape = tuple[int, ...]
 OPTIMIZERS: dict[str, Callable[..., optim.Optimizer]] = {"SGD": optim.SGD, "Adam": optim.Adam, "AdamW": optim.AdamW}
-CALLS = 3  #: of a step
+CALLS = 3  #: how often a step is called
 
 
 @dataclass
 class StepSource:
-    """A step as text: `step` takes the inputs of each micro-batch in turn (x, u, labels y). `parameters`, `constants`
-    by name; `norms` have running statistics of so many channels; `optimizers`: class, arguments, parameters."""
+    """A step as text: `step` takes the inputs of each micro-batch in turn (x, u, labels y). `parameters`, `constants`:
+    by name. `norms`: name -> channels of its running statistics. `optimizers`: class, arguments, parameters."""
 
     source: str = ""
     dtype: str = "float32"
@@ -42,13 +42,13 @@ class StepSource:
     optimizers: dict[str, tuple[str, dict[str, Any], list[str]]] = field(default_factory=dict)
 
     def step(self, names: Mapping[str, Any]) -> Callable[..., Any]:
-        """The step, where these names mean something."""
+        """The step, with these functions under the names that it calls."""
         scope = dict(names)
         exec(self.source, scope)
         return scope["step"]
 
     def inputs(self, seed: int) -> list[tuple[Any, ...]]:
-        """Those of each call."""
+        """The inputs of each call."""
         random = np.random.default_rng([seed, 2])
         shape = (self.samples, self.width)
         return [tuple(a for _ in range(self.micro_batches) for a in (
@@ -56,7 +56,7 @@ class StepSource:
             random.integers(0, self.classes, self.samples))) for _ in range(CALLS)]
 
     def training(self, seed: int) -> Training:
-        """With parameters of its own."""
+        """A training of this step, with new parameters."""
         parameters = {name: Parameter(value.astype(self.dtype), name) for name, value in self.parameters.items()}
         constants = {name: array(value.astype(self.dtype)) for name, value in self.constants.items()}
         norms = {name: [array(np.zeros(c, self.dtype)), array(np.ones(c, self.dtype)), array(np.array(0))]
@@ -91,12 +91,12 @@ class StepSource:
 
 
 def training(seed: int) -> Training:
-    """A training with a random step. All of it follows from the seed."""
+    """A training with a random step; everything follows from the seed."""
     return draw(seed).training(seed)
 
 
 def draw(seed: int) -> StepSource:
-    """A step at random."""
+    """A random step; everything follows from the seed."""
     return _Writer(np.random.default_rng(seed)).program()
 
 
@@ -108,7 +108,7 @@ class _Value:
 
 
 class _Writer:
-    """Writes one program, line by line."""
+    """Writes the text of one step, line by line."""
 
     def __init__(self, random: np.random.Generator) -> None:
         self.random, self.made, self.lines = random, StepSource(), list[str]()
@@ -123,7 +123,7 @@ class _Writer:
         return things[int(self.random.integers(len(things)))]
 
     def some(self, things: Any, least: int = 0) -> list[Any]:
-        """At least so many of them, each at most once, in any order."""
+        """At least `least` of them, each at most once, in a random order."""
         things = list(things)
         count = int(self.random.integers(least, len(things) + 1))
         return [things[i] for i in self.random.permutation(len(things))[:count]]
@@ -132,12 +132,12 @@ class _Writer:
         return int(self.random.integers(least, most + 1))
 
     def width(self) -> int:
-        """Of a layer: often that of the inputs, so that branches meet again."""
+        """The width of a layer: often that of the inputs, so that branches can be added."""
         return self.made.width if self.chance(0.6) else self.number(1, 6)
 
     # --------------------------------------------------------------------------------------------------------- names
     def parameter(self, shape: Shape, positive: bool = False) -> str:
-        """A new one, or one that is there already."""
+        """The name of a new parameter, or of an earlier one of this shape."""
         shared = [name for name, value in self.made.parameters.items() if value.shape == shape]
         if shared and self.chance(0.3):
             return str(self.among(shared))
@@ -152,7 +152,7 @@ class _Writer:
         return name
 
     def value(self, expression: str, shape: Shape, trained: bool) -> _Value:
-        """A new value, by a line of its own."""
+        """A new value; adds the line that computes it."""
         self.count += 1
         found = _Value(f"v{self.count}", shape, trained)
         self.lines.append(f"    {found.name} = {expression}")
@@ -207,7 +207,7 @@ class _Writer:
         return f"    return {', '.join(kinds)}," if kinds else "    return None"
 
     def arrange_optimizers(self) -> None:
-        """One for all parameters, or several for some each: weights apart from biases, or as it comes."""
+        """One optimizer for all parameters, or several: weights apart from biases, or a random split."""
         names = list(self.made.parameters)
         way = self.among(["all", "all", "weights", "any", "some", "none"])
         if not names or way == "none":
@@ -275,7 +275,7 @@ class _Writer:
         return self.value(f"mean({v.name} * {v.name})", (), v.trained)
 
     def op(self) -> None:
-        """One more value, of those that are there; often of the one before last once more, or by the same op."""
+        """Adds a value computed from earlier ones; often from the one before last, or by the same op as before."""
         shaped = [v for v in self.values if v.shape]
         v = self.among([shaped[-1], shaped[-1], shaped[-2 % len(shaped)], self.among(shaped)])
         self.kind = self.kind if self.chance(0.3) else self.among(OPS)
@@ -328,7 +328,7 @@ class _Writer:
         return True
 
     def _shared(self, v: _Value) -> bool:
-        """A sum: each of its parts has the sum's own gradient, and to one of them a window of it adds another."""
+        """A sum: all its parts share the sum's gradient, and a window of one part adds a second gradient to it."""
         w = self.among([w for w in self.values if w.shape == v.shape])
         window = f"total({v.name}[{self.number(0, v.shape[0] - 1)}:], 0, True)"
         parts = self.some([window, window, w.name, self.parameter(v.shape), self.parameter(v.shape)], 2)
@@ -405,7 +405,7 @@ class _Writer:
         return True
 
     def _image(self, v: _Value) -> bool:
-        """A convolution or a pool over what is cut into images of 2 x 2 pixels."""
+        """A convolution or a pool over the values as images of 2 x 2 pixels."""
         size = int(np.prod(v.shape))
         if size % 4:
             return False

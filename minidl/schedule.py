@@ -1,7 +1,7 @@
 """A schedule: for every rank and lane the order of its tasks. Pure data; it can be proved, drawn, compared and saved.
 
-It names tasks by key and holds no graph, so a schedule can be read from a file before anyone knows what it is for;
-`validate` is where the two meet. It knows no durations and no devices.
+It names tasks by key and holds no graph, so it can be read from a file without one; `validate` checks it against a
+graph. It knows no durations and no devices.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from .tasks import GraphError, parse_task, repack, task_name, unpack
 from .walk import walk
 
 HEADER = ["rank", "lane", "task"]
-MOST_LANES = 1 << 16  #: of a schedule that is read
+MOST_LANES = 1 << 16  #: the most lanes of a schedule that is read
 
 
 class ScheduleError(ValueError):
-    """A schedule that does not fit its graph. `tasks` are the culprits' names, `grid` the grid with them marked."""
+    """A schedule does not fit its graph. `tasks`: the names of the culprits; `grid`: the grid with them marked."""
 
     def __init__(self, message: str, tasks: Sequence[str] = (), grid: str = "") -> None:
         super().__init__(message + ("\n" + grid if grid else ""))
@@ -37,14 +37,14 @@ class ScheduleError(ValueError):
 
 @dataclass(frozen=True, order=True, slots=True)
 class Lane:
-    """One in-order queue of a rank: a stream on a device. What is on `main` goes first, then all other lanes."""
+    """One in-order queue of a rank: a stream on a device. `main` has a higher priority than all other lanes."""
 
     rank: int
     name: str = "main"
 
     @property
     def priority(self) -> int:
-        """As CUDA counts: lower goes first."""
+        """The stream's priority as CUDA counts: the lower number goes first."""
         return 0 if self.name == "main" else 1
 
     def __str__(self) -> str:
@@ -120,7 +120,7 @@ class Schedule:
         return ids
 
     def only(self, graph: TaskGraph) -> Schedule:
-        """The part that a graph with fewer tasks has, in the same order; without the lanes that have nothing left."""
+        """The schedule without the tasks that `graph` does not have, and without the lanes that are empty then."""
         keep = graph.find(self.keys) >= 0
         count = np.add.reduceat(np.append(keep, False), self.ptr[:-1]) * (np.diff(self.ptr) > 0)
         used = np.flatnonzero(count)
@@ -129,7 +129,7 @@ class Schedule:
                         self.keys[keep], joined)
 
     def with_lanes(self, lanes: Mapping[Lane, Ints]) -> Schedule:
-        """The schedule with further lanes, each behind those of its rank: the keys of their tasks, in order."""
+        """The schedule with more lanes, each after the other lanes of its rank. `lanes`: the keys of each, in order."""
         every = [*self.lanes, *lanes]
         keys = [*(self.order(i) for i in range(len(self.lanes))), *lanes.values()]
         order = sorted(range(len(every)), key=lambda i: every[i].rank)  # stable: a rank's own lanes stay first
@@ -142,8 +142,8 @@ class Schedule:
         return Schedule(tuple(every[i] for i in order), _pointers(keys), np.concatenate(keys), joined)
 
     def actions(self) -> tuple[Ints, Ints]:
-        """(the action of every entry, where each lane begins among the actions): a pair is one action, any
-        other entry too."""
+        """(the action of every entry, where each lane begins among the actions). A pair is one action, and so is every
+        other entry."""
         if self.joined is None:
             return np.arange(len(self)), self.ptr
         first = ~np.asarray(self.joined, bool)
@@ -158,11 +158,13 @@ class Schedule:
     def validate(self, graph: TaskGraph, waits: Ints | None = None) -> Schedule:
         """Proves that this schedule runs `graph` correctly; returns it with its slots.
 
-        Checked, in this order: every task of the graph exactly once, no unknown task; no dependency against the order
-        of its lane or within a pair, whose results show at its end; no deadlock; no race, that is: lane order and
-        `waits` together order every edge within a rank. Edges between ranks are messages, which hold their readers
-        back. `waits` are pairs (waiting task, awaited task) of task ids; by default those of `self.waits`, which always
-        suffice, so races can only come with waits from elsewhere. Raises ScheduleError that names the task.
+        Checked, in this order: every task of the graph stands exactly once, and there is no unknown task; no dependency
+        contradicts the order of its lane or lies within a pair, whose results are visible at its end; no deadlock; no
+        race: lane order and `waits` together order every edge within a rank. Edges between ranks are messages, and
+        their readers wait for them. `waits`: pairs (waiting task, awaited task) of task ids; by default those of
+        `self.waits`, which always suffice, so a race is possible only with waits from elsewhere.
+
+        Raises ScheduleError that names the task.
         """
         ids = self.ids(graph)
         count = np.bincount(ids, minlength=len(graph))
@@ -191,7 +193,7 @@ class Schedule:
             if within.any():
                 edge = int(np.argmax(within))
                 before, after = int(graph.keys[source[edge]]), int(graph.keys[target[edge]])
-                raise self.error(f"{task_name(after)} needs {task_name(before)}, but the two run as one action, whose "
+                raise self.error(f"{task_name(after)} needs {task_name(before)}, but they run as one action, and its "
                                  f"results show at its end{_shared(graph, int(source[edge]), int(target[edge]))}",
                                  [before, after])
         held = self._held(graph, ids, waits)
@@ -203,8 +205,8 @@ class Schedule:
         return replace(self, slots=slots[ids])
 
     def _held(self, graph: TaskGraph, ids: Ints, waits: Ints | None) -> Rows:
-        """Behind which tasks each is held back: its waits, and the messages from other ranks; without
-        waits, every edge."""
+        """The tasks that each task waits for: by `waits` and by messages from other ranks. Without `waits`, every
+        edge."""
         if waits is None:
             return graph.preds
         waits = np.asarray(waits, np.int64).reshape(-1, 2)
@@ -216,10 +218,10 @@ class Schedule:
                                np.append(waits[:, 1], source[across]), len(graph))
 
     def _run(self, graph: TaskGraph, ids: Ints, preds: Rows) -> tuple[bool, Ints, Ints]:
-        """Runs the actions of lanes in unit time: whether all could run, slot of each task (-1: never ran),
-        an order of all."""
+        """Runs the actions of all lanes in unit time. Returns whether all could run, the slot of each task (-1: never
+        ran), and the tasks in an order in which they ran."""
         n, first, duration = len(ids), np.arange(len(graph)), np.ones(len(ids))
-        if self.joined is not None:  # what an action needs is there at its beginning, what it makes at its end
+        if self.joined is not None:  # an action waits for all that it needs, and its results are visible at its end
             action, ptr = self.actions()
             begins = np.append(np.flatnonzero(~np.asarray(self.joined, bool)), n)
             last = np.empty(n, np.int64)
@@ -235,7 +237,7 @@ class Schedule:
         return done == n, slots, ids[np.argsort(slots[ids], kind="stable")]
 
     def _deadlock(self, graph: TaskGraph, ids: Ints, slots: Ints, preds: Rows) -> ScheduleError:
-        """Follows from an action that never ran to one that it waits for, until the way closes."""
+        """The error that names a circle: starts at an action that never ran and follows what it waits for."""
         action, ptr = self.actions()
         of_task = np.empty(len(graph), np.int64)
         of_task[ids] = action
@@ -244,7 +246,7 @@ class Schedule:
         at, way = int(of_task[int(np.argmax(slots < 0))]), dict[int, int]()
         while at not in way:
             needs = [(int(t), int(p)) for t in members[at] for p in preds[int(t)] if slots[p] < 0 and of_task[p] != at]
-            if not needs:  # it waits for its lane alone
+            if not needs:  # it waits only for its lane
                 assert at not in lane_starts
                 needs = [(int(members[at][0]), int(members[at - 1][-1]))]
             way[at] = needs[0][0]
@@ -263,7 +265,7 @@ class Schedule:
                              f"add a wait", [int(graph.keys[p]), int(graph.keys[t])])
 
     def clocks(self, graph: TaskGraph, waits: Ints | None = None) -> Clocks:
-        """What has surely ended when each task starts, given lane order and waits (default: every
+        """The vector clocks: what has surely ended when each task starts, given lane order and `waits` (default: every
         edge of the graph)."""
         ids = self.ids(graph)
         preds = self._held(graph, ids, waits)
@@ -273,7 +275,7 @@ class Schedule:
         lane_of, place = np.empty(len(graph), np.int32), np.empty(len(graph), np.int64)
         lane = self.lane_of_each()
         lane_of[ids], place[ids] = lane, np.arange(len(ids)) - self.ptr[lane]
-        begin = place  # of its action: what runs in it beside a task has not surely ended
+        begin = place  # of its action: the other task of a pair has not surely ended
         if self.joined is not None:
             begin = place.copy()
             begin[ids] = place[ids[np.maximum.accumulate(np.where(self.joined, 0, np.arange(len(ids))))]]
@@ -300,7 +302,7 @@ class Schedule:
         """The fewest event waits that keep every edge, as pairs (waiting task, awaited task), in order of the waiter.
 
         A wait is left out where lane order and other waits already imply it (vector clocks within a rank). Edges
-        between ranks are communication and not waited for here.
+        between ranks need no wait: messages carry them.
         """
         ids = self.ids(graph)
         clocks = self.clocks(graph)
@@ -308,7 +310,7 @@ class Schedule:
         lane_of[ids] = self.lane_of_each()
         lanes, ranks, column = lane_of.tolist(), clocks.rank.tolist(), clocks.column.tolist()
         place, clock, preds = clocks.place.tolist(), clocks.clock, graph.preds
-        known: dict[int, Any] = {}  # per lane: what its last task knew, its own waits included
+        known: dict[int, Any] = {}  # per lane: the clock of its last task, its waits included
         found: list[tuple[int, int]] = []
         for task in ids[np.argsort(place_in_time(clocks, ids), kind="stable")].tolist():
             lane = lanes[task]
@@ -353,7 +355,7 @@ class Schedule:
         slots = (entries - np.repeat(self.ptr[:-1], np.diff(self.ptr)) if self.slots is None
                  else np.asarray(self.slots, np.int64))[first]
         focus = int(slots[np.argmax(marked)]) if marked.any() else None
-        if near and focus is not None:  # no more than this fits beside it
+        if near and focus is not None:  # more does not fit
             entries = entries[np.abs(slots - focus) <= width]
         lane_of = self.lane_of_each()
         rows: list[dict[int, str]] = [{} for _ in self.lanes]
@@ -446,13 +448,13 @@ class Clocks:
 
 
 class _Actions:
-    """What is read of a schedule so far: eight bytes a task, whatever the length of its name."""
+    """The part of a schedule read so far: eight bytes per task, however long its name."""
 
     def __init__(self) -> None:
         self.lanes: dict[Lane, tuple[array[int], bytearray]] = {}
 
     def add(self, lane: Lane, names: Iterable[str]) -> None:
-        """Actions at the end of a lane. Raises GraphError for what is not a task, and for too many lanes."""
+        """Adds actions at the end of a lane. Raises GraphError for an unreadable name, and for too many lanes."""
         if lane not in self.lanes and len(self.lanes) == MOST_LANES:
             raise GraphError(f"more than {MOST_LANES} lanes")
         keys, joined = self.lanes.setdefault(lane, (array("q"), bytearray()))
@@ -470,20 +472,20 @@ class _Actions:
 
 
 def _lane(rank: str, name: str) -> Lane:
-    """Raises GraphError for what is not a rank or not a name."""
+    """The lane of these two cells. Raises GraphError where the rank is not a number or the name is unreadable."""
     if not (rank.isascii() and rank.isdecimal() and name):
         raise GraphError(f"rank {rank[:40]!r} and lane {name[:40]!r} must be a number and a name")
     if len(rank) > 9 or int(rank) >= MOST_LANES:
         raise GraphError(f"rank {rank[:40]} is too large (at most {MOST_LANES - 1})")
     if len(name) > 100 or not name.isprintable():
-        raise GraphError(f"lane {name[:40]!r} must be a name of at most 100 characters that can be printed")
+        raise GraphError(f"lane {name[:40]!r} must be a name of at most 100 printable characters")
     return Lane(int(rank), name)
 
 
 def cells_by_line(text: str, where: str) -> Iterator[tuple[int, Iterator[str]]]:
-    """The number of each line of a CSV and its cells, without blanks around them. No cell goes on in the next line.
+    """The number of each line of a CSV, and its cells without the blanks around them. A cell cannot span lines.
 
-    Takes no memory to speak of, however many cells a line has. Raises ScheduleError.
+    Needs little memory, however many cells a line has. Raises ScheduleError.
     """
     begin, number = 0, 0
     while begin < len(text):
@@ -494,7 +496,7 @@ def cells_by_line(text: str, where: str) -> Iterator[tuple[int, Iterator[str]]]:
             yield number, _cells(text, begin, end)
         else:
             if end - begin > 1 << 20:
-                raise ScheduleError(f"{where}, line {number}: a line with quotes of more than 1 MiB")
+                raise ScheduleError(f"{where}, line {number}: a line with quotes is longer than 1 MiB")
             try:
                 cells = next(csv.reader([text[begin:end]], strict=True), [])
             except csv.Error as error:
@@ -514,14 +516,14 @@ def _cells(text: str, begin: int, end: int) -> Iterator[str]:
 def parse_action(name: str) -> list[int]:
     """The keys of one action: `4W0` alone, or `(2F3;5B1)` together. Raises GraphError."""
     if len(name) > 1000:  # a pair has two
-        raise GraphError(f"{name[:40]!r} is not a task name, nor a few that run as one action")
+        raise GraphError(f"{name[:40]!r} is neither a task name nor a pair such as (2F3;5B1)")
     name = name.strip()
     parts = name[1:-1].split(";") if name.startswith("(") and name.endswith(")") else [name]
     return [parse_task(part) for part in parts]
 
 
 def place_in_time(clocks: Clocks, ids: Ints) -> Ints:
-    """A number for each entry that grows along every lane and every edge within a rank."""
+    """A number for each entry, which grows along every lane and every edge within a rank."""
     time: Ints = clocks.clock[ids].sum(axis=1)
     return time
 
@@ -533,7 +535,7 @@ def _pointers(orders: Sequence[Ints]) -> Ints:
 
 
 def _shared(graph: TaskGraph, source: int, target: int) -> str:
-    """Names a buffer over which two tasks are ordered."""
+    """Text that names a buffer because of which one task must follow the other."""
     wrote = set(graph.writes[source].tolist())
     for buffers, verb in ((graph.reads[target], "reads"), (graph.writes[target], "writes")):
         for b in buffers.tolist():

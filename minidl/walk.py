@@ -1,6 +1,6 @@
-"""Earliest starts in lane order: where nothing slows down its neighbours, lanes can be walked one by one.
+"""Earliest starts in lane order, where tasks do not slow each other down: then lanes can be walked one by one.
 
-A proof walks in unit time, the simulator in the time that tasks take. Lanes and tasks are plain numbers here.
+The proof walks in unit time, the simulator in the tasks' own times. Lanes and tasks are plain numbers here.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ from .loops import filled, run_loop
 
 def walk(ptr: Any, tasks: Any, rank: Any, lane_of: Any, pred_ptr: Any, preds: Any, duration: Any, far: Any,
          release: Any, free: Any, *, sync: float = 0.0) -> tuple[int, Floats, Floats, Floats]:
-    """(how many tasks ran, begin, end, when the last predecessor was there), by task; -1 for what never ran.
+    """(how many tasks ran, begin, end, when the last predecessor was there); the last three by task, -1 where it never
+    ran.
 
-    Lane i runs `tasks[ptr[i]:ptr[i + 1]]` in order, not before time `free[i]`, which becomes its end. Task t waits for
-    `preds[pred_ptr[t]:pred_ptr[t + 1]]` and until `release[t]`. From the end of a predecessor on another lane of its
-    rank it takes `sync`, on another rank `far`: one number per edge, or one for all. `lane_of`: of each task; `rank`:
-    of each lane. `release` and `far` may be empty: then they, and `sync`, do not count. All columns are `prepared`.
+    Lane i runs `tasks[ptr[i]:ptr[i + 1]]` in order, not before time `free[i]`, which is set to its end. Task t waits
+    for `preds[pred_ptr[t]:pred_ptr[t + 1]]` and until `release[t]`. A predecessor on another lane of its rank counts
+    `sync` later, on another rank `far` later: one number per edge, or one for all. `lane_of`: the lane of each task;
+    `rank`: the rank of each lane. Where `release` and `far` are empty, they and `sync` do not count. All columns are
+    `prepared`.
     """
     n, lanes = len(duration), len(rank)
     of_lanes = [filled(n, lanes, x) for x in (0, -1, 0)]
@@ -33,8 +35,8 @@ def walk(ptr: Any, tasks: Any, rank: Any, lane_of: Any, pred_ptr: Any, preds: An
 
 def _walk(sync, delays, each, waits, ptr, tasks, rank, lane_of, pred_ptr, preds,  # type: ignore[no-untyped-def]
           duration, far, release, free, at, sleeper, stack, waiting, begin, end, ready):
-    """Every lane runs until it must wait for a task of another lane, which wakes it: `waiting[t]` is the first lane
-    that sleeps for task t, `sleeper[lane]` the next one. `stack`: the lanes that can go on, at first all."""
+    """Every lane runs until it must wait for a task of another lane, which then wakes it. `waiting[t]`: the first lane
+    that waits for task t; `sleeper[lane]`: the next one. `stack`: the lanes that can go on, at first all."""
     done, top = 0, len(stack)
     for lane in range(top):
         stack[lane] = top - 1 - lane

@@ -393,7 +393,7 @@ def test_what_is_no_data_parallel_schedule_is_refused():
     (_, found), = prepared("priority", 1)
     graph, communicator = found.graph, LoopBack.ranks(1)[0]
     names = {lane: found.schedule.names(i) for i, lane in enumerate(found.schedule.lanes)}
-    with pytest.raises(ScheduleError, match="2 ranks; one device runs one"):
+    with pytest.raises(ScheduleError, match="2 ranks; one device can run only one"):
         DistributedExecutor(graph, Schedule.from_names({ScheduleLane(0, "main"): names[ScheduleLane(0)],
                                                         ScheduleLane(1, "comm"): []}), communicator)
     with pytest.raises(ScheduleError, match="missing"):

@@ -797,7 +797,7 @@ def test_a_schedule_that_is_not_valid_is_refused_with_the_culprit():
     with pytest.raises(ScheduleError, match=r"is missing"):
         StreamExecutor(graph, Schedule(good.lanes, np.minimum(good.ptr, len(good) - 1), good.keys[:-1]))
     two = Schedule((Lane(0), Lane(1)), good.ptr, good.keys)
-    with pytest.raises(ScheduleError, match=r"2 ranks; one device runs one"):
+    with pytest.raises(ScheduleError, match=r"2 ranks; one device can run only one"):
         StreamExecutor(graph, two)
     with pytest.raises(MemoryLimitError, match=r"more than the limit of 1,000"):
         StreamExecutor(graph, good, memory_limit=1000)

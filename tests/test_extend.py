@@ -98,7 +98,7 @@ def told(graph, cost, machine, width: int = 2):
     ("own.py:told", ["--scheduler-arg", "width=x"], 2, "width must be of type int, not 'x'"),
     ("own.py:told", ["--scheduler-arg", "depth=1"], 2, "takes no argument 'depth'; it takes: width"),
     ("own.py:missing", [], 2, "has no function missing"), ("none.py:told", [], 2, "none.py: no such file"),
-    ("no.module:told", [], 2, "no.module: ModuleNotFoundError"), ("own.py:", [], 2, "names no function"),
+    ("no.module:told", [], 2, "no.module: ModuleNotFoundError"), ("own.py:", [], 2, "is not the name of a function"),
     ("gpipe", [], 2, "scheduler gpipe is for a pipeline, not for one device"),
     ("multi_streem", [], 2, "near it: multi_stream")])
 def test_what_is_wrong_with_a_scheduler_is_said(name: str, more: list[str], code: int, says: str, tmp_path: Path,

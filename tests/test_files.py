@@ -120,7 +120,7 @@ def test_a_file_that_must_not_be_written_to_is_not_replaced(tmp_path: Path) -> N
     path = tmp_path / "kept"
     path.write_text("old")
     path.chmod(0o400)
-    refused(lambda: write_atomic(path, "new"), "must not be written to")
+    refused(lambda: write_atomic(path, "new"), "no permission to write to it")
     assert path.read_text() == "old"
 
 

@@ -181,7 +181,7 @@ def test_what_cannot_be_compared_says_why() -> None:
         step, inputs, owners = plain(seed)
         return lambda *inputs: 1 / 0, inputs, owners
 
-    assert "is another in a second training of the same seed" in fuzz.check(unlucky, 0).invalid
+    assert "differs between two trainings made from the same seed" in fuzz.check(unlucky, 0).invalid
     assert "has no value while a step is recorded" in fuzz.check(looking, 0).refused
     assert fuzz.check(failing, 0).invalid == "ZeroDivisionError: division by zero"
     assert "a training is (step, inputs, owners)" in fuzz.check(lambda seed: plain(seed)[:2], 0).invalid
@@ -236,8 +236,9 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 
 @pytest.mark.parametrize(("name", "says"), [
-    ("own.py", "names no function"), ("own.py:", "names no function"), ("none.py:training", "no such file"),
-    ("own.py:number", "has no function number"), ("own.py:missing", "has no function missing"),
+    ("own.py", "is not the name of a function"), ("own.py:", "is not the name of a function"),
+    ("none.py:training", "no such file"), ("own.py:number", "has no function number"),
+    ("own.py:missing", "has no function missing"),
     ("broken.py:training", "SyntaxError"), ("own.txt:training", "No module named 'own.txt'")])
 def test_what_is_no_step_is_one_line(name: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
                                      capsys: pytest.CaptureFixture[str]) -> None:

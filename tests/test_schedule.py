@@ -92,7 +92,7 @@ def test_a_pair_starts_when_all_it_needs_is_there_and_shows_its_results_at_its_e
     graph = planned(("0F0", "", "a"), ("1F0", "a", "b"), ("2F0", "", "c"))
     paired = Schedule.from_names({MAIN: ["(0F0;2F0)", "1F0"]}).validate(graph)
     assert paired.slots.tolist() == [0, 0, 1]
-    with pytest.raises(ScheduleError, match=r"1F0 needs 0F0, but the two run as one action, .*: it reads a"):
+    with pytest.raises(ScheduleError, match=r"1F0 needs 0F0, but they run as one action, .*: it reads a"):
         Schedule.from_names({MAIN: ["(0F0;1F0)", "2F0"]}).validate(graph)
     with pytest.raises(ScheduleError, match=r"deadlock: 2F0 waits for 1F0 waits for 2F0"):
         Schedule.from_names({MAIN: ["(0F0;2F0)"], SUB: ["1F0"]}).validate(planned(
