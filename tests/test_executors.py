@@ -326,7 +326,7 @@ def test_a_step_that_leaves_a_gradient_to_its_next_run_is_refused():
             v.grad = None
 
     x = np.ones(3, np.float32)
-    with pytest.raises(RuntimeError, match=r"the step ends with a gradient of parameter \(3,\) that was made "
+    with pytest.raises(RuntimeError, match=r"the step ends with a gradient of parameter \(3,\) that was computed "
                                            r"after its update.*grad = None"):
         ml.record(lambda x: step(x, False), x)
     assert v.grad is w.grad is None

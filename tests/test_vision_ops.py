@@ -450,6 +450,6 @@ def test_layers_are_their_ops() -> None:
 def test_images_with_channels_first_are_told() -> None:
     x = np.ones((2, 3, 8, 8), np.float32)
     for layer in (nn.Conv2d(3, 4, 3), nn.BatchNorm2d(3)):
-        with pytest.raises(ml.ShapeError, match=r"looks like \(n, c, h, w\), which x.transpose\(0, 2, 3, 1\)"):
+        with pytest.raises(ml.ShapeError, match=r"looks like \(n, c, h, w\): x.transpose\(0, 2, 3, 1\)"):
             layer(x)
         layer(x.transpose(0, 2, 3, 1))

@@ -1,8 +1,8 @@
 """Op: one differentiable operation. A subclass says which kernels its forward and its gradients call.
 
-`input_grad(i, dy)` makes the gradient toward one input. By default the weight gradient task is that for every
-parameter among the inputs, and the output gradient task for all others, so an op gets both tasks apart for free;
-ops that make several gradients in one kernel override `weight_grad` or `output_grad`.
+`input_grad(i, dy)` makes the gradient toward one input. By default the weight gradient task calls it for every input
+that is a parameter, and the output gradient task for all others, so an op gets two separate tasks for free. An op that
+makes several gradients in one kernel overrides `weight_grad` or `output_grad`.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from .tensor import FLOATS, Node, Parameter, ShapeError, Tensor, array, cast, ne
 
 
 class Op:
-    """One use of an operation; what the backward pass needs is kept on `self` by `forward`."""
+    """One use of an operation. `forward` keeps on `self` what the backward pass needs."""
 
     name = "op"
-    output_first = False  #: the output gradient task makes what the weight gradient task reads, so it is emitted first
-    precision = "any"  #: in which types it takes its inputs: see `precision.taken`
-    kept: Sequence[Tensor] = ()  #: gradients that a later task of this op reads again: nobody may add to them in place
+    output_first = False  #: whether O makes what W reads; then O is emitted first
+    precision = "any"  #: the types of its inputs: see `precision.input_dtypes`
+    kept: Sequence[Tensor] = ()  #: gradients that a later task of this op reads again: never add to them in place
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Calls kernels and returns the output, or returns a view of an input without any call."""
+        """Calls kernels and returns the output; or returns a view of an input, without a call."""
         raise NotImplementedError
 
     def input_grad(self, i: int, dy: Tensor) -> Tensor:
@@ -43,20 +43,21 @@ class Op:
         return {i: self.input_grad(i, dy) for i in wanted}
 
     def add_grad(self, i: int, dy: Tensor, total: Tensor) -> bool:
-        """Adds the gradient toward input i to `total` in place, where that needs less than a gradient of full size."""
+        """Adds the gradient toward input i to `total` in place and returns True, where that is cheaper than a gradient
+        of full size; else returns False."""
         return False
 
-    def __call__(self, *operands: Any) -> Tensor:
-        """Emits the forward task and remembers this use for the backward pass; arrays are taken as tensors."""
+    def __call__(self, *values: Any) -> Tensor:
+        """Emits the forward task and remembers this use for the backward pass. Arrays become tensors."""
         tape = tapes.current()
-        inputs = [t if isinstance(t, Tensor) else array(t) for t in operands]
+        inputs = [t if isinstance(t, Tensor) else array(t) for t in values]
         unit = tape.new_unit(self.name)
-        dtypes = precision.taken(self.precision, [t.dtype for t in inputs], tape.autocast)
+        dtypes = precision.input_dtypes(self.precision, [t.dtype for t in inputs], tape.autocast)
         with tape.task(unit, Kind.F):
-            taken = [t if t.dtype == dtype else tape.rounded[t] if t in tape.rounded else cast(t, dtype)
-                     for t, dtype in zip(inputs, dtypes, strict=True)]
-            out = self.forward(*taken)
-        tape.rounded |= {t: low for t, low in zip(inputs, taken, strict=True)
+            operands = [t if t.dtype == dtype else tape.rounded[t] if t in tape.rounded else cast(t, dtype)
+                        for t, dtype in zip(inputs, dtypes, strict=True)]
+            out = self.forward(*operands)
+        tape.rounded |= {t: low for t, low in zip(inputs, operands, strict=True)
                          if isinstance(t, Parameter) and low is not t}
         tracked = tape.gradients and any(t.requires_grad for t in inputs) and out.dtype in (*FLOATS, *HALVES)
         if any(out is t for t in inputs):
@@ -81,7 +82,7 @@ class Op:
         return new(f"grad {t.storage.name}", t.shape, t.dtype, Role.GRADIENT)
 
     def dense(self, t: Tensor) -> Tensor:
-        """t itself, or a contiguous copy made within this task."""
+        """t itself if it is contiguous, else a contiguous copy, made within this task."""
         if t.contiguous:
             return t
         copy = new(f"{t.storage.name} copy", t.shape, t.dtype,
@@ -95,10 +96,10 @@ class Op:
 
 
 def layout_hint(x: Tensor, channels: int) -> str:
-    """For the message about an image without `channels` channels: whether they seem to be on another axis."""
+    """A hint for the message about an image without `channels` channels, where axis 1 has that many; else empty."""
     if x.ndim == 4 and x.shape[1] == channels != x.shape[3]:
-        return ("; images have their channels last here: this looks like (n, c, h, w), which x.transpose(0, 2, "
-                "3, 1) turns to (n, h, w, c)")
+        return ("; images have their channels last here, and this looks like (n, c, h, w): x.transpose(0, 2, 3, 1) "
+                "turns it to (n, h, w, c)")
     return ""
 
 
@@ -113,7 +114,7 @@ def same_dtype(op: Op, *tensors: Tensor) -> str:
 
 
 def check_float(op: Op, dtype: str) -> None:
-    """Raises ShapeError for what is not a float type, and DeviceError for one that this device does not have."""
+    """Raises ShapeError where `dtype` is not a float type, and DeviceError where the device lacks it."""
     if dtype in HALVES:
         precision.usable(dtype, tapes.current().device)
     elif dtype not in FLOATS:
@@ -121,8 +122,10 @@ def check_float(op: Op, dtype: str) -> None:
 
 
 def statistics_dtype(op: Op, x: Tensor, *parameters: Tensor) -> str:
-    """The one type of statistics and parameters where x is normalised: that of x, or float32 where x has 16 bits.
-    Raises ShapeError."""
+    """The one type of the statistics and parameters of a norm over x: that of x, or float32 where x has 16 bits.
+
+    Raises ShapeError where the parameters have another type.
+    """
     if x.dtype in HALVES and all(t.dtype == "float32" for t in parameters):
         same_dtype(op, x)
         return "float32"

@@ -1,8 +1,8 @@
-"""Numbers that look random and are pure functions of what they are for.
+"""Random numbers that are pure functions of their purpose.
 
-Everything drawn is keyed by (seed, purpose, index): weights on the host, by the order in which parameters are made;
-dropout by (number of the dropout since the seed, global sample). So every device and every layout of ranks sees
-the same numbers.
+All numbers are keyed by (seed, purpose, index): weights, which are drawn on the host, by the order in which parameters
+are made; dropout by (number of the dropout since the seed, global sample). So every device and every layout of ranks
+sees the same numbers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class _State:
         self.seed = 0
         self.made = 0
         self.counter: Storage | None = None
-        self.device: Any = None  #: that the counter lies on
+        self.device: Any = None  #: where the counter lies
 
 
 _state = _State()
@@ -30,7 +30,7 @@ _state = _State()
 
 def seed(value: int) -> None:
     """Starts over: weights made from now on, and dropout, follow from `value` alone. A step that was recorded before
-    keeps its seed and goes on with its own count: seed first, then record. Raises ValueError below 0."""
+    keeps its own seed and count, so seed first and record then. Raises ValueError for a value below 0."""
     if value < 0:
         raise ValueError(f"the seed is {value}; it must be at least 0")
     _state.seed, _state.made = int(value), 0
@@ -43,8 +43,8 @@ def current_seed() -> int:
 
 
 def dropout_counter() -> Storage:
-    """How many dropouts there have been since the seed, (1,) uint64. Eagerly each dropout moves it on, and a recorded
-    step as a whole, at its end."""
+    """The number of dropouts since the seed, (1,) uint64. An eager dropout increases it at once; a recorded step
+    increases it at its end, by all its dropouts."""
     device = current().device
     if _state.counter is None or _state.device is not device:
         counter = Storage("dropout counter", (1,), "uint64", Role.SCALAR, device.allocate(8))
@@ -54,13 +54,13 @@ def dropout_counter() -> Storage:
 
 
 def generator(purpose: str, *index: int, seed: int | None = None) -> np.random.Generator:
-    """A generator for one purpose and place, the same wherever it is asked for; no two places share theirs."""
+    """The generator of one purpose and index. The same arguments always give the same numbers; others, other ones."""
     # a spawn key, since SeedSequence([1, 2]) and SeedSequence([1, 2, 0]) are the same
     place = np.random.SeedSequence(_state.seed if seed is None else seed, spawn_key=(PURPOSES.index(purpose), *index))
     return np.random.Generator(np.random.Philox(place))
 
 
 def next_weights() -> Any:
-    """The generator of the next parameter to be made."""
+    """The generator for the values of the next parameter."""
     _state.made += 1
     return generator("weights", _state.made - 1)

@@ -1,4 +1,4 @@
-"""record: the same Python function that trains eagerly, as a task graph. Executes nothing, changes nothing."""
+"""record: turns the Python function that trains eagerly into a task graph. It executes nothing and changes nothing."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def record(step: Callable[..., Any], *example: Any, name: str = "") -> TaskGraph
     """The graph of `step(*example)`. Only shapes and types of the example arrays matter.
 
     `step` returns a tensor, a tuple of tensors, or nothing. No kernel runs; parameters, states, counters and gradients
-    are as before. Values of tensors cannot be asked for inside `step`. A recorded step begins without gradients, and
-    those that it does not spend end with it. Raises RuntimeError where that makes another training than running `step`
-    eagerly.
+    stay as they were. `step` cannot read the values of tensors. A recorded step begins without gradients, and it drops
+    those that no update has used. Raises RuntimeError where a gradient is computed after its update, since the next
+    eager call would add to it.
     """
     tape = Recorder(tapes.current().device)
     tape.autocast = tapes.current().autocast
@@ -42,7 +42,7 @@ def record(step: Callable[..., Any], *example: Any, name: str = "") -> TaskGraph
     outputs = [] if result is None else list(result) if isinstance(result, tuple | list) else [result]
     for i, value in enumerate(outputs):
         if not isinstance(value, Tensor):
-            raise TypeError(f"the step returned {type(value).__name__} as output {i}; it may return tensors only")
+            raise TypeError(f"the step returned a {type(value).__name__} as output {i}; it may return only tensors")
     return tape.build(inputs, outputs, name or getattr(step, "__name__", "step"))
 
 
@@ -50,7 +50,7 @@ def _input(i: int, value: Any) -> Tensor:
     array = value.numpy() if isinstance(value, Tensor) else np.asarray(value)
     dtype = str(array.dtype)
     if dtype not in (*FLOATS, *HALVES, "int64"):
-        raise TypeError(f"example {i} is {dtype}; inputs are {', '.join((*FLOATS, *HALVES))} or int64")
+        raise TypeError(f"example {i} is {dtype}; inputs must be {', '.join((*FLOATS, *HALVES))} or int64")
     return Tensor(Storage(f"input{i}", array.shape, dtype, Role.INPUT))
 
 

@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 
 
 class Storage:
-    """One piece of memory. `data` is the device's bytes, or None while it is only recorded. `slab` tells the regions of
-    one that is written region by region; `changed` the last use of an op before an update or the caller changed it."""
+    """One piece of memory. `data`: the device's bytes, or None while it is only recorded. `slab`: its regions, where it
+    is written region by region. `changed`: the number of the last use of an op before an update or `assign` changed the
+    values."""
 
     __slots__ = ("changed", "data", "dtype", "name", "role", "shape", "slab", "whole")
 
@@ -43,7 +44,7 @@ class Storage:
 
 
 class StoragePart:
-    """What dependencies are about: a whole storage, or a region of one that no other part overlaps."""
+    """The unit of dependencies: a whole storage, or a region of one that no other part overlaps."""
 
     __slots__ = ("_name", "bytes", "storage")
 
@@ -73,7 +74,7 @@ class Slab:
 
 @dataclass
 class Call:
-    """A kernel call on tensors, before it has a tape to go to."""
+    """A kernel call on tensors, before it goes to the tape."""
 
     kernel: str
     reads: Sequence[Tensor]
@@ -83,7 +84,7 @@ class Call:
 
 @dataclass
 class _Place:
-    """Where the next task stands: micro-batch, unit, the number of the next dropout and that of the first sample."""
+    """The place of the next task: micro-batch, unit, the number of the next dropout, the number of the first sample."""
 
     micro_batch: int = 0
     unit: int = 0
@@ -97,7 +98,7 @@ class _Place:
 
 @dataclass
 class _Round:
-    """Micro-batches, each at most once, that count units and dropouts from the same numbers on: those of one batch."""
+    """The micro-batches of one batch, each at most once. All count units and dropouts from the same numbers on."""
 
     units: int
     draws: int
@@ -112,11 +113,11 @@ class Tape:
     def __init__(self, device: Any = None) -> None:
         self._device = device
         self.place = _Place()
-        self.draws = 0  #: dropouts so far, the same one of several micro-batches counted once
+        self.draws = 0  #: dropouts so far; the same dropout in several micro-batches counts once
         self._round: _Round | None = None
         self.gradients = True
-        self.autocast: str | None = None  #: the 16-bit type in which products are made, see `precision`
-        self.rounded: dict[Tensor, Tensor] = {}  #: parameters in that type, which they have been rounded to
+        self.autocast: str | None = None  #: the 16-bit type in which products are computed, see `precision`
+        self.rounded: dict[Tensor, Tensor] = {}  #: parameter -> its copy rounded to that type
 
     @property
     def device(self) -> Any:
@@ -126,7 +127,7 @@ class Tape:
 
     # -------------------------------------------------------------------------------------------------------- places
     def new_unit(self, label: str = "") -> int:
-        """A number for one use of one layer."""
+        """The number of a new unit, one use of one layer."""
         self.place.unit = self.place.units
         self.place.units += 1
         if self._round and not self.place.inner:
@@ -135,15 +136,16 @@ class Tape:
         return self.place.unit
 
     def name_unit(self, unit: int, name: str) -> None:
-        """Eager tasks need no names."""
+        """Does nothing: eager tasks need no names."""
 
     def draw(self, counter: Tensor) -> tuple[Tensor, int]:
-        """What numbers a dropout: a buffer (1,) uint64, and what to add to it, modulo 2^64. Within the dropout's task.
+        """The number of the next dropout, as a buffer (1,) uint64 and what to add to it modulo 2^64. Call it within the
+        dropout's task.
 
-        Eagerly the dropout keeps its number, since others move the counter on before its gradient is made.
+        An eager dropout keeps a copy of its number, since others increase the counter before its gradient is computed.
         """
         kept = type(counter)(self.storage("draw", (1,), "uint64", Role.ACTIVATION))
-        behind = self.draws - self._next_draw()  # of those that other micro-batches of the batch have drawn
+        behind = self.draws - self._next_draw()  # other micro-batches of the batch have counted on by this many
         self.call("tick", [counter], [kept], draws=-behind % 2**64)
         if not behind:
             self.call("tick", [counter], [counter], draws=1)
@@ -157,8 +159,8 @@ class Tape:
         return number
 
     def enter(self, micro_batch: int, first_sample: int) -> None:
-        """The tasks that follow are those of this micro-batch; units and dropouts count as in the
-        others of its round."""
+        """Begins a micro-batch: the next tasks are part of it. Units and dropouts start from the same numbers as in the
+        other micro-batches of the batch."""
         if self._round is None or micro_batch in self._round.numbers:
             self._round = _Round(self.place.units, self.place.draws)
         self._round.numbers.add(micro_batch)
@@ -166,7 +168,8 @@ class Tape:
                             sample=self.place.sample + first_sample, labels=self.place.labels, inner=True)
 
     def end_step(self) -> None:
-        """Units count from 0 again. After an update within a micro-batch the others still count as it did."""
+        """Counts units from 0 again. After an update within a micro-batch, the other micro-batches of the batch still
+        start from the same numbers."""
         self.place.unit = self.place.units = 0
         if not self.place.inner:
             self._round = None
@@ -192,7 +195,7 @@ class Tape:
 
     @contextmanager
     def task(self, unit: int, kind: Kind) -> Iterator[None]:
-        """Kernel calls made inside are one task; without any there is no task."""
+        """Makes one task of all kernel calls inside; without a call, no task."""
         assert self.place.calls is None, "a task within a task"
         calls: list[Call] = []
         self.place.calls = calls
@@ -228,7 +231,8 @@ class Tape:
 
 
 class Recorder(Tape):
-    """Keeps tasks as a graph. Storages that were there before are found again when the graph runs."""
+    """Keeps tasks as a graph. The graph refers to storages made before the recording, and works on them when it
+    runs."""
 
     recording = True
 
@@ -238,8 +242,8 @@ class Recorder(Tape):
         self._storages: dict[int, int] = {}
         self._parts: dict[int, int] = {}
         self._held: list[Any] = []  # keeps ids unique while recording
-        self._times: Counter[tuple[int, Kind, int]] = Counter()  # of each unit, kind and micro-batch how many tasks
-        # (unit, micro-batch, time) -> the unit that tasks of this time have
+        self._times: Counter[tuple[int, Kind, int]] = Counter()  # (unit, kind, micro-batch) -> tasks so far
+        # (unit, micro-batch, how often before) -> the unit of such a repeated task
         self._again: dict[tuple[int, int, int], int] = {}
         self._before: dict[int, tuple[Tensor, Any, bool, Any, int]] = {}
         self._spent: list[Tensor] = []
@@ -255,17 +259,17 @@ class Recorder(Tape):
         self._spent.append(parameter)
 
     def check_spent(self) -> None:
-        """Raises RuntimeError where the step leaves a gradient to its next run, since a recorded step
-        begins without any."""
+        """Raises RuntimeError where the step leaves a gradient for its next call: a recorded step begins without
+        gradients."""
         for p in self._spent:
             if p.grad is not None and not p.used:
-                raise RuntimeError(f"the step ends with a gradient of {p.storage.name} {p.shape} that was made after "
-                                   f"its update: run eagerly, the next step would add to it; recorded, a step begins "
-                                   f"without gradients. Update after the last backward, or drop "
-                                   f"it: parameter.grad = None")
+                raise RuntimeError(f"the step ends with a gradient of {p.storage.name} {p.shape} that was computed "
+                                   f"after its update. The next eager step would add to it, but a recorded step begins "
+                                   f"without gradients. Update after the last backward, or drop the gradient: "
+                                   f"parameter.grad = None")
 
     def restore(self) -> None:
-        """Puts back what the recorded step changed on parameters."""
+        """Undoes the recording's changes to the attributes of parameters."""
         for parameter, grad, used, unit, changed in self._before.values():
             parameter.grad, parameter.used, parameter.grad_unit, parameter.storage.changed = grad, used, unit, changed
 
@@ -273,12 +277,12 @@ class Recorder(Tape):
         self._builder.unit_names.setdefault(unit, name)
 
     def draw(self, counter: Tensor) -> tuple[Tensor, int]:
-        """As in `Tape`: a recorded step reads the counter as it was at its start."""
+        """As in `Tape`; a recorded step increases the counter only at its end, so no copy is needed."""
         return counter, self._next_draw()
 
     def end_step(self) -> None:
-        """Units go on, so that several updates in one graph keep their tasks apart; those within
-        micro-batches are by these."""
+        """Lets units count on, so that the tasks before and after an update have different names. Within a micro-batch
+        its number already tells them apart."""
         if not self.place.inner:
             self._round = None
 
@@ -288,7 +292,7 @@ class Recorder(Tape):
         return Storage(name, shape, dtype, role)
 
     def number(self, storage: Storage) -> int:
-        """The storage's id in the graph; one with data is kept alive as it is."""
+        """The storage's id in the graph. The graph keeps a storage that has data alive."""
         found = self._storages.get(id(storage))
         if found is None:
             live = storage if storage.data is not None else None
@@ -313,8 +317,8 @@ class Recorder(Tape):
         return found
 
     def _unit(self, unit: int, kind: Kind) -> int:
-        """The unit that the next task goes by: its layer's the first time, then one of its own, with the same name. So
-        a second backward pass over a layer, or a second optimizer's update of it, has tasks of its own."""
+        """The unit of the next task: the layer's unit the first time, then a new unit of the same name. So a second
+        backward pass over a layer, or a second optimizer's update of it, has tasks of its own."""
         task = unit, kind, self.place.micro_batch
         time, self._times[task] = self._times[task], self._times[task] + 1
         if not time:
@@ -331,7 +335,7 @@ class Recorder(Tape):
         reads: list[int] = []
         writes: list[int] = []
         launches, flops, nbytes = [], 0.0, 0
-        made: set[int] = set()  # written by an earlier launch of this very task: no read of the task
+        made: set[int] = set()  # written by an earlier launch of this task, so reading them is no dependency
         for call in calls:
             work = [self.storage(f"work{unit}", tuple(shape), str(np.dtype(dtype)), Role.WORKSPACE)
                     for shape, dtype in self._work(call)]
@@ -368,11 +372,11 @@ def _whole(number: int, storage: Storage) -> View:
 
 
 # --------------------------------------------------------------------------------------------------- unsettled steps
-unsettled: set[Any] = set()  #: executors that hold back a part of their last step
+unsettled: set[Any] = set()  #: executors that have not run the late tasks of their last step
 
 
 def settle() -> None:
-    """Makes every executor finish its last step, so that memory holds what synchronous training would have left."""
+    """Makes every executor run its late tasks, so that memory holds what synchronous training would have left."""
     for executor in list(unsettled):
         executor.settle()
 
@@ -392,15 +396,15 @@ def current() -> Tape:
 
 
 def set_default_device(device: Any) -> None:
-    """Where this thread's tensors are made and its steps run from now on: a name (`cpu`, `cuda`, `cuda:1`) or a device.
-    What was made before stays where it is."""
+    """Sets the device on which this thread makes tensors and runs steps: a name (`cpu`, `cuda`, `cuda:1`) or a device.
+    Existing tensors stay where they are."""
     settle()
     _current.tape = Tape(devices.get(device) if isinstance(device, str) else device)
 
 
 @contextmanager
 def use(tape: Tape) -> Iterator[Tape]:
-    """Makes `tape` this thread's tape for a while."""
+    """Makes `tape` this thread's tape inside the `with` block."""
     before, _current.tape = _current.tape, tape
     try:
         yield tape
@@ -410,14 +414,15 @@ def use(tape: Tape) -> Iterator[Tape]:
 
 @contextmanager
 def micro_batch(number: int, first_sample: int = 0) -> Iterator[None]:
-    """Tasks emitted inside belong to this micro-batch: `4W0` becomes `4W1`. Gradients add up until the next update.
+    """Makes tasks emitted inside part of this micro-batch: `4W0` becomes `4W1`. Gradients add up until the next update.
 
-    `first_sample`: the place of its first sample in the whole batch, so that dropout is that of the whole batch.
+    `first_sample`: the position of its first sample in the whole batch, so that dropout is that of the whole batch.
+    Raises ValueError within another micro-batch.
     """
     tape = current()
     before = tape.place
     if before.inner:
-        raise ValueError("a micro-batch within a micro-batch")
+        raise ValueError("a micro-batch cannot begin within another micro-batch")
     tape.enter(number, first_sample)
     try:
         yield
@@ -429,7 +434,7 @@ def micro_batch(number: int, first_sample: int = 0) -> Iterator[None]:
 
 @contextmanager
 def no_grad() -> Iterator[None]:
-    """Ops inside keep nothing for a backward pass."""
+    """Ops inside keep nothing for the backward pass."""
     tape = current()
     before, tape.gradients = tape.gradients, False
     try:
@@ -440,7 +445,7 @@ def no_grad() -> Iterator[None]:
 
 @contextmanager
 def label(name: str) -> Iterator[None]:
-    """Units emitted inside carry this name in front of their own."""
+    """Puts this name in front of the names of units emitted inside."""
     labels = current().place.labels
     labels.append(name)
     try:

@@ -30,11 +30,11 @@ NUMBERS = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32
 
 
 class ShapeError(ValueError):
-    """Shapes or types that do not fit; the message names the op and the shapes."""
+    """Shapes or types do not fit. The message names the op and the shapes."""
 
 
 class Node:
-    """One use of an op: what the backward walk needs. Uses and backward walks are numbered in their order."""
+    """One use of an op, with what the backward walk needs. Uses and backward walks are numbered in their order."""
 
     __slots__ = ("inputs", "micro_batch", "number", "op", "out", "unit")
     latest = 0
@@ -46,8 +46,8 @@ class Node:
 
 
 class Tensor:
-    """A strided view on a storage. `grad` is filled by `backward` for parameters; `weight` marks what depends on
-    parameters alone, whose gradients are weight gradients."""
+    """A strided view on a storage. `backward` fills the `grad` of parameters. `weight`: whether the tensor depends on
+    parameters alone, so that gradients toward it are weight gradients."""
 
     __slots__ = ("__weakref__", "grad", "grad_unit", "node", "offset", "parts", "requires_grad", "shape", "storage",
                  "strides", "used", "weight")
@@ -64,7 +64,7 @@ class Tensor:
         self.node: Node | None = None
         self.grad: Tensor | None = None
         self.grad_unit: tuple[int, int] | None = None
-        self.used = False  # the gradient was spent by an update: the next backward starts a new one
+        self.used = False  # an update has used the gradient: the next backward starts a new one
 
     # --------------------------------------------------------------------------------------------------- description
     @property
@@ -102,19 +102,22 @@ class Tensor:
 
     # --------------------------------------------------------------------------------------------------------- values
     def numpy(self) -> Any:
-        """The array itself, no copy; from CUDA a copy. Raises RuntimeError while recording, when there is no value."""
+        """The values as a NumPy array: the tensor's own memory on the CPU, a copy from CUDA. Raises RuntimeError while
+        recording, when there are no values."""
         device, array = self._array()
         return device.read(array)
 
     def fetch(self) -> Callable[[], Any]:
-        """A call that gives the values of now as a NumPy array. On CUDA they are sent while the host goes on: so a loss
-        can be looked at some steps later without waiting for it."""
+        """A function that returns the present values as a NumPy array. On CUDA the copy runs while the host goes on, so
+        a loss can be read some steps later without waiting for it."""
         device, array = self._array()
         return device.fetch(array)
 
     def assign(self, value: Any) -> None:
-        """Takes over the elements of a NumPy array of the same shape, or one number for all, where the tensor lies.
-        Raises ShapeError for another shape, and for a type that this tensor's cannot stand for."""
+        """Copies a NumPy array of the same shape, or one number for all elements, into the tensor's memory.
+
+        Raises ShapeError for another shape, and for a type that cannot be cast to the tensor's.
+        """
         value = numeric(value)
         if value.shape not in (self.shape, ()) or not np.can_cast(value.dtype, np.dtype(self.dtype), "same_kind"):
             raise ShapeError(f"{self.storage.name} is {self.dtype} {self.shape}; it cannot take "
@@ -124,11 +127,11 @@ class Tensor:
         self.mark_changed()
 
     def mark_changed(self) -> None:
-        """Ops that have used these values until now can no longer be differentiated where their gradients need them."""
+        """Notes that the values change: a gradient that needs the old ones raises an error from now on."""
         self.storage.changed = Node.latest
 
     def _array(self) -> tuple[Any, Any]:
-        """The device that the values are on, and the values there."""
+        """The device on which the values are, and its array of them."""
         if tapes.unsettled and self.storage.role.persistent:
             tapes.settle()
         if self.storage.data is None:
@@ -161,22 +164,26 @@ class Tensor:
         return dict(device.interface(array))
 
     def detach(self) -> Tensor:
-        """The same memory without its history."""
+        """A tensor on the same memory, through which no gradient flows."""
         return Tensor(self.storage, self.shape, self.strides, self.offset, parts=self.parts)
 
     # ------------------------------------------------------------------------------------------------------- backward
     def backward(self, gradient: Tensor | None = None) -> None:
-        """Gradients of this scalar toward every parameter that it depends on; they add to those not yet spent. All are
-        `gradient` times as large, a scalar of the same type, where one is given."""
+        """Computes the gradients of this scalar toward every parameter on which it depends, and adds them to those that
+        no update has used yet. `gradient`: a scalar tensor of the same type that multiplies all of them.
+
+        Raises ShapeError where this is not a scalar, and RuntimeError where it depends on no parameter.
+        """
         if self.size != 1:
             raise ShapeError(f"backward starts from a scalar, not from shape {self.shape}")
         if not self.requires_grad:
             raise RuntimeError("this value depends on no parameter, so there is nothing to differentiate")
         if gradient is not None and (gradient.shape, gradient.dtype) != (self.shape, self.dtype):
-            raise ShapeError(f"the gradient of {self.dtype} {self.shape} is no {gradient.dtype} {gradient.shape}")
+            raise ShapeError(f"the gradient must be {self.dtype} {self.shape} as the value is, not {gradient.dtype} "
+                             f"{gradient.shape}")
         backward(self, gradient)
 
-    # Operators and methods are put on by `ops`, which knows the ops; see ops/__init__.py. Here only their types.
+    # `ops` adds the operators and methods, since it knows the ops; see ops/__init__.py. Here are only their types.
     if TYPE_CHECKING:
 
         def __add__(self, other: Any) -> Tensor: ...
@@ -195,22 +202,22 @@ class Tensor:
 
 
 class Parameter(Tensor):
-    """A leaf that is trained. `value`: a NumPy array, copied. `axes`: the order in which a state dict shows the axes,
-    where another one is the faster in memory."""
+    """A leaf that is trained. `value`: a NumPy array, which is copied. `axes`: the order of the axes in a state dict,
+    where the order in memory is another, faster one. Raises ShapeError where `value` is not a float array."""
 
     __slots__ = ("axes", "name")
 
     def __init__(self, value: Any, name: str = "", axes: tuple[int, ...] | None = None) -> None:
         value = numeric(value)
         if str(value.dtype) not in FLOATS:
-            raise ShapeError(f"a parameter is {' or '.join(FLOATS)}, not {value.dtype}")
+            raise ShapeError(f"a parameter must be {' or '.join(FLOATS)}, not {value.dtype}")
         self.axes = axes
         super().__init__(host_storage(value, Role.PARAMETER, name or "parameter"), requires_grad=True)
         self.weight, self.name = True, name
 
 
 def host_storage(value: Any, role: Role, name: str) -> Storage:
-    """A storage with its own aligned memory, filled from a NumPy array. Raises ShapeError for what holds no numbers."""
+    """A storage with its own aligned memory, filled from a NumPy array. Raises ShapeError as `numeric` does."""
     value = numeric(value)
     storage = Storage(name, value.shape, str(value.dtype), role)
     device = tapes.current().device
@@ -222,8 +229,8 @@ def host_storage(value: Any, role: Role, name: str) -> Storage:
 
 
 def numeric(value: Any) -> Any:
-    """A NumPy array of numbers in this machine's byte order. Raises ShapeError for what is none: objects, texts,
-    complex and longer numbers, and arrays some elements of which are masked."""
+    """`value` as a NumPy array of numbers in this machine's byte order. Raises ShapeError for anything else: objects,
+    texts, complex or longer numbers, and arrays with masked elements."""
     if np.ma.is_masked(value):
         raise ShapeError("a tensor holds numbers, and some of these are masked; fill them first: value.filled(0)")
     array = np.asarray(value)
@@ -236,7 +243,9 @@ def numeric(value: Any) -> Any:
 
 def array(value: Any, dtype: str | None = None, name: str = "tensor") -> Tensor:
     """A tensor with a copy of `value`; Python floats become float32. While recording it is a constant of the graph.
-    Raises ShapeError for what are not numbers, and for Python floats that float32 has no number for."""
+
+    Raises ShapeError where `value` is not numbers, and for Python floats that are too large for float32.
+    """
     array = numeric(value)
     if dtype is not None:
         array = array.astype(dtype, copy=False)
@@ -244,25 +253,25 @@ def array(value: Any, dtype: str | None = None, name: str = "tensor") -> Tensor:
         with np.errstate(over="ignore"):
             array, wide = array.astype(np.float32), array
         if not (np.isfinite(array) == np.isfinite(wide)).all():
-            raise ShapeError(f"{np.abs(wide[np.isfinite(wide)]).max():g} is more than float32 has a number "
-                             f"for; give dtype='float64'")
+            raise ShapeError(f"{np.abs(wide[np.isfinite(wide)]).max():g} is too large for float32; "
+                             f"give dtype='float64'")
     return Tensor(host_storage(array, Role.STATE, name))
 
 
 def new(name: str, shape: Sequence[int], dtype: str, role: Role = Role.ACTIVATION) -> Tensor:
-    """A tensor with uninitialised memory of its own, on the tape in force."""
+    """A tensor with new, uninitialised memory, on this thread's tape."""
     return Tensor(tapes.current().storage(name, tuple(shape), dtype, role))
 
 
 def cast(t: Tensor, dtype: str, role: Role = Role.ACTIVATION) -> Tensor:
-    """t in another float type, made within the task at hand."""
+    """t in another float type; the cast is part of the open task."""
     y = new(t.storage.name if role == Role.GRADIENT else f"{t.storage.name} {dtype}", t.shape, dtype, role)
     tapes.current().call("cast", [t], [y], dtype=dtype)
     return y
 
 
 def _reachable(root: Tensor) -> list[Node]:
-    """All nodes that matter for the root, latest first."""
+    """All nodes on which the root depends, latest first."""
     found: dict[int, Node] = {}
     stack = [root.node] if root.node else []
     while stack:
@@ -288,7 +297,7 @@ def backward(root: Tensor, gradient: Tensor | None = None) -> None:
                 count[id(t)] = count.get(id(t), 0) + 1
                 tape.remember(t)
     shared: dict[int, tuple[int, Tensor]] = {}
-    owned: set[int] = set()  # tensors whose gradient so far lies in memory that nothing else reads
+    owned: set[int] = set()  # tensors whose gradient nothing else reads, so it may be added to in place
 
     for node in nodes:
         dy = gradients.pop(id(node.out), None)
@@ -308,7 +317,7 @@ def backward(root: Tensor, gradient: Tensor | None = None) -> None:
                 others = {id(t.storage) for t in (dy, *node.inputs, *node.op.kept)}
                 for i in mine:
                     t, g = node.inputs[i], results[i]
-                    if g.dtype != t.dtype:  # the op took t rounded or widened
+                    if g.dtype != t.dtype:  # the op has rounded or widened t
                         g = cast(g, t.dtype, Role.GRADIENT)
                     own = id(g.storage) not in others
                     if t.node is None and t.weight:
@@ -347,17 +356,17 @@ def backward(root: Tensor, gradient: Tensor | None = None) -> None:
 
 
 def _check_unchanged(node: Node, dy: Tensor) -> None:
-    """Raises RuntimeError where the task at hand reads what has been changed since the forward pass read it."""
+    """Raises RuntimeError where the open task reads values that have changed since the forward pass read them."""
     for call in tapes.current().place.calls or ():
         for t in call.reads:
             if t.storage.changed >= node.number and t.storage is not dy.storage:
                 raise RuntimeError(f"the gradient of {node.op.name} needs {t.storage.name} {t.storage.shape} as it was "
                                    f"in the forward pass, but an update or assign has changed it since; call backward "
-                                   f"before that, or run the forward pass again")
+                                   f"before the change, or run the forward pass again")
 
 
 def _accumulate(parameter: Tensor, g: Tensor, own: bool) -> None:
-    """Sets or adds to `parameter.grad`, whose memory is its own and contiguous."""
+    """Sets `parameter.grad` or adds to it; its memory is contiguous and not shared."""
     tape = tapes.current()
     before = None if parameter.used else parameter.grad
     if before is not None:
