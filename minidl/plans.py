@@ -17,8 +17,9 @@ from .graph import Ints, TaskGraph
 from .passes.send_receive import add_communication, count_waits, talks
 from .pricing.carried import Carried
 from .pricing.cost import CostModel
+from .pricing.ranks import Iteration, iteration
 from .pricing.simulation import Clock, Lanes, simulate
-from .program import Program, lower
+from .program import Program, check_limit, lower
 from .schedule import Schedule
 from .views.timeline import Timeline
 
@@ -86,6 +87,11 @@ class Plan:
     versions: Versions | None = None
     steady: float | None = None
 
+    @property
+    def synthetic(self) -> bool:
+        """Whether it is of a pipeline that has times and nothing to run, so no programs."""
+        return self.placement is not None and not self.graph.launches
+
     @cached_property
     def programs(self) -> tuple[Program, ...]:
         """What each rank runs. Raises ScheduleError where the schedule is wrong."""
@@ -94,6 +100,22 @@ class Plan:
             return tuple(lower(graph, schedule, ranks=self.ranks, rank=rank) for rank in range(self.ranks))
         first = lower(self.graph, self.schedule, ranks=self.ranks)
         return (first, *(replace(first, rank=rank) for rank in range(1, self.ranks)))
+
+    def lowered(self) -> Plan:
+        """The same plan with its programs and what they need. Raises ScheduleError where one is wrong,
+        MemoryLimitError where one is above the limit."""
+        programs = self.distinct_programs
+        for program in programs:
+            check_limit(program, self.limit)
+        found = replace(self, peak_bytes=tuple(program.peak_bytes for program in programs),
+                        schedule=programs[0].schedule if len(programs) == 1 else self.schedule)
+        vars(found)["programs"] = self.programs  # so that they are made once
+        return found
+
+    @property
+    def distinct_programs(self) -> tuple[Program, ...]:
+        """Those of all ranks, or one where all ranks run the same."""
+        return self.programs if self.schedule.ranks > 1 else self.programs[:1]
 
     @cached_property
     def with_messages(self) -> tuple[TaskGraph, Schedule]:
@@ -106,38 +128,37 @@ class Plan:
     def waits(self) -> int:
         """Event waits within ranks: of one lane for another; of a send for its result, of the first reader
         for its receive."""
-        if self.placement is None:
-            distinct = self.programs if self.schedule.ranks > 1 else self.programs[:1]
-            return sum(len(program.body[0].waits) for program in distinct)
+        if not self.synthetic:
+            return sum(len(program.body[0].waits) for program in self.distinct_programs)
         if talks(self.schedule):
             return len(self.schedule.waits(self.graph))
         return count_waits(self.graph, self.schedule)
 
     @cached_property
-    def priced(self) -> tuple[TaskGraph, Schedule]:
-        """What the simulator prices: what runs, the loop's body. A pipeline's messages are tasks where their bandwidth
-        counts, since they queue."""
-        if self.schedule.ranks == 1 and self.placement is None:
-            body = self.programs[0].body[0]
-            return body.graph, body.schedule
-        return (self.graph, self.schedule) if self.cost.link.bandwidth is None else self.with_messages
+    def priced(self) -> Iteration:
+        """What the simulator times: an iteration of the programs. Of a synthetic pipeline its tasks, with its messages
+        among them where their bandwidth counts, since they queue."""
+        if not self.synthetic:
+            return iteration(self.distinct_programs)
+        graph, schedule = (self.graph, self.schedule) if self.cost.link.bandwidth is None else self.with_messages
+        return Iteration(graph, schedule, Carried())
 
     @cached_property
     def timeline(self) -> Timeline:
         """As predicted."""
-        return simulate(*self.priced, self.cost)
+        return simulate(self.priced.graph, self.priced.schedule, self.cost)
 
     @cached_property
     def period(self) -> float:
-        """Time per iteration when they follow each other without a barrier, in the costs' unit."""
+        """Time per iteration when they follow each other without a barrier between ranks, in the costs' unit."""
         if self.steady is not None:
             return self.steady
-        graph, schedule = self.priced
+        graph, schedule, carried = self.priced
         lanes = Lanes.of(graph, schedule)
+        clock = Clock.of(graph, self.cost, lanes, carried)
         if self.placement is not None or self.schedule.ranks > 1:
-            return float(np.diff(Clock.of(graph, self.cost, lanes).ends(lanes, CHAINED))[-1])
-        return Clock.of(graph, self.cost, lanes,
-                        Carried.of(*(part.graph for part in self.programs[0].body))).period(lanes)
+            return float(np.diff(clock.ends(lanes, CHAINED))[-1])
+        return clock.period(lanes)
 
     @cached_property
     def step(self) -> float:

@@ -170,7 +170,8 @@ def check_limit(program: Program, limit: int | None) -> None:
     """Raises MemoryLimitError where the program needs more bytes than the limit."""
     if limit is not None and program.peak_bytes > limit:
         arena = max(part.memory.arena_bytes for part in program.parts)
-        raise MemoryLimitError(f"the plan needs {program.peak_bytes:,} bytes ({arena:,} in the arena, "
+        who = "the plan" if program.ranks == 1 else f"rank {program.rank}"
+        raise MemoryLimitError(f"{who} needs {program.peak_bytes:,} bytes ({arena:,} in the arena, "
                                f"{program.peak_bytes - arena:,} for parameters, states and buffers that outlive a "
                                f"step), more than the limit of {limit:,}")
 

@@ -17,7 +17,6 @@ from ..graph import TaskGraph
 from ..loading import function_of
 from ..plans import Machine, Plan
 from ..pricing.cost import CostModel
-from ..program import check_limit
 from ..schedule import Schedule, ScheduleError
 from . import data_parallel, pipeline
 from .multi_region import planned
@@ -134,16 +133,7 @@ def plan(graph: TaskGraph, policy: str | Function | Schedule | Scheduler, cost: 
 
 def proved(plan: Plan) -> Plan:
     """The plan with what its proof counts. Raises ScheduleError, or MemoryLimitError above the limit."""
-    if plan.placement is not None:
-        return pipeline.prove(plan)
-    distinct = plan.programs if plan.schedule.ranks > 1 else plan.programs[:1]
-    for program in distinct:
-        check_limit(program, plan.limit)
-    found = replace(plan, peak_bytes=tuple(program.peak_bytes for program in distinct))
-    if len(distinct) == 1:
-        found = replace(found, schedule=distinct[0].schedule)
-    vars(found)["programs"] = plan.programs  # so that they are made once
-    return found
+    return plan.lowered() if plan.placement is None else pipeline.prove(plan)
 
 
 def _name(function: Function) -> str:

@@ -116,7 +116,7 @@ def explain(arguments: Any) -> int:
     check_outputs(arguments)
     made = planned(arguments)
     show.notes(made.remarks)
-    graph, schedule = made.priced
+    graph, schedule, _ = made.priced
     found = explain_task(graph, schedule, made.cost, _as_planned(graph, arguments.task))
     show.emit(arguments, found.as_json(), str(found))
     return 0

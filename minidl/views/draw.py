@@ -99,12 +99,12 @@ def schedule_svg(schedule: Schedule, graph: TaskGraph | None = None, *,
 
 def timeline_svg(timeline: Timeline, *, beside: Timeline | None = None,
                  versions: Mapping[int, int] | None = None) -> str:
-    """Lanes as rows over time; with `beside` a second panel below on the same scale.
+    """Lanes as rows over time, but for messages that take none; with `beside` a second panel below on the same scale.
 
     `versions`: the weight version of tasks, by key. Raises ValueError where the units of the two cannot be compared.
     """
     unit = readable_unit(timeline)
-    shown = [t.in_unit(unit) for t in (timeline, beside) if t is not None]
+    shown = [t.in_unit(unit).without_free_messages() for t in (timeline, beside) if t is not None]
     panels = [_Panel(f"{'predicted' if t.predicted else 'measured'}: makespan {t.makespan:.5g} {t.unit}".rstrip(),
                      t.lanes, list(_of_timeline(t, versions))) for t in shown]
     return _svg(panels, unit, versions is not None, WIDTH, max(t.makespan for t in shown) or 1.0)

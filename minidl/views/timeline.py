@@ -17,8 +17,9 @@ import numpy as np
 
 from ..graph import Floats, Ints
 from ..schedule import Lane
-from ..tasks import RECEIVES, task_name, unpack
+from ..tasks import RECEIVES, SENDS, task_name, unpack
 
+MESSAGES = (*SENDS, *RECEIVES)
 UNITS = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "s": 1e6}  #: in microseconds; any other unit is the user's own
 
 
@@ -136,6 +137,19 @@ class Timeline:
                    np.append(size, np.zeros(len(extra), np.int64)), edges=np.concatenate([inside, met]),
                    arrived=np.append(end[inside[:, 0]], start[got]), labels=own[0].labels,
                    peak_bytes=max((t.peak_bytes or 0 for t in own), default=0) or None, unit="us")
+
+    def without_free_messages(self) -> Timeline:
+        """Without the lanes of messages that take no time, such as those on a link that costs latency alone."""
+        tasks = self.what == What.TASK
+        busy = np.zeros(len(self.lanes), bool)
+        busy[self.lane[tasks & ((self.end > self.start) | ~np.isin(unpack(self.key).kind, MESSAGES))]] = True
+        kept, number = busy[self.lane], np.cumsum(busy) - 1
+        both = kept[self.edges].all(axis=1)
+        return replace(
+            self, lanes=tuple(lane for lane, has in zip(self.lanes, busy.tolist(), strict=True) if has),
+            lane=number[self.lane[kept]].astype(self.lane.dtype), edges=(np.cumsum(kept) - 1)[self.edges[both]],
+            arrived=None if self.arrived is None else self.arrived[both],
+            **{name: getattr(self, name)[kept] for name in ("what", "key", "issued", "start", "end", "bytes")})
 
     def __len__(self) -> int:
         return len(self.key)

@@ -16,9 +16,10 @@ def grid(plan: Plan, timeline: Timeline, width: int = 110) -> str:
     """Rank x time, wrapped at `width` columns under a ruler of times; `·` is idle time.
 
     A task shows its name (and where the plan is stale the weight version that it reads, `2F3v1`), shortened where time
-    is compressed, and the few that are much shorter than the rest, such as a network's updates, may not show. Lanes
-    other than the ranks' own are shown where they have tasks.
+    is compressed, and the few that are much shorter than the rest, such as a network's updates, may not show. Messages
+    that take no time do not.
     """
+    timeline = timeline.without_free_messages()
     records = timeline.tasks
     if not len(records):
         return ""

@@ -1,5 +1,4 @@
-"""What a plan keeps at most on each rank: live activations, and the bytes of a recorded network.
-Counted, on any timing.
+"""How many activations a plan holds at most on each rank. Counted, on any timing.
 
 An activation lives on its rank from the start of F to the end of the last O, W or B of its stage and micro-batch there.
 On another rank that computes one of these it lives from when it may arrive. What is joined to one action starts and
@@ -8,15 +7,10 @@ ends together.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
-from ...graph import Floats, Ints, TaskGraph, View
-from ...passes.send_receive import ranks_of, received
+from ...graph import Floats, Ints
 from ...plans import Plan
-from ...runtime.memory import plan_memory
-from ...schedule import Schedule
 from ...tasks import Kind, unpack
 
 COMPUTE = (Kind.F, Kind.O, Kind.W, Kind.B)
@@ -87,27 +81,3 @@ def _activation(keys: Ints, stages: int) -> Ints:
     own = unpack(keys)
     number: Ints = own.micro_batch * stages + own.unit
     return number
-
-
-def peak_bytes(graph: TaskGraph, schedule: Schedule) -> tuple[int, ...]:
-    """The peak of each rank's memory plan, parameters and states included. What a rank receives has its place from the
-    start of the step, as receives are posted early, and what it sends keeps its own to the end."""
-    rank = ranks_of(graph, schedule)
-    own, messages = received(graph, rank)
-    to, sender = messages.to[messages.of], rank[messages.sender][messages.of]
-    found = []
-    for r in range(schedule.ranks):
-        part = own.take(np.flatnonzero(rank == r))
-        touched = set(part.buffer_storage[np.concatenate([part.reads.ids, part.writes.ids])].tolist())
-        made = set(part.buffer_storage[part.writes.ids].tolist())
-        part = replace(part, inputs=(*(v for v in graph.inputs if v.storage in touched),
-                                     *_views(part, messages.copy[to == r])),
-                       outputs=(*(v for v in graph.outputs if v.storage in made),
-                                *_views(part, messages.copied[sender == r]))).compact()
-        found.append(plan_memory(part, schedule.only(part)).peak_bytes)
-    return tuple(found)
-
-
-def _views(graph: TaskGraph, buffers: Ints) -> list[View]:
-    """One on the storage of each buffer; a memory plan asks for no more."""
-    return [View(s, (), (), 0, "") for s in graph.buffer_storage[buffers].tolist()]

@@ -33,7 +33,7 @@ class Price:
 def price(plan: Plan, cost: CostModel | None = None) -> Price:
     """Of a proved plan, on its own costs or on others. Raises CostError where a cost is unknown."""
     plan = plan if cost is None else replace(plan, cost=cost)
-    graph, schedule = plan.priced
+    graph, schedule, _ = plan.priced
     lanes = Lanes.of(graph, schedule)
     clock = Clock.of(graph, plan.cost, lanes)
     entry = np.flatnonzero(~np.isin(unpack(schedule.keys).kind, COMMUNICATION))
