@@ -127,9 +127,11 @@ class Recorded:
         self.graph = self._fused(graph, ranks)
 
     def _fused(self, graph: TaskGraph, ranks: int) -> TaskGraph:
-        """As the job says, or what suits the device. Gradients that go to other ranks are spent one by one."""
+        """As the job says, or what suits the device. Gradients that go to other ranks, and those of a pipeline's
+        stages, are spent one by one."""
         rules = self.job.fusion if self.job.fusion is not None else tuple(fusion.RULES) if self.device.captures else ()
-        rules = tuple(r for r in rules if r not in ("casts", "updates") or ranks == 1)
+        together = ranks == 1 and self.job.parallel != "pipeline"
+        rules = tuple(r for r in rules if r not in ("casts", "updates") or together)
         return fusion.fused(graph, self.device, rules) if rules else graph
 
     @property

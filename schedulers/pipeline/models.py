@@ -16,6 +16,7 @@ from ...passes.rewrite import coarsen, sums
 from ...pricing.cost import CostModel
 from ...tasks import Kind, repack
 from .placement import PipelineError
+from .scaling import makers, unscaled_by_each
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ def cut(graph: TaskGraph, cost: CostModel, stages: int, stage_of_unit: Ints | No
     of = balanced(graph, cost, stages) if stage_of_unit is None else np.asarray(stage_of_unit)
     time = cost.durations(graph) + cost.launch
     if len(of) > graph.unit.max(initial=-1):  # else `coarsen` says what is wrong
+        graph, of, time = unscaled_by_each(graph, of, time)
         graph, of, origin = counted_by_each(graph, with_their_gradients(graph, of), rank_of_stage)
         time = time[origin]
     coarse, group = coarsen(graph, of.tolist())
@@ -49,14 +51,12 @@ def cut(graph: TaskGraph, cost: CostModel, stages: int, stage_of_unit: Ints | No
 
 def with_their_gradients(graph: TaskGraph, stage_of_unit: Ints) -> Ints:
     """The stage of each unit, where the sum of a gradient's squares is taken on the stage that makes the gradient."""
-    of = np.array(stage_of_unit)
-    maker = np.full(len(graph.buffer_bytes), -1, np.int64)
-    made = graph.kind[graph.writes.row_of_each()] != Kind.U
-    maker[graph.writes.ids[made]] = graph.unit[graph.writes.row_of_each()[made]]
+    of, maker = np.array(stage_of_unit), makers(graph)
     for t in np.flatnonzero(sums(graph)).tolist():
-        makers = maker[graph.reads[t]]
-        if (makers >= 0).any():
-            of[graph.unit[t]] = of[makers[makers >= 0][0]]
+        found = maker[graph.reads[t]]
+        if (found >= 0).any():
+            of[graph.unit[t]] = of[found[found >= 0][0]]
+            maker[graph.writes[t]] = graph.unit[t]  # such as gradients in another type
     return of
 
 
@@ -64,16 +64,21 @@ def counted_by_each(graph: TaskGraph, stage_of_unit: Ints,
                     rank_of_stage: Ints | None = None) -> tuple[TaskGraph, Ints, Ints]:
     """(the graph, the stage of each unit, the task that each is made of) where every rank that needs them makes a
     step's scalars for itself, on the first of its stages that does (by default each stage has a rank of its own): the
-    number of dropouts, Adam's powers, and from the sums of squares of all stages the factor that clips. So that no rank
-    waits for another's count.
+    number of dropouts, Adam's powers, from the sums of squares of all stages the factor that clips, and from their
+    flags the loss scale. So that no rank waits for another's count.
 
     Copies have units and buffers of their own. Their storage is the same: each rank has its own memory for it.
     """
     scalar = graph.buffer_role == ROLES.index(Role.SCALAR)
+    lasting = np.isin(graph.buffer_role, [i for i, role in enumerate(ROLES) if role.persistent]) & ~scalar
     known = scalar.copy()
     known[graph.writes.take(np.flatnonzero(sums(graph))).ids] = True
-    counts = [t for t in np.flatnonzero(graph.kind == Kind.U).tolist()
-              if scalar[graph.writes[t]].all() and known[graph.reads[t]].all()]
+    counts: list[int] = []
+    for t in np.flatnonzero(graph.kind == Kind.U).tolist():
+        made = graph.writes[t]
+        if scalar[made].any() and not lasting[made].any() and known[graph.reads[t]].all():
+            counts.append(t)
+            known[made] = True
     counted = {b for t in counts for b in graph.writes[t].tolist()}
     stage = stage_of_unit[graph.unit].tolist()
     users: dict[int, set[int]] = {b: set() for b in counted}
