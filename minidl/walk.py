@@ -46,7 +46,7 @@ def _walk(sync, delays, each, waits, ptr, tasks, rank, lane_of, pred_ptr, preds,
         i, last, time = ptr[lane] + at[lane], ptr[lane + 1], free[lane]
         while i < last:
             task = tasks[i]
-            there, blocked = release[task] if waits else 0.0, -1
+            arrival, blocked = release[task] if waits else 0.0, -1
             for e in range(pred_ptr[task], pred_ptr[task + 1]):
                 p = preds[e]
                 reach = end[p]
@@ -55,14 +55,14 @@ def _walk(sync, delays, each, waits, ptr, tasks, rank, lane_of, pred_ptr, preds,
                     break
                 if delays and lane_of[p] != lane:
                     reach += sync if rank[lane_of[p]] == rank[lane] else far[e * each]
-                if reach > there:
-                    there = reach
+                if reach > arrival:
+                    arrival = reach
             if blocked >= 0:
                 sleeper[lane], waiting[blocked] = waiting[blocked], lane
                 break
-            ready[task] = there
-            if there > time:
-                time = there
+            ready[task] = arrival
+            if arrival > time:
+                time = arrival
             begin[task] = time
             time += duration[task]
             end[task] = time

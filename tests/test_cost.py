@@ -74,9 +74,9 @@ def test_a_device_that_does_nothing_is_refused(rates):
 
 
 def test_what_is_missing_is_told():
-    with pytest.raises(CostError, match=r"say nothing of task 0B0 \(2 of 6 tasks\)"):
+    with pytest.raises(CostError, match=r"lack task 0B0 \(2 of 6 tasks are missing\)"):
         CostModel(kinds={"F": 1, "O": 1, "W": 1}).durations(GRAPH)
-    with pytest.raises(CostError, match=r"1 costs are given for F, but the graph has a unit 1"):
+    with pytest.raises(CostError, match=r"1 costs are given for F, but the graph has units up to 1"):
         CostModel.given([1], 1, 1).durations(GRAPH)
 
 

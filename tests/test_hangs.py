@@ -316,7 +316,7 @@ def test_a_message_without_its_other_end_is_refused():
     kept = graph.take(np.array([i for i in range(len(graph)) if graph.name(i) != "0RF0>2"]))
     schedule = Schedule.from_names({Lane(0): ["0F0", "0SF0>2", "0SF0>1"], Lane(1): ["0RF0>1", "1F0", "1SF0>2"],
                                     Lane(2): ["1RF0>2", "2F0"]})
-    with pytest.raises(ScheduleError, match="0SF0>2 is a send with 0 receives; it needs one"):
+    with pytest.raises(ScheduleError, match="0SF0>2 is a send with 0 receives; it must have exactly one"):
         check_rendezvous(kept, schedule)
 
 

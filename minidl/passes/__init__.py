@@ -1,1 +1,1 @@
-"""Graph in, graph out: what crosses the iteration boundary, what ranks exchange, what is merged or fused."""
+"""Functions from graph to graph: late tasks, communication between ranks, merged tasks, fused launches."""

@@ -1,11 +1,11 @@
-"""Weight gradients and updates across the iteration boundary: some W and U of step t run beside the
-forward of step t+1.
+"""Weight gradients and updates across the iteration boundary: some W and U of step t run beside the forward of step
+t+1.
 
-This is software pipelining. A recorded step becomes a loop: a prologue (a step with nothing owed), a body (a step, and
-the late tasks of the one before), an epilogue (late tasks alone). A late task's name says so: `4W0@1` is 4W0 one step
-late. What late tasks read must not be overwritten by the step that runs beside them: where the order of the graph does
-not see to that, it is kept in two copies that take turns. There is no staleness: U(t) comes before F(t+1) by the graph.
-The pass runs nothing; of schedules it knows only which tasks they call late.
+This is software pipelining. A recorded step becomes a loop: a prologue (the first step, without late tasks), a body (a
+step, with the late tasks of the step before), an epilogue (late tasks alone). The name of a late task says so: `4W0@1`
+is 4W0 one step late. The step that runs beside late tasks must not overwrite what they read: where the edges of the
+graph do not ensure this, the buffer becomes a double buffer. Nothing is stale: by the edges of the graph, U(t) still
+comes before F(t+1). The pass runs nothing; of a schedule it uses only which tasks are late.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Mask = NDArray[np.bool_]
 
 
 class BoundaryError(GraphError):
-    """A task that cannot cross the iteration boundary; `task` is its id in the recorded graph."""
+    """A task cannot cross the iteration boundary. `task`: its id in the recorded graph."""
 
     def __init__(self, message: str, task: int) -> None:
         super().__init__(message)
@@ -33,14 +33,15 @@ class BoundaryError(GraphError):
 
 @dataclass(frozen=True)
 class Loop:
-    """The graphs of a step that repeats. Their storages are the same, so a storage has one number in all of them.
+    """The graphs of a step that repeats. All have the same storages, each with one number.
 
-    `prologue[p]`: a step that finds nothing owed; `body[p]`: a step, and before it the late tasks of the one before;
-    `epilogue[p]`: only the late tasks of a step. p is the parity of the step whose forward they hold (`epilogue`: of
-    the step that they finish); where nothing is kept in two copies there is one of each. A step without late tasks is
-    its own prologue and body, and has no epilogue. `lasting`: storages that outlive a call, beside those of parameters
-    and states; `doubled`: those of the recorded step that are kept in two copies. `snapshots`: scalars that the host
-    sets and late tasks read -> the storage that keeps their step's value, filled at the end of each call.
+    `prologue[p]`: the first step, without late tasks; `body[p]`: a step, and before it the late tasks of the step
+    before; `epilogue[p]`: only the late tasks of a step. p is the parity of the step whose forward the part holds
+    (`epilogue`: of the step that it finishes); without double buffers there is one of each. A step without late tasks
+    is its own prologue and body, and has no epilogue. `lasting`: storages that outlive a call, besides parameters and
+    states; `doubled`: the storages of the recorded step that are double buffers. `snapshots`: pairs (scalar that the
+    host sets and late tasks read, storage that keeps the value of their step); the copy is made at the end of each
+    call.
     """
 
     prologue: tuple[TaskGraph, ...]
@@ -52,17 +53,17 @@ class Loop:
 
     @property
     def parts(self) -> tuple[TaskGraph, ...]:
-        """All graphs that such a run needs, without those that differ only in the copy that they use."""
+        """All graphs of the loop, without those that differ only in which copies of double buffers they use."""
         return (self.body[0], self.prologue[0], self.epilogue[0]) if self.epilogue else (self.body[0],)
 
     @property
     def lasting_bytes(self) -> int:
-        """What is kept from one call to the next, beside parameters and states."""
+        """Bytes that are kept from one call to the next, besides parameters and states."""
         return sum(self.body[0].storages[s].bytes for s in self.lasting)
 
 
 def must_stay(graph: TaskGraph) -> Mask:
-    """Mask of tasks that cannot be late: F, O and B, what they need within the step, and what yields an output."""
+    """Mask of the tasks that cannot be late: F, O and B, the tasks that they need, and those that make an output."""
     stays = ~np.isin(graph.kind, [int(Kind.W), int(Kind.U)])
     outputs = {view.storage for view in graph.outputs}
     wanted = np.isin(graph.buffer_storage, list(outputs))
@@ -73,9 +74,12 @@ def must_stay(graph: TaskGraph) -> Mask:
 
 @dataclass(frozen=True)
 class Kept:
-    """What late tasks make outlive a step: masks over the recorded graph's storages. `lasting`: what they share with
-    their own step; `doubled`: those among them that need two copies; `snapshots`: scalars that the host sets. `copy`:
-    for every buffer its copy in each group of tasks (the parity of their step, and 2 more for late ones)."""
+    """The storages that outlive a step because of late tasks: masks over the storages of the recorded graph.
+
+    `lasting`: those that late tasks share with the other tasks of their step; `doubled`: those among them that need two
+    copies; `snapshots`: scalars that the host sets. `copy[buffer, group]`: which copy a group of tasks uses; the group
+    is the parity of the tasks' step, plus 2 for late tasks.
+    """
 
     lasting: Mask
     doubled: Mask
@@ -84,9 +88,9 @@ class Kept:
 
 
 def kept(graph: TaskGraph, then: Ints, now: Ints) -> Kept:
-    """What outlives a step whose tasks `then` run one step late, and `now` do not."""
+    """The storages that outlive a step whose tasks `then` run one step late and whose tasks `now` do not."""
     touched = np.zeros(len(graph.storages), bool)  # by late tasks
-    made = touched.copy()  # within the step, or given to it
+    made = touched.copy()  # within the step, or an input of it
     written = touched.copy()
     touched[graph.buffer_storage[graph.reads.take(then).ids]] = True
     touched[graph.buffer_storage[graph.writes.take(then).ids]] = True
@@ -110,7 +114,7 @@ def kept(graph: TaskGraph, then: Ints, now: Ints) -> Kept:
 def cross_boundary(graph: TaskGraph, late: Iterable[int]) -> Loop:
     """The loop of a recorded step whose tasks `late` (ids of W and U) run one step late.
 
-    Raises BoundaryError for a task that cannot be late because another of its step, which is not, needs it.
+    Raises BoundaryError for a task that cannot be late because a task of its step that is not late needs it.
     """
     crosses = np.zeros(len(graph), bool)
     crosses[list(late)] = True
@@ -134,18 +138,19 @@ def _check(graph: TaskGraph, crosses: Mask) -> None:
     stays = must_stay(graph)
     for task in np.flatnonzero(crosses).tolist():
         if stays[task]:
-            raise BoundaryError(f"task {graph.name(task)} cannot cross the iteration boundary: F, O or an "
-                                f"output of its own step needs it", task)
+            raise BoundaryError(f"task {graph.name(task)} cannot cross the iteration boundary: a forward or output "
+                                f"gradient task or an output of its own step needs it", task)
         early = [s for s in graph.succs[task].tolist() if not crosses[s]]
         if early:
             raise BoundaryError(f"task {graph.name(task)} cannot cross the iteration boundary alone: "
-                                f"{graph.name(early[0])} of the same step needs it", task)
+                                f"{graph.name(early[0])} of the same step needs it and is not late", task)
 
 
 def _part(graph: TaskGraph, then: Ints, now: Ints, copy: Ints, parity: int,
           lasting: Mask) -> tuple[TaskGraph, list[dict[int, int]]]:
-    """The late tasks `then` of the step before, and the tasks `now` of the step of this parity, each on its copies; and
-    which storage takes the place of which, by group. Without `now` the late tasks are of the step of this parity."""
+    """The graph of the late tasks `then` of the step before and the tasks `now` of the step of this parity, each on its
+    copies; and for each group a map from a storage to its copy. Without `now`, the late tasks are of the step of this
+    parity."""
     rows = np.concatenate([then, now])
     tasks = graph.take(rows, repack(graph.keys[rows], late=np.repeat([1, 0], [len(then), len(now)])))
     before = 1 - parity if len(now) else parity
@@ -164,16 +169,16 @@ def _part(graph: TaskGraph, then: Ints, now: Ints, copy: Ints, parity: int,
 
 
 def _overtaken(body: TaskGraph, graph: TaskGraph, then: Ints, now: Ints, given: Iterable[int]) -> Mask:
-    """The storages of `graph` that a step would overwrite too early if they had one copy: what the host fills, and what
-    a task of the step writes that need not come after every late task that touches it. `body`: with all in two copies,
-    so that its edges are those that there are in any case."""
+    """The storages of `graph` that a step would overwrite too early if they had one copy: those that the host fills,
+    and those that a task of the step writes although no edge puts it after all late tasks that use them. `body`: the
+    loop's body with two copies of every lasting storage, so that only unavoidable edges are left."""
     after = [0] * len(body)  # the late tasks that surely come before each task, as bits
     for task in range(len(body)):
         mine = 1 << task if task < len(then) else 0
         for p in body.preds[task].tolist():
             mine |= after[p]
         after[task] = mine
-    users = [0] * len(graph.storages)  # of each storage the late tasks that touch it, as bits
+    users = [0] * len(graph.storages)  # for each storage, the late tasks that touch it, as bits
     for i, task in enumerate(then.tolist()):
         for s in _storages(graph, task, graph.reads, graph.writes):
             users[s] |= 1 << i
@@ -185,13 +190,13 @@ def _overtaken(body: TaskGraph, graph: TaskGraph, then: Ints, now: Ints, given: 
     return found
 
 
-def _storages(graph: TaskGraph, task: int, *of: Rows) -> set[int]:
-    return {int(graph.buffer_storage[b]) for rows in of for b in rows[task].tolist()}
+def _storages(graph: TaskGraph, task: int, *columns: Rows) -> set[int]:
+    return {int(graph.buffer_storage[b]) for rows in columns for b in rows[task].tolist()}
 
 
 # -------------------------------------------------------------------------------------------- schedules with late tasks
 def late_tasks(graph: TaskGraph, schedule: Schedule) -> Ints:
-    """The ids in the recorded graph of the tasks that a schedule calls late. Raises ScheduleError for unknown ones."""
+    """The ids in the recorded graph of a schedule's late tasks. Raises ScheduleError for unknown tasks."""
     late = schedule.keys[unpack(schedule.keys).late == 1]
     ids = graph.find(repack(late, late=0))
     if (ids < 0).any():
@@ -201,12 +206,12 @@ def late_tasks(graph: TaskGraph, schedule: Schedule) -> Ints:
 
 
 def with_late(schedule: Schedule, graph: TaskGraph, tasks: Ints) -> Schedule:
-    """The schedule with these tasks of the graph called late."""
+    """The schedule with these tasks of the graph made late."""
     return replace(schedule, keys=repack(schedule.keys, late=np.isin(schedule.keys, graph.keys[tasks])), slots=None)
 
 
 def loop(graph: TaskGraph, schedule: Schedule) -> Loop:
-    """The loop that a schedule means. Raises ScheduleError for tasks that cannot be late."""
+    """The loop that a schedule runs. Raises ScheduleError for tasks that cannot be late."""
     try:
         return cross_boundary(graph, late_tasks(graph, schedule).tolist())
     except BoundaryError as error:

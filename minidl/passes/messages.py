@@ -1,7 +1,7 @@
 """Messages between ranks as tasks of a schedule: the proof that none waits for ever.
 
-A send and its receive meet by the number that `minidl.program` gives the message, whatever else is under way between
-the two ranks.
+A send and its receive find each other by the message number that `minidl.program` gives them, whatever other messages
+are under way between the two ranks.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from ..tasks import RECEIVES, SENDS, task_name
 
 
 def check_rendezvous(graph: TaskGraph, schedule: Schedule) -> None:
-    """Proves that each send has its receive, and that none waits for ever where a send ends only once its receive is
-    posted. Raises ScheduleError.
+    """Proves that each send has one receive, and that rendezvous sends, which end only when the receive is posted, do
+    not deadlock. Raises ScheduleError.
 
-    A send and its receive then are one event on two lanes, so lanes and edges must have no circle through such events.
+    A rendezvous send and its receive are one event on two lanes, so lanes and edges must not form a circle through such
+    events.
     """
     ids, n = schedule.ids(graph), len(graph)
     source, target = graph.preds.ids.astype(np.int64), graph.preds.row_of_each().astype(np.int64)
@@ -29,7 +30,8 @@ def check_rendezvous(graph: TaskGraph, schedule: Schedule) -> None:
     if alone.size:
         key = int(graph.keys[alone[0]])
         what, other = ("send", "receive") if graph.kind[alone[0]] in SENDS else ("receive", "send")
-        raise schedule.error(f"{task_name(key)} is a {what} with {met[alone[0]]} {other}s; it needs one", [key])
+        raise schedule.error(f"{task_name(key)} is a {what} with {met[alone[0]]} {other}s; it must have "
+                             f"exactly one", [key])
     event[target[meets]] = source[meets]
     inner = np.ones(n, bool)
     inner[schedule.ptr[:-1][np.diff(schedule.ptr) > 0]] = False
@@ -53,7 +55,7 @@ def check_rendezvous(graph: TaskGraph, schedule: Schedule) -> None:
 
 
 def _drain(succ_ptr, succ_ids, missing, queue):  # type: ignore[no-untyped-def]
-    """How many events can happen; `missing` keeps what the others wait for."""
+    """How many events can happen. `missing` keeps how many events each of the others waits for."""
     tail = 0
     for t in range(len(missing)):
         if missing[t] == 0:

@@ -1,5 +1,5 @@
-"""Graph to graph: several iterations in one graph, second buffers that take write-after-read edges away, and tasks
-merged: layers to stages, O and W to B.
+"""Passes that rewrite a graph: several iterations in one graph; double buffers, which remove write-after-read edges;
+merged tasks: layers to stages, O and W to B.
 
 Passes work on columns; they know no schedule and run nothing.
 """
@@ -24,9 +24,9 @@ def unroll(graph: TaskGraph, iterations: int) -> TaskGraph:
     """`iterations` steps in a row as one graph; task `4W0` of step t is `4W0#t`.
 
     Parameters and states carry over, which yields `U -> F`; activations are the same memory in every step, which
-    yields the write-after-read edge `W(t) -> F(t+1)`. Inputs and outputs are separate in each step, but for a parameter
-    or state that a step returns: there is one of each, which all steps change. Raises GraphError for fewer than one
-    iteration or a graph that is unrolled already.
+    yields the write-after-read edge `W(t) -> F(t+1)`. Every step has its own inputs and outputs; only a parameter or
+    state that a step returns is shared, and all steps change it. Raises GraphError for fewer than one iteration, or a
+    graph that is unrolled already.
     """
     if iterations < 1:
         raise GraphError(f"cannot unroll over {iterations} iterations; at least 1 is needed")
@@ -42,9 +42,9 @@ def unroll(graph: TaskGraph, iterations: int) -> TaskGraph:
 
 
 def rename(graph: TaskGraph, copies: int = 2) -> TaskGraph:
-    """`copies` buffers in turn for every activation, gradient and workspace of an unrolled graph.
+    """Gives every activation, gradient and workspace of an unrolled graph `copies` buffers, which take turns.
 
-    Iteration t uses copy t mod `copies`: the edges `W(t) -> F(t+1)` go, for the price of the memory.
+    Iteration t uses copy t mod `copies`. The edges `W(t) -> F(t+1)` disappear, and the memory grows.
     """
     if copies < 1:
         raise GraphError(f"cannot rename to {copies} copies; at least 1 is needed")
@@ -61,14 +61,13 @@ def coarsen(graph: TaskGraph, stage_of_unit: Sequence[int]) -> tuple[TaskGraph, 
     """(the graph whose units are stages, the coarse task of each task of `graph`).
 
     `stage_of_unit[u]` is the stage of unit u. A stage's O holds every backward task of a micro-batch that one of its
-    output gradients needs, the sums of a batch norm included; its W holds the rest, its U all updates (where a step
-    updates after several micro-batches, one U for each). A stage that
-    passes no gradient on and has one layer has no O. Raises GraphError where stages would wait for each other in a
-    circle.
+    output gradients needs, the sums of a batch norm included; its W holds the other backward tasks, its U all updates
+    (where a step updates after several micro-batches, one U for each). A stage of one layer that passes no gradient on
+    has no O. Raises GraphError where stages would wait for each other in a circle.
     """
     stage_of = np.asarray(stage_of_unit, np.int64)
     if len(graph) and len(stage_of) <= graph.unit.max():
-        raise GraphError(f"{len(stage_of)} units have a stage; the graph has {graph.unit.max() + 1} units")
+        raise GraphError(f"stages are given for {len(stage_of)} units, but the graph has {graph.unit.max() + 1}")
     stage = stage_of[graph.unit]
     kind = graph.kind.astype(np.int64)
     backward = (kind == Kind.O) | (kind == Kind.W)
@@ -85,8 +84,9 @@ def coarsen(graph: TaskGraph, stage_of_unit: Sequence[int]) -> tuple[TaskGraph, 
 
 
 def _updates_of(graph: TaskGraph) -> Ints:
-    """The micro-batch of each update, where a step updates after several of them; what follows belongs to the one
-    before. Sums over gradients, which updates of all stages wait for, count as of the micro-batch after the last."""
+    """The micro-batch of each update, where a step updates after several micro-batches; a task after an update belongs
+    to the same micro-batch. Sums over gradients, which the updates of all stages wait for, get the number after the
+    last micro-batch."""
     update = graph.kind == Kind.U
     after = np.where(sums(graph), int(graph.micro_batch.max(initial=-1)) + 1, 0)
     changes = np.zeros(len(graph), bool)
@@ -98,7 +98,7 @@ def _updates_of(graph: TaskGraph) -> Ints:
 
 
 def sums(graph: TaskGraph) -> NDArray[np.bool_]:
-    """Mask of the updates' tasks that change nothing that lasts: the sums of squares of gradients, for clipping."""
+    """Mask of the U tasks that change no parameter or state: the sums of squares of gradients, for clipping."""
     lasting = np.zeros(len(graph), bool)
     lasting[graph.writes.row_of_each()[np.isin(graph.buffer_role[graph.writes.ids],
                                                [i for i, role in enumerate(ROLES) if role.persistent])]] = True
@@ -111,10 +111,10 @@ def _stage_name(graph: TaskGraph, units: Ints) -> str:
 
 
 def fuse(graph: TaskGraph, which: np.ndarray | None = None) -> TaskGraph:
-    """O and W of a unit and micro-batch as one task B, whose results all show at its end.
+    """Makes O and W of a unit and micro-batch one task B, whose results are all visible at its end.
 
-    `which[unit, micro_batch]`: where to fuse, by default everywhere. Raises GraphError where something between O and W
-    needs the one and is needed by the other.
+    `which[unit, micro_batch]`: where to fuse, by default everywhere. Raises GraphError where another task needs one of
+    the two and the other needs that task.
     """
     backward = (graph.kind == Kind.O) | (graph.kind == Kind.W)
     if which is not None:
@@ -124,7 +124,7 @@ def fuse(graph: TaskGraph, which: np.ndarray | None = None) -> TaskGraph:
 
 
 def merge(graph: TaskGraph, keys: Ints) -> tuple[TaskGraph, Ints]:
-    """(one task for all tasks that get the same key, its number for each task); `keys`: of each task.
+    """(the graph with one task for all tasks of the same key, the new id of each task). `keys`: one for each task.
 
     Raises GraphError where merged tasks would wait for each other in a circle.
     """
@@ -137,7 +137,7 @@ def merge(graph: TaskGraph, keys: Ints) -> tuple[TaskGraph, Ints]:
     ready = [(int(first[g]), g) for g in np.flatnonzero(missing == 0).tolist()]
     heapq.heapify(ready)
     order: list[int] = []
-    while ready:  # the sequential order, as far as it goes
+    while ready:  # the sequential order, as far as edges allow
         g = heapq.heappop(ready)[1]
         order.append(g)
         for h in succs[g].tolist():
@@ -146,7 +146,7 @@ def merge(graph: TaskGraph, keys: Ints) -> tuple[TaskGraph, Ints]:
                 heapq.heappush(ready, (int(first[h]), h))
     if len(order) < count:
         raise GraphError(f"{task_name(distinct[np.argmax(missing > 0)])} would have to run both before and after "
-                         f"another task; cut the graph elsewhere")
+                         f"another merged task; cut the graph elsewhere")
     place = np.empty(count, np.int64)
     place[order] = np.arange(count)
     group = place[group]

@@ -1,10 +1,10 @@
-"""Sends and receives as tasks, once it is known which rank runs what, and the proof that they carry all
-that crosses ranks.
+"""Sends and receives as tasks of a schedule with ranks, and the proof that they carry everything that ranks read of
+each other.
 
-Every rank has one lane for each peer and direction. On both ends of a link the order is that in which the producer's
-rank makes the messages, so the two always agree; receives wait on lanes of their own for nothing but their message, so
-they are posted as early as can be. So where each rank computes on one lane, a schedule that runs without messages as
-tasks cannot deadlock with them, rendezvous or not: put each message right after the task that makes it.
+Every rank has one lane for each peer and direction. Both ends of a link keep the order in which the sender computes the
+messages, so they always agree. A receive has its own lane and waits only for its message, so it is posted as early as
+possible. Therefore, where each rank computes on one lane, a schedule that is free of deadlock stays so when its
+messages become tasks, rendezvous or not: think of each message right after the task that makes it.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from ..schedule import Lane, Schedule, ScheduleError
 from ..tasks import COMMUNICATION, RECEIVES, SENDS, GraphError, Kind, pack, parse_task, unpack
 from .rewrite import sums
 
-SENDABLE = (Kind.F, Kind.O, Kind.B)  #: whose results can be sent, beside those of sums over gradients
+SENDABLE = (Kind.F, Kind.O, Kind.B)  #: kinds whose results can be sent; sums over gradients can be sent too
 
 
 def talks(schedule: Schedule) -> bool:
-    """Whether messages stand in the schedule as tasks."""
+    """Whether the schedule has messages as tasks."""
     return bool(np.isin(unpack(schedule.keys).kind, COMMUNICATION).any())
 
 
 @dataclass(frozen=True)
 class Messages:
-    """One for all that a task hands to a rank: `sender[i]` to rank `to[i]`. Buffer `copied[j]` travels in message
-    `of[j]` and is buffer `copy[j]` there."""
+    """One message for everything that a task sends to a rank: message i goes from task `sender[i]` to rank `to[i]`.
+    Buffer `copied[j]` travels in message `message[j]` and becomes buffer `copy[j]` on that rank."""
 
     sender: Ints
     to: Ints
-    of: Ints
+    message: Ints
     copied: Ints
     copy: Ints
 
@@ -44,14 +44,14 @@ class Messages:
 
 
 def received(graph: TaskGraph, rank: Ints) -> tuple[TaskGraph, Messages]:
-    """The graph whose tasks read copies of their own rank of what other ranks' tasks wrote, and the messages for it.
-    Nothing writes the copies yet. `rank`: of each task. Raises GraphError where a task needs parts of one storage from
-    several places."""
+    """The graph in which tasks read their own rank's copies of what other ranks wrote, and the messages that will write
+    the copies. `rank`: the rank of each task. Raises GraphError where a task needs parts of one storage from several
+    ranks."""
     reader, buffer, writer = crossing(graph, rank)
     ranks, buffers = int(rank.max(initial=0)) + 1, len(graph.buffer_bytes)
     message, of_read = np.unique(writer * ranks + rank[reader], return_inverse=True)
     copies, of_copy = np.unique(of_read * buffers + buffer, return_inverse=True)
-    copied, of = copies % buffers, copies // buffers
+    copied, carrier = copies % buffers, copies // buffers
     copy = buffers + np.arange(len(copies))
     at = np.searchsorted(graph.reads.row_of_each().astype(np.int64) * buffers + graph.reads.ids,
                          reader * buffers + buffer)
@@ -59,30 +59,30 @@ def received(graph: TaskGraph, rank: Ints) -> tuple[TaskGraph, Messages]:
     moved[at] = copy[of_copy]
     names = [f"{graph.buffer_names[b]}, received" for b in copied] if graph.buffer_names else []
     if graph.storages:
-        # copies of one message share a storage where the originals do, since launches look at it as one array
+        # copies in one message share a storage where the originals do, since launches use it as one array
         source = graph.buffer_storage[copied].astype(np.int64)
-        pairs, of_pair = np.unique(of * len(graph.storages) + source, return_inverse=True)
+        pairs, of_pair = np.unique(carrier * len(graph.storages) + source, return_inverse=True)
         storage = len(graph.storages) + of_pair
         specs = [replace(graph.storages[s], name=f"{graph.storages[s].name}, received")
                  for s in (pairs % len(graph.storages)).tolist()]
         moves: list[dict[int, int]] = [{}]
         move = np.zeros(len(graph), np.int64)
-        taken: dict[int, set[int]] = {}
+        replaced: dict[int, set[int]] = {}
         for t, c in zip(reader.tolist(), of_copy.tolist(), strict=True):
             if not move[t]:
                 move[t] = len(moves)
                 moves.append({})
-            taken.setdefault(t, set()).add(int(copied[c]))
+            replaced.setdefault(t, set()).add(int(copied[c]))
             if moves[move[t]].setdefault(int(source[c]), int(storage[c])) != storage[c]:
                 raise _in_parts(graph, t, int(copied[c]))
-        for t, buffers_there in taken.items():
-            for b in {*graph.reads[t].tolist(), *graph.writes[t].tolist()} - buffers_there:
+        for t, originals in replaced.items():
+            for b in {*graph.reads[t].tolist(), *graph.writes[t].tolist()} - originals:
                 if int(graph.buffer_storage[b]) in moves[move[t]]:
                     raise _in_parts(graph, t, b)
     else:
         storage, specs, moves, move = copy, [], [{}], np.zeros(len(graph), np.int64)
     grown = graph.with_buffers(copied, storage, names, storages=specs)
-    messages = Messages(message // ranks, message % ranks, of, copied, copy)
+    messages = Messages(message // ranks, message % ranks, carrier, copied, copy)
     return grown.remap(moved, graph.writes.ids, moves, move), messages
 
 
@@ -95,9 +95,9 @@ def _in_parts(graph: TaskGraph, task: int, buffer: int) -> GraphError:
 def add_communication(graph: TaskGraph, schedule: Schedule) -> tuple[TaskGraph, Schedule]:
     """The graph and schedule with a send and a receive for every result that another rank reads.
 
-    A message holds all that one task hands to one rank: `2SF0>1` on the sender's lane `send->1` reads it, `2RF0>1` on
-    the receiver's lane `recv<-0` writes the copies that the readers there read from then on. A result that several
-    ranks read goes to each in a message of its own. Raises GraphError for results that no F, O or B made.
+    A message holds everything that one task sends to one rank: `2SF0>1` on the sender's lane `send->1` reads it, and
+    `2RF0>1` on the receiver's lane `recv<-0` writes copies, which the tasks of that rank read. A result that several
+    ranks read goes to each in a separate message. Raises GraphError for results of tasks other than F, O, B and sums.
     """
     rank = ranks_of(graph, schedule)
     own, messages = received(graph, rank)
@@ -106,13 +106,13 @@ def add_communication(graph: TaskGraph, schedule: Schedule) -> tuple[TaskGraph, 
         return graph, schedule
     stray = ~(np.isin(graph.kind, SENDABLE) | sums(graph))[sender]
     if stray.any():
-        raise GraphError(f"the result of {graph.name(int(sender[np.argmax(stray)]))} is read on another rank; only "
-                         f"those of F, O and B can be sent")
-    size = np.bincount(messages.of, graph.buffer_bytes[messages.copied], k).astype(np.int64)
+        raise GraphError(f"the result of {graph.name(int(sender[np.argmax(stray)]))} is read on another rank, but "
+                         f"only results of F, O and B can be sent")
+    size = np.bincount(messages.message, graph.buffer_bytes[messages.copied], k).astype(np.int64)
     made = unpack(graph.keys[sender])
     send, receive = (pack(made.unit, np.where(made.kind == Kind.F, *kinds), made.micro_batch, destination=messages.to,
                           late=made.late, iteration=made.iteration) for kinds in (SENDS, RECEIVES))
-    travel, arrive = (Rows.from_pairs(messages.of, buffers, k) for buffers in (messages.copied, messages.copy))
+    travel, arrive = (Rows.from_pairs(messages.message, buffers, k) for buffers in (messages.copied, messages.copy))
     both = np.repeat(np.arange(k), 2)  # each send, then its receive
     talking = own.insert(
         sender[both], np.stack([send, receive], axis=1).ravel(),
@@ -122,8 +122,8 @@ def add_communication(graph: TaskGraph, schedule: Schedule) -> tuple[TaskGraph, 
 
 def _with_lanes(graph: TaskGraph, schedule: Schedule, send: Ints, receive: Ints, rank: Ints,
                 messages: Messages) -> Schedule:
-    """The schedule with lanes `send->peer` and `recv<-peer`, in the order in which the messages are made. `send`,
-    `receive`: the keys of each message."""
+    """The schedule with lanes `send->peer` and `recv<-peer`, in the order in which their senders run. `send`,
+    `receive`: the keys of each message's two tasks."""
     place = np.empty(len(graph), np.int64)
     place[schedule.ids(graph)] = np.arange(len(graph))
     made = np.argsort(place[messages.sender], kind="stable")
@@ -136,7 +136,8 @@ def _with_lanes(graph: TaskGraph, schedule: Schedule, send: Ints, receive: Ints,
 
 
 def swap(schedule: Schedule, a: str, b: str) -> Schedule:
-    """The schedule with tasks `a` and `b` in each other's place, say two receives; prove it before use."""
+    """The schedule with tasks `a` and `b` exchanged, for example two receives. Validate it before use. Raises
+    ScheduleError for a task that it does not have."""
     keys = schedule.keys.copy()
     at = [np.flatnonzero(keys == parse_task(name)) for name in (a, b)]
     for name, found in zip((a, b), at, strict=True):
@@ -147,8 +148,8 @@ def swap(schedule: Schedule, a: str, b: str) -> Schedule:
 
 
 def count_waits(graph: TaskGraph, schedule: Schedule) -> int:
-    """How many event waits the plan has with its messages (`Schedule.waits` of what `add_communication` makes), without
-    making them: one for each send, and one for each receive that no later one of its lane was awaited before."""
+    """The number of event waits of the plan with messages (`Schedule.waits` after `add_communication`), without making
+    them: one for each send, and one for each receive unless a later one of its lane was awaited before."""
     rank = ranks_of(graph, schedule)
     reader, _, writer = crossing(graph, rank)
     if not len(reader):
@@ -158,19 +159,19 @@ def count_waits(graph: TaskGraph, schedule: Schedule) -> int:
     ranks = int(rank.max()) + 1
     sends = len(np.unique(writer * ranks + rank[reader]))
     link = rank[writer] * ranks + rank[reader]
-    order = np.lexsort((-place[writer], place[reader], link))  # of one reader's messages the last is awaited
+    order = np.lexsort((-place[writer], place[reader], link))  # a reader waits for its last message of a link
     made, first = place[writer][order], np.append(True, np.diff(link[order]) > 0)
-    so_far = np.maximum.accumulate(made + link[order] * len(graph))  # links apart
+    so_far = np.maximum.accumulate(made + link[order] * len(graph))  # each link by itself
     awaited = first | np.append(True, so_far[1:] > so_far[:-1])
     return sends + int(awaited.sum())
 
 
 def check_messages(graph: TaskGraph, schedule: Schedule, exempt: Any = None) -> None:
-    """Proves that messages can carry all that crosses ranks, each of which has a memory of its own.
+    """Proves that messages can carry all data between ranks, each of which has its own memory.
 
-    A rank reads results of another only if they can be sent: those of F, O and B and sums, or where messages are tasks
-    those of sends. No two ranks write one buffer, and none writes what another holds from before the step. `exempt`:
-    buffers that this is not asked of. Raises ScheduleError.
+    A rank may read another rank's results only if they can be sent: those of F, O, B and sums, or, where messages are
+    tasks, those of sends. No two ranks may write one buffer, and none may write a buffer whose value from before the
+    step another rank reads. `exempt`: mask of buffers that are not checked. Raises ScheduleError.
     """
     rank = ranks_of(graph, schedule)
     if not len(rank) or rank.min() == rank.max():
@@ -186,19 +187,19 @@ def check_messages(graph: TaskGraph, schedule: Schedule, exempt: Any = None) -> 
     if fault:
         a, b = graph.name(first), graph.name(second)
         what = graph.buffer(buffer).name
-        said = {1: f"{b} on rank {rank[second]} reads {what} of {a} on rank {rank[first]}, and no message can carry "
-                   f"it: only what {'sends' if sends.any() else 'F, O and B'} make travels between ranks",
-                2: f"{a} on rank {rank[first]} and {b} on rank {rank[second]} write {what}, but each "
-                   f"rank has a memory of its own",
-                3: f"{b} changes {what} on rank {rank[second]}, and {a} on rank {rank[first]} reads a "
-                   f"copy that stays as it was"}
-        raise schedule.error(said[fault], [int(graph.keys[first]), int(graph.keys[second])])
+        texts = {1: f"{b} on rank {rank[second]} reads {what} of {a} on rank {rank[first]}, and no message can "
+                    f"carry it: only results of {'sends' if sends.any() else 'F, O and B'} travel between ranks",
+                 2: f"{a} on rank {rank[first]} and {b} on rank {rank[second]} both write {what}, but each "
+                    f"rank has its own memory",
+                 3: f"{b} changes {what} on rank {rank[second]}, but {a} on rank {rank[first]} reads a "
+                    f"copy that does not change"}
+        raise schedule.error(texts[fault], [int(graph.keys[first]), int(graph.keys[second])])
 
 
 def _unsendable(read_ptr, reads, write_ptr, writes, rank, sendable, receives, exempt,  # type: ignore[no-untyped-def]
                 writer, early, other):
-    """(fault or 0, the task before, the task after, the buffer). `writer[b]`: who wrote b last. `early[b]` and
-    `other[b]`: who read it, on two ranks, before anybody wrote it."""
+    """(fault or 0, the earlier task, the later task, the buffer). `writer[b]`: the last task that wrote b. `early[b]`
+    and `other[b]`: tasks of two ranks that read b before any task wrote it."""
     for t in range(len(rank)):
         for i in range(read_ptr[t], read_ptr[t + 1]):
             b = reads[i]
@@ -235,7 +236,7 @@ def ranks_of(graph: TaskGraph, schedule: Schedule) -> Ints:
 
 
 def crossing(graph: TaskGraph, rank: Ints) -> tuple[Ints, Ints, Ints]:
-    """Every read of what another rank's task wrote, as (reader, buffer, writer)."""
+    """Every read of a buffer that a task of another rank wrote last, as (reader, buffer, writer)."""
     n = len(graph)
     reader, buffer = graph.reads.row_of_each().astype(np.int64), graph.reads.ids.astype(np.int64)
     written = np.sort(graph.writes.ids.astype(np.int64) * n + graph.writes.row_of_each())

@@ -1,8 +1,8 @@
 """Data parallelism as a pass: a step's graph becomes that of one rank among several, which sum their gradients.
 
-Communication A comes between the backward pass and the updates. Where updates run one step late
-(`minidl.passes.boundary`) it has until then to end. The pass knows neither ranks nor networks; who runs an A task
-divides by the number of ranks.
+Communication A comes between the backward pass and the updates; where updates run one step late
+(`minidl.passes.boundary`), it may take until then. The pass knows neither ranks nor networks; the runtime of an A task
+divides the sum by the number of ranks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from ..graph import ROLES, Ints, Launch, Role, Rows, TaskGraph, View
 from ..tasks import COLLECTIVE, GraphError, Kind, pack
 
-CALLS = {Kind.A: "all_reduce", Kind.AS: "reduce_scatter", Kind.AG: "all_gather"}  #: what a launch of each is called
+CALLS = {Kind.A: "all_reduce", Kind.AS: "reduce_scatter", Kind.AG: "all_gather"}  #: the launch of each kind
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class _Piece:
 
 
 def gradients(graph: TaskGraph) -> dict[int, Ints]:
-    """For each task that updates parameters the buffers with their gradients, in the order of the tasks."""
+    """Task that updates parameters -> the buffers with their gradients, in the order of the tasks."""
     updates = np.flatnonzero(graph.kind == Kind.U).tolist()
     made = np.zeros(len(graph.buffer_bytes), bool)  # by the backward pass, not by an update (as norms are)
     made[graph.writes.ids[graph.kind[graph.writes.row_of_each()] != Kind.U]] = True
@@ -42,7 +42,7 @@ def gradients(graph: TaskGraph) -> dict[int, Ints]:
 
 
 def reverse_buckets(graph: TaskGraph, nbytes: int) -> list[list[int]]:
-    """Updates in groups whose gradients fill `nbytes`, the last layer's first, as gradients become ready."""
+    """Groups of updates whose gradients fill `nbytes`, from the last layer on, as gradients become ready."""
     groups: list[list[int]] = []
     room = 0
     for u, buffers in sorted(gradients(graph).items(), key=lambda item: -int(graph.unit[item[0]])):
@@ -57,12 +57,12 @@ def reverse_buckets(graph: TaskGraph, nbytes: int) -> list[list[int]]:
 
 def synchronise(graph: TaskGraph, groups: Sequence[Sequence[int]] | None = None, *, part_bytes: int | None = None,
                 scatter: bool = False) -> TaskGraph:
-    """Adds what sums gradients over ranks, before the updates.
+    """Adds the communication that sums gradients over ranks, before the updates.
 
-    `groups`: update tasks whose gradients travel together (default: each alone); a group's communication is named by
-    its lowest unit: `4A0`, and `4A0/1` its second part. `part_bytes`: the largest part of a group. `scatter`: AS and AG
-    in place of A. Raises GraphError for a graph that does anything but updates after its first update, that reads a
-    gradient which ranks have not summed, or that returns what updates or sums over ranks still change.
+    `groups`: update tasks whose gradients travel together (default: each alone). A group's communication is named after
+    its lowest unit: `4A0`, and `4A0/1` is its second part. `part_bytes`: the most bytes of a part. `scatter`: AS and AG
+    in place of A. Raises GraphError for a graph with other tasks than updates after its first update, with a task that
+    reads a gradient before ranks have summed it, or with an output that updates or sums over ranks still change.
     """
     if np.isin(graph.kind, COLLECTIVE).any():
         raise GraphError("the graph is synchronised already")
@@ -83,14 +83,14 @@ def synchronise(graph: TaskGraph, groups: Sequence[Sequence[int]] | None = None,
                              f"gradients and update ({graph.name(changed[view.storage])}) after a step has returned")
     groups = [[u] for u in spent] if groups is None else groups
     if sorted(u for group in groups for u in group) != sorted(spent):
-        raise GraphError("the groups must hold every update that spends gradients exactly once")
+        raise GraphError("the groups must hold every update that uses gradients exactly once")
     pieces = [p for g, group in enumerate(groups)
               for p in _cut(graph, g, [(u, b) for u in group for b in spent[u].tolist()], part_bytes)]
     return _assemble(graph, updates, groups, pieces, scatter)
 
 
 def _cut(graph: TaskGraph, group: int, members: list[tuple[int, int]], part_bytes: int | None) -> list[_Piece]:
-    """One group's gradients, laid end to end and cut into parts of equal size as far as elements allow."""
+    """One group's gradients, laid end to end and cut into parts of equal size, up to whole elements."""
     views = {b: _view_of(graph, u, b) for u, b in members}
     width = {b: np.dtype(v.dtype).itemsize if v else 1 for b, v in views.items()}
     size = [int(graph.buffer_bytes[b]) for _, b in members]
@@ -118,7 +118,7 @@ def _view_of(graph: TaskGraph, update: int, buffer: int) -> View | None:
 def _assemble(graph: TaskGraph, updates: Ints, groups: Sequence[Sequence[int]], pieces: list[_Piece],
               scatter: bool) -> TaskGraph:
     cut, buffer_of = _in_pieces(graph, pieces)
-    # where the sums of a batch norm are its gradients, an output gradient still needs this rank's own: it goes first
+    # the gradients of a batch norm are sums that an output gradient reads: it must read this rank's own sums first
     touched = {b: t for t in range(int(updates[0])) for b in (*graph.reads[t].tolist(), *graph.writes[t].tolist())}
     transfers: list[tuple[int, int, int, list[int]]] = []  # (the task that it follows, unit, part, pieces)
     for g, group in enumerate(groups):
@@ -131,22 +131,22 @@ def _assemble(graph: TaskGraph, updates: Ints, groups: Sequence[Sequence[int]], 
     kinds = [Kind.AS if scatter else Kind.A] * len(transfers)
     if scatter:
         kinds += [Kind.AG] * len(transfers)
-        transfers += [(int(updates[0]) - 1, unit, part, those)
-                      for _, unit, part, those in sorted(transfers, key=lambda transfer: transfer[1:3])]
+        transfers += [(int(updates[0]) - 1, unit, part, indices)
+                      for _, unit, part, indices in sorted(transfers, key=lambda transfer: transfer[1:3])]
     after, unit, part, chosen = zip(*transfers, strict=True)
-    views = [tuple(v for i in those if (v := pieces[i].view) is not None) for those in chosen]
-    buffers = Rows.of([sorted(buffer_of[i] for i in those) for those in chosen])
+    views = [tuple(v for i in indices if (v := pieces[i].view) is not None) for indices in chosen]
+    buffers = Rows.of([sorted(buffer_of[i] for i in indices) for indices in chosen])
     result = cut.insert(
         np.array(after), pack(unit, kinds, part=part), buffers, buffers,
-        np.array([sum(pieces[i].nbytes for i in those) for those in chosen]),
+        np.array([sum(pieces[i].nbytes for i in indices) for indices in chosen]),
         [(Launch(CALLS[k], own, own),) if own else () for k, own in zip(kinds, views, strict=True)])
     _check(result)
     return result
 
 
 def _in_pieces(graph: TaskGraph, pieces: Sequence[_Piece]) -> tuple[TaskGraph, list[int]]:
-    """The graph with a buffer for each piece, and which it is. The first piece of a gradient has the gradient's own
-    buffer."""
+    """The graph with a buffer for each piece, and the buffer of each piece. The first piece of a gradient keeps the
+    gradient's own buffer."""
     first = dict[int, int]()  # gradient buffer -> its first piece
     for i, p in enumerate(pieces):
         first.setdefault(p.buffer, i)
@@ -171,11 +171,11 @@ def _in_pieces(graph: TaskGraph, pieces: Sequence[_Piece]) -> tuple[TaskGraph, l
 
 
 def _check(graph: TaskGraph) -> None:
-    """Only updates may wait for communication."""
+    """Raises GraphError where a task other than an update waits for communication."""
     communication = np.isin(graph.kind, COLLECTIVE)
     bad = np.flatnonzero(communication[graph.preds.ids]
                          & ~(communication | (graph.kind == Kind.U))[graph.preds.row_of_each()])
     if bad.size:
         task = int(graph.preds.row_of_each()[bad[0]])
-        raise GraphError(f"task {graph.name(task)} reads a gradient within the step; only updates may, since "
+        raise GraphError(f"task {graph.name(task)} reads a gradient within the step; only updates may do so, because "
                          f"ranks sum gradients at its end")

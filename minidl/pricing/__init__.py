@@ -1,2 +1,1 @@
-"""How long tasks take, and when each would start and end: costs, measured or given, and the
-simulator. Plans nothing."""
+"""How long tasks take, and when each would start and end: cost models, measured or given, and the simulator."""

@@ -1,7 +1,7 @@
-"""Loop-carried dependences: which tasks of an iteration wait for tasks of iterations before.
+"""Loop-carried edges: which tasks of an iteration wait for tasks of earlier iterations.
 
-They follow from what tasks read and write, as the graph's own edges do, which hold within an iteration. No schedule and
-no times are known here.
+They follow from what tasks read and write, as the graph's own edges within an iteration do. This module knows no
+schedule and no times.
 """
 
 from __future__ import annotations
@@ -31,17 +31,18 @@ class Carried:
 
     @classmethod
     def of(cls, *bodies: TaskGraph, own: Any = None) -> Carried:
-        """Of a loop whose iterations are these graphs in turn: the same tasks, on other copies of some buffers.
+        """The loop-carried edges of a loop whose iterations are these graphs in turn: the same tasks, on other copies
+        of some buffers.
 
-        `own`: a mask of the buffers that every iteration has for itself, by default those that differ in `unroll`. All
-        others carry what is written into the next iteration, or must not be overwritten early.
+        `own`: a mask of the buffers of which every iteration has its own; by default those that `unroll` separates. All
+        other buffers are shared by the iterations.
         """
         n, turns = len(bodies[0]), len(bodies)
         buffers = max(len(body.buffer_bytes) for body in bodies)
         own = own_buffers(bodies[0]) if own is None else own
 
-        def rows(of: str) -> Rows:
-            each: list[Rows] = [getattr(bodies[i % turns], of) for i in range(2 * turns)]
+        def rows(column: str) -> Rows:
+            each: list[Rows] = [getattr(bodies[i % turns], column) for i in range(2 * turns)]
             ids = [np.where(own[r.ids], r.ids + buffers * (i + 1), r.ids) for i, r in enumerate(each)]
             counts = np.concatenate([np.diff(r.ptr) for r in each])
             return Rows(np.append(0, np.cumsum(counts)), np.concatenate(ids).astype(np.int32))
@@ -54,7 +55,7 @@ class Carried:
 
 
 def own_buffers(graph: TaskGraph) -> Any:
-    """Mask of the buffers that every iteration has for itself: inputs, and outputs unless they outlive a step."""
+    """Mask of the buffers of which every iteration has its own: inputs, and outputs unless they outlive a step."""
     own = np.array([ROLES[r] == Role.INPUT for r in graph.buffer_role], bool)
     outputs = {view.storage for view in graph.outputs}
     if outputs:

@@ -1,4 +1,4 @@
-"""The steady state of tasks that repeat for ever: the largest ratio of time to shift over all circuits."""
+"""The steady state of tasks that repeat for ever: the maximum cycle ratio, time to shift, over all circuits."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from ..graph import Floats, Ints
 
 
 def cycle_time(source: Ints, target: Ints, weight: Floats, shift: Ints | Floats) -> float:
-    """The time between repetitions: `target` of repetition i + `shift` waits `weight` from the start of `source` of i.
+    """The time between repetitions, where `target` of repetition i + `shift` starts at least `weight` after the start
+    of `source` of repetition i.
 
-    Howard-like ascent: start below, find a circuit that takes longer than its shifts allow, raise the time to its
-    ratio, until there is none. Exact up to rounding. Every circuit must have a positive total shift.
+    Ascends as Howard's algorithm does: starts below, finds a circuit that takes longer than its shifts allow, raises
+    the time to its ratio, until there is no such circuit. Exact up to rounding. Every circuit must have a positive
+    total shift.
     """
     nodes = int(max(source.max(), target.max())) + 1
     time = 0.0
@@ -40,7 +42,7 @@ def cycle_time(source: Ints, target: Ints, weight: Floats, shift: Ints | Floats)
 
 
 def _circuit(source: Ints, before: Ints) -> list[int]:
-    """The edges of a circuit among the chosen edges into each node, if there is one."""
+    """The edges of a circuit formed by the chosen edge into each node; empty without one."""
     seen = np.zeros(len(before), np.int64)
     for start in range(len(before)):
         node, mark = start, start + 1

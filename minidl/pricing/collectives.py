@@ -1,4 +1,4 @@
-"""What summing a gradient over many ranks costs: latency and bandwidth, by the shape of the exchange. Runs nothing."""
+"""How long an all-reduce over many ranks takes, from latency, bandwidth and algorithm. Runs nothing."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Collective:
 
     - `ring`: reduce-scatter and all-gather, 2(n-1) messages of 1/n of the bytes each;
     - `tree`: up and down a binary tree, 2 ceil(log2 n) messages of all bytes;
-    - `parameter_server`: to the ranks and k further `servers` that sum, and back, each taking its best share as in
-      BytePS: 2n(n-1)M / ((n^2 + kn - 2k) b). Without servers that is a ring's volume in two messages.
+    - `parameter_server`: the ranks and k further `servers` sum, each its best share as in BytePS:
+      2n(n-1)M / ((n^2 + kn - 2k) b). Without servers the volume is a ring's, in two messages.
     """
 
     ranks: int
@@ -27,14 +27,15 @@ class Collective:
 
     def __post_init__(self) -> None:
         if self.shape not in SHAPES:
-            raise CostError(f"unknown shape of communication {self.shape!r}; known: {', '.join(SHAPES)}")
+            raise CostError(f"unknown shape {self.shape!r} of an all-reduce; known: {', '.join(SHAPES)}")
         if self.ranks < 1 or self.servers < 0 or (self.servers and self.shape != "parameter_server"):
-            raise CostError(f"{self.ranks} ranks and {self.servers} servers make no {self.shape}")
+            raise CostError(f"a {self.shape} cannot have {self.ranks} ranks and {self.servers} servers; it needs at "
+                            f"least 1 rank, and only a parameter_server has servers")
         if self.servers > self.ranks:
-            raise CostError(f"{self.servers} servers for {self.ranks} ranks; at most one for each is of use")
+            raise CostError(f"{self.servers} servers for {self.ranks} ranks; at most one per rank helps")
 
     def time(self, nbytes: float) -> float:
-        """Of one all-reduce of `nbytes`, in the link's time unit; nothing with one rank."""
+        """How long one all-reduce of `nbytes` takes, in the link's time unit; 0 with one rank."""
         n = self.ranks
         if n == 1:
             return 0.0

@@ -1,7 +1,7 @@
-"""Times of tasks that slow each other down: event by event, since how fast a task is depends on its neighbours.
+"""Times of tasks that slow each other down: event by event, since the speed of a task depends on its neighbours.
 
-The rules of `minidl.walk`, and those for lanes of one rank that get in each other's way. Lanes and tasks are plain
-numbers here.
+The rules are those of `minidl.walk`, plus contention between the lanes of a rank. Lanes and tasks are plain numbers
+here.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ NEVER = 1e308
 def contend(ptr: Any, tasks: Any, rank: Any, lane_of: Any, pred_ptr: Any, preds: Any, far: Any, distance: Any,
             duration: Any, group: Any, factor: Any, *, sync: float, wake: float,
             iterations: int) -> tuple[Floats, Floats, Floats]:
-    """Begin, end, and when the last predecessor was there, by iteration and task; -1 for what never ran.
+    """Begin, end, and when the last predecessor was there, by iteration and task; -1 where a task never ran.
 
-    As in `walk`, and: a task of group a runs at 1 / (1 + the sum of `factor[a][b]` - 1) of its speed while tasks of
-    groups b run on other lanes of its rank. A lane whose task lets another lane of its rank go on, which waits for
-    nothing else, is free only `wake` later. An edge leads from the iteration `distance` before; `far` and `distance`
-    are given for each. All columns are `prepared`.
+    As in `walk`, and: while tasks of groups b run on other lanes of its rank, a task of group a runs at
+    1 / (1 + the sum of (`factor[a][b]` - 1)) of its speed. Where a task was the last thing that another lane of its
+    rank waited for, its own lane is free only `wake` later. An edge comes from the iteration `distance` before. `far`
+    and `distance`: one number per edge. All columns are `prepared`.
     """
     n, lanes, ranks, every = len(duration), len(rank), int(max(rank)) + 1, iterations * len(duration)
     of_lanes = [filled(n, lanes, x) for x in (0, NEVER, -1, 0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, -1, 0, 0)]
@@ -40,10 +40,10 @@ def contend(ptr: Any, tasks: Any, rank: Any, lane_of: Any, pred_ptr: Any, preds:
 def _contend(iterations, sync, wake, ptr, tasks, rank, lane_of, pred_ptr, preds, far,  # type: ignore[no-untyped-def]
              distance, duration, group, factor, at, due, running, kind, left, slow, since, stop, slack, free, sleeper,
              stack, by_rank, rank_ptr, placed, coming, waiting, begin, end, ready):
-    """`at[lane]`: how many of its tasks have begun, over all iterations; `due`: when the next can start. `running`: the
-    one that runs, `kind` its group, `left` its work at time `since`, `stop`: when it would end, with a `slack` that is
-    no difference. `coming[r]`: when something happens on rank r. `waiting`, `sleeper`: see `minidl.walk`. `stack`:
-    lanes to look at, at first all; the last on it comes first."""
+    """Columns by lane: `at`: how many of its tasks have begun, over all iterations; `due`: when the next can start;
+    `running`: the task that runs, `kind`: its group, `left`: the work left at time `since`, `stop`: when it would end,
+    `slack`: the rounding error of that. `coming[r]`: when something happens next on rank r. `waiting`, `sleeper`: see
+    `minidl.walk`. `stack`: lanes to look at, the last one first; at first all."""
     n, top = len(duration), len(rank)
     for lane in range(top):  # the lanes of each rank
         rank_ptr[rank[lane] + 1] += 1
@@ -64,7 +64,7 @@ def _contend(iterations, sync, wake, ptr, tasks, rank, lane_of, pred_ptr, preds,
             if at[lane] == iterations * size:
                 continue
             task, base = tasks[ptr[lane] + at[lane] % size], at[lane] // size * n
-            there, blocked = 0.0, -1
+            arrival, blocked = 0.0, -1
             for e in range(pred_ptr[task], pred_ptr[task + 1]):
                 p = preds[e]
                 before = base - distance[e] * n + p
@@ -76,18 +76,18 @@ def _contend(iterations, sync, wake, ptr, tasks, rank, lane_of, pred_ptr, preds,
                     break
                 if lane_of[p] != lane:
                     reach += sync if rank[lane_of[p]] == rank[lane] else far[e]
-                if reach > there:
-                    there = reach
+                if reach > arrival:
+                    arrival = reach
             if blocked >= 0:
                 sleeper[lane], waiting[blocked] = waiting[blocked], lane
                 continue
-            ready[base + task] = there
-            if free[lane] > there:
-                there = free[lane]
-            due[lane] = there
+            ready[base + task] = arrival
+            if free[lane] > arrival:
+                arrival = free[lane]
+            due[lane] = arrival
             r = rank[lane]
-            if there < coming[r]:
-                coming[r] = there
+            if arrival < coming[r]:
+                coming[r] = arrival
             if ender >= 0 and ender != lane and rank[ender] == r:
                 free[ender] = now + wake
         ended, last = -1, rank_ptr[here + 1]
@@ -100,7 +100,7 @@ def _contend(iterations, sync, wake, ptr, tasks, rank, lane_of, pred_ptr, preds,
         if ended >= 0:
             action = running[ended]
             running[ended], end[action] = -1, now
-            ender, stack[0], top = ended, ended, 1  # itself last, when it is known whether it wakes another
+            ender, stack[0], top = ended, ended, 1  # its own lane last, when it is known whether it wakes another
             other = waiting[action]
             while other >= 0:
                 stack[top] = other
@@ -108,7 +108,7 @@ def _contend(iterations, sync, wake, ptr, tasks, rank, lane_of, pred_ptr, preds,
                 other = sleeper[other]
             continue
         first, following = rank_ptr[here], NEVER
-        for i in range(first, last):  # what is due starts
+        for i in range(first, last):  # tasks that are due start
             lane = by_rank[i]
             if running[lane] < 0 and due[lane] <= now:
                 size = ptr[lane + 1] - ptr[lane]
@@ -117,7 +117,7 @@ def _contend(iterations, sync, wake, ptr, tasks, rank, lane_of, pred_ptr, preds,
                 running[lane], begin[base + task] = base + task, now
                 kind[lane], left[lane], slow[lane], since[lane] = group[task], duration[task], 1.0, now
                 stop[lane], slack[lane] = now + duration[task], 1e-9 * duration[task]
-        for i in range(first, last):  # and each gets as slow as its neighbours make it
+        for i in range(first, last):  # and neighbours slow each other down
             lane = by_rank[i]
             if running[lane] < 0:
                 soon = due[lane]

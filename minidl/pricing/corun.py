@@ -1,8 +1,8 @@
-"""Tasks on two streams at once slow each other down: by how much, and what that makes of a schedule.
+"""Contention: how much tasks on two streams slow each other down.
 
 Tasks belong to groups, and a table says how much longer a task of one group takes while one of another runs beside it.
 The table comes from pairs that were measured by themselves (`minidl.pricing.measure_pairs`) or from flops and bytes;
-never from a schedule that is to be predicted.
+never from the schedule that it then predicts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..tasks import as_recorded, task_name
 @dataclass(frozen=True)
 class CoRun:
     """`groups`: task name -> group. `slowdown[a][b]`: how many times longer a task of group a takes while one of group
-    b runs on another stream; what is not named does not slow down. `source`: measured, estimated or given."""
+    b runs on another stream; 1 where a group is not named. `source`: measured, estimated or given."""
 
     groups: Mapping[str, str] = field(default_factory=dict)
     slowdown: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
@@ -41,13 +41,13 @@ class CoRun:
         return float(self.slowdown.get(a, {}).get(b, 1.0))
 
     def gain(self, a: str, b: str) -> float:
-        """How much work two streams do together in the time that one takes for it alone: 2 at best, 1 for none."""
+        """How many times as much work two streams do as one in the same time: at best 2; 1 means no gain."""
         return 1 / self.factor(a, b) + 1 / self.factor(b, a)
 
     def table(self, graph: TaskGraph) -> tuple[Ints, Floats]:
-        """The group number of each task of the graph, and the slowdown of each group beside each other."""
+        """The group number of each task of the graph, and a table [group, group] of slowdowns."""
         names = sorted({*self.slowdown, *(b for row in self.slowdown.values() for b in row)})
-        number = {name: i + 1 for i, name in enumerate(names)}  # 0: whatever has no group
+        number = {name: i + 1 for i, name in enumerate(names)}  # 0: no group
         group = [number.get(self.groups.get(task_name(as_recorded(key)), ""), 0) for key in graph.keys.tolist()]
         factor = np.ones((len(names) + 1, len(names) + 1))
         factor[1:, 1:] = [[self.factor(a, b) for b in names] for a in names]
@@ -56,8 +56,8 @@ class CoRun:
     @classmethod
     def estimated(cls, graph: TaskGraph, groups: Mapping[str, str], pairs: Iterable[tuple[str, str]],
                   flops_per_us: float = 2e4, bytes_per_us: float = 1e4) -> CoRun:
-        """From flops and bytes: streams share the memory, so two groups that together want more of it than there is
-        slow down alike. Defaults: one modest CPU core."""
+        """An estimate from flops and bytes: streams share the memory bandwidth, so two groups that together need more
+        than there is slow down alike. Defaults: one modest CPU core."""
         arithmetic, traffic = dict[str, float](), dict[str, float]()
         for task, key in enumerate(graph.keys.tolist()):
             name = groups.get(task_name(as_recorded(key)), "")

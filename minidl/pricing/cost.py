@@ -1,6 +1,6 @@
 """How long tasks take: measured, analytic, or given. A cost model knows a graph's tasks by name, kind and size.
 
-It is never fitted to the schedule that it is then said to predict.
+It is never fitted to the schedule that it then predicts.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from ..tasks import COLLECTIVE, COMMUNICATION, RECEIVES, SENDS, Kind, as_recorde
 from .corun import CoRun
 
 _RATES = {"flops_per_us", "bytes_per_us"}
-SECOND = "O/1"  #: among kinds: the second part of an O that is cut in two
+SECOND = "O/1"  #: the kind that prices the second part of an O that is cut in two
 _KINDS = {*Kind.__members__, SECOND, *_RATES}
 _PAIR = re.compile(r"(0|[1-9][0-9]*)->(0|[1-9][0-9]*)")
-LEAST, MOST = 1e-9, 1e18  #: of rates, and of any number here: sums and quotients of them stay finite
+LEAST, MOST = 1e-9, 1e18  #: the least rate, and the largest number: sums and quotients stay finite
 
 
 class CostError(ValueError):
-    """A cost that is missing, negative or no number; the message names it."""
+    """A cost is missing, negative or not a number. The message names it."""
 
 
-def shown(value: Any) -> str:
-    """A value for a message, in one short line."""
+def shorten(value: Any) -> str:
+    """A value as one short line of a message."""
     text = repr(value)
     return text if len(text) <= 40 else f"{text[:40]}..."
 
@@ -39,13 +39,13 @@ def _check(what: str, value: Any, least: float) -> None:
     number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
     if not number or not least <= value <= MOST:
         bound = f"a finite number >= {least:g}"
-        raise CostError(f"{what} is {shown(value)}; it must be "
+        raise CostError(f"{what} is {shorten(value)}; it must be "
                         f"{bound}{f', at most {MOST:g}' if number and value > MOST else ''}")
 
 
 @dataclass(frozen=True)
 class Link:
-    """Between two ranks: latency in time units, bandwidth in bytes per time unit (None: unlimited)."""
+    """A link between two ranks: latency in time units, bandwidth in bytes per time unit (None: unlimited)."""
 
     latency: float = 0.0
     bandwidth: float | None = None
@@ -59,13 +59,12 @@ class Link:
 class CostModel:
     """Durations of tasks.
 
-    `tasks`: by task name. `kinds`: by kind's name, one number or one per unit, for tasks not named; "O/1" is the second
-    part of an O that is cut. Where neither is
-    given, a send costs its bytes over the link's bandwidth, a receive nothing, a collective the link's time. `links`:
-    of single pairs of ranks, as "0->1", that are not joined by `link`. `launch`: added to every task. `sync`: added
-    where a task waits for another lane. `wake`: what it costs a lane to let one of the same device go on that waits for
-    it. `step`: once per step, inputs in and outputs out. `corun`: how much tasks on two streams of one device slow each
-    other down. `source` says where the numbers are from: given, measured or analytic.
+    `tasks`: task name -> duration. `kinds`: name of a kind -> duration of the tasks not named, one number or one per
+    unit; "O/1" is the second part of an O that is cut. Where neither gives a duration, a send takes its bytes over the
+    link's bandwidth, a receive 0, a collective the link's time. `link`: between any two ranks; `links`: exceptions, by
+    pairs such as "0->1". `launch`: added to every task. `sync`: added where a task waits for another lane. `wake`: what
+    a lane spends to wake another lane of its device. `step`: once per step, for inputs and outputs. `corun`: how much
+    tasks on two streams of one device slow each other down. `source`: given, measured or analytic.
     """
 
     tasks: Mapping[str, float] = field(default_factory=dict)
@@ -84,7 +83,7 @@ class CostModel:
     def __post_init__(self) -> None:
         for name, texts in {"source": self.source, "unit": self.unit, "device": self.device}.items():
             if not isinstance(texts, str):
-                raise CostError(f"{name} is {shown(texts)}; it must be a text")
+                raise CostError(f"{name} is {shorten(texts)}; it must be a text")
         named: dict[str, Any] = {**self.tasks, "launch": self.launch, "sync": self.sync,
                                  "wake": self.wake, "step": self.step}
         for name, value in named.items():
@@ -100,12 +99,12 @@ class CostModel:
                              if np.ndim(value) else [value]):
                     _check(f"the cost of {name}", each, 0)
         if self.source == "analytic" and (missing := _RATES - self.kinds.keys()):
-            raise CostError(f"analytic costs need {min(missing)} among their kinds")
+            raise CostError(f"analytic costs need {min(missing)} in `kinds`")
         for pair, link in {"": self.link, **self.links}.items():
             if pair and not _PAIR.fullmatch(pair):
-                raise CostError(f"{shown(pair)} does not name a link; expected two ranks, as in 0->1")
+                raise CostError(f"{shorten(pair)} does not name a link; expected two ranks, as in 0->1")
             where = f" of {pair}" if pair else ""
-            _check(f"the cost of latency{where}", link.latency, 0)
+            _check(f"the latency{where}", link.latency, 0)
             if link.bandwidth is not None:
                 _check(f"the bandwidth{where}", link.bandwidth, LEAST)
 
@@ -113,15 +112,15 @@ class CostModel:
     def given(cls, forward: float | Sequence[float], output_grad: float | Sequence[float],
               weight_grad: float | Sequence[float], latency: float = 0.0, bandwidth: float | None = None,
               update: float | Sequence[float] = 0.0) -> CostModel:
-        """Times per kind, one for all units or one per unit; a fused backward costs O + W."""
-        with np.errstate(over="ignore", invalid="ignore"):  # what is too large is told below
+        """Times per kind, one for all units or one per unit; a fused backward takes O + W."""
+        with np.errstate(over="ignore", invalid="ignore"):  # the check below reports overflow
             backward = np.add(output_grad, weight_grad)
         return cls(kinds={"F": forward, "O": output_grad, "W": weight_grad, "B": backward.tolist(), "U": update},
                    link=Link(latency, bandwidth), unit="")
 
     @classmethod
     def analytic(cls, flops_per_us: float = 2e4, bytes_per_us: float = 1e4, launch: float = 1.0) -> CostModel:
-        """The larger of arithmetic and memory time (roofline), plus a launch. Defaults: one modest CPU core."""
+        """A roofline: the larger of arithmetic and memory time, plus a launch. Defaults: one modest CPU core."""
         return cls(kinds={"flops_per_us": flops_per_us, "bytes_per_us": bytes_per_us}, launch=launch, source="analytic")
 
     @classmethod
@@ -142,7 +141,7 @@ class CostModel:
             if kind.name in self.kinds and mine.any():
                 time[mine] = self._of_kind(kind.name, graph.unit[mine])
             elif kind in COMMUNICATION and self.source != "analytic":
-                # a message's latency lies between send and receive; a collective is one task with all of its time
+                # the latency of a message lies between send and receive; a collective is one task, latency included
                 link = self.link if kind in COLLECTIVE else replace(self.link, latency=0.0)
                 time[mine] = 0.0 if kind in RECEIVES else link.time(graph.bytes[mine])
         if SECOND in self.kinds and (mine := (graph.kind == Kind.O) & (unpack(graph.keys).part == 1)).any():
@@ -159,23 +158,23 @@ class CostModel:
             time[hit] = values[at[hit]]
         unknown = np.flatnonzero(np.isnan(time))
         if unknown.size:
-            raise CostError(f"the {self.source} costs say nothing of task {graph.name(int(unknown[0]))} "
-                            f"({unknown.size} of {len(graph)} tasks); measure them for this graph")
+            raise CostError(f"the {self.source} costs lack task {graph.name(int(unknown[0]))} "
+                            f"({unknown.size} of {len(graph)} tasks are missing); measure costs for this graph")
         return time
 
     def _of_kind(self, name: str, unit: Ints) -> Any:
-        """What `kinds` says under this name of each unit."""
+        """The duration of each unit in `kinds` under this name."""
         value = np.asarray(self.kinds[name], np.float64)
         if value.ndim and unit.max() >= len(value):
-            raise CostError(f"{len(value)} costs are given for {name}, but the graph has a unit {unit.max()}")
+            raise CostError(f"{len(value)} costs are given for {name}, but the graph has units up to {unit.max()}")
         return value[unit] if value.ndim else value
 
     def link_between(self, source: int, target: int) -> Link:
-        """From one rank to another."""
+        """The link from one rank to another."""
         return self.links.get(f"{source}->{target}", self.link)
 
     def by_link(self, graph: TaskGraph) -> Any:
-        """Mask of the sends that nothing but the link says how long they take."""
+        """Mask of the sends whose duration only the link gives."""
         sends = [int(k) for k in SENDS if k.name not in self.kinds and self.source != "analytic"]
         named = [parse_task(name) for name in self.tasks]
         return np.isin(graph.kind, sends) & ~np.isin(as_recorded(graph.keys), named)
@@ -190,7 +189,7 @@ class CostModel:
 
     @classmethod
     def load(cls, path: str | Path) -> CostModel:
-        """Raises CostError for a file that is not a cost model, OSError for one that cannot be read."""
+        """Reads JSON. Raises CostError for a file that is not a cost model, OSError for one that cannot be read."""
         from ..files import read_text
 
         try:

@@ -1,4 +1,4 @@
-"""Why a task stands where it does: when it may start, when it must end, who is waited for. Runs nothing."""
+"""Why a task stands where it does: when it may start, when it must end, which tasks it waits for. Runs nothing."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from .simulation import times
 
 @dataclass(frozen=True)
 class Explanation:
-    """Times in the costs' unit. `may_start`: its dependencies have ended; `must_end`: later and the step ends later.
+    """The place of one task, with times in the costs' unit. `may_start`: when its dependencies have ended; `must_end`:
+    if it ends later, the step ends later.
 
-    `waits_for` and `awaited_by` are the tasks at the other end of its edges; `lane_before` and `lane_after` its
+    `waits_for` and `awaited_by`: the tasks at the other ends of its edges; `lane_before` and `lane_after`: its
     neighbours on the lane.
     """
 
@@ -43,7 +44,7 @@ class Explanation:
         lines = [f"{self.label} on lane {self.lane}",
                  f"  may start   {self.may_start:,.1f}{u}   (its dependencies have ended)",
                  f"  runs        {self.start:,.1f} to {self.end:,.1f}{u}",
-                 f"  must end    {self.must_end:,.1f}{u}   (later, and the step gets longer)",
+                 f"  must end    {self.must_end:,.1f}{u}   (if it ends later, the step gets longer)",
                  f"  slack       {self.slack:,.1f}{u}{'   it is on the critical path' if self.slack <= 1e-9 else ''}",
                  f"  waits for   {', '.join(self.waits_for) or 'nobody'}",
                  f"  awaited by  {', '.join(self.awaited_by) or 'nobody'}",
@@ -68,7 +69,7 @@ def explain(graph: TaskGraph, schedule: Schedule, cost: CostModel, task: str) ->
 
 
 def latest_ends(graph: TaskGraph, schedule: Schedule, start: Floats, end: Floats) -> Floats:
-    """When each task must end for the whole to end no later, lane order kept; gaps between tasks stay as they are."""
+    """When each task must end so that the step does not get longer. Lane order and the gaps between tasks stay."""
     ids = schedule.ids(graph)
     latest = np.full(len(graph), end.max(initial=0.0))
     after = np.full(len(graph), -1, np.int64)

@@ -17,15 +17,15 @@ from ..runtime.memory import plan_memory
 from ..runtime.streams import Event, Stream
 from .cost import CostModel
 
-RUNS = 8  #: of one random order; the first only warms up
+RUNS = 8  #: runs of one random order; the first is a warm-up
 
 
 def measure(graph: TaskGraph, *, device: Any = None, seconds: float = 1.0, seed: int = 0,
             progress: Callable[[float], None] | None = None) -> CostModel:
-    """Mean time of each task in microseconds; works on copies, so no parameter changes.
+    """A cost model with the mean time of each task in microseconds. It works on copies, so no parameter changes.
 
-    Runs for about `seconds`, but at least 7 and at most 104 times, see `Profile`. On a device that captures, each task
-    is timed by itself inside a replayed graph. `progress(share done)` is called after every run.
+    Runs for about `seconds`, but at least 7 and at most 104 times, see `Profile`. On a device that captures graphs,
+    each task is timed by itself inside a replayed graph. Calls `progress(share done)` after every run.
     """
     device = device or tape.current().device
     if device.captures:
@@ -43,9 +43,9 @@ def measure(graph: TaskGraph, *, device: Any = None, seconds: float = 1.0, seed:
 
 
 class Profile:
-    """Times every task of a graph in runs of random legal orders, each with its own plan of the memory: so caches are
-    as full of other things as in a real step, and no fuller. With memory for every buffer a task of a large network
-    takes a tenth longer. For devices that do not capture."""
+    """Times every task of a graph in random legal orders, each with its own memory plan, so that caches are as warm as
+    in a real step. (With separate memory for every buffer, a task of a large network takes a tenth longer.) For devices
+    that do not capture graphs."""
 
     def __init__(self, graph: TaskGraph, device: Any = None, seed: int = 0) -> None:
         self.graph, self.device = graph, device or tape.current().device
@@ -54,7 +54,7 @@ class Profile:
         self._tick, self._runs = _timer_overhead(), 0
 
     def run(self) -> None:
-        """All tasks once."""
+        """Runs and times all tasks once."""
         if self._runs % RUNS == 0:
             self._draw()
         self._bound.load(self._inputs)
@@ -70,7 +70,7 @@ class Profile:
         self._runs += 1
 
     def _draw(self) -> None:
-        """Another order, in memory of its own."""
+        """Draws another order and plans its memory."""
         schedule = random_schedule(self.graph, 1, self._random)
         self._order = schedule.ids(self.graph).tolist()
         self._bound = Bound(self.graph, plan_memory(self.graph, schedule), self.device, private=True)
@@ -78,7 +78,7 @@ class Profile:
         self._programs = [self._bound.thunks(t) for t in range(len(self.graph))]
 
     def costs(self) -> CostModel:
-        """Means over the runs until now, at least two, since means are what adds up."""
+        """The means over the runs so far, at least two. Means, because the times of a step are added up."""
         times = {self.graph.name(t): max(_mean(s) - self._tick, 0.0) / 1000 for t, s in enumerate(self._samples)
                  if self.graph[t].iteration == 0}
         sync, wake = measure_sync()
@@ -88,7 +88,7 @@ class Profile:
 
 def _measure_captured(graph: TaskGraph, device: Any, random: np.random.Generator,
                       progress: Callable[[float], None] | None) -> CostModel:
-    """Tasks are replayed each by itself, so every buffer has memory of its own."""
+    """Costs on a device that captures graphs. Each task is replayed by itself, so every buffer has its own memory."""
     bound = Bound(graph, None, device, private=True)
     inputs = bound.load_random(random)
     found = device.task_times([bound.thunks(t) for t in range(len(graph))], progress)
@@ -98,8 +98,8 @@ def _measure_captured(graph: TaskGraph, device: Any, random: np.random.Generator
 
 
 def _measure_step(bound: Bound, inputs: tuple[Any, ...]) -> float:
-    """Microseconds that a step takes beside its tasks: inputs in, outputs out. Where the host is ahead of the device,
-    only what the device does between two steps."""
+    """Microseconds that a step takes besides its tasks, to copy inputs and outputs. Where the host runs ahead of the
+    device, only the device's time between two steps."""
 
     def around() -> None:
         bound.load(inputs)
@@ -117,13 +117,13 @@ def _measure_step(bound: Bound, inputs: tuple[Any, ...]) -> float:
 
 
 def _mean(samples: list[int]) -> float:
-    """Without those above four times the median, when the machine did something else."""
+    """The mean without samples above four times the median, when the machine did something else."""
     bound = 4 * statistics.median(samples)
     return statistics.fmean([s for s in samples if s <= bound])
 
 
 def _timer_overhead() -> float:
-    """Nanoseconds that an empty measurement shows."""
+    """The time of an empty measurement, in nanoseconds."""
     found, nothing = [], tuple[Callable[[], Any]]()
     for _ in range(1000):
         begin = perf_counter_ns()
@@ -134,21 +134,21 @@ def _timer_overhead() -> float:
 
 
 def measure_sync(rounds: int = 400) -> tuple[float, float]:
-    """`sync` and `wake` of a CostModel, in microseconds: from the record of an event on one stream to the end of the
-    wait on another that sleeps; and what recording takes the first, which has to wake the other."""
+    """`sync` and `wake` of a CostModel, in microseconds: from the record of an event on one stream until a sleeping
+    stream has ended its wait for it; and the time that the record itself takes, which wakes the other stream."""
     stream = Stream("sync probe")
     to, back = Event(), Event()
     try:
         stream.start([to.wait, back.record] * rounds)
-        there, waking = [], []
+        hops, waking = [], []
         for _ in range(rounds):
             begin = perf_counter_ns()
             to.record()
             recorded = perf_counter_ns()
             back.wait()
-            there.append((perf_counter_ns() - begin) / 2000)
+            hops.append((perf_counter_ns() - begin) / 2000)
             waking.append((recorded - begin) / 1000)
         stream.join()
     finally:
         stream.close()
-    return statistics.median(there), statistics.median(waking)
+    return statistics.median(hops), statistics.median(waking)

@@ -1,8 +1,8 @@
 """How much two tasks on two streams slow each other down, measured pair by pair on the device.
 
-Never in the schedule that is to be predicted: one stream runs a piece of the chain over and over, the other one weight
-gradient, and both are timed alone and together. A piece that is repeated finds its data in the cache; what another
-stream adds to its time is therefore held against the time that its tasks take in a step.
+It never measures the schedule that is to be predicted: one stream repeats a piece of the chain, the other a weight
+gradient, and both are timed alone and together. A repeated piece finds its data in the cache; so the time that the
+other stream adds is compared with the time of its tasks in a step.
 """
 
 from __future__ import annotations
@@ -21,21 +21,23 @@ from ..runtime.streams import Program, Stream, run_program
 from .corun import CoRun
 from .cost import CostModel
 
-PIECE = 1000.0  #: microseconds of a group's tasks that stand for all of them
+PIECE = 1000.0  #: microseconds: the length of the sample that stands for a group
 
 
 def measure_pairs(graph: TaskGraph, cost: CostModel, groups: Mapping[str, str], pairs: Iterable[tuple[str, str]], *,
                   device: Any = None, rounds: int = 3, seed: int = 0,
                   progress: Callable[[float], None] | None = None) -> CoRun:
-    """The slowdown of each pair (a, b) of groups, both ways; `groups`: task name -> group, `cost`: of the tasks alone.
+    """The slowdown of each pair (a, b) of groups, both ways. `groups`: task name -> group; `cost`: the times of the
+    tasks alone.
 
-    The median of `rounds`. Works on copies, so no parameter changes. `progress(share done)` is called after each pair.
+    Takes the median of `rounds`. Works on copies, so no parameter changes. Calls `progress(share done)` after each
+    pair.
     """
     pairs = list(pairs)
     bound = Bound(graph, None, device, private=True)
     bound.load_random(np.random.Generator(np.random.Philox(seed)))
     with np.errstate(all="ignore"):
-        for task in range(len(graph)):  # in order, so that everything holds a value
+        for task in range(len(graph)):  # in order, so that every buffer holds a value
             for call in bound.thunks(task):
                 call()
     duration = cost.durations(graph)
@@ -51,7 +53,7 @@ def measure_pairs(graph: TaskGraph, cost: CostModel, groups: Mapping[str, str], 
     found: dict[tuple[str, str], list[tuple[float, float]]] = {pair: [] for pair in pairs}
     with _Pairs(bound.device, program, alone) as measured:
         if bound.device.captures:
-            rounds = 1  # a replayed graph repeats them by itself
+            rounds = 1  # a replayed graph repeats the tasks itself
         for n in range(rounds):
             measured.new_round()
             for i, pair in enumerate(pairs):
@@ -66,8 +68,8 @@ def measure_pairs(graph: TaskGraph, cost: CostModel, groups: Mapping[str, str], 
 
 
 class _Pairs:
-    """Two programs beside each other on two streams of a device: how many times longer each takes. What a program takes
-    by itself is measured once a round, since speed drifts."""
+    """Runs two programs beside each other on two streams of a device, and returns how many times longer each takes. The
+    time of a program alone is measured once a round, since the machine's speed drifts."""
 
     def __init__(self, device: Any, program: Callable[..., Program], alone: Mapping[str, float]) -> None:
         self.device, self.program, self.alone = device, cache(program), alone
@@ -93,13 +95,13 @@ class _Pairs:
             if name not in self.by_itself:
                 self.by_itself[name] = _microseconds(self.program(name), max(1, round(PIECE / self.alone[name])))
         times = max(1, round(max(PIECE, 3 * self.alone[b]) / self.alone[a]))
-        repeats = 2 + round(2.5 * times * self.alone[a] / self.alone[b])  # as long as the other, and longer
+        repeats = 2 + round(2.5 * times * self.alone[a] / self.alone[b])  # longer than the other
         both = _together(self.stream, self.program(a), times, self.program(b), repeats)
         return (1 + (both[0] - self.by_itself[a]) / self.alone[a], 1 + (both[1] - self.by_itself[b]) / self.alone[b])
 
 
 def _piece(tasks: Sequence[int], duration: Any) -> list[int]:
-    """Tasks evenly over a group, about PIECE long; at least one, of median length."""
+    """A sample of tasks, spread evenly over the group, about PIECE long; at least one task, of median length."""
     total = float(duration[list(tasks)].sum())
     if total <= PIECE:
         return list(tasks)
@@ -110,13 +112,13 @@ def _piece(tasks: Sequence[int], duration: Any) -> list[int]:
 
 
 def _together(stream: Stream, one: Program, times: int, other: Program, repeats: int) -> tuple[float, float]:
-    """Microseconds that each program takes while the other runs beside it, `repeats` times on the stream."""
+    """Microseconds per run of each program while the other runs beside it, `repeats` times on the stream."""
     stamps: list[float] = []
     program: Program = []
     for _ in range(repeats):
         program += [*other, lambda: stamps.append(perf_counter())]
     stream.start([lambda: stamps.append(perf_counter()), *program])
-    while len(stamps) < 2:  # until both are under way, and find their data where they left it
+    while len(stamps) < 2:  # until both run and their data are in the cache
         run_program(one)
     begin = perf_counter()
     run_program(one * times)

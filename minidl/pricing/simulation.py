@@ -1,13 +1,13 @@
-"""Prices a schedule: when would each task start and end? Runs nothing and needs no device. There is one clock.
+"""The simulator: when would each task of a schedule start and end? Runs nothing and needs no device.
 
-A lane runs its tasks in order, each as early as its lane and its dependencies allow. What else counts is data:
+A lane runs its tasks in order, each as early as its lane and its dependencies allow. All else is data:
 
-- an edge between lanes of a rank takes `sync` on top, one between ranks the link's time. From a send to its receive
-  that is only the latency: the send takes the time of its bytes itself, so that transfers on one lane queue;
-- a pair that runs as one action shows its results at its end;
-- tasks on several lanes of a rank slow each other down (`corun`), and a lane that lets another go on has to wake it;
-- iterations follow each other without a barrier: a lane begins its next one when it has ended its part of this one, and
-  tasks wait for those of earlier iterations that `Carried` names.
+- an edge between two lanes of a rank adds `sync`, an edge between ranks the link's time. From a send to its receive
+  that is only the latency: the time of the bytes is the send's own duration, so that transfers on one lane queue;
+- the results of a pair that runs as one action are visible at its end;
+- tasks on several lanes of a rank slow each other down (`corun`), and a lane spends `wake` to wake another one;
+- iterations follow each other without a barrier: a lane begins its next iteration when it has ended its part of this
+  one, and tasks wait for those of earlier iterations that `Carried` names.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from .circuits import cycle_time
 from .contention import contend
 from .cost import CostModel
 
-SAME = 1e-10  #: times that differ by less, as a share of all that has passed, are equal
-MOST = 64  #: iterations in which a period settles, if it does
+SAME = 1e-10  #: times are equal if they differ by less than this share of the time that has passed
+MOST = 64  #: the most iterations to play until they repeat
 
 
 class Times(NamedTuple):
@@ -61,7 +61,7 @@ def simulate(graph: TaskGraph, schedule: Schedule, cost: CostModel) -> Timeline:
 
 
 def times(graph: TaskGraph, schedule: Schedule, cost: CostModel) -> Times:
-    """Of each task. Raises ScheduleError for a schedule that cannot run."""
+    """The times of each task. Raises ScheduleError for a schedule that cannot run."""
     lanes = Lanes.of(graph, schedule)
     return Clock.of(graph, cost, lanes).run(lanes)
 
@@ -70,8 +70,8 @@ def times(graph: TaskGraph, schedule: Schedule, cost: CostModel) -> Times:
 class Lanes:
     """Lane i, of rank `rank[i]`, runs the tasks `tasks[ptr[i]:ptr[i + 1]]` (ids) in order.
 
-    Where `joined` is true, a task runs as one action with the one before it. `stuck`: the error where they wait for
-    each other for ever.
+    Where `joined` is true, a task runs as one action with the task before it. `stuck`: makes the error for lanes that
+    wait for each other for ever.
     """
 
     ptr: Ints
@@ -82,7 +82,7 @@ class Lanes:
 
     @classmethod
     def of(cls, graph: TaskGraph, schedule: Schedule) -> Lanes:
-        """Raises ScheduleError unless every task of the graph stands there exactly once."""
+        """The lanes of a schedule. Raises ScheduleError unless it has every task of the graph exactly once."""
         ids = schedule.ids(graph)
         if (np.bincount(ids, minlength=len(graph)) != 1).any():
             schedule.validate(graph)
@@ -96,7 +96,7 @@ class Lanes:
 
     @classmethod
     def of_tasks(cls, lanes: Sequence[Sequence[int]], rank: Sequence[int] | None = None) -> Lanes:
-        """From the tasks of each lane; by default all lanes are of one rank."""
+        """Lanes with these tasks; by default all lanes are on one rank."""
         ptr = np.array([0, *accumulate(map(len, lanes))], np.int64)
         tasks = np.array([t for lane in lanes for t in lane], np.int64)
         return cls(ptr, tasks, np.array(rank or [0] * len(lanes), np.int64))
@@ -126,7 +126,7 @@ class Lanes:
 
     @cached_property
     def actions(self) -> tuple[Ints, Ints]:
-        """The first and the last task of the action that each task is part of; for lanes with pairs."""
+        """For each task the first and the last task of its action. Only for lanes with pairs."""
         first = np.flatnonzero(~self.joined)
         last = np.append(first[1:], len(self.tasks)) - 1
         action = np.cumsum(~self.joined) - 1
@@ -137,12 +137,12 @@ class Lanes:
 
 @dataclass(frozen=True)
 class Clock:
-    """Tasks with their times and edges: it times any order of them, once or over many iterations.
+    """The durations and edges of tasks. It computes the times of any order of them, over one or many iterations.
 
-    `duration`: of each task, launches included. `preds`: edges within an iteration; `carried`: those between
-    iterations. `far`, `far_carried`: what a link adds to each edge of the one and the other, or one number for all.
-    `sync`, `wake`: as in CostModel. `group`: of each task; `factor[a, b]`: how many times longer one of group a takes
-    beside one of group b.
+    `duration`: of each task, launch included. `preds`: edges within an iteration; `carried`: edges between iterations.
+    `far`, `far_carried`: the time that links add to these edges, one number per edge or one for all. `sync`, `wake`: as
+    in CostModel. `group`: the group of each task; `factor[a, b]`: how many times longer a task of group a takes beside
+    one of group b.
     """
 
     duration: Floats
@@ -157,7 +157,8 @@ class Clock:
 
     @classmethod
     def of(cls, graph: TaskGraph, cost: CostModel, lanes: Lanes, carried: Carried | None = None) -> Clock:
-        """For these lanes, and for all that have every task on the same rank. Raises CostError for an unknown cost."""
+        """The clock for these lanes, and for all lanes that put every task on the same rank. Raises CostError for an
+        unknown cost."""
         carried, network = carried or Carried(), _Network(graph, cost, lanes)
         far = network.far(graph.preds.ids, graph.preds.row_of_each)
         far_carried = network.far(carried.source, lambda: carried.target)
@@ -166,8 +167,9 @@ class Clock:
 
     @classmethod
     def of_loop(cls, duration: Any, source: Any, target: Any, distance: Any, far: float = 0.0) -> Clock:
-        """Of a loop without a graph: `target` of iteration i waits for `source` of iteration i - `distance`, on another
-        rank `far` longer. Raises ValueError where a task would wait for a later iteration."""
+        """The clock of a loop without a graph: `target` of iteration i waits for `source` of iteration i - `distance`,
+        and `far` longer if they are on different ranks. Raises ValueError where a task would wait for a later
+        iteration."""
         source, target, distance = (np.asarray(x, np.int64) for x in (source, target, distance))
         wrong = np.flatnonzero(distance < 0)
         if wrong.size:
@@ -177,15 +179,15 @@ class Clock:
                    Carried(source[later], target[later], distance[later]), np.array([far]), np.array([far]))
 
     def without_contention(self) -> Clock:
-        """The same where tasks neither slow each other down nor wake each other."""
+        """The clock of the same tasks if they neither slowed nor had to wake each other."""
         return replace(self, wake=0.0, group=None, factor=np.ones((1, 1)))
 
     def run(self, lanes: Lanes) -> Times:
-        """One iteration. Raises ScheduleError, as all here do, for lanes that cannot run."""
+        """The times of one iteration. Raises ScheduleError for lanes that cannot run, as the methods below do."""
         return next(self.iterations(lanes, 1))
 
     def iterations(self, lanes: Lanes, count: int) -> Iterator[Times]:
-        """So many iterations in a row without a barrier, one by one."""
+        """The times of each of `count` iterations that follow each other without a barrier."""
         if lanes.joined is not None:
             first, last = lanes.actions
             found = self._of_actions(first, last).iterations(replace(lanes, joined=None), count)
@@ -193,7 +195,7 @@ class Clock:
         return self._contended(lanes, count) if self._contends(lanes) else self._walked(lanes, count)
 
     def ends(self, lanes: Lanes, iterations: int) -> Floats:
-        """The end of each of so many iterations in a row."""
+        """The end of each of `iterations` iterations that follow each other without a barrier."""
         found, states = list[float](), list[Floats]()
         for t in self.iterations(lanes, iterations):
             found.append(float(t.end.max(initial=0.0)))
@@ -206,10 +208,10 @@ class Clock:
         return np.array(found)
 
     def period(self, lanes: Lanes) -> float:
-        """Time per iteration when iterations follow each other for ever.
+        """Time per iteration where iterations follow each other for ever.
 
-        They are played until they repeat. Where they do not within MOST of them, it is the exact one, or with
-        contention the mean over the last half.
+        Plays iterations until they repeat. If they do not within MOST iterations, the result is the exact period; with
+        contention, the mean over the last half.
         """
         if self._contends(lanes):
             return self._contended_period(lanes)
@@ -221,8 +223,8 @@ class Clock:
         return self.exact_period(lanes)
 
     def exact_period(self, lanes: Lanes) -> float:
-        """As `period`, exact and without contention: the slowest circuit of edges and lanes, which lead back to their
-        beginning. For loops of few tasks."""
+        """The period without contention, computed exactly: the slowest circuit of edges and lanes, where the end of a
+        lane leads back to its beginning. For loops of few tasks."""
         if lanes.joined is not None:
             return self._of_actions(*lanes.actions).exact_period(replace(lanes, joined=None))
         carried, first = self.carried, lanes.ptr[:-1][lanes.busy]
@@ -236,7 +238,8 @@ class Clock:
         return cycle_time(source, target, self.duration[source] + wait, np.concatenate(distance))
 
     def edges(self, lanes: Lanes) -> tuple[Ints, Ints, Floats]:
-        """Those within an iteration: source, target, and the time from the one's end until the other may start."""
+        """The edges within an iteration: source, target, and the time from the end of the source until the target may
+        start."""
         source, target = self.preds.ids, self.preds.row_of_each()
         return source, target, self._delays(lanes, source, target, self.far)
 
@@ -273,7 +276,7 @@ class Clock:
         return map(Times, start, end, ready)
 
     def _contends(self, lanes: Lanes) -> bool:
-        """Whether a rank has several lanes that get in each other's way."""
+        """Whether a rank has several lanes that slow or wake each other."""
         return self._slows and len(set(lanes.rank[lanes.busy].tolist())) < len(lanes.busy)
 
     @cached_property
@@ -281,18 +284,18 @@ class Clock:
         return self.wake > 0 or bool((self.factor != 1).any())
 
     def _order(self, lanes: Lanes, where: bool) -> tuple[Any, ...]:
-        """The lanes as both loops take them. `where`: whether it matters on which lane a task is."""
+        """The lanes as arguments of `walk` and `contend`. `where`: whether the lane of a task matters."""
         lane_of = lanes.lane_of if where else np.zeros(0, np.int32)
         return prepared(len(self.duration), lanes.ptr, lanes.tasks, lanes.rank, lane_of)
 
     @cached_property
     def _columns(self) -> tuple[Any, ...]:
-        """What `walk` takes."""
+        """The arguments of `walk`."""
         return prepared(len(self.duration), self.preds.ptr, self.preds.ids, self.duration)
 
     @cached_property
     def _crowded(self) -> tuple[Any, ...]:
-        """What `contend` takes: all edges by target, durations, groups."""
+        """The arguments of `contend`: all edges by target, durations, groups."""
         n, within, across = len(self.duration), len(self.preds.ids), self.carried
         target = np.concatenate([self.preds.row_of_each(), across.target])
         order = np.argsort(target, kind="stable")
@@ -304,7 +307,8 @@ class Clock:
                         self.duration, group, self.factor)
 
     def _of_actions(self, first: Ints, last: Ints) -> Clock:
-        """The same where edges lead from the ends of actions to their beginnings; `first`, `last`: see Lanes."""
+        """The clock in which edges lead from the ends of actions to their beginnings. `first`, `last`: of
+        `Lanes.actions`."""
         source, target, carried = last[self.preds.ids], first[self.preds.row_of_each()], self.carried
         kept = np.flatnonzero(last[target] != source)
         kept = kept[np.argsort(target[kept], kind="stable")]
@@ -315,15 +319,15 @@ class Clock:
     # ----------------------------------------------------------------------------------------------------------- rhythm
     @cached_property
     def _depth(self) -> int:
-        """How many iterations the next one depends on."""
+        """On how many earlier iterations one depends."""
         return int(self.carried.distance.max(initial=1))
 
     def _watched(self, lanes: Lanes) -> Ints:
-        """The tasks whose ends decide all that comes after."""
+        """The tasks whose ends determine all later iterations."""
         return np.concatenate([lanes.last, self.carried.source])
 
     def _rhythm(self, states: Sequence[Floats]) -> tuple[float, int] | None:
-        """(time, iterations) of a round, if the last iterations are earlier ones again, all moved by one time."""
+        """(time, iterations) of a repetition, if the last iterations equal earlier ones, all later by one time."""
         now = np.array(states[-self._depth :])
         for turn in range(1, len(states) - self._depth + 1):
             moved = now - np.array(states[-self._depth - turn : -turn])
@@ -335,7 +339,7 @@ class Clock:
         ends = np.empty((0, 0))
         for count in (4, 16, MOST):
             ends = np.array([t.end for t in self.iterations(lanes, count)])
-            over = ends[-1][lanes.last].min()  # from here on a lane has nothing more to do
+            over = ends[-1][lanes.last].min()  # from here on some lane has no more tasks
             for t in range(2, 1 + int(np.count_nonzero(ends.max(axis=1) <= over))):
                 if rhythm := self._rhythm(list(ends[:t])):
                     return rhythm[0] / rhythm[1]
@@ -346,14 +350,15 @@ class Clock:
 # ---------------------------------------------------------------------------------------------------------------- links
 @dataclass(frozen=True)
 class _Network:
-    """What links make of tasks and edges, when lanes say on which rank each task is."""
+    """The effect of links on tasks and edges, for lanes that say on which rank each task is."""
 
     graph: TaskGraph
     cost: CostModel
     lanes: Lanes
 
     def durations(self) -> Floats:
-        """Of each task. A send that nothing else gives a time takes that of its bytes on the link to its receive."""
+        """The duration of each task. A send whose duration only the link gives takes the time of its bytes on the link
+        to its receiver."""
         graph, time = self.graph, self.cost.durations(self.graph)
         if self.cost.links:
             source, target = graph.preds.ids, graph.preds.row_of_each()
@@ -363,7 +368,7 @@ class _Network:
         return time
 
     def far(self, source: Ints, target: Callable[[], Ints]) -> Floats:
-        """From the end of each source until its target may start, if that is on another rank; or one number for all."""
+        """The time from the end of each source until a target on another rank may start; or one number for all."""
         graph, cost = self.graph, self.cost
         if not cost.links and not cost.link.bandwidth:
             return np.array([cost.link.latency])
@@ -371,12 +376,12 @@ class _Network:
         between = np.flatnonzero(rank[source] != rank[until])
         source, until = source[between], until[between]
         latency, per_byte = self._figures(source, until)
-        moves = ~np.isin(graph.kind[source], COMMUNICATION)  # whose bytes take no time of their own
+        moves = ~np.isin(graph.kind[source], COMMUNICATION)  # edges without send and receive tasks
         far[between] = latency + per_byte * np.where(moves, _message_bytes(graph, source, until), 0)
         return far
 
     def _figures(self, source: Ints, target: Ints) -> tuple[Any, Any]:
-        """Latency and time per byte from the rank of each source to that of its target."""
+        """Latency and time per byte of the link from each source to its target."""
         ranks, rank = int(self.lanes.rank.max(initial=0)) + 1, self.lanes.rank_of
         pairs, which = np.unique(rank[source] * ranks + rank[target], return_inverse=True)
         links = [self.cost.link_between(*divmod(pair, ranks)) for pair in pairs.tolist()]
@@ -386,7 +391,7 @@ class _Network:
 
 
 def _message_bytes(graph: TaskGraph, source: Ints, target: Ints) -> Ints:
-    """What goes over the link for each edge: the bytes that both tasks share."""
+    """The bytes that go over the link for each edge: the buffers that both tasks share."""
     reads, writes = graph.reads, graph.writes
     *_, shared = run_loop(_shared_bytes, len(source), source, target, writes.ptr, writes.ids, reads.ptr, reads.ids,
                           graph.buffer_bytes, np.zeros(len(source), np.int64))

@@ -1,10 +1,9 @@
-"""Graph to graph: launches that one kernel can do together become one. For devices on which a launch
-costs more than work.
+"""Fusion: several launches become one where one kernel can do them all. For devices on which launches are expensive.
 
-Each rule is a function on a `Draft` and can be left out, so that gains can be told apart. The graph that comes out has
-fewer tasks, the same inputs, outputs, parameters and mathematics; its bits may differ from those of the graph that went
-in, and are the same under every schedule of it. Knows kernels by name and what scratch memory a device needs for them,
-and no schedule.
+Each rule is a function on a `Draft` and can be left out, so that its gain can be measured. The new graph has fewer
+tasks and the same inputs, outputs, parameters and mathematics. Its bits may differ from those of the old graph, and are
+the same under every schedule. This package knows kernels by name and the scratch memory that a device needs for them;
+it knows no schedule.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ RULES: dict[str, Callable[[Draft], None]] = {"casts": casts, "batch_norm_act": b
 
 
 def fused(graph: TaskGraph, device: Any, rules: Iterable[str] = tuple(RULES)) -> TaskGraph:
-    """The graph with these rules applied, in their order, for a device.
+    """The graph with these rules applied, in their fixed order, for a device.
 
-    Raises ValueError for a rule that is not known, and for a graph without kernels.
+    Raises ValueError for an unknown rule, and for a graph without kernels.
     """
     if len(graph) and not graph.launches:
-        raise ValueError(f"graph {graph.name_of_graph!r} has no kernels to put together")
+        raise ValueError(f"graph {graph.name_of_graph!r} has no kernels to fuse")
     draft = Draft(graph, device)
     for name in rules:
         if name not in RULES:

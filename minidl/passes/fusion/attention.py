@@ -1,5 +1,5 @@
-"""The rule of attention, see `fusion`: in 16 bits it goes through cuDNN's flash kernels, which keep one number for each
-query in place of the probabilities. Whatever those kernels do not take stays as it is."""
+"""The fusion rule for attention: in 16 bits it uses cuDNN's flash kernels, which keep one number for each query in
+place of the probabilities. Launches that those kernels do not support stay as they are."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from ...graph import Launch, Role, View
 from .draft import Draft
 
 HALVES = ("bfloat16", "float16")
-WIDEST = 128  #: elements of a query, key or value
-PIECE = 8  #: elements, 16 bytes, that are loaded at once
+WIDEST = 128  #: the most elements of a query, key or value
+PIECE = 8  #: elements (16 bytes) that are loaded at once
 
 
 def flash_attention(draft: Draft) -> None:
@@ -19,13 +19,13 @@ def flash_attention(draft: Draft) -> None:
         return
     for i, entry in list(draft.numbered()):
         for launch in entry.launches:
-            if launch.kernel == "attention" and taken(launch):
+            if launch.kernel == "attention" and supported(launch):
                 _replace(draft, i, launch)
 
 
-def taken(launch: Launch) -> bool:
-    """Whether flash kernels take this launch of `attention`: its types, sizes and how its arrays lie. No mask, a
-    positive scale, and more than one score, since cuDNN has no gradient for one alone."""
+def supported(launch: Launch) -> bool:
+    """Whether flash kernels support this launch of `attention`: its types, sizes and layout, no mask, a positive scale,
+    and more than one score, since cuDNN has no gradient for a single one."""
     (q, k, v, *mask), y = launch.reads, launch.writes[0]
     t, s, d, e = q.shape[2], k.shape[2], q.shape[3], v.shape[3]
     sizes = d % PIECE == e % PIECE == 0 and max(d, e) <= WIDEST and t * s > 1
@@ -34,14 +34,14 @@ def taken(launch: Launch) -> bool:
 
 
 def _in_pieces(view: View) -> bool:
-    """Whether rows lie together and begin where a piece may."""
+    """Whether rows are contiguous and begin at a multiple of PIECE."""
     *outer, along = view.strides
     return (prod(view.shape) > 0 and along == 1 and view.offset % PIECE == 0
             and all(step > 0 and step % PIECE == 0 for step in outer))
 
 
 def _replace(draft: Draft, i: int, launch: Launch) -> None:
-    """One attention with all its gradients, or nothing."""
+    """Replaces one attention and all its gradients, or nothing."""
     y, p = launch.writes
     output, probabilities = draft.buffer(y), draft.passed_on(p)
     if output is None or probabilities is None or draft.writers(output) != [i]:

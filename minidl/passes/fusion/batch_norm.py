@@ -1,4 +1,4 @@
-"""Batch norm with what comes after it; the launches are told in `kernels/norm.py`."""
+"""The fusion rule for batch norm with the sum and activation after it; `kernels/norm.py` defines the launches."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ ACTIVATIONS = {"relu": True, "relu6": True, "hardswish": False}
 
 
 def batch_norm_act(draft: Draft) -> None:
-    """Batch norm with the activation after it, and with the sum between the two where there is one;
-    forward and backward."""
+    """Fuses a batch norm with the activation after it, and with the sum between the two where there is one; forward and
+    backward."""
     for i, entry in list(draft.numbered()):
         if entry.only is not None and entry.only.kernel == "batch_norm":
             _end_batch_norm(draft, i)
 
 
 def _end_batch_norm(draft: Draft, i: int) -> None:
-    """Puts a batch norm together with what follows it, where all of it can be, forward and backward."""
+    """Fuses a batch norm with its tail, forward and backward, if all of it can be fused."""
     first = draft[i].launches[0]
     tail = _tail(draft, first.writes[0])
     if tail is None or not draft.moves(i, tail.forward[-1], tail.forward):
@@ -31,7 +31,7 @@ def _end_batch_norm(draft: Draft, i: int) -> None:
     constants = {**dict(first.constants), "act": tail.act}
     if (tail.gradient is not None and not _end_gradient(draft, first, last.writes[0], tail)
         and not ACTIVATIONS[tail.act]):
-        return  # its gradient needs what would not be there
+        return  # its gradient needs a value that would no longer exist
     gone = [draft.passed_on(draft[t].launches[0].writes[0]) for t in (i, *tail.forward[:-1])]
     launch, work = draft.launch("batch_norm_act", [*first.reads, *tail.added],
                                 [last.writes[0], *first.writes[1:]], **constants)
@@ -39,7 +39,7 @@ def _end_batch_norm(draft: Draft, i: int) -> None:
 
 
 def _end_gradient(draft: Draft, norm: Launch, y: View, tail: Tail) -> bool:
-    """The backward half; False where something stands in its way."""
+    """Fuses the backward half; False where that is not possible."""
     assert tail.gradient is not None
     g = draft[tail.gradient].launches[0]
     seen, dy, ds = g.reads[0], g.reads[1], g.writes[0]
@@ -75,8 +75,8 @@ def _end_gradient(draft: Draft, norm: Launch, y: View, tail: Tail) -> bool:
 
 
 def _is(entry: DraftTask, kernel: str, mean: View, ds: View, others: bool = False) -> bool:
-    """Whether a task begins with this gradient of the batch norm that made `mean`, and has no others, or none that read
-    ds."""
+    """Whether the first launch of a task is this gradient of the batch norm that made `mean`. It must be the only
+    launch; with `others`, more launches are allowed if they do not read ds."""
     first, *rest = entry.launches
     return (first.kernel == kernel and first.reads[1] == mean and first.reads[-1] == ds
             and all(others and ds not in launch.reads for launch in rest))
@@ -84,7 +84,7 @@ def _is(entry: DraftTask, kernel: str, mean: View, ds: View, others: bool = Fals
 
 @dataclass(frozen=True)
 class Tail:
-    """What follows a batch norm: the forward tasks up to the activation, what is added before it, the activation, and
+    """What follows a batch norm: the forward tasks up to the activation, the views added before it, the activation, and
     the task of its gradient, if there is one."""
 
     forward: list[int]
@@ -94,7 +94,7 @@ class Tail:
 
 
 def _tail(draft: Draft, y: View) -> Tail | None:
-    """None where nothing follows the output y that could be put together with it."""
+    """The tail after output y; None where there is nothing to fuse."""
     forward: list[int] = []
     added: list[View] = []
     while True:

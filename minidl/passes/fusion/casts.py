@@ -1,6 +1,5 @@
-"""The rule of mixed precision, see `fusion`: parameters are rounded by one launch for all, and the gradients that
-products leave in 16 bits go to the updates as they are, or to what divides them by the loss scale. Bits stay the
-same."""
+"""The fusion rule for mixed precision: one launch rounds all parameters, and the 16-bit gradients of products go to the
+updates, or to the division by the loss scale, without a cast. The bits stay the same."""
 
 from __future__ import annotations
 
@@ -14,8 +13,7 @@ from .updates import UPDATES
 
 
 def casts(draft: Draft) -> None:
-    """All parameters are rounded at once, before the first of them is used, and no gradient is
-    widened for an update."""
+    """Rounds all parameters at once, before the first one is used, and widens no gradient for an update."""
     _parameters(draft)
     _gradients(draft)
 
@@ -42,7 +40,7 @@ def _parameters(draft: Draft) -> None:
 
 
 def _rounds(draft: Draft, i: int, launch: Launch) -> bool:
-    """Whether it rounds a whole parameter that no earlier task changes."""
+    """Whether the launch rounds a whole parameter that no earlier task changes."""
     if launch.kernel != "cast" or draft.passed_on(launch.writes[0]) is None:
         return False
     p = launch.reads[0]
@@ -61,14 +59,14 @@ def _gradients(draft: Draft) -> None:
 
 
 def _read_it_low(draft: Draft, i: int, cast: Launch, low: View, wide: View) -> None:
-    """Takes the cast away where all that read its result take `low` as well."""
+    """Removes the cast if every reader of its result can read `low` instead."""
     buffer = draft.buffer(wide)
     if buffer is None or buffer in draft.kept:
         return
     readers = [t for t in draft.readers(buffer) if t != i]
     takers = [t for t in readers if any(launch.kernel == "unscale" for launch in draft[t].launches)][:1] or readers
     if any(t < takers[0] for t in readers) or (takers is readers and len(draft.writers(buffer)) > 1):
-        return  # what an unscale has written is for those after it
+        return  # the tasks after an unscale need what it has written
     touching = [launch for t in takers for launch in draft[t].launches if wide in launch.reads]
     if any(launch is not cast and wide in (*launch.reads, *launch.writes) for launch in draft[i].launches):
         return

@@ -1,4 +1,4 @@
-"""The tasks of a graph while rules merge them: who reads and writes what, what may move, and the graph that is left."""
+"""The tasks of a graph while fusion rules merge them: readers and writers, what may move, and the resulting graph."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ...tasks import repack
 
 @dataclass
 class DraftTask:
-    """A task in the making: its row of the graph that went in, its launches, and the buffers it touches."""
+    """A task of the draft: its row in the old graph, its launches, and the buffers that it reads and writes."""
 
     row: int
     launches: tuple[Launch, ...]
@@ -28,7 +28,7 @@ class DraftTask:
 
     @property
     def only(self) -> Launch | None:
-        """Its launch, if it has one alone."""
+        """Its launch, if it has exactly one; else None."""
         return self.launches[0] if len(self.launches) == 1 else None
 
 
@@ -37,7 +37,7 @@ class Draft:
 
     def __init__(self, graph: TaskGraph, device: Any) -> None:
         self.graph, self.device = graph, device
-        self.made: list[StorageSpec] = []  #: storages that the graph did not have
+        self.made: list[StorageSpec] = []  #: new storages
         self.entries: list[DraftTask | None] = [
             DraftTask(t, graph.launches[t], set(graph.reads[t].tolist()), set(graph.writes[t].tolist()),
                       float(graph.flops[t]), int(graph.unit[t])) for t in range(len(graph))]
@@ -79,15 +79,16 @@ class Draft:
         return [i for i in self._writers.get(buffer, []) if (e := self.entries[i]) is not None and buffer in e.writes]
 
     def passed_on(self, view: View) -> int | None:
-        """The buffer of a view that one task makes, nobody asks for afterwards, and that has no other view."""
+        """The buffer of a view if one task writes it, it is no output of the graph, and it covers its storage; else
+        None. It may then disappear."""
         buffer = self.buffer(view)
         return None if buffer is None or buffer in self.kept or len(self.writers(buffer)) != 1 else buffer
 
     def merge(self, into: int, gone: Sequence[int], launches: Sequence[Launch], dropped: Iterable[int],
               work: Iterable[int], *, as_task: int | None = None, reads: Iterable[int] = (),
               reads_not: Iterable[int] = ()) -> None:
-        """Task `into` takes the place of `gone` too, with these launches and the scratch buffers `work`; it goes by the
-        name of `as_task`. Buffers `dropped` exist no more; `reads` and `reads_not` are read besides, or no longer."""
+        """Merges the tasks `gone` into task `into`, which gets these launches, the scratch buffers `work` and the name
+        of `as_task`. The buffers `dropped` disappear; it also reads `reads`, and no longer reads `reads_not`."""
         target = self[into]
         if as_task is not None:
             target.row, target.unit = self[as_task].row, self[as_task].unit
@@ -107,7 +108,8 @@ class Draft:
 
     def change(self, task: int, launches: Sequence[Launch], *, reads: Iterable[int] = (), reads_not: Iterable[int] = (),
                writes: Iterable[int] = (), writes_not: Iterable[int] = ()) -> None:
-        """The task has these launches, and so these buffers that it touches besides, or no longer."""
+        """Gives the task these launches. It also reads `reads` and writes `writes`, and no longer reads `reads_not` or
+        writes `writes_not`."""
         entry = self[task]
         entry.launches = tuple(launches)
         entry.reads = (entry.reads | {*reads}) - {*reads_not}
@@ -115,23 +117,23 @@ class Draft:
         self._found(task)
 
     def _found(self, task: int) -> None:
-        """The task is known by the buffers that it touches."""
+        """Enters the task as reader and writer of its buffers."""
         for table, buffers in ((self._readers, self[task].reads), (self._writers, self[task].writes)):
             for buffer in buffers:
                 if task not in table.setdefault(buffer, []):
                     table[buffer].append(task)
 
     def _is_scratch(self, buffer: int) -> bool:
-        """Of the graph that went in."""
+        """Whether the buffer is a workspace of the old graph."""
         return buffer < len(self.graph.buffer_bytes) and ROLES[self.graph.buffer_role[buffer]] == Role.WORKSPACE
 
     def remove(self, task: int) -> None:
-        """The task is needed no more."""
+        """Removes the task."""
         self.entries[task] = None
 
     def launch(self, kernel: str, reads: Sequence[View], writes: Sequence[View],
                **constants: Any) -> tuple[Launch, list[int]]:
-        """A launch with the scratch memory that it needs, and the buffers of that."""
+        """A launch with the scratch memory that it needs, and the buffers of that memory."""
         work = self.device.work(KERNELS[kernel])
         views, buffers = [], []
         for shape, dtype in (work([_Shaped(v) for v in reads], [_Shaped(v) for v in writes], **constants)
@@ -142,7 +144,7 @@ class Draft:
         return Launch(kernel, tuple(reads), tuple(writes), tuple(views), tuple(constants.items())), buffers
 
     def new(self, name: str, shape: Sequence[int], dtype: str, role: Role) -> tuple[View, int]:
-        """An array in a storage of its own, and the buffer of that."""
+        """An array in a new storage, and its buffer."""
         spec = StorageSpec(name, tuple(shape), dtype, prod(shape) * np.dtype(dtype).itemsize, role)
         buffer = len(self.graph.buffer_bytes) + len(self.made)
         view = View(len(self.graph.storages) + len(self.made), spec.shape, strides_of(spec.shape), 0, dtype)
@@ -150,12 +152,12 @@ class Draft:
         return view, buffer
 
     def buffers(self, *views: View) -> list[int]:
-        """Those of whole storages."""
+        """The buffers of these views, where they are whole storages."""
         return [b for b in map(self.buffer, views) if b is not None]
 
     def moves(self, task: int, to: int, besides: Sequence[int] = ()) -> bool:
-        """Whether nothing between `task` and `to` minds that it runs at the place of `to`; `besides` those that move
-        too."""
+        """Whether `task` can run at the place of `to`: no task between them depends on it or it on them. `besides`:
+        tasks between them that move too."""
         entry = self[task]
         touched = entry.reads | entry.writes
         low, high = sorted((task, to))
@@ -163,19 +165,19 @@ class Draft:
                    for i, other in enumerate(self.entries[low + 1 : high], low + 1))
 
     def graph_of_it(self) -> TaskGraph:
-        """The tasks that are left, in their order."""
+        """The graph of the remaining tasks, in their order."""
         entries = list(self.alive())
         g, rows = self.graph.with_storages(self.made), np.array([e.row for e in entries], np.int64)
-        taken = g.take(rows, repack(g.keys[rows], unit=[e.unit for e in entries]))
+        remaining = g.take(rows, repack(g.keys[rows], unit=[e.unit for e in entries]))
         nbytes = np.array([int(g.buffer_bytes[sorted(e.reads | e.writes)].sum()) for e in entries], g.bytes.dtype)
         return replace(
-            taken, flops=np.array([e.flops for e in entries], g.flops.dtype), bytes=nbytes,
+            remaining, flops=np.array([e.flops for e in entries], g.flops.dtype), bytes=nbytes,
             reads=Rows.of([sorted(e.reads) for e in entries]), writes=Rows.of([sorted(e.writes) for e in entries]),
             launches=tuple(e.launches for e in entries), unit_names=tuple(self.units))
 
 
 class _Shaped:
-    """A view as `work` of a kernel looks at it."""
+    """A view with the attributes that a kernel's `work` function reads."""
 
     def __init__(self, view: View) -> None:
         self.shape, self.dtype, self.ndim, self.size = view.shape, view.dtype, len(view.shape), prod(view.shape)

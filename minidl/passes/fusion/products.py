@@ -1,4 +1,4 @@
-"""What products and convolutions can do besides: end in relu, write into a slab and read from one."""
+"""The fusion rules for products and convolutions: they can end in relu, write into a slab, and read from one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .draft import Draft
 
 
 def epilogue(draft: Draft) -> None:
-    """The relu after a product is done by the product: after an affine layer, and after a 1x1 convolution with bias."""
+    """Lets a product do the relu after it: a linear layer, and a 1x1 convolution with bias."""
     for i, entry in list(draft.numbered()):
         first = entry.only
         if first is None or not _is_product(first) or (made := draft.passed_on(first.writes[0])) is None:
@@ -34,8 +34,8 @@ def _is_product(launch: Launch) -> bool:
 
 
 def slabs(draft: Draft) -> None:
-    """A convolution writes its output where it is joined to others, and its gradients read theirs from there: no
-    copies. Only where convolutions take images with gaps between pixels."""
+    """Lets a convolution write its output directly into the slab that joins it to others, and its gradients read from
+    there, without copies. Only for devices whose convolutions take images with gaps between pixels."""
     if not draft.device.captures:
         return
     for i, entry in list(draft.numbered()):
@@ -43,7 +43,7 @@ def slabs(draft: Draft) -> None:
         if copy is None or copy.kernel != "copy" or copy.reads[0].dtype != copy.writes[0].dtype:
             continue
         if draft.kind(i) == Kind.F:
-            _write_there(draft, i, copy)
+            _write_in_slab(draft, i, copy)
         elif (made := draft.passed_on(copy.writes[0])) is not None and _pixels(copy.reads[0]):
             readers = draft.readers(made)
             if all(draft.moves(i, t, readers)
@@ -55,7 +55,7 @@ def slabs(draft: Draft) -> None:
                 draft.remove(i)
 
 
-def _write_there(draft: Draft, i: int, copy: Launch) -> None:
+def _write_in_slab(draft: Draft, i: int, copy: Launch) -> None:
     made = draft.passed_on(copy.reads[0])
     if made is None or draft.readers(made) != [i] or not _pixels(copy.writes[0]):
         return
@@ -68,7 +68,7 @@ def _write_there(draft: Draft, i: int, copy: Launch) -> None:
 
 
 def _takes(launch: Launch, view: View) -> bool:
-    """Whether a launch reads the view, if at all, as the gradient of a convolution that it goes on from."""
+    """Whether a launch does not read the view, or reads it only as the gradient dy of a convolution's output."""
     if view not in launch.reads:
         return True
     at = {"conv2d_input_grad": 0, "conv2d_weight_grad": 1}.get(launch.kernel)
@@ -76,7 +76,7 @@ def _takes(launch: Launch, view: View) -> bool:
 
 
 def _has_gaps(launch: Launch) -> bool:
-    """Whether a convolution's output, or the gradient of that, may have gaps between its pixels."""
+    """Whether the output of this convolution, or its gradient, may have gaps between its pixels."""
     constants = dict(launch.constants)
     x, w = {"conv2d": launch.reads[:2], "conv2d_input_grad": (launch.writes[0], launch.reads[1]),
             "conv2d_weight_grad": (launch.reads[0], launch.writes[0])}[launch.kernel]
@@ -85,6 +85,6 @@ def _has_gaps(launch: Launch) -> bool:
 
 
 def _pixels(view: View) -> bool:
-    """Channels lie side by side, and pixels equally far apart."""
+    """Whether channels are contiguous and pixels equally far apart."""
     steps = [(n, s) for n, s in zip(view.shape[:-1], view.strides[:-1], strict=True) if n > 1]
     return view.strides[-1] == 1 and all(a == b * n for (_, a), (n, b) in zip(steps, steps[1:], strict=False))

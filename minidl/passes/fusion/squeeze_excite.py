@@ -1,7 +1,7 @@
-"""The rule that puts squeeze-and-excite blocks together, see `fusion`: mean over pixels, two 1x1 convolutions, relu and
-hard-sigmoid between and after them, and the product with the image become one launch; so do their output gradients. The
-weight gradients stay tasks of their own. A block that is built in another way, or one of whose values somebody else
-needs, stays as it is."""
+"""The fusion rule for squeeze-and-excite blocks: the mean over pixels, the two 1x1 convolutions, the relu and the
+hard-sigmoid after them, and the product with the image become one launch; so do their output gradients. The weight
+gradients stay separate tasks. A block that is built in another way, or whose inner values other tasks read, stays as it
+is."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .draft import Draft
 
 
 class Half(NamedTuple):
-    """One direction of a block: its tasks in their order, what its launch reads and writes, and what exists no more."""
+    """One direction of a block: its tasks in order, what its launch reads and writes, and the views that disappear."""
 
     tasks: list[int]
     reads: list[View]
@@ -27,11 +27,11 @@ class Half(NamedTuple):
 
 
 class NoMatch(Exception):
-    """Something is not as in a squeeze-and-excite block."""
+    """The tasks are not a squeeze-and-excite block."""
 
 
 def squeeze_excite(draft: Draft) -> None:
-    """A squeeze-and-excite block in one launch, and all that its output gradients do in another."""
+    """Makes each squeeze-and-excite block one launch, and all its output gradients another one."""
     for i, entry in list(draft.numbered()):
         if entry.only is not None and entry.only.kernel == "hardsigmoid":
             with suppress(NoMatch):
@@ -79,7 +79,7 @@ def _forward(draft: Draft, i: int) -> Half:
 
 
 def _backward(draft: Draft, forward: Half, start: int) -> Half:
-    """All output gradients of a block; `start` is that of the product."""
+    """The output gradients of a block. `start`: the one of the product."""
     (x, w1, _, w2, _), (_, _, hidden, pre), gate = forward.reads, forward.writes, forward.gone[-1]
     _require(len(draft[start].launches) > 1)
     dy, product, dgate = (draft[start].launches[0].reads[0], draft[start].launches[1].writes[0],
@@ -121,7 +121,7 @@ def _dense(view: View) -> bool:
 
 
 def _readers(draft: Draft, view: View) -> list[int]:
-    """Of what one task makes and nobody asks for afterwards."""
+    """The readers of a view that may disappear. Raises NoMatch for any other view."""
     buffer = draft.passed_on(view)
     if buffer is None:
         raise NoMatch
@@ -129,8 +129,8 @@ def _readers(draft: Draft, view: View) -> list[int]:
 
 
 def _maker(draft: Draft, view: View, kernel: str) -> tuple[int, tuple[View, ...]]:
-    """The task that makes a view by this kernel alone, or from operands that it first casts; and what
-    the kernel reads."""
+    """The task whose only launch besides casts of its operands is this kernel and makes the view; and what the kernel
+    reads."""
     task = _one([t for b in draft.buffers(view) for t in draft.writers(b)])
     *before, launch = draft[task].launches
     _require(launch.kernel == kernel and launch.writes == (view,) and all(c.kernel == "cast" for c in before))
@@ -138,7 +138,7 @@ def _maker(draft: Draft, view: View, kernel: str) -> tuple[int, tuple[View, ...]
 
 
 def _input_grad(draft: Draft, dy: View, w: View) -> tuple[int, View]:
-    """The task that makes a 1x1 convolution's output gradient of dy and nothing else, and that gradient."""
+    """The task that makes only the output gradient of a 1x1 convolution from dy, and that gradient."""
     task = _one([t for b in draft.buffers(dy)
                  for t in draft.readers(b) if draft[t].launches[0].kernel == "conv2d_input_grad"])
     (dx,) = draft[task].launches[0].writes

@@ -1,4 +1,4 @@
-"""Updates of many parameters in one launch."""
+"""The fusion rule for updates: many parameters in one launch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ UPDATES = ("sgd", "adam")
 
 
 def updates(draft: Draft) -> None:
-    """All updates of a kind in one launch for many parameters: one task, which waits for every weight gradient."""
+    """Merges all updates into one task, with one launch for all updates of a kind. It waits for every weight
+    gradient."""
     tasks = [i for i, e in draft.numbered() if any(launch.kernel in UPDATES for launch in e.launches)
              and all(launch.kernel in (*UPDATES, "mul") for launch in e.launches)]
     tasks = [i for i in tasks if i == tasks[-1] or draft.moves(i, tasks[-1])]
@@ -32,17 +33,19 @@ def updates(draft: Draft) -> None:
 
 
 def _shared(launch: Launch) -> tuple[View, ...]:
-    """What all parameters read alike: of sgd (p, g, lr, v..., skip...) and adam (p, g, m, v, lr, powers, skip...)."""
+    """The operands that all parameters share: lr, powers and skip. sgd reads (p, g, lr, v..., skip...), adam reads (p,
+    g, m, v, lr, powers, skip...)."""
     return tuple(v for v in launch.reads if v not in _own(launch))
 
 
 def _own(launch: Launch) -> tuple[View, ...]:
-    """The parameter, its gradient and its states, of which there are as many as are written beside it."""
+    """The parameter, its gradient and its states."""
     first, states = (3, len(launch.writes) - 1) if launch.kernel == "sgd" else (2, 2)
     return (*launch.reads[:2], *launch.reads[first : first + states])
 
 
 def _many(launches: Sequence[Launch]) -> tuple[str, tuple[View, ...], tuple[View, ...]]:
-    """Kernel, reads and writes of one launch on the operands of all, each parameter's own first."""
+    """Kernel, reads and writes of one launch for all of these: first each parameter's own operands, then the shared
+    ones."""
     return (f"{launches[0].kernel}_many", tuple(v for launch in launches for v in _own(launch)) + _shared(launches[0]),
             tuple(v for launch in launches for v in launch.writes))
