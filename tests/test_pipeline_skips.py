@@ -10,13 +10,15 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers import PATIENCE, deadline
+from helpers import PATIENCE, arrays_left, deadline
 
 from minidl import nn, ops
 from minidl.graph import TaskGraph
 from minidl.models.registry import model
+from minidl.plans import Machine
 from minidl.pricing.cost import CostModel, Link
-from minidl.runtime.comm.loopback import run_ranks
+from minidl.runtime.comm.loopback import LoopBack, run_ranks
+from minidl.runtime.runtime import Runtime
 from minidl.tasks import RECEIVES, SENDS
 from minidl.training.pipeline_trainer import PipelineTrainer
 from minidl.training.trainer import Job, Recorded, Trainer
@@ -150,3 +152,16 @@ def test_ranks_of_mpi_leave_the_same_bits():
     done = subprocess.run([str(MPIEXEC), "-n", "3", sys.executable, "-c", UNDER_MPI], capture_output=True, text=True,
                           timeout=PATIENCE, cwd=Path(__file__).parent.parent)
     assert (done.returncode, done.stdout) == (0, "one_f_one_b equal\nzb_h1 equal\n"), done.stderr
+
+
+def test_arrays_of_a_message_travel_from_where_they_lie():
+    """Nothing is laid end to end in memory that no plan counts."""
+    recorded = Recorded(job("within_chunks", "one_f_one_b"))
+    plan = recorded.plan(CostModel.analytic(), Machine(2))
+    programs = plan.programs
+    assert any(launch.kernel == "send" and len(launch.reads) > 1
+               for program in programs for launches in program.graph.launches for launch in launches)
+    planned = sum(part.memory.arena_bytes for program in programs for part in program.body)
+    left = arrays_left(lambda: [Runtime(program, transport=rank)
+                                for program, rank in zip(programs, LoopBack.ranks(2), strict=True)])
+    assert planned <= left <= planned + 2048

@@ -166,12 +166,16 @@ class Communicator:
 
     def _to_peer(self, kind: Kind, place: Host, peer: int, message: int) -> Transfer:
         sends = kind in (Kind.SF, Kind.SO)
-        moves = (self._send if sends else self._receive)(place.whole, peer, message)
+        moves = [(self._send if sends else self._receive)(array, peer, message) for array in place.arrays]
 
         def run() -> Iterator[None]:
             if sends:
                 yield from place.take()
-            yield from moves()
+            under_way = [move() for move in moves]  # on both ranks in one order, so each finds its other end
+            while under_way:
+                under_way = [move for move in under_way if next(move, self) is not self]
+                if under_way:
+                    yield
             if not sends:
                 yield from place.give()
 

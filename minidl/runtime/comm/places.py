@@ -17,12 +17,12 @@ from ...kernels import Thunk
 
 
 class Host:
-    """The gradients of one transfer in host memory: contiguous arrays of one type, laid end to end where they are
-    several. `communicator` tells this rank and how many there are; scratch is allocated now. Without `sums` they only
-    travel.
+    """The arrays of one transfer in host memory, contiguous and of one type. `communicator` tells this rank and how
+    many there are; scratch is allocated now.
 
-    `whole`: all elements, of which rank r adds up `bounds[r]:bounds[r + 1]`; row r of `received` is rank r's part of
-    this rank's share.
+    Where ranks sum them they are laid end to end. `whole`: all elements, of which rank r adds up
+    `bounds[r]:bounds[r + 1]`; row r of `received` is rank r's part of this rank's share. Without `sums` they only
+    travel, each from where it lies: `arrays`.
     """
 
     def __init__(self, communicator: Any, arrays: Sequence[Any], sums: bool = True) -> None:
@@ -32,9 +32,10 @@ class Host:
         self.bounds = [count * r // ranks for r in range(ranks + 1)]
         self.mine = slice(*self.bounds[communicator.rank : communicator.rank + 2])
         dtype = flat[0].dtype
-        self.whole = flat[0] if len(flat) == 1 else self._empty((count,), dtype)
-        self.windows = [] if len(flat) == (1) else [(a, self.whole[i:j])
-                                                    for a, (i, j) in zip(flat, pairwise(ends), strict=True)]
+        self.arrays = flat
+        self.whole = flat[0] if len(flat) == 1 or not sums else self._empty((count,), dtype)
+        self.windows = ([(a, self.whole[i:j]) for a, (i, j) in zip(flat, pairwise(ends), strict=True)]
+                        if len(flat) > 1 and sums else [])
         self.received = self._empty((ranks if sums else 0, self.mine.stop - self.mine.start), dtype)
         self.factor = 1 / ranks
 
@@ -118,15 +119,18 @@ class OnDevice(Host):
         self._in_order = communicator.stream is not None
         self._memory: list[Any] = []
         super().__init__(communicator, arrays, sums)
-        driver, total = device.driver, self.whole[self.mine]
+        driver = device.driver
         self._done, self._given = driver.event(), driver.event()
         copies = [(a, w) for a, w in self.windows if a.size]
         self._take = [*(driver.wait(stream, event) for event in after), *(driver.copy(a, w, stream) for a, w in copies)]
-        rows = [(self.received[0] if r == 1 else total, self.received[r])
-                for r in range(1, communicator.size if sums else 0)]
-        self._add = [call for pair in rows for call in device.calls("add", pair, [total], stream)]
-        self._add += device.calls("scale", [total], [total], stream, factor=self.factor)
-        self._scale = device.calls("scale", [self.whole], [self.whole], stream, factor=self.factor)
+        self._add: list[Thunk] = []
+        self._scale: list[Thunk] = []
+        if sums:
+            total = self.whole[self.mine]
+            rows = [(self.received[0] if r == 1 else total, self.received[r]) for r in range(1, communicator.size)]
+            self._add += [call for pair in rows for call in device.calls("add", pair, [total], stream)]
+            self._add += device.calls("scale", [total], [total], stream, factor=self.factor)
+            self._scale += device.calls("scale", [self.whole], [self.whole], stream, factor=self.factor)
         self._give = [*(driver.copy(w, a, stream) for a, w in copies), driver.record(self._given, stream)]
         self._record = driver.record(self._done, stream)
 
