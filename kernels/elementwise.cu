@@ -55,6 +55,10 @@ template <typename T> __global__ void scale(const T* x, T* y, Strides s, double 
     map(s, y, [=](Sum<T> v) { return v * Sum<T>(factor); }, x);
 }
 
+template <typename T> __global__ void lerp(const T* start, const T* end, T* y, Strides s, double weight) {
+    map(s, y, [=](Sum<T> p, Sum<T> q) { return (p - q) * Sum<T>(1 - weight) + q; }, start, end);
+}
+
 template <typename T> __global__ void shift(const T* x, T* y, Strides s, double term) {
     map(s, y, [=](Sum<T> v) { return v + Sum<T>(term); }, x);
 }

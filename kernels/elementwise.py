@@ -114,6 +114,17 @@ def _(x: Any, y: Any, *, term: float) -> Any:
     return [ufunc(np.add, x, like(x, term), y)]
 
 
+@kernel("lerp", flops=_one_each)
+def lerp(xp: Any, start: Any, end: Any, *, weight: float) -> Any:
+    """From start to end by this share of the way; the result may take the place of start."""
+    return (start - end) * start.dtype.type(1 - weight) + end
+
+
+@lerp.cpu
+def _(start: Any, end: Any, y: Any, *, weight: float) -> Any:
+    return [ufunc(np.subtract, start, end, y), ufunc(np.multiply, y, like(y, 1 - weight), y), ufunc(np.add, y, end, y)]
+
+
 @kernel("power", flops=_one_each)
 def power(xp: Any, x: Any, *, exponent: float) -> Any:
     return x ** x.dtype.type(exponent)
@@ -263,7 +274,7 @@ def _pick(name: str, wins: Any) -> None:
 _pick("maximum_grad", lambda x, other: x > other)
 _pick("minimum_grad", lambda x, other: x < other)
 
-for _definition in (scale, shift, power, power_grad, sqrt_grad, abs_grad, div_grad):
+for _definition in (scale, shift, lerp, power, power_grad, sqrt_grad, abs_grad, div_grad):
     _strided(_definition)
 for _definition in (relu, relu_grad, sigmoid, sigmoid_grad, tanh_grad):
     _dense(_definition)

@@ -26,6 +26,7 @@ from .views.timeline import Timeline
 if TYPE_CHECKING:
     from .schedulers.pipeline.placement import Placement
 
+HISTORIES = ("exact", "average", "none")  #: on which weights a stale backward runs
 CHAINED = 6  #: iterations of a pipeline in a row, of which the last one's time is the period
 
 
@@ -46,14 +47,21 @@ class Machine:
 
 @dataclass(frozen=True)
 class Versions:
-    """Beside a stale schedule: `read[i]` is the weight version that entry i reads.
+    """Beside a stale schedule: `read[i]` is the weight version that entry i reads; an update reads the one it changes.
 
     Version 0 is what training starts from; stage s has version k + 1 as soon as its weight gradient of micro-batch
-    `(k + 1) * every - 1` is done.
+    `(k + 1) * every - 1` is done. `history` says on which weights a backward runs. "exact": on the version that its
+    forward read, which is kept. "average": on that version as a moving average of the weights rebuilds it. "none": on
+    the newest there are, so that nothing is kept.
     """
 
     read: Ints
     every: int = 1
+    history: str = "exact"
+
+    def __post_init__(self) -> None:
+        if self.history not in HISTORIES:
+            raise ValueError(f"unknown history {self.history!r}; known: {', '.join(HISTORIES)}")
 
 
 @dataclass(frozen=True)

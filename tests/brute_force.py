@@ -261,11 +261,13 @@ def _events(lanes: Lanes, waits: Callable[[Name], Iterable[Name]]) -> int:
 @dataclass
 class Stale(Pipeline):
     """Stages on the ranks of their number, and weights that change after every `every` micro-batches: `version(stage,
-    micro-batch)` is what F and the backward of a micro-batch read."""
+    micro-batch)` is what F and the backward of a micro-batch read. With `backward` it is what F reads, and the backward
+    what `backward` says; each must be the newest then."""
 
     every: int = 1
     version: Callable[[int, int], int] = lambda stage, micro_batch: 0
     of_stage: Callable[[int], int] = lambda stage: stage
+    backward: Callable[[int, int], int] | None = None
 
     def judge(self, text: str) -> str:
         wrong = super().judge(text)
@@ -281,6 +283,9 @@ class Stale(Pipeline):
                         return "not in its place"
                     if self.version(s, i) * self.every > done[s]:
                         return f"version {self.version(s, i)} is not there yet"
+                    reads = self.version if kind == "F" or self.backward is None else self.backward
+                    if self.backward is not None and reads(s, i) != done[s] // self.every:
+                        return f"version {reads(s, i)} is not the newest"
                 done.update(s for s, kind, _, _ in action if kind in "WB")
         return ""
 

@@ -245,17 +245,19 @@ def cap_near(made: pipeline.Plan, rng: np.random.Generator) -> float | None:
 
 def stale_of(rng: np.random.Generator) -> Judged | None:
     """Weights of older versions, or activations of which a part goes early: as plans of the policy that is named."""
-    name = str(rng.choice(["pipedream", "pipedream_2bw", "layerpipe2", "zb_auto"]))
+    name = str(rng.choice(["pipedream", "pipedream_2bw", "paci", "layerpipe2", "zb_auto"]))
     p, m = int(rng.integers(1, 4)), int(rng.integers(1, 6))
-    options = {"pipedream_2bw": {"mini_batches": int(rng.integers(1, 4))}, "zb_auto": {"kept": 0.5}}.get(name, {})
+    mini_batches = {"mini_batches": int(rng.integers(1, 4))}
+    options = {"pipedream_2bw": mini_batches, "paci": mini_batches, "zb_auto": {"kept": 0.5}}.get(name, {})
     made = planned(name, p, m, rng, **options)
     if made is None:
         return None
     chunks, cap = made.placement.chunks, cap_near(made, rng)
     version = {"pipedream": lambda s, i: max(0, i - (p - s) + 1), "pipedream_2bw": lambda s, i: max(0, i // m - 1),
+               "paci": lambda s, i: max(0, i - (p - s) + 1) // m,
                "layerpipe2": lambda s, i: max(0, i - 2 * (p - 1 - s // chunks)), "zb_auto": lambda s, i: 0}[name]
-    checker = brute_force.Stale(p, made.micro_batches, chunks, cap, made.kept, m if name == "pipedream_2bw" else 1,
-                                version, lambda s: s // chunks)
+    checker = brute_force.Stale(p, made.micro_batches, chunks, cap, made.kept, m if "mini_batches" in options else 1,
+                                version, lambda s: s // chunks, (lambda s, i: i // m) if name == "paci" else None)
     return Judged(f"{name} p={p} m={m} chunks={chunks} cap={cap}", made.schedule.to_csv(),
                   lambda text: pipeline.read_plan(pipeline.read_schedule(text), p, m, chunks, cap, like=made),
                   checker.judge, lambda found: expect(list(found.peaks) == pytest.approx(checker.peaks), "peaks"))

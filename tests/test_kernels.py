@@ -47,6 +47,7 @@ def examples(n=3, m=4):
     yield Example("fill", (s,), (s,), {"value": 3.0})
     for name, key in (("scale", "factor"), ("shift", "term")):
         yield Example(name, (s,), (s,), {key: 0.3})
+    yield Example("lerp", (s, s), (s,), {"weight": 0.3})
     for e in (2.0, 0.5, -1.0):
         yield Example("power", (s,), (s,), {"exponent": e}, positive=True)
         yield Example("power_grad", (s, s), (s,), {"exponent": e}, positive=True)

@@ -12,14 +12,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers import deadline
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from test_pipeline_ranks import command
 
 import minidl as ml
 from minidl import models, nn, ops, optim
 from minidl.graph import Role
+from minidl.kernels import KERNELS
 from minidl.runtime.comm.loopback import run_ranks
 from minidl.runtime.executors import DistributedExecutor, SequentialExecutor
-from minidl.runtime.version_log import Replay, staleness
+from minidl.runtime.version_log import Replay, drift, staleness
+from minidl.schedule import ScheduleError
 from minidl.schedulers import pipeline
 from minidl.schedulers.pipeline import PipelineError, add_communication
 from minidl.tasks import Kind, unpack
@@ -28,7 +32,9 @@ MPIEXEC = shutil.which("mpiexec") or shutil.which("mpiexec", path=str(Path(sys.e
 MICRO_BATCHES, SHARE, STEPS = 8, 4, 3
 COST = ml.CostModel.analytic()
 OPTIMIZERS = {"sgd": lambda p: optim.SGD(p, 0.02, momentum=0.9), "adamw": lambda p: optim.AdamW(p, 0.003)}
-POLICIES = {"pipedream": {}, "pipedream_2bw": {"mini_batches": 2}, "layerpipe2": {}}
+POLICIES = {"pipedream": ("pipedream", {}), "pipedream, averaged": ("pipedream", {"history": "average"}),
+            "pipedream_2bw": ("pipedream_2bw", {"mini_batches": 2}), "paci": ("paci", {"mini_batches": 4}),
+            "layerpipe2": ("layerpipe2", {}), "layerpipe2, averaged": ("layerpipe2", {"history": "average"})}
 
 
 class Mixed(nn.Module):
@@ -71,13 +77,19 @@ def recorded(every, optimizer="sgd", network=lambda: models.mlp(12, *[16] * 7, 5
     return model, ml.record(step, *batches()[0])
 
 
+def update_every(name):
+    policy, told = POLICIES[name]
+    return pipeline.update_every(policy, MICRO_BATCHES, told.get("mini_batches"))
+
+
 def run(name, ranks, **options):
     """Of a stale run on ranks: losses, each parameter as its rank left it, the log of all ranks, and the plan."""
-    every = pipeline.update_every(name, MICRO_BATCHES, POLICIES[name].get("mini_batches"))
+    policy, told = POLICIES[name]
+    every = update_every(name)
     own = []
     for _ in range(ranks):
         model, graph = recorded(every, **options)
-        plan = ml.plan(graph, name, COST, ml.Machine(ranks), **POLICIES[name])
+        plan = ml.plan(graph, policy, COST, ml.Machine(ranks), **told)
         own.append((model, *add_communication(plan.graph, plan.schedule)))
 
     def work(communicator):
@@ -98,9 +110,8 @@ def run(name, ranks, **options):
 
 def replayed(name, ranks, log, **options):
     """Losses and parameters of one process that does what the log says."""
-    every = pipeline.update_every(name, MICRO_BATCHES, POLICIES[name].get("mini_batches"))
-    model, graph = recorded(every, **options)
-    replay = Replay(graph, pipeline.balanced(graph, COST, pipeline.place(name, ranks).stages))
+    model, graph = recorded(update_every(name), **options)
+    replay = Replay(graph, pipeline.balanced(graph, COST, ranks))
     losses = [float(replay(tuple(parts), [e for e in log if e.step == i])) for i, parts in enumerate(batches())]
     return losses, [p.numpy().tobytes() for p in model.parameters()]
 
@@ -118,15 +129,17 @@ def test_a_run_leaves_the_bits_of_its_log_replayed(name, ranks, options):
     assert (losses, parameters) == replayed(name, ranks, log, **options)
 
 
-@pytest.mark.parametrize(("name", "late"),
-                         [("pipedream", [3, 2, 1, 0]), ("pipedream_2bw", [1, 1, 1, 1]), ("layerpipe2", [6, 4, 2, 0])])
+@pytest.mark.parametrize(("name", "late"), [
+    ("pipedream", [3, 2, 1, 0]), ("pipedream, averaged", [3, 2, 1, 0]), ("pipedream_2bw", [1, 1, 1, 1]),
+    ("paci", [2, 1, 1, 0]), ("layerpipe2", [6, 4, 2, 0]), ("layerpipe2, averaged", [6, 4, 2, 0])])
 def test_the_log_says_what_was_published(name, late):
     _, _, log, plan = run(name, 4)
     found = staleness(log)
     assert [int(found[s].max()) for s in range(4)] == late
     versions = {(e.step, unpack(e.key).unit, unpack(e.key).kind, unpack(e.key).micro_batch): e.version for e in log}
-    updates = MICRO_BATCHES // pipeline.update_every(name, MICRO_BATCHES, POLICIES[name].get("mini_batches"))
-    made = pipeline.plan(name, 4, MICRO_BATCHES // POLICIES[name].get("mini_batches", 1), **POLICIES[name])
+    updates = MICRO_BATCHES // update_every(name)
+    policy, told = POLICIES[name]
+    made = pipeline.plan(policy, 4, MICRO_BATCHES // told.get("mini_batches", 1), **told)
     own = unpack(made.schedule.keys)
     for u, k, i, v in zip(own.unit.tolist(), own.kind.tolist(), own.micro_batch.tolist(),
                           made.versions.read.tolist(), strict=True):
@@ -137,11 +150,109 @@ def test_the_log_says_what_was_published(name, late):
     assert plan.peak_bytes is not None
 
 
-def test_a_rank_keeps_as_many_copies_as_are_read_at_a_time():
-    *_, plan = run("pipedream", 4)
-    copies = [sum(s.role == Role.STATE and ", copy " in s.name
-                  for s in plan.graph.storages if s.name.startswith(f"mlp/layer{i}.weight")) for i in (1, 7)]
-    assert copies == [3, 0], "rank 0 has its weights four times, the last rank once"
+def planned(name, ranks, **options):
+    policy, told = POLICIES[name]
+    return ml.plan(recorded(update_every(name), **options)[1], policy, COST, ml.Machine(ranks), **told)
+
+
+@pytest.mark.parametrize(("name", "copies"), [
+    ("pipedream", [3, 2, 1, 0]), ("pipedream, averaged", [1, 1, 1, 0]), ("pipedream_2bw", [1, 1, 1, 1]),
+    ("paci", [0, 0, 0, 0]), ("layerpipe2", [4, 2, 0]), ("layerpipe2, averaged", [1, 1, 0])])
+def test_a_rank_keeps_as_many_copies_as_are_read_at_a_time(name, copies):
+    """Beside the parameters themselves: places in the memory plan for a weight's older versions."""
+    programs = planned(name, len(copies)).programs
+    for program, expected in zip(programs, copies, strict=True):
+        memory, storages = program.body[0].memory, program.graph.storages
+        weights = [s.name for s in storages if s.role == Role.PARAMETER and s.name.endswith(".weight")]
+        assert weights
+        for weight in weights:
+            assert len({int(memory.offset[i]) for i, s in enumerate(storages)
+                        if s.name.startswith(f"{weight}, ")}) == expected
+
+
+@pytest.mark.parametrize("name", ["pipedream", "layerpipe2"])
+@pytest.mark.parametrize("ranks", [3, 4])
+def test_an_average_stands_for_old_versions_after_the_first(name, ranks):
+    """The log says where an average stood for a version; while a step fills, its first version itself is there."""
+    *_, log, _ = run(f"{name}, averaged", ranks)
+    exact = run(name, ranks)[2]
+    assert [(e.step, e.key, e.version) for e in log] == [(e.step, e.key, e.version) for e in exact]
+    each = {"pipedream": 1, "layerpipe2": 2}[name]
+    for e in log:
+        task = unpack(e.key)
+        age = each * (ranks - 1 - task.unit)
+        old = age > 0 and task.kind not in (Kind.F, Kind.U) and task.micro_batch > age
+        assert e.average == (age if old else 0)
+    assert any(e.average for e in log)
+
+
+def test_an_average_of_weights_that_move_evenly_is_exact():
+    """W_t - d G with G the moving average of updates: what the average of weights is claimed to be, in numbers."""
+    rng = np.random.default_rng(0)
+    age, weights = 4, [np.zeros(3)]
+    average, update = weights[0], rng.standard_normal(3)
+    for k in range(12):
+        average = KERNELS["lerp"].reference(np, average, weights[-1], weight=1 / age) if k >= age else average
+        weights.append(weights[-1] + update)
+        np.testing.assert_allclose(average, weights[max(0, k + 1 - age)], atol=1e-12)
+    moving, average = (weights[-1] - average) / age, average
+    for _ in range(20):
+        average = KERNELS["lerp"].reference(np, average, weights[-1], weight=1 / age)
+        update = rng.standard_normal(3)
+        moving = moving * (age - 1) / age + update / age
+        weights.append(weights[-1] + update)
+        np.testing.assert_allclose(average, weights[-1] - age * moving, atol=1e-12)
+
+
+@settings(max_examples=40, deadline=None)
+@given(ranks=st.integers(1, 9), every=st.integers(1, 8), updates_=st.integers(1, 6))
+def test_accumulation_bounds_the_drift_of_paci(ranks, every, updates_):
+    """ceil((N - 1) / a) for N stages and a micro-batches an update, on rank s with p - s in the place of N."""
+    made = pipeline.plan("paci", ranks, every, mini_batches=updates_)
+    own = unpack(made.schedule.keys)
+    read = np.zeros((2, ranks, every * updates_), np.int64)
+    read[(own.kind == Kind.F).astype(int), own.unit, own.micro_batch] = made.versions.read
+    late = (read[0] - read[1]).max(axis=1)
+    bound = -(-(ranks - 1 - np.arange(ranks)) // every)
+    assert (late >= 0).all()
+    assert (late <= bound).all()
+    if updates_ * every >= 2 * (ranks + every):  # long enough to fill
+        assert (late == bound).all()
+    assert made.peaks == tuple(min(ranks - s, every * updates_) for s in range(ranks))
+
+
+def test_the_log_of_paci_shows_its_drift():
+    for name, most in (("paci", [2, 1, 1, 0]), ("pipedream", [0, 0, 0, 0]), ("layerpipe2, averaged", [0, 0, 0, 0])):
+        found = drift(run(name, 4)[2])
+        assert [int(found[s].max()) for s in range(4)] == most
+    assert POLICIES["paci"][1]["mini_batches"] * 2 == MICRO_BATCHES, "a = 2, so at most ceil(3 / 2) on the first rank"
+
+
+def test_what_keeps_nothing_reads_nothing_old():
+    made = pipeline.plan("paci", 3, 2, mini_batches=3)
+    entry = int(np.flatnonzero(made.versions.read == 1)[-1])
+    wrong = made.versions.read.copy()
+    wrong[entry] = 0
+    with pytest.raises(ScheduleError, match="reads weight version 0, but then the newest one of stage . is 1, and no "
+                                            "other is kept"):
+        pipeline.prove(replace(made, versions=replace(made.versions, read=wrong)))
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_saved_plan_of_a_network_is_checked(name, tmp_path, capsys):
+    """Also an edited one, whose culprit is a version that is not there."""
+    from minidl.cli import main
+
+    policy, told = POLICIES[name]
+    flags = ["--model", "mlp", "--model-arg", "layers=4", "--ranks", "3", "--micro-batches", "8", "--scheduler", policy,
+             *(f for k, v in told.items() for f in ("--scheduler-arg", f"{k}={v}"))]
+    path = tmp_path / "plan.csv"
+    assert main(["plan", *flags, "--costs", "analytic", "--save", str(path)]) == 0
+    assert main(["check", str(path), *flags]) == 0
+    lines = path.read_text().splitlines(True)
+    path.write_text("".join(line for line in lines if "0F3" not in line) + "0,main,0F3\n")
+    assert main(["check", str(path), *flags]) == 1
+    assert "0F3" in capsys.readouterr().out
 
 
 def test_a_replay_of_another_log_leaves_other_bits():
@@ -174,6 +285,8 @@ def test_a_step_with_other_updates_is_refused():
     with pytest.raises(PipelineError, match="pipedream updates after every 1 of 8 micro-batches; this step was "
                                             "recorded with other updates"):
         ml.plan(graph, "pipedream", COST, ml.Machine(2))
+    with pytest.raises(PipelineError, match="history is 'none'; it must be 'exact' or 'average'"):
+        pipeline.plan("layerpipe2", 3, 4, history="none")
     with pytest.raises(PipelineError, match="pipedream_2bw needs a step of several mini-batches.*; it has 1 of 8"):
         pipeline.update_every("pipedream_2bw", 8)
     with pytest.raises(PipelineError, match="layerpipe makes tasks that are parts of layers, and no run does yet"):

@@ -155,7 +155,9 @@ assert loss[0.5, 20] > 2 * loss[0.5, 0]  # old gradients and large steps
 assert loss[0.05, 4] < 1.1 * loss[0.05, 0]  # small steps
 
 # Above, a batch used the same weights forward and backward, as PipeDream does. That takes 2 S + 1 versions of a layer's
-# weights. LayerPipe2 also has a cheap way that rebuilds old weights from a moving average of the updates.
+# weights. LayerPipe2 also has a cheap way that rebuilds old weights from a moving average of the updates. On ranks that
+# is --scheduler layerpipe2 --scheduler-arg history=average. PACI (2026) keeps no old weights at all: it bounds how far
+# they drift by updating less often.
 #
 # Exercise 7. Everything in the second part came from one small algorithm: divide a row of times among processors, in
 # order, so that the busiest has as little as possible. exercises/exercise7.py asks for it. Grade it with

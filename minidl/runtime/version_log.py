@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from ..graph import Ints, Role, TaskGraph, View
-from ..kernels import Thunk
+from ..graph import Ints, Launch, Role, TaskGraph, View
+from ..kernels import KERNELS, Thunk
 from ..tasks import Kind, task_name, unpack
 from .bound import Bound
 
@@ -25,11 +25,13 @@ Calls = Callable[[int, Any], list[Thunk]]
 
 @dataclass(frozen=True)
 class VersionRead:
-    """In a step (from 0), the task of that key read this version of its weights; an update made it."""
+    """In a step (from 0), the task of that key read this version of its weights; an update made it. `average`: 0, or
+    over how many updates the moving average goes that stood for the version."""
 
     step: int
     key: int
     version: int
+    average: int = 0
 
 
 class VersionLog:
@@ -39,39 +41,44 @@ class VersionLog:
         self.entries: list[VersionRead] = []
         self.step = -1
         self._graph = graph
-        # the version in each storage
-        self._tag = {s: 0 for s, spec in enumerate(graph.storages) if spec.role == Role.PARAMETER}
-        grown = True
-        while grown:  # what parameters are copied to
-            grown = False
-            for launch in (launch for t in np.flatnonzero(graph.kind == Kind.U).tolist()
-                           for launch in graph.launches[t]):
-                if (launch.kernel == "copy" and launch.reads[0].storage in self._tag
-                    and launch.writes[0].storage not in self._tag):
-                    self._tag[launch.writes[0].storage] = -1
-                    grown = True
+        # the version in each storage, and the average that stands for it
+        self._tag = {s: (0, 0) for s, spec in enumerate(graph.storages) if spec.role == Role.PARAMETER}
+        for t in np.flatnonzero(graph.kind == Kind.U).tolist():
+            self._tag |= {launch.writes[0].storage: (-1, 0) for launch in graph.launches[t]
+                          if launch.kernel == "copy" and launch.reads[0].storage in self._tag}
 
     def around(self, calls: Calls) -> Calls:
         """The calls of tasks, with what keeps the log."""
         def logged(task: int, stream: Any) -> list[Thunk]:
             launches = self._graph.launches[task]
             reads = {v.storage for launch in launches for v in launch.reads} & self._tag.keys()
-            writes = {v.storage for launch in launches for v in launch.writes} & self._tag.keys()
-            key = int(self._graph.keys[task])
             if not reads:
                 return calls(task, stream)
-            return [lambda: self._enter(key, reads, writes), *calls(task, stream)]
+            key = int(self._graph.keys[task])
+            changing = [launch for launch in launches if {v.storage for v in launch.writes} & self._tag.keys()]
+            return [lambda: self._update(key, changing) if changing else self._read(key, reads), *calls(task, stream)]
 
         return logged
 
-    def _enter(self, key: int, reads: set[int], writes: set[int]) -> None:
-        found = {self._tag[s] for s in reads}
-        version = max(found)
-        if writes:  # an update reads the newest, and what it overwrites
-            version += 1
-            self._tag.update(dict.fromkeys(writes, version))
-        elif len(found) > 1:
-            raise RuntimeError(f"{task_name(key)} reads versions {sorted(found)} of its weights at once")
+    def _read(self, key: int, storages: set[int]) -> None:
+        found = {self._tag[s] for s in storages}
+        if len(found) > 1:
+            raise RuntimeError(f"{task_name(key)} reads versions {sorted(v for v, _ in found)} of its weights at once")
+        self.entries.append(VersionRead(self.step, key, *found.pop()))
+
+    def _update(self, key: int, launches: list[Launch]) -> None:
+        """Copies take versions over, an average moves on by one, and what else is written becomes the next version."""
+        changed = set()
+        for launch in launches:
+            target = launch.writes[0].storage
+            if launch.kernel == "copy":
+                self._tag[target] = self._tag[launch.reads[0].storage]
+            elif launch.kernel == "lerp":
+                self._tag[target] = (self._tag[target][0] + 1, round(1 / dict(launch.constants)["weight"]))
+            else:
+                changed |= {v.storage for v in launch.writes} & self._tag.keys()
+        version = max(self._tag[s][0] for s in changed) + 1
+        self._tag.update(dict.fromkeys(changed, (version, 0)))
         self.entries.append(VersionRead(self.step, key, version))
 
 
@@ -93,6 +100,22 @@ def staleness(entries: Iterable[VersionRead]) -> dict[int, Ints]:
     return {unit: np.array(late) for unit, late in found.items()}
 
 
+def drift(entries: Iterable[VersionRead]) -> dict[int, Ints]:
+    """Of each stage, for every task of a backward that reads weights: how many updates newer they are than those that
+    its forward read."""
+    forward: dict[tuple[int, int, int], int] = {}
+    found: dict[int, list[int]] = {}
+    entries = sorted(entries, key=lambda e: unpack(e.key).kind != Kind.F)
+    for e in entries:
+        task = unpack(e.key)
+        mine = (e.step, task.unit, task.micro_batch)
+        if task.kind == Kind.F:
+            forward[mine] = e.version
+        elif task.kind != Kind.U:
+            found.setdefault(task.unit, []).append(e.version - forward[mine])
+    return {unit: np.array(found.get(unit, [0])) for _, unit, _ in forward}
+
+
 class Replay:
     """One process: call it with a step's inputs and the step's entries, of all ranks. `graph`: the recorded step, whose
     tasks run in the order of emission; `stage_of_unit`: as the plan has it. Parameters and states are changed as the
@@ -111,6 +134,7 @@ class Replay:
         self._own = {stage: [self._array(s) for s in sorted(storages)] for stage, storages in own.items()}
         # by stage and version
         self._kept = {stage: {0: [np.array(a) for a in arrays]} for stage, arrays in self._own.items()}
+        self._averages: dict[int, dict[int, list[Any]]] = {stage: {} for stage in self._own}
         self._newest = dict.fromkeys(self._own, 0)
 
     def _array(self, storage: int) -> Any:
@@ -118,36 +142,54 @@ class Replay:
         return self._bound.array(View(storage, (spec.bytes // np.dtype(spec.dtype).itemsize,), (1,), 0, spec.dtype))
 
     def __call__(self, inputs: tuple[Any, ...], entries: Iterable[VersionRead]) -> Any:
-        read: dict[tuple[int, bool, int], int] = {}
+        read: dict[tuple[int, bool, int], VersionRead] = {}
         made: dict[tuple[int, int], int] = {}
+        average: dict[int, int] = {}
+        first = dict(self._newest)
         for e in entries:
             task = unpack(e.key)
             if task.kind == Kind.U:
                 made[task.unit, task.micro_batch] = e.version
             else:
-                read[task.unit, task.kind == Kind.F, task.micro_batch] = e.version
+                read[task.unit, task.kind == Kind.F, task.micro_batch] = e
+                average |= {task.unit: e.average} if e.average else {}
         self._bound.load(inputs)
         for t in range(len(self.graph)):
             stage, micro_batch = self._stage[t], int(self.graph.micro_batch[t])
             if t in self._changes:
-                self._take(stage, self._newest[stage])
-            elif (version := read.get((stage, bool(self.graph.kind[t] == Kind.F), micro_batch))) is not None:
-                self._take(stage, version)
+                self._take(stage, self._kept[stage][self._newest[stage]])
+                if stage in average:
+                    self._move(stage, first[stage], average[stage])
+            elif (entry := read.get((stage, bool(self.graph.kind[t] == Kind.F), micro_batch))) is not None:
+                self._take(stage, (self._averages if entry.average else self._kept).get(stage, {}).get(entry.version))
             for call in self._bound.thunks(t):
                 call()
             if t in self._changes:
                 self._newest[stage] = made[stage, micro_batch]
                 self._kept[stage][made[stage, micro_batch]] = [np.array(a) for a in self._own[stage]]
         for stage, newest in self._newest.items():
-            self._take(stage, newest)
+            self._take(stage, self._kept[stage][newest])
             self._kept[stage] = {newest: self._kept[stage][newest]}
+            self._averages[stage] = {}
         return self._bound.results()
 
-    def _take(self, stage: int, version: int) -> None:
-        for array, kept in zip(self._own.get(stage, []), self._kept.get(stage, {}).get(version, []), strict=True):
+    def _take(self, stage: int, weights: list[Any] | None) -> None:
+        for array, kept in zip(self._own.get(stage, []), weights or [], strict=True):
             np.copyto(array, kept)
+
+    def _move(self, stage: int, first: int, updates: int) -> None:
+        """The moving average over so many updates, moved on before the next one; it begins with a step's first
+        version."""
+        newest, averages = self._newest[stage], self._averages[stage]
+        if newest - updates >= first:
+            version = newest - updates
+            start = averages.get(version, self._kept[stage][first])
+            averages[version + 1] = [KERNELS["lerp"].reference(np, a, w, weight=1 / updates)
+                                     for a, w in zip(start, self._kept[stage][newest], strict=True)]
 
 
 def as_lines(entries: Iterable[VersionRead]) -> list[str]:
-    """For a file: which version each task read or, an update, made; in JSON, a task a line."""
-    return [json.dumps({"step": e.step + 1, "task": task_name(e.key), "version": e.version}) for e in entries]
+    """For a file: which version each task read or, an update, made; in JSON, a task a line. `average` where a moving
+    average over so many updates stood for it."""
+    return [json.dumps({"step": e.step + 1, "task": task_name(e.key), "version": e.version}
+                       | ({"average": e.average} if e.average else {})) for e in entries]

@@ -22,6 +22,7 @@ from ...schedule import Schedule
 from ...tasks import Kind, unpack
 from ..partition import LayerCosts, Piece, assign
 from .problem import Problem, RankOrder, schedule_of
+from .stale import checked_history
 
 
 def layerpipe(problem: Problem, method: str = "inter") -> Plan:
@@ -48,10 +49,12 @@ def layerpipe2(problem: Problem) -> Schedule:
     return schedule_of(_staged(problem).orders(problem.ranks, problem.micro_batches))
 
 
-def layerpipe2_versions(problem: Problem, schedule: Schedule) -> Versions:
-    """Delay(l) = 2 S(l): the weights of 2 S updates ago, S being the number of ranks after the stage's."""
+def layerpipe2_versions(problem: Problem, schedule: Schedule, history: str = "exact") -> Versions:
+    """Delay(l) = 2 S(l): the weights of 2 S updates ago, S being the number of ranks after the stage's. `history`:
+    "exact" keeps the 2 S old versions, "average" one moving average in their place (reconstructed)."""
     own = unpack(schedule.keys)
-    return Versions(np.maximum(0, own.micro_batch - 2 * (problem.ranks - 1 - problem.placement.table[0, own.unit])))
+    delay = 2 * (problem.ranks - 1 - problem.placement.table[0, own.unit])
+    return Versions(np.maximum(0, own.micro_batch - delay), history=checked_history(history))
 
 
 def layerpipe2_steady(problem: Problem) -> float:

@@ -21,7 +21,7 @@ from .policies import Policy, place, policy, title
 from .problem import Problem, check_numbers, costs
 from .proof import CapError, prove
 from .stages import fused_in, stage_graph
-from .versions import updates, with_updates, with_versions
+from .versions import updates, versions_of, with_updates, with_versions
 
 
 def plan(policy_or_name: str | Policy, ranks: int, micro_batches: int, cost: CostModel | None = None,
@@ -46,7 +46,7 @@ def plan(policy_or_name: str | Policy, ranks: int, micro_batches: int, cost: Cos
                             placement.directions, message_bytes)
         made = Plan(name, graph, schedule, cost, ranks, notes=options | notes, placement=placement, micro_batches=total,
                     cap=activation_cap, kept=options.get("kept", 1.0),
-                    versions=chosen.versions(problem, schedule) if chosen.versions else None,
+                    versions=chosen.read(problem, schedule, options),
                     steady=chosen.steady(problem) if chosen.steady else None)
     try:
         return prove(made)
@@ -82,28 +82,25 @@ def plan_network(graph: TaskGraph, policy_or_name: str | Policy, cost: CostModel
     schedule, notes = made
     joint = fused_in(schedule, placement.stages, micro_batches)
     merged = fuse(stages.graph, np.broadcast_to(joint, (placement.stages, micro_batches)))
-    if chosen.versions is None:
+    versions = chosen.read(problem, schedule, options)
+    if versions is None:
         ordered = _completed(merged, schedule, placement)
     else:
-        merged, ordered = _stale(name, merged, schedule, placement, chosen.versions(problem, schedule))
+        _check_updates(name, merged, versions)
+        ordered = with_updates(merged, schedule, placement)
+        versions = versions_of(schedule, versions, ordered)
+        merged = with_versions(merged, ordered, versions)
     return Plan(name, merged, ordered, stages.cost(merged, cost), machine.ranks, machine.memory_limit, options | notes,
-                placement=placement, micro_batches=micro_batches, cap=cap, kept=options.get("kept", 1.0))
+                placement=placement, micro_batches=micro_batches, cap=cap, kept=options.get("kept", 1.0),
+                versions=versions)
 
 
-def _stale(name: str, graph: TaskGraph, schedule: Schedule, placement: Placement,
-           versions: Versions) -> tuple[TaskGraph, Schedule]:
-    """The graph whose tasks read the versions that the policy says, and the order with updates in it. Raises
-    PipelineError for a step that updates at other times than the policy does."""
-    own = unpack(schedule.keys)
-    after = {int(i) for i in graph.micro_batch[updates(graph)]}
-    count = int(own.micro_batch.max()) + 1
+def _check_updates(name: str, graph: TaskGraph, versions: Versions) -> None:
+    """Raises PipelineError for a step that updates at other times than the policy does."""
+    after, count = {int(i) for i in graph.micro_batch[updates(graph)]}, int(graph.micro_batch.max()) + 1
     if after != set(range(versions.every - 1, count, versions.every)):
         raise PipelineError(f"{name} updates after every {versions.every} of {count} micro-batches; this step was "
                             f"recorded with other updates")
-    read = np.zeros((placement.stages, count), np.int64)
-    read[own.unit, own.micro_batch] = versions.read
-    ordered = with_updates(graph, schedule, placement)
-    return with_versions(graph, ordered, read), ordered
 
 
 def _ordered(name: str, chosen: Policy, problem: Problem,
@@ -115,7 +112,7 @@ def _ordered(name: str, chosen: Policy, problem: Problem,
     unknown = sorted(options.keys() - set(chosen.options))
     if unknown:
         raise PipelineError(f"{name} takes no argument {unknown[0]!r}; it takes {', '.join(chosen.options) or 'none'}")
-    made = chosen.order(problem, **options)
+    made = chosen.ordered(problem, options)
     return (made, {}) if isinstance(made, Schedule) else made
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from inspect import Parameter, signature
 from typing import Any
@@ -19,7 +19,15 @@ from .looped import looped_bfs, modulo, modulo_greedy
 from .optimal import optimal
 from .placement import PLACEMENTS, PipelineError, Placement
 from .problem import Problem
-from .stale import pipedream_2bw, pipedream_steady, pipedream_versions, two_buffered_steady, two_buffered_versions
+from .stale import (
+    paci,
+    paci_versions,
+    pipedream_2bw,
+    pipedream_steady,
+    pipedream_versions,
+    two_buffered_steady,
+    two_buffered_versions,
+)
 from .v_shape import v_half, v_min, zb_v
 from .zb_auto import zb_auto
 from .zero_bubble import interleaved_zb, zb_h1, zb_h2
@@ -34,7 +42,8 @@ class Policy:
     `splits`: whether it separates O and W ("partly": some micro-batches). `chunks`: the default number of stages per
     rank, and `chunks_fixed` whether it is the only one possible. `needs(ranks, micro_batches, chunks)` returns what is
     wrong, or None. Stale policies say with `versions(problem, schedule)` which weight version each entry reads, how
-    many micro-batches make one update, and with `steady(problem)` their time per mini-batch in steady state.
+    many micro-batches make one update, and with `steady(problem)` their time per mini-batch in steady state. What
+    `order` and `versions` take beside these are the policy's options.
     """
 
     order: Callable[..., Schedule | tuple[Schedule, dict[str, Any]] | Plan]
@@ -43,7 +52,7 @@ class Policy:
     chunks: int = 1
     chunks_fixed: bool = True
     needs: Callable[[int, int, int], str | None] = lambda ranks, micro_batches, chunks: None
-    versions: Callable[[Problem, Schedule], Versions] | None = None
+    versions: Callable[..., Versions] | None = None
     steady: Callable[[Problem], float] | None = None
     builds: bool = False
 
@@ -53,8 +62,27 @@ class Policy:
 
     @property
     def options(self) -> dict[str, Parameter]:
-        """What the order can be told beside the problem."""
-        return dict(list(signature(self.order, eval_str=True).parameters.items())[1:])
+        """What it can be told beside the problem."""
+        return _beyond(self.order, 1) | (_beyond(self.versions, 2) if self.versions else {})
+
+    def ordered(self, problem: Problem,
+                options: Mapping[str, Any]) -> Schedule | tuple[Schedule, dict[str, Any]] | Plan:
+        """What `order` makes of the problem, told those of the options that it takes."""
+        return self.order(problem, **_taken(self.order, options))
+
+    def read(self, problem: Problem, schedule: Schedule, options: Mapping[str, Any]) -> Versions | None:
+        """The weight versions that a stale policy's schedule reads."""
+        return self.versions(problem, schedule, **_taken(self.versions, options)) if self.versions else None
+
+
+def _beyond(function: Callable[..., Any], given: int) -> dict[str, Parameter]:
+    """A function's parameters after the first ones."""
+    return dict(list(signature(function, eval_str=True).parameters.items())[given:])
+
+
+def _taken(function: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the options that a function takes."""
+    return {name: value for name, value in options.items() if name in signature(function).parameters}
 
 
 def _at_least(what: str, bound: Callable[[int], int]) -> Callable[[int, int, int], str | None]:
@@ -104,6 +132,7 @@ POLICIES: dict[str, Policy] = {
     "pipedream": Policy(one_f_one_b, "contiguous", versions=pipedream_versions, steady=pipedream_steady),
     "pipedream_2bw": Policy(pipedream_2bw, "contiguous", versions=two_buffered_versions, steady=two_buffered_steady,
                             needs=_at_least("at least p", lambda p: p)),
+    "paci": Policy(paci, "contiguous", versions=paci_versions, steady=two_buffered_steady),
     "layerpipe": Policy(layerpipe, "contiguous", splits=True, chunks_fixed=False, builds=True),
     "layerpipe2": Policy(layerpipe2, "contiguous", splits=True, chunks_fixed=False, versions=layerpipe2_versions,
                          steady=layerpipe2_steady),

@@ -46,8 +46,9 @@ def price(plan: Plan, cost: CostModel | None = None) -> Price:
     np.maximum.at(last, rank, end)
     busy = np.bincount(rank, clock.duration[tasks], ranks)
     spans = np.where(np.isfinite(first), last - first, 0.0)
-    # a stale plan never drains: its bubble is what its steady state leaves idle
-    whole = spans.max() if plan.versions is None else plan.period * (plan.micro_batches // plan.versions.every)
+    # of a stale plan that never drains, the bubble is what its steady state leaves idle
+    whole = (spans.max() if plan.steady is None or plan.versions is None
+             else plan.period * (plan.micro_batches // plan.versions.every))
     rate = 1 - busy.max() / whole
     return Price(float(end.max() - start.min()), float(spans.max()), plan.period, tuple(spans.tolist()),
                  plan.peaks, float(rate))

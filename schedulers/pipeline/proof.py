@@ -83,6 +83,8 @@ def read_plan(schedule: Schedule, ranks: int, micro_batches: int, chunks: int | 
     if graph is None:
         _complete(compute, placement.stages, micro_batches)
         graph = stage_graph(placement.stages, micro_batches, joint, placement.directions)
+    elif like is not None and like.versions is not None:
+        graph = like.graph  # whose tasks read the versions
     else:
         try:
             graph = fuse(graph, np.broadcast_to(joint, (placement.stages, micro_batches)))
@@ -101,15 +103,15 @@ def read_plan(schedule: Schedule, ranks: int, micro_batches: int, chunks: int | 
 
 
 def _versions_of(schedule: Schedule, like: Plan) -> Versions | None:
-    """The weight versions that the schedule reads, if every stage and micro-batch reads what it reads
-    in the other plan."""
+    """The weight versions that the schedule reads, if the forward and the backward of every stage and micro-batch read
+    what they read in the other plan."""
     if like.versions is None:
         return None
-    theirs, own = unpack(like.schedule.keys), unpack(schedule.keys)
-    forward = theirs.kind == Kind.F
-    read = np.zeros((like.micro_batches, like.placement.stages), np.int64)
-    read[theirs.micro_batch[forward], theirs.unit[forward]] = like.versions.read[forward]
-    return replace(like.versions, read=read[own.micro_batch, own.unit])
+    works = np.isin(unpack(like.schedule.keys).kind, COMPUTE)
+    theirs, own = unpack(like.schedule.keys[works]), unpack(schedule.keys)
+    read = np.zeros((2, like.micro_batches, like.placement.stages), np.int64)
+    read[(theirs.kind == Kind.F).astype(int), theirs.micro_batch, theirs.unit] = like.versions.read[works]
+    return replace(like.versions, read=read[(own.kind == Kind.F).astype(int), own.micro_batch, own.unit])
 
 
 def split(schedule: Schedule) -> tuple[Schedule, bool]:
@@ -251,37 +253,39 @@ def _counted(plan: Plan) -> Plan:
 
 
 def _versions(plan: Plan) -> None:
-    """A version must exist when it is read, and a backward must read what its forward read."""
+    """A version must exist when it is read. A backward must read what its forward read; where no history is kept,
+    every task the newest."""
     versions, schedule = plan.versions, plan.schedule
     assert versions is not None
     if len(versions.read) != len(schedule):
         raise schedule.error(f"{len(versions.read)} weight versions are given for {len(schedule)} tasks")
-    message = np.isin(unpack(schedule.keys).kind, COMMUNICATION)
-    versions = replace(versions, read=versions.read[~message])
-    schedule, _ = split(schedule)
-    own = unpack(schedule.keys)
+    action, _ = schedule.actions()  # what a pair makes shows at its end
+    works = np.isin(unpack(schedule.keys).kind, COMPUTE)
+    keys, read, action = schedule.keys[works], versions.read[works], action[works]
+    own = unpack(keys)
     unit, kind, micro_batch = own.unit, own.kind, own.micro_batch
     ends = (kind == Kind.W) | (kind == Kind.B)
-    order = np.lexsort((np.arange(len(schedule)), unit))  # stage by stage, in lane order: a stage has one lane
+    order = np.lexsort((np.arange(len(keys)), unit))  # stage by stage, in lane order: a stage has one lane
     done = np.concatenate([[0], np.cumsum(ends[order])])[:-1]
     first = np.searchsorted(unit[order], np.arange(plan.placement.stages))
-    action, _ = schedule.actions()  # what a pair makes shows at its end
     fresh = np.append(True, (np.diff(unit[order]) != 0) | (np.diff(action[order]) != 0))
-    begin = np.maximum.accumulate(np.where(fresh, np.arange(len(schedule)), 0))
-    newest = np.empty(len(schedule), np.int64)
+    begin = np.maximum.accumulate(np.where(fresh, np.arange(len(keys)), 0))
+    newest = np.empty(len(keys), np.int64)
     newest[order] = (done[begin] - done[first][unit[order]]) // versions.every
-    early = np.flatnonzero((versions.read > newest) | (versions.read < 0))
+    early = np.flatnonzero(read != newest if versions.history == "none" else (read > newest) | (read < 0))
     if early.size:
         e = int(early[0])
-        key = int(schedule.keys[e])
-        raise schedule.error(f"task {task_name(key)} reads weight version {versions.read[e]}, but then the newest one "
-                             f"of stage {unit[e]} is {newest[e]}", [key])
-    read = np.full((plan.micro_batches, plan.placement.stages), -1, np.int64)
+        raise schedule.error(f"task {task_name(int(keys[e]))} reads weight version {read[e]}, but then the newest one "
+                             f"of stage {unit[e]} is {newest[e]}"
+                             + (", and no other is kept" if versions.history == "none" else ""), [int(keys[e])])
+    if versions.history == "none":
+        return
+    before = np.full((plan.micro_batches, plan.placement.stages), -1, np.int64)
     forward = kind == Kind.F
-    read[micro_batch[forward], unit[forward]] = versions.read[forward]
-    other = np.flatnonzero(versions.read != read[micro_batch, unit])
+    before[micro_batch[forward], unit[forward]] = read[forward]
+    other = np.flatnonzero(read != before[micro_batch, unit])
     if other.size:
         e = int(other[0])
-        key, before_it = int(schedule.keys[e]), int(pack(unit[e], Kind.F, micro_batch[e]))
-        raise schedule.error(f"task {task_name(key)} reads weight version {versions.read[e]}, but "
-                             f"{task_name(before_it)} read version {read[micro_batch[e], unit[e]]}", [key, before_it])
+        key, before_it = int(keys[e]), int(pack(unit[e], Kind.F, micro_batch[e]))
+        raise schedule.error(f"task {task_name(key)} reads weight version {read[e]}, but {task_name(before_it)} read "
+                             f"version {before[micro_batch[e], unit[e]]}", [key, before_it])

@@ -1,4 +1,4 @@
-"""Pipelines that never drain: PipeDream and PipeDream-2BW. Gradients are taken at older weights, kept in versions.
+"""Pipelines that never drain: PipeDream, PipeDream-2BW, PACI. Gradients are taken at older weights.
 
 Their order is 1F1B without a flush; what is new is which version of the weights a task reads.
 """
@@ -7,20 +7,29 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...plans import Versions
+from ...plans import HISTORIES, Versions
 from ...pricing.simulation import Clock, Lanes
 from ...schedule import Schedule
-from ...tasks import unpack
+from ...tasks import Kind, unpack
 from .flush import one_f_one_b
+from .placement import PipelineError
 from .problem import Problem
 
 
-def pipedream_versions(problem: Problem, schedule: Schedule) -> Versions:
+def pipedream_versions(problem: Problem, schedule: Schedule, history: str = "exact") -> Versions:
     """An update after every micro-batch (PipeDream's mini-batch). Rank s has p - s in flight, so F and backward of
-    micro-batch i read version i - (p - s) + 1: the newest one when F runs, stashed until the backward."""
+    micro-batch i read version i - (p - s) + 1: the newest one when F runs, stashed until the backward. `history`:
+    "exact" keeps the old versions, "average" one moving average in their place."""
     own = unpack(schedule.keys)
     stage, micro_batch = own.unit, own.micro_batch
-    return Versions(np.maximum(0, micro_batch - (problem.stages - stage) + 1))
+    return Versions(np.maximum(0, micro_batch - (problem.stages - stage) + 1), history=checked_history(history))
+
+
+def checked_history(history: str) -> str:
+    """What a backward may read that is to read its forward's weights."""
+    if history not in (kept := HISTORIES[:2]):
+        raise PipelineError(f"history is {history!r}; it must be {' or '.join(map(repr, kept))}")
+    return history
 
 
 def two_buffered_versions(problem: Problem, schedule: Schedule) -> Versions:
@@ -30,11 +39,30 @@ def two_buffered_versions(problem: Problem, schedule: Schedule) -> Versions:
     return Versions(np.maximum(0, micro_batch // every - 1), every)
 
 
+def paci_versions(problem: Problem, schedule: Schedule) -> Versions:
+    """Everything reads the newest version: on rank s the forward of micro-batch i comes after i - (p - s) + 1
+    backwards, its own backward after i, and an update after every m."""
+    every = problem.micro_batches
+    own = unpack(schedule.keys)
+    between = np.where(own.kind == Kind.F, problem.stages - own.unit - 1, 0)
+    return Versions(np.maximum(0, own.micro_batch - between) // every, every, "none")
+
+
 def pipedream_2bw(problem: Problem, mini_batches: int = 1) -> Schedule:
     """1F1B over `mini_batches` mini-batches in a row, without a flush between them (Narayanan et al., 2020)."""
     from dataclasses import replace
 
     return one_f_one_b(replace(problem, micro_batches=problem.micro_batches * mini_batches))
+
+
+def paci(problem: Problem, mini_batches: int = 1) -> Schedule:
+    """1F1B without a flush over `mini_batches` mini-batches, an update after each, no weights kept (PACI, 2026).
+
+    A backward runs on the newest weights, not on its forward's. Between the two come p - s - 1 other backwards on rank
+    s, so at most ceil((p - s - 1) / m) updates, m being a mini-batch's micro-batches: more of them bound the drift.
+    Peak min(p - s, micro-batches) activations and one version of the weights on rank s. Reconstructed.
+    """
+    return pipedream_2bw(problem, mini_batches)
 
 
 def pipedream_steady(problem: Problem) -> float:

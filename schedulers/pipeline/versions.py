@@ -1,9 +1,9 @@
 """Weight versions of a recorded step that updates several times: which one each task reads becomes part of the graph.
 
-In a stale pipeline micro-batches run on weights of some updates ago. Here each stage keeps as many copies of its
-parameters as are read at a time; an update copies the newest ones to where nobody reads any more and changes them
-there, or changes them in place. The graph's edges then say all that there is to prove. The last update of a step leaves
-the newest version in the parameters themselves, so nothing is under way between two steps.
+In a stale pipeline micro-batches run on weights of some updates ago. The parameters themselves are always the newest
+version, which updates change in place. Before that an update copies what is still to be read, or moves an average
+towards it. Copies are buffers of the step like its activations: the graph's edges say all that there is to prove, and
+the memory plan gives a copy's place to another one when nobody reads it any more.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from dataclasses import replace
 import numpy as np
 
 from ...graph import ROLES, Ints, Launch, Role, Rows, TaskGraph, View, derive_edges
+from ...plans import Versions
 from ...schedule import Schedule
-from ...tasks import Kind
+from ...tasks import Kind, unpack
 from .placement import PipelineError, Placement
 
 
@@ -40,37 +41,54 @@ def with_updates(graph: TaskGraph, schedule: Schedule, placement: Placement) -> 
     return Schedule.of(graph, lanes)  # type: ignore[arg-type]
 
 
-def with_versions(graph: TaskGraph, schedule: Schedule, read: Ints) -> TaskGraph:
-    """The graph of stages in which the forward and backward of a micro-batch read version `read[stage, micro-batch]` of
-    their stage's weights. Version 0 is what the step begins with; each update of a stage, in the order of
-    micro-batches, makes the next. The schedule says how long a version is read. Raises PipelineError for a version that
-    is not there in time."""
-    place = np.empty(len(graph), np.int64)
-    place[schedule.ids(graph)] = np.arange(len(graph))
+def versions_of(schedule: Schedule, versions: Versions, ordered: Schedule) -> Versions:
+    """The versions of a policy's schedule, for `ordered`, which has updates and the like too: those of their time."""
+    read = dict(zip(schedule.keys.tolist(), versions.read.tolist(), strict=True))
+    of_its_time = unpack(ordered.keys).micro_batch // versions.every
+    return replace(versions, read=np.array([read.get(key, other) for key, other in
+                                            zip(ordered.keys.tolist(), of_its_time.tolist(), strict=True)], np.int64))
+
+
+def with_versions(graph: TaskGraph, schedule: Schedule, versions: Versions) -> TaskGraph:
+    """The graph of stages whose tasks read the versions of their stage's weights that are given beside the schedule.
+    Version 0 is what the step begins with; each update of a stage, in the order of micro-batches, makes the next.
+
+    A moving average takes the place of old versions where `versions` says so. With d the age of all that is read, it is
+    W_0 until update d, and from then on each update first moves it by 1/d of the way to the weights: then it is
+    W_t - d G, G being the moving average of updates with decay (d - 1) / d, and exact while weights move evenly.
+    Raises PipelineError for a version that is not there in time, or where ages differ under an average.
+    """
+    place, version = np.empty((2, len(graph)), np.int64)
+    ids = schedule.ids(graph)
+    place[ids], version[ids] = np.arange(len(graph)), versions.read
     parameter = ROLES.index(Role.PARAMETER)
     changing = updates(graph)
-    reads, writes = ([rows[t].tolist() for t in range(len(graph))] for rows in (graph.reads, graph.writes))
+    reads, writes = ([set(rows[t].tolist()) for t in range(len(graph))] for rows in (graph.reads, graph.writes))
     launches = list(graph.launches)
     for stage in np.unique(graph.unit[changing]).tolist():
         mine = sorted(changing[graph.unit[changing] == stage].tolist(), key=lambda t: int(graph.micro_batch[t]))
         own = sorted({b for t in mine for b in writes[t] if graph.buffer_role[b] == parameter})
         users = [t for t in range(len(graph)) if graph.unit[t] == stage and graph.kind[t] != Kind.U
-                 and set(reads[t]) & set(own)]
-        version = {t: int(read[stage, graph.micro_batch[t]]) for t in users}
-        last = [max([place[t] for t in users if version[t] == v], default=-1) for v in range(len(mine) + 1)]
+                 and reads[t] & set(own)]
+        newest = dict(zip(users, np.searchsorted(place[mine], place[users]).tolist(), strict=True))
         for t in users:
-            v = version[t]
-            if not 0 <= v <= len(mine) or (v and place[t] < place[mine[v - 1]]):
-                raise PipelineError(f"{graph.name(t)} reads version {v} of its weights before it is there")
-        slot, copies = _slots([int(place[t]) for t in mine], last)
-        graph, buffers, storages = _with_slots(graph, own, copies)
-
-        for t in (*users, *mine):
-            before, after = (slot[version[t]],) * 2 if t in version else (slot[mine.index(t)], slot[mine.index(t) + 1])
-            reads[t] = [buffers[before].get(b, b) for b in reads[t]]
-            writes[t] = [buffers[after].get(b, b) for b in writes[t]]
-            copied = _copied(graph, storages[before], storages[after]) if before != after else ()
-            launches[t] = (*copied, *(launch.moved(storages[after]) for launch in launches[t]))
+            if not 0 <= version[t] <= newest[t]:
+                raise PipelineError(f"{graph.name(t)} reads version {version[t]} of its weights before it is there")
+        old = [t for t in users if version[t] < newest[t]]
+        average = versions.history == "average"
+        age = _age(graph, {t: (newest[t], newest[t] - int(version[t])) for t in old}) if average else 0
+        kept = [0] * bool(old) if average else sorted({int(version[t]) for t in old})
+        graph, copies = _with_copies(graph, own, ["average" if average else f"version {v}" for v in kept])
+        for (buffers, storages), v in zip(copies, kept, strict=True):
+            reading = [t for t in old if average or version[t] == v]
+            for t in reading:
+                reads[t] = {buffers.get(b, b) for b in reads[t]}
+                launches[t] = tuple(launch.moved(storages) for launch in launches[t])
+            moving = [t for t in mine[age:] if place[t] < place[reading].max()] if average else []
+            for t in {mine[v], *moving}:
+                reads[t] |= {*own, *(buffers.values() if t != mine[v] else ())}
+                writes[t] |= {*buffers.values()}
+                launches[t] = (*(_copied if t == mine[v] else _averaged)(graph, storages, age), *launches[t])
     graph = replace(graph, reads=Rows.of([sorted(row) for row in reads]),
                     writes=Rows.of([sorted(row) for row in writes]), launches=tuple(launches))
     return graph.take(_order(graph, schedule, changing))
@@ -100,48 +118,48 @@ def _order(graph: TaskGraph, schedule: Schedule, changing: Ints) -> Ints:
     return np.array(order, np.int64)
 
 
-def _copied(graph: TaskGraph, before: dict[int, int], after: dict[int, int]) -> tuple[Launch, ...]:
-    """What copies a stage's parameters from one copy to another."""
-    def view(storage: int) -> View:
-        spec = graph.storages[storage]
-        return View(storage, (spec.bytes // np.dtype(spec.dtype).itemsize,), (1,), 0, spec.dtype)
-
-    return tuple(Launch("copy", (view(before[s]),), (view(after[s]),)) for s in before)
-
-
-def _slots(made: list[int], last: list[int]) -> tuple[list[int], int]:
-    """Which copy each version lies in, and how many there are. Version k + 1 is made at place `made[k]`; version v is
-    read until `last[v]`, and by the update that makes the next one. Copy 0, the parameters, has the first and the
-    last."""
-    slot = [0]
-    for k, at in enumerate(made):
-        busy = {slot[v] for v in range(k + 1) if last[v] > at}
-        final = k + 1 == len(made)
-        free = [0] if final else [slot[k], *range(max(slot) + 2)]
-        slot.append(next((s for s in free if s not in busy), -1))
-        if slot[-1] < 0:
-            raise PipelineError("the parameters are still read after the last update of a step; "
-                                "the step must end with it")
-    return slot, max(slot) + 1
+def _age(graph: TaskGraph, old: dict[int, tuple[int, int]]) -> int:
+    """How many updates old the weights are that tasks read by an average, of each (newest version, its age there)."""
+    age = max((age for _, age in old.values()), default=0)
+    for t, (newest, found) in old.items():
+        if found != min(newest, age):
+            raise PipelineError(f"{graph.name(t)} reads weights {found} updates old where others of its stage read "
+                                f"weights {age} updates old; a moving average rebuilds one age")
+    return age
 
 
-def _with_slots(graph: TaskGraph, own: list[int],
-                copies: int) -> tuple[TaskGraph, list[dict[int, int]], list[dict[int, int]]]:
+def _copied(graph: TaskGraph, storages: dict[int, int], age: int) -> tuple[Launch, ...]:
+    """What copies a stage's parameters."""
+    return tuple(Launch("copy", (_whole(graph, s),), (_whole(graph, copy),)) for s, copy in storages.items())
+
+
+def _averaged(graph: TaskGraph, storages: dict[int, int], age: int) -> tuple[Launch, ...]:
+    """What moves their average on by one version."""
+    return tuple(Launch("lerp", (_whole(graph, copy), _whole(graph, s)), (_whole(graph, copy),),
+                        constants=(("weight", 1 / age),)) for s, copy in storages.items())
+
+
+def _whole(graph: TaskGraph, storage: int) -> View:
+    spec = graph.storages[storage]
+    return View(storage, (spec.bytes // np.dtype(spec.dtype).itemsize,), (1,), 0, spec.dtype)
+
+
+def _with_copies(graph: TaskGraph, own: list[int],
+                 names: list[str]) -> tuple[TaskGraph, list[tuple[dict[int, int], dict[int, int]]]]:
     """The graph with copies of a stage's parameters, and for each copy which buffer and which storage takes
     the place of which."""
     held = sorted({int(graph.buffer_storage[b]) for b in own})
-    buffers, storages = [{b: b for b in own}], [{s: s for s in held}]
-    for copy in range(1, copies):
+    copies = []
+    for name in names:
         first, at = len(graph.storages), len(graph.buffer_bytes)
-        specs = [replace(graph.storages[s], name=f"{graph.storages[s].name}, copy {copy}", role=Role.STATE, live=None)
+        specs = [replace(graph.storages[s], name=f"{graph.storages[s].name}, {name}", role=Role.WORKSPACE, live=None)
                  for s in held]
         place = {s: first + i for i, s in enumerate(held)}
         graph = graph.with_buffers(np.array(own), np.array([place[int(graph.buffer_storage[b])] for b in own]),
-                                   [f"{graph.buffer_names[b]}, copy {copy}" for b in own] if graph.buffer_names else [],
+                                   [f"{graph.buffer_names[b]}, {name}" for b in own] if graph.buffer_names else [],
                                    storages=specs)
         role = graph.buffer_role.copy()
-        role[at:] = ROLES.index(Role.STATE)
+        role[at:] = ROLES.index(Role.WORKSPACE)
         graph = replace(graph, buffer_role=role)
-        buffers.append({b: at + i for i, b in enumerate(own)})
-        storages.append(place)
-    return graph, buffers, storages
+        copies.append(({b: at + i for i, b in enumerate(own)}, place))
+    return graph, copies
