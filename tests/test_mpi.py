@@ -122,7 +122,7 @@ def test_two_ranks_on_cuda_without_a_gpu():
 @pytest.mark.slow
 def test_an_mpi_that_was_not_built_for_cuda_is_not_given_its_memory():
     refused = one_line(run(2, "-c", CUDA, *parallel("priority", "--transport", "cuda-aware", "--device", "cuda")[2:]))
-    assert "takes no memory of CUDA devices" in refused
+    assert "cannot read the memory of CUDA devices" in refused
     assert "use --transport staged" in refused
 
 
@@ -425,7 +425,7 @@ def test_a_rank_that_is_stopped_for_ever_is_noticed_by_its_silence(ranks, tmp_pa
                                                           tmp_path / "trace.json")[2:], MINIDL_MPI_SILENT_SECONDS="4")
     assert done.returncode != 0
     assert re.fullmatch(r"minidl: rank [023] waits for rank 1, which has given no sign of life for 4 s: it was "
-                        r"stopped, or its machine is gone \(MINIDL_MPI_SILENT_SECONDS gives it more time\)\n",
+                        r"stopped, or its machine is gone \(a larger MINIDL_MPI_SILENT_SECONDS waits longer\)\n",
                         done.stderr)
     until(lambda: not _running(str(tmp_path)), "the stopped rank has ended")
 

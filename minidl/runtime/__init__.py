@@ -1,1 +1,1 @@
-"""Runs programs: devices, lanes, memory, executors, and the transports between ranks. It decides no order."""
+"""Runs programs: devices, lanes, memory, executors, and the transports between ranks. Schedules decide the order."""

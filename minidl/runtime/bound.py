@@ -1,6 +1,6 @@
-"""A recorded graph bound to memory: arrays for its views, prebuilt calls for its tasks, inputs in and outputs out.
+"""A recorded graph bound to memory: arrays for its views, prebuilt calls for its tasks, copies of inputs and outputs.
 
-Knows no order: that is the executors' business.
+The executors decide the order of the tasks.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from .memory import MemoryPlan, rounded
 
 
 class Bound:
-    """With a plan, storages lie in one arena as planned; without one, each has memory of its own.
+    """A graph bound to memory. With a memory plan, storages lie in one arena; without one, each has its own memory.
 
-    `private`: works on copies of parameters and states, so that a run changes nothing outside. `arena`: memory to lie
-    in, for graphs that never run at the same time.
+    `private`: uses copies of parameters and states, so that a run changes nothing outside. `arena`: the memory to use,
+    which graphs may share if they never run at the same time.
     """
 
     def __init__(self, graph: TaskGraph, plan: MemoryPlan | None, device: Any = None, *, private: bool = False,
                  arena: Any = None) -> None:
         if len(graph) and not graph.launches:
-            raise GraphError(f"graph {graph.name_of_graph!r} is a plan without kernels; only recorded graphs can run")
+            raise GraphError(f"graph {graph.name_of_graph!r} has no kernels; only graphs of minidl.record can run")
         self.graph, self.plan = graph, plan
         self.device = device or tapes.current().device
         self._live = {i: s.live for i, s in enumerate(graph.storages) if s.live is not None}
@@ -45,7 +45,7 @@ class Bound:
         self._labels = self._label_limits()
 
     def load_random(self, random: np.random.Generator) -> tuple[Any, ...]:
-        """Fills the inputs with values that a step can work on (normal numbers, labels in range), and gives them."""
+        """Fills the inputs with values that a step can use (normal numbers, labels in range), and returns them."""
         classes = dict(self._labels)
         values = tuple(random.integers(0, classes.get(i, 2), a.shape) if a.dtype.kind == "i"
                        else random.standard_normal(a.shape).astype(a.dtype) for i, a in enumerate(self._inputs))
@@ -54,11 +54,11 @@ class Bound:
 
     @property
     def persistent(self) -> list[Any]:
-        """The memory that a step changes and that outlives it."""
+        """The memory of parameters and states."""
         return list(self._bound_to.values())
 
     def place(self, storage: int) -> tuple[Any, int]:
-        """The memory that holds a storage, and the byte at which it begins there."""
+        """The memory that holds a storage, and the byte at which the storage begins in it."""
         if storage in self._live:
             return self._bound_to[storage], 0
         return self.arena, int(self.plan.offset[storage] if self.plan is not None else self._own[storage])
@@ -72,7 +72,7 @@ class Bound:
         return [thunk for launch in self.graph.launches[task] for thunk in self.device.bind(launch, self.array, stream)]
 
     def _label_limits(self) -> list[tuple[int, int]]:
-        """(input, classes) for every input that kernels index with (labels, tokens), so that it is checked."""
+        """(input, classes) for every input that kernels use as an index (labels, tokens), for a check of its range."""
         origin = {v.storage: i for i, v in enumerate(self.graph.inputs)}  # also of copies of an input
         found = set()
         for launch in (launch for task in self.graph.launches for launch in task):
@@ -85,7 +85,7 @@ class Bound:
     def load(self, values: tuple[Any, ...], settles: bool = True) -> None:
         """Copies a step's inputs to their buffers. Raises ShapeError or ValueError before anything is copied.
 
-        `settles`: executors that hold back a part of their last step finish it first.
+        `settles`: executors with late tasks run them first.
         """
         if settles and tapes.unsettled:
             tapes.settle()
@@ -107,7 +107,7 @@ class Bound:
         self._feed(arrays)
 
     def results(self) -> Any:
-        """The outputs, copied out: a tensor, a tuple of them, or None."""
+        """Copies of the outputs: a tensor, a tuple of tensors, or None."""
         out = tuple(Tensor(Storage(name, array.shape, str(array.dtype), Role.ACTIVATION, self.device.snapshot(array)))
                     for name, array in self._outputs)
         return out if len(out) > 1 else out[0] if out else None

@@ -1,8 +1,8 @@
-"""The executor that looks for races: any order that the waits allow, drawn from a seed, with every
-buffer's version known.
+"""The executor that looks for races: it runs a random order that the waits allow, drawn from a seed, and tracks the
+version of every buffer.
 
-Reading a version that the graph did not mean, or memory that another buffer has taken over, is an error that names
-both tasks. The lanes are also proved ordered before the run, so a missing wait is noticed even by a lucky draw.
+A task that reads another version than the graph says, or memory that another buffer has overwritten, is an error that
+names both tasks. The schedule is also validated before the run, so a missing wait is found whatever the drawn order.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from .streams import run_program
 
 
 class VersionError(RuntimeError):
-    """A task would read or destroy the wrong version of a buffer; the message names both tasks."""
+    """A task would read or overwrite the wrong version of a buffer. The message names both tasks."""
 
 
 class CheckingExecutor:
-    """Runs lanes in one thread, at each turn the next task of a lane drawn at random among those whose waits are over.
+    """Runs lanes in one thread: at each turn it draws a lane whose waits are over, and runs its next task.
 
-    `waits` (pairs of task ids, default: the schedule's own) and `plan` can be given to try wrong ones; `prove=False`
-    leaves out the proof, so that only versions speak.
+    `waits` (pairs of task ids, default: the schedule's own) and `plan` can be given to test wrong ones. `prove=False`
+    leaves out the validation, so that only versions are checked.
     """
 
     def __init__(self, graph: TaskGraph, schedule: Schedule, *, seed: int = 0, waits: Ints | None = None,
@@ -47,9 +47,9 @@ class CheckingExecutor:
         self._bound.load(inputs)
         self.order = order = random_order(self.graph, self.schedule, self.waits, self._random)
         graph = self.graph
-        version: dict[int, int] = {}  # buffer -> task that wrote it last (absent: as before the step)
+        version: dict[int, int] = {}  # buffer -> task that wrote it last (absent: not yet written in this step)
         readers: dict[int, set[int]] = {}  # buffer -> tasks that have read this version
-        owner: dict[int, int] = {}  # storage -> storage that took its bytes over
+        owner: dict[int, int] = {}  # storage -> storage that has overwritten its bytes
 
         def take(storage: int) -> None:
             owner.pop(storage, None)
@@ -68,11 +68,11 @@ class CheckingExecutor:
                 have, meant = version.get(b, -1), self._meant[task][b]
                 if have != meant:
                     raise VersionError(f"task {name} reads {graph.buffer(b).name} as {self._who(have)} left it, but "
-                                       f"means what {self._who(meant)} writes")
-                taken = owner.get(graph.buffer(b).storage)
-                if taken is not None:
+                                       f"it must read what {self._who(meant)} writes")
+                overwriter = owner.get(graph.buffer(b).storage)
+                if overwriter is not None:
                     raise VersionError(f"task {name} reads {graph.buffer(b).name}, whose memory "
-                                       f"{graph.storages[taken].name} has taken")
+                                       f"{graph.storages[overwriter].name} has overwritten")
                 readers.setdefault(b, set()).add(task)
             for b in graph.writes[task].tolist():
                 missing = self._readers_before(task, b) - readers.get(b, set()) - {task}
@@ -88,20 +88,20 @@ class CheckingExecutor:
         for view in graph.outputs:
             if view.storage in owner:
                 raise VersionError(f"the step returns {graph.storages[view.storage].name}, whose memory "
-                                   f"{graph.storages[owner[view.storage]].name} has taken")
+                                   f"{graph.storages[owner[view.storage]].name} has overwritten")
         return self._bound.results()
 
     def _who(self, task: int) -> str:
         return self.graph.name(task) if task >= 0 else "the step before"
 
     def _readers_before(self, task: int, buffer: int) -> set[int]:
-        """Tasks that mean to read what this write destroys."""
+        """The tasks that must read the version that this write destroys."""
         readers: set[int] = self._meant[task][~buffer]
         return readers
 
 
 def random_order(graph: TaskGraph, schedule: Schedule, waits: Ints, random: np.random.Generator) -> list[int]:
-    """One of the orders in which the lanes may run under these waits, as task ids."""
+    """A random order in which the lanes may run under these waits, as task ids."""
     ids = schedule.ids(graph)
     lanes = [ids[schedule.ptr[i] : schedule.ptr[i + 1]].tolist()[::-1] for i in range(len(schedule.lanes))]
     awaited: dict[int, list[int]] = {}
@@ -120,7 +120,7 @@ def random_order(graph: TaskGraph, schedule: Schedule, waits: Ints, random: np.r
 
 
 def random_schedule(graph: TaskGraph, lanes: int, random: np.random.Generator) -> Schedule:
-    """A legal schedule at random: a random topological order, dealt to `lanes` lanes."""
+    """A random legal schedule: a random topological order, dealt to `lanes` lanes."""
     missing = np.diff(graph.preds.ptr).tolist()
     ready = [t for t, n in enumerate(missing) if not n]
     where: dict[Lane, list[int]] = {Lane(0, "main" if i == 0 else f"sub{i}"): [] for i in range(lanes)}
@@ -136,8 +136,8 @@ def random_schedule(graph: TaskGraph, lanes: int, random: np.random.Generator) -
 
 
 def _versions(graph: TaskGraph) -> list[dict[int, Any]]:
-    """For each task: buffer -> the task whose write it means to read (-1: none in this step), and ~buffer -> the
-    readers of what it overwrites."""
+    """For each task: buffer -> the task whose write it must read (-1: from before the step), and ~buffer -> the readers
+    of the version that it overwrites."""
     writer: dict[int, int] = {}
     readers: dict[int, set[int]] = {}
     meant: list[dict[int, Any]] = []
@@ -154,7 +154,7 @@ def _versions(graph: TaskGraph) -> list[dict[int, Any]]:
 
 
 def _overlapping(graph: TaskGraph, plan: MemoryPlan) -> list[Sequence[int]]:
-    """For each storage the others whose bytes it shares."""
+    """For each storage, the other storages with which it shares bytes."""
     size = np.array([max(s.bytes, 1) for s in graph.storages], np.int64)
     begin, end = plan.offset, plan.offset + size
     placed = plan.offset >= 0

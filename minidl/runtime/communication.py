@@ -1,8 +1,7 @@
-"""A rank's communication: a thread that runs the lanes of transfers, and where the other lanes meet them.
+"""A rank's communication: a thread that runs the lanes of transfers, and the events between these and the other lanes.
 
-Tasks meet by events. A transfer that awaits a task starts when that has run; a task that awaits a transfer waits before
-it begins. On the CPU a call that has returned is done; on CUDA the events of `minidl.runtime.comm.handover` come with
-them.
+A transfer that awaits a task starts when the task has run; a task that awaits a transfer waits before it begins. On the
+CPU a call that has returned is done; on CUDA the events of `minidl.runtime.comm.handover` are needed as well.
 """
 
 from __future__ import annotations
@@ -32,18 +31,18 @@ MESSAGES = (*SENDS, *RECEIVES)
 
 
 class Arrival(Event):
-    """An event that can also be looked at."""
+    """An event that can also be polled."""
 
     __slots__ = ()
 
     def arrived(self) -> bool:
-        """Whether it was recorded; then it is ready for the next run."""
+        """Whether it was recorded. If so, it is reset for the next run."""
         return self._lock.acquire(False)
 
 
 class Communication:
-    """What the parts of a program share: the thread, what is in flight, the memory that transfers use, and the events
-    between one step and the next."""
+    """What the parts of a program share: the thread, the transfers in flight, their memory, and the events between one
+    step and the next."""
 
     def __init__(self, device: Any, transport: Communicator, program: Program, *, trace: bool, credit: int) -> None:
         self.transport, self.trace = transport, trace
@@ -55,11 +54,11 @@ class Communication:
         self.places: dict[int, Host] = {}  #: by the key of the transfer
         #: (late task, transfer of the step before)
         self.boundary = {pair: self.event() for pair in program.boundary_waits}
-        self._places: dict[Any, Host] = {}  # by where the arrays are
+        self._places: dict[Any, Host] = {}  # by the memory of the arrays
         self._lanes: Any = None
         self._started = self._stopped = False
         sends = any(np.isin(part.graph.kind, MESSAGES).any() for part in program.parts)
-        self.polled = sends  #: whether the other lanes move the transfers between their tasks, and no thread does
+        self.polled = sends  #: whether the other lanes poll the transfers between their tasks, instead of a thread
         threaded = not sends and any(any(part.communicates) for part in program.parts)
         self._stream = Stream(f"{transport.rank}/comm") if threaded else None
         self.close = weakref.finalize(self, _close, self._stream)
@@ -69,8 +68,8 @@ class Communication:
         return self._events[-1]
 
     def place(self, key: int, bound: Bound, views: tuple[View, ...], after: Sequence[int], sums: bool) -> Host:
-        """Where a transfer sums, or what it moves; a reduce-scatter and its all-gather share one. `after`: keys of the
-        tasks that it awaits."""
+        """The memory that a transfer sums or moves; a reduce-scatter and its all-gather share one. `after`: the keys of
+        the tasks that it awaits."""
         where = tuple((id(memory), base, view) for view in views for memory, base in [bound.place(view.storage)])
         if where not in self._places:
             self._places[where] = self.hand.place([bound.array(v) for v in views], after, sums)
@@ -82,7 +81,8 @@ class Communication:
 
     # ------------------------------------------------------------------------------------------------------------ runs
     def start(self, meetings: Meetings | None, lanes: Any) -> None:
-        """Hands over the lanes of a part, which `lanes` run beside. Those of the part before have been awaited."""
+        """Starts the communication lanes of a part, beside its other lanes `lanes`. Waits first for those of the part
+        before."""
         self._lanes = lanes
         if meetings is None or not meetings.entries:
             return
@@ -114,7 +114,7 @@ class Communication:
                 self.flight.run()
 
     def stop(self, error: BaseException) -> BaseException:
-        """Ends all communication after an error here; returns the error that came first."""
+        """Ends all communication after an error on this rank; returns the error that came first."""
         self._stopped = True
         self.flight.abandon()
         self._let_through()
@@ -126,10 +126,10 @@ class Communication:
 
 
 class Meetings:
-    """One part's transfers, and what the host calls around the tasks of the other lanes to meet them.
+    """The transfers of one part, and the calls around the tasks of the other lanes that synchronise with them.
 
-    `entries`: the lanes of communication. `times[t]`: when transfer t was issued, started and ended, in seconds, where
-    a trace is kept.
+    `entries`: the lanes of communication. `times[t]`: when transfer t was issued, started and ended, in seconds; only
+    with a trace.
     """
 
     def __init__(self, common: Communication, part: Part, bound: Bound, calls: Calls) -> None:
@@ -145,16 +145,16 @@ class Meetings:
                                                     [lane for lane, talk in zip(lanes, talks, strict=True) if not talk])
         self._keys = graph.keys.tolist()
         self._name = {key: t for t, key in enumerate(self._keys)}
-        # task -> (key of a transfer, what waits for it)
+        # task -> (key of a transfer, the call that waits for it)
         self._awaited: dict[int, list[tuple[int, Thunk]]] = defaultdict(list)
-        self._records: dict[int, list[Thunk]] = defaultdict(list)  # task -> what says that it has run
+        self._records: dict[int, list[Thunk]] = defaultdict(list)  # task -> the records of its events
         arrived: dict[int, list[Callable[[], bool]]] = defaultdict(list)
         after: dict[int, list[int]] = defaultdict(list)
         own = {t: lane for lane, tasks in enumerate(apart) for t in tasks}
         pairs = [(w, s) for w, s in part.waits.tolist() if w in own or s in own]
         # lanes overlap their transfers
         pairs += [(t, int(p)) for t in own for p in graph.preds[t] if own.get(int(p)) == own[t]]
-        for lane in apart:  # but what is received may lie where something was sent from, if the plan has it later
+        for lane in apart:  # but the plan may put a received array where an earlier send reads
             sent = None
             for t in lane:
                 if graph.kind[t] in RECEIVES and sent is not None:
@@ -211,8 +211,8 @@ class Meetings:
         return [mark]
 
     def _before_which_to_drain(self, part: Part, lanes: list[list[int]]) -> set[int]:
-        """Tasks of lanes that compute before which the transfers submitted there must have ended: the next task that is
-        none, and a transfer that needs another's result."""
+        """The tasks of computing lanes before which the transfers submitted on the lane must have ended: the next task
+        that is no transfer, and a transfer that needs the result of another."""
         found, flying = set(), set[int]()
         for lane in lanes:
             flying.clear()
@@ -226,7 +226,7 @@ class Meetings:
 
     # ------------------------------------------------------------------------------------------- around a task's calls
     def calls(self, task: int, stream: Any) -> list[Thunk]:
-        """A task's own calls. A transfer among other tasks has none: it is submitted before."""
+        """The calls of a task. A transfer on a computing lane has none: `before` submits it."""
         return [] if task in self._submitted else self._calls(task, stream)
 
     def before(self, task: int, stream: Any) -> list[Thunk]:

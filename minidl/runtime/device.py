@@ -21,7 +21,7 @@ ALIGNMENT = 256  #: bytes; every buffer begins at a multiple
 
 
 class DeviceError(RuntimeError):
-    """A device that cannot be had here; one line that says what is missing."""
+    """A device is not available here, or cannot do something. The message is one line and says what is missing."""
 
 
 class CPU:
@@ -38,7 +38,7 @@ class CPU:
         self.set_blas_threads(blas_threads)
 
     def set_blas_threads(self, threads: int) -> None:
-        """For this process, from now on."""
+        """Sets the number of threads of each matrix product, for the whole process."""
         from threadpoolctl import threadpool_limits
 
         self._limits = threadpool_limits(threads, "blas")
@@ -59,7 +59,7 @@ class CPU:
                           tuple(s * size for s in view.strides))
 
     def work(self, kernel: Kernel) -> Work | None:
-        """What tells the scratch arrays that a kernel needs here."""
+        """The function that returns the scratch arrays of a kernel on this device; None without scratch."""
         return kernel.work
 
     def bind(self, launch: Launch, array: Any, stream: Any = None) -> list[Thunk]:
@@ -68,43 +68,43 @@ class CPU:
         return KERNELS[launch.kernel].bind(reads, writes, work, dict(launch.constants))
 
     def read(self, array: Any) -> Any:
-        """The array for the host: here itself, elsewhere a copy, when all that was issued before has run."""
+        """The array on the host: on the CPU the array itself, elsewhere a copy, made when all earlier work has run."""
         return array
 
     def fetch(self, array: Any) -> Callable[[], Any]:
-        """A call that gives the array's values of now; elsewhere they are sent while the host goes on."""
+        """A function that returns the present values of the array; on CUDA the copy runs while the host goes on."""
         values = array.copy()
         return lambda: values
 
     def not_finite(self) -> bool | None:
-        """Whether an update has used a gradient that is not finite since this was asked last; None:
-        updates do not look."""
+        """Whether an update has used a gradient that is not finite since the last call; None where updates do not
+        check."""
         return None
 
     def fetch_not_finite(self) -> Callable[[], bool | None]:
-        """The same as a call that waits for it, of what was issued before."""
+        """A function that waits for all work issued so far and then returns `not_finite`."""
         return self.not_finite
 
     def write(self, array: Any, value: Any) -> None:
-        """Host values into an array, after all that was issued before."""
+        """Writes host values to an array, after all work issued before."""
         array[...] = value
 
     def duplicate(self, memory: Any) -> Any:
-        """Memory of its own with the same bytes."""
+        """New memory with the same bytes."""
         copy = self.allocate(len(memory))
         copy[...] = memory
         return copy
 
     def snapshot(self, array: Any) -> Any:
-        """Memory of its own with an array's elements in row-major order."""
+        """New memory with the array's elements in row-major order."""
         return array.copy().reshape(-1).view(np.uint8)
 
     def copier(self, source: Any, out: Any) -> Thunk:
-        """A call that copies one array to another of its shape, after all that was issued before."""
+        """A call that copies one array to another of the same shape, after all work issued before."""
         return partial(np.copyto, out, source)
 
     def pinned(self, shape: tuple[int, ...], dtype: str) -> Any:
-        """A host array, not yet written, that a step takes as an input fastest: here any."""
+        """An uninitialised host array of the kind that is fastest as an input of a step; on the CPU, any array."""
         return np.empty(shape, dtype)
 
     def feed(self, places: Sequence[Any]) -> Callable[[Sequence[Any]], None]:
@@ -117,7 +117,7 @@ class CPU:
         return put
 
     def synchronize(self) -> None:
-        """Waits for all that was issued; on the CPU calls end when they return."""
+        """Waits for all issued work; on the CPU, calls are done when they return."""
 
 
 @cache
@@ -127,8 +127,8 @@ def cpu() -> CPU:
 
 
 def get(name: str) -> Any:
-    """The device of this name: `cpu`, `cuda`, `cuda:1`. Raises ValueError for one that is not known, and DeviceError
-    for one that cannot be had here; the message says what is missing."""
+    """The device of this name: `cpu`, `cuda`, `cuda:1`. Raises ValueError for an unknown name, and DeviceError for a
+    device that is not available here; the message says what is missing."""
     if name == "cpu":
         return cpu()
     kind, colon, number = name.partition(":")
@@ -140,7 +140,7 @@ def get(name: str) -> Any:
 
 
 def of(memory: Any) -> Any:
-    """The device that memory was allocated on."""
+    """The device on which memory was allocated."""
     if type(memory) is np.ndarray:
         return cpu()
     from .cuda.device import owner

@@ -1,5 +1,5 @@
-"""Everything that runs a graph under a schedule: the oracle, the runtime by its short names, and the executor that
-looks for races."""
+"""The executors: short names for configurations of the runtime; also the oracle, and the executor that looks for
+races."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ class StreamExecutor(Runtime):
 
 
 class GraphExecutor(StreamExecutor):
-    """The same, but a step is captured once as a CUDA graph and replayed by one launch. Raises DeviceError on a device
-    that cannot capture."""
+    """One device: a step is captured once as a CUDA graph and replayed by one launch. Raises DeviceError on a device
+    that cannot capture graphs."""
 
     captures = True
 
 
 class DistributedExecutor(Runtime):
-    """One rank among several, which all have the same schedule; captured where the device can. `logged`: `log` has
-    which version of its weights each task read, and nothing is captured."""
+    """One rank among several, which all have the same schedule; captured where the device can. `logged`: `log` keeps
+    the version of its weights that each task read, and nothing is captured."""
 
     def __init__(self, graph: TaskGraph, schedule: Schedule, communicator: Communicator, *, device: Any = None,
                  trace: bool = False, memory_limit: int | None = None, credit: int = CREDIT,
@@ -54,7 +54,7 @@ class DistributedExecutor(Runtime):
 
 def executor(graph: TaskGraph, schedule: Schedule, *, device: Any = None, trace: bool = False,
              memory_limit: int | None = None) -> StreamExecutor:
-    """What runs a recorded graph under a schedule; on a device that can capture, by one launch a step."""
+    """The executor for a recorded graph and a schedule; on a device that captures graphs, a step is one launch."""
     device = device or tapes.current().device
     kind = GraphExecutor if device.captures else StreamExecutor
     return kind(graph, schedule, device=device, trace=trace, memory_limit=memory_limit)

@@ -1,5 +1,4 @@
-"""One run of an executor at a time, in the process that made it: what an executor cannot do ends with an error,
-not with a hang."""
+"""One run of an executor at a time, and only in the process that made it: anything else is an error, not a hang."""
 
 from __future__ import annotations
 
@@ -9,8 +8,9 @@ from typing import Any
 
 
 class Guard:
-    """`with guard:` around a run. Raises RuntimeError while another thread runs the same executor, whose buffers hold
-    one step; and, unless the executor `forks`, in a forked child: worker threads and devices stay with the parent."""
+    """Use `with guard:` around a run. It raises RuntimeError while another thread runs the same executor, whose buffers
+    hold one step; and in a forked child, unless the executor `forks`: worker threads and devices stay with the
+    parent."""
 
     def __init__(self, *, forks: bool) -> None:
         self._process = None if forks else os.getpid()
@@ -21,7 +21,7 @@ class Guard:
             raise RuntimeError("this executor was made before the process was forked, and its worker threads and "
                                "device stayed with the parent; make an executor in the child")
         here = threading.current_thread()
-        other = self._running.setdefault("in", here)  # atomic; a thread's own mark may be left from an interrupted run
+        other = self._running.setdefault("in", here)  # atomic; this thread's entry may be left from an interrupted run
         if other is not here:
             raise RuntimeError(f"this executor is running a step in thread {other.name!r}; run one step at a time, or "
                                f"make an executor for each thread")

@@ -1,7 +1,7 @@
-"""Runs the lanes of a step on the CPU: one program a lane, one thread a lane, events where the waits are.
+"""Runs the lanes of a step on the CPU: each lane has one program and one thread; waits become events.
 
-The first lane runs in the caller's thread, so a step of one lane needs no hand-over at all. Knows tasks as numbers and
-calls, no graph.
+The first lane runs in the caller's thread, so a step of one lane needs no other thread. This module knows tasks as
+numbers and calls, and no graph.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ def _nothing(task: int, stream: Any) -> list[Thunk]:
 
 @dataclass(frozen=True)
 class Work:
-    """What lanes have to do: of each lane its name, its priority (lower first) and its tasks in order; pairs (waiter,
-    source) of tasks on different lanes; the calls of a task, given the stream that they go to (None on the CPU), and
-    what the host calls `before` and `after` them to meet communication; its name; and the memory that outlives a
+    """The work of lanes: for each lane its name, its priority (lower first) and its tasks in order; waits, as pairs
+    (waiter, source) of tasks on different lanes; for each task its name, its calls for a given stream (None on the CPU)
+    and the host's calls `before` and `after` them, which synchronise with communication; and the memory that outlives a
     step."""
 
     names: Sequence[str]
@@ -41,7 +41,7 @@ class Work:
 
 
 class LaneError(Exception):
-    """Call `error` of `task` on `lane` failed."""
+    """A call of `task` on `lane` failed with `error`."""
 
     def __init__(self, error: BaseException, task: int, lane: int) -> None:
         super().__init__(str(error))
@@ -49,8 +49,8 @@ class LaneError(Exception):
 
 
 class Threads:
-    """`run` executes all lanes once, to their end. With `trace` the lanes keep when each task was issued, started and
-    ended. After an error it can run again. `give_up` ends a run from any thread."""
+    """Lanes on threads. `run` runs all lanes once, to their end, and can run again after an error. With `trace`, lanes
+    keep when each task was issued, started and ended. `give_up` ends a run from any thread."""
 
     def __init__(self, work: Work, trace: bool = False) -> None:
         self.work, self.trace = work, trace
@@ -62,7 +62,7 @@ class Threads:
         self.close = weakref.finalize(self, _close, self._streams)
 
     def _build(self) -> None:
-        """One program a lane: for each task its waits, its kernel calls, its records."""
+        """Makes the program of each lane: for each task its waits, its kernel calls, its records."""
         self._events: list[Event] = []
         awaited: dict[int, list[Thunk]] = {}
         records: dict[int, list[Thunk]] = {}
@@ -72,7 +72,7 @@ class Threads:
             awaited.setdefault(waiter, []).append(event.wait)
             records.setdefault(source, []).append(event.record)
         self._programs: list[Program] = []
-        self._tasks: list[list[int]] = []  # for every call of a program the task that it belongs to
+        self._tasks: list[list[int]] = []  # for every call of a program, the task to which it belongs
         work = self.work
         for lane, tasks in enumerate(work.tasks):
             program: Program = []
@@ -93,7 +93,7 @@ class Threads:
         return [lambda: append(perf_counter())]
 
     def run(self) -> None:
-        """Raises LaneError for a task that failed; anything else that is raised is not a task's fault."""
+        """Runs all lanes once. Raises LaneError for a task that failed; any other error does not come from a task."""
         for stamps in self._stamps:
             stamps.clear()
         stops: list[Stop] = []
@@ -110,7 +110,7 @@ class Threads:
             self._fail(stops)
 
     def _join(self) -> list[Stop]:
-        """Waits for the other lanes. An interrupt meanwhile ends the step as one within a task does."""
+        """Waits for the other lanes. An interrupt during the wait ends the step, as one within a task does."""
         stops: list[Stop] = []
         while len(stops) < len(self._streams):
             try:
@@ -120,8 +120,8 @@ class Threads:
         return stops
 
     def give_up(self, stop: Stop) -> None:
-        """Ends all lanes: programs are emptied, and whoever waits is let through to see it."""
-        self._failures.append(stop)  # first: only the first knows its place, since the rest are emptied under way
+        """Ends all lanes: empties their programs, and opens all events so that no lane keeps waiting."""
+        self._failures.append(stop)  # before the programs are emptied: only the first failure knows its place
         for program in self._programs:
             program.clear()
         for event in self._events:
@@ -133,14 +133,14 @@ class Threads:
         self._build()
         for stop in failures:
             if stop.error is not None and (stop.index < 0 or not isinstance(stop.error, Exception)):
-                raise stop.error  # KeyboardInterrupt, or a signal handler's own error: no task's fault
+                raise stop.error  # KeyboardInterrupt, or the error of a signal handler: not from a task
         lane, error = stops.index(first), first.error
         assert error is not None
         raise LaneError(error, tasks[lane][first.index], lane) from error
 
     def stamps(self) -> list[Any]:
-        """Of each lane (tasks, 3): when each task of the last run was issued, started, ended; seconds of
-        the host's clock."""
+        """For each lane an array (tasks, 3): when each task of the last run was issued, started and ended, in seconds
+        of the host's clock."""
         return [np.array(s).reshape(-1, 3) for s in self._stamps]
 
 

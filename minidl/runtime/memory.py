@@ -1,8 +1,8 @@
-"""Where every buffer of a step lies: one arena, offsets fixed before the first run.
+"""The memory plan: where every buffer of a step lies in one arena. Offsets are fixed before the first run.
 
-Two storages may share bytes only if every task that touches the one has surely ended before any task that touches the
-other starts, under the schedule's happens-before; so nothing is reused that could race, and a step allocates nothing.
-Parameters and states have their own memory, since they outlive the step; they count toward the peak.
+Two storages may share bytes only if, by the schedule's happens-before, every task that touches the one has ended before
+any task that touches the other starts. So reuse cannot cause a race, and a step allocates nothing. Parameters and
+states outlive the step, so they have their own memory; they count toward the peak.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ ALIGNMENT = 256
 
 
 class MemoryLimitError(ValueError):
-    """The plan does not fit the limit; the message says by how much."""
+    """The plan needs more memory than the limit. The message says both."""
 
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """`offset[s]`: byte at which storage s begins in the arena, -1 for persistent storages, which have their own
-    memory, and for those that no task touches. `peak_bytes` is all of it: arena, parameters and states."""
+    """`offset[s]`: the byte at which storage s begins in the arena; -1 for persistent storages, which have their own
+    memory, and for storages that no task touches. `peak_bytes`: arena, parameters and states together."""
 
     offset: Ints
     arena_bytes: int
@@ -36,15 +36,16 @@ class MemoryPlan:
 
 
 def rounded(nbytes: Ints) -> Ints:
-    """Up to the alignment; a storage without elements still gets a place."""
+    """Sizes rounded up to the alignment; a storage without elements gets one unit."""
     up: Ints = np.maximum(-(-nbytes // ALIGNMENT), 1) * ALIGNMENT
     return up
 
 
 def plan_memory(graph: TaskGraph, schedule: Schedule, limit: int | None = None) -> MemoryPlan:
-    """Packs the storages of a step, largest first, each at the lowest place free of those that it may overlap in time.
+    """Packs the storages of a step, largest first, each at the lowest offset free of storages that may be alive at the
+    same time.
 
-    `limit` in bytes bounds the peak. Raises MemoryLimitError where the plan needs more.
+    `limit`: the most bytes of the peak. Raises MemoryLimitError where the plan needs more.
     """
     size = rounded(np.array([s.bytes for s in graph.storages], np.int64))
     persistent = np.array([s.role.persistent for s in graph.storages], bool)
@@ -75,9 +76,10 @@ def plan_memory(graph: TaskGraph, schedule: Schedule, limit: int | None = None) 
 
 
 def may_share(graph: TaskGraph, schedule: Schedule) -> Ints:
-    """Boolean matrix: storages s and t are never alive at the same time on any run of the schedule.
+    """Boolean matrix [s, t]: whether storages s and t are never alive at the same time in any run of the schedule.
 
-    The caller counts as one more lane: it loads all inputs before the first task, and reads all outputs after the last.
+    The caller counts as one more lane: it loads all inputs before the first task and reads all outputs after the last.
+    Raises ValueError for a schedule of several ranks.
     """
     clocks = schedule.clocks(graph)
     users = graph.storage_users
@@ -86,7 +88,7 @@ def may_share(graph: TaskGraph, schedule: Schedule) -> Ints:
         raise ValueError("a memory plan is made for one rank at a time")
     # per lane: one past the last task that touches s; the caller's lane comes last
     last = np.zeros((n, lanes), np.int64)
-    known = np.full((n, lanes), np.iinfo(np.int64).max)  # what has surely ended when the first one starts
+    known = np.full((n, lanes), np.iinfo(np.int64).max)  # what has surely ended when the first task of s starts
     known[:, -1] = 1
     for s in range(n):
         tasks = users[s]
@@ -97,7 +99,7 @@ def may_share(graph: TaskGraph, schedule: Schedule) -> Ints:
     known[inputs], last[inputs, -1] = 0, 1
     last[outputs, -1] = 2
     untouched = (last == 0).all(axis=1)
-    before = np.ones((n, n), bool)  # before[s, t]: s is dead when t is born
+    before = np.ones((n, n), bool)  # before[s, t]: s is no longer needed when t is first touched
     for lane in range(lanes):
         before &= last[:, lane][:, None] <= known[:, lane][None, :]
     share = before | before.T | untouched[:, None] | untouched[None, :]

@@ -1,13 +1,12 @@
 """Runs a program: on a device, and over a transport where there are other ranks. Everything is bound beforehand.
 
-A call is one step. Where tasks cross the iteration boundary it runs the prologue first, then bodies, and leaves the
-late tasks of its step owed; whoever reads a parameter in between (`Tensor.numpy`, an eager op, another executor, a
-checkpoint) settles: runs the epilogue, so that what is read is what synchronous training leaves. Loop-back ranks share
-a process, where nobody knows whose parameters are read: they are settled by hand.
+A call is one step. Where tasks cross the iteration boundary, the first call runs the prologue and the next ones the
+body, and the late tasks of a step are left for the next call. Code that reads a parameter in between (`Tensor.numpy`,
+an eager op, another executor, a checkpoint) settles first: it runs the epilogue, so that it reads what synchronous
+training leaves. Loop-back ranks share a process and cannot tell whose parameters are read: settle them yourself.
 
-How lanes run is the device's business (`device.lanes`, `device.captured`), how ranks talk the transport's. Lanes of
-communication run in a thread beside them (`minidl.runtime.comm.flight`), and may be under way still
-when a call returns.
+The device runs lanes (`device.lanes`, `device.captured`), the transport moves data between ranks. Lanes of
+communication run in a thread of their own (`minidl.runtime.comm.flight`) and may still run when a call returns.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ from .version_log import VersionLog
 
 
 class TaskError(RuntimeError):
-    """A task failed; `task` is its name. The task's own error, with its traceback, is the cause."""
+    """A task failed. `task`: its name. The task's own error, with its traceback, is the cause of this one."""
 
     def __init__(self, message: str, task: str) -> None:
         super().__init__(message)
@@ -52,13 +51,12 @@ class TaskError(RuntimeError):
 class Runtime:
     """Call it with a step's inputs (with ranks: this rank's share); it returns the step's outputs.
 
-    `captured`: each part is one launch, or one between two meetings with communication; not with MINIDL_DEBUG, which
-    looks at values between tasks. `trace`: `timeline` tells of the last call. `credit`: bytes of communication in
-    flight.
-    `log`: keeps which weights tasks read.
+    `captured`: each part is one launch, or one launch between two synchronisations with communication; ignored with
+    MINIDL_DEBUG, which looks at values between tasks. `trace`: `timeline` describes the last call. `credit`: the most
+    bytes of communication in flight. `log`: keeps which weight version each task read.
 
-    A task's own error is a TaskError, another rank's a RankError. Without other ranks the runtime can run again, but
-    parameters may be those of an unfinished step; with them the first error is the last.
+    Raises TaskError where a task fails, and RankError where another rank fails. Without other ranks the runtime can run
+    again, but parameters may be those of an unfinished step; with other ranks it cannot run again.
     """
 
     def __init__(self, program: Program, *, device: Any = None, transport: Communicator | None = None,
@@ -90,15 +88,15 @@ class Runtime:
         self._timeline: Timeline | None = None
         self._error: Exception | None = None
 
-    # ------------------------------------------------------------------------------------------------------ what it is
+    # ------------------------------------------------------------------------------------------------------ properties
     @property
     def graph(self) -> TaskGraph:
-        """That of a body: a step as it repeats."""
+        """The graph of the body."""
         return self.program.graph
 
     @property
     def schedule(self) -> Schedule:
-        """That of a body."""
+        """The schedule of the body."""
         return self.program.schedule
 
     @property
@@ -108,19 +106,19 @@ class Runtime:
 
     @property
     def peak_bytes(self) -> int:
-        """As the program's."""
+        """The peak of the program, in bytes."""
         return self.program.peak_bytes
 
     @property
     def timeline(self) -> Timeline | None:
-        """Of the last call, where `trace` was asked for. Waits for its communication to end."""
+        """The timeline of the last call; None without `trace`. Waits until communication has ended."""
         if self._timeline is None and self._last is not None and self.trace and self._error is None:
             self._finish()
             self._timeline = self._last.timeline()
         return self._timeline
 
     def timeline_of_all(self) -> Timeline | None:
-        """Of the last call on all ranks, which must all ask for it; on rank 0's clock."""
+        """The timeline of the last call on all ranks, on rank 0's clock. All ranks must call it together."""
         assert self.transport is not None
         graph = self.graph
         numbers = {int(graph.keys[t]): number for t, launches in enumerate(graph.launches)
@@ -132,14 +130,14 @@ class Runtime:
         return Timeline.of_ranks([timeline for timeline, _ in found], ahead, [own for _, own in found])
 
     def _lasting(self, spec: StorageSpec) -> StorageSpec:
-        """States that nobody holds get memory of their own: they are this run's."""
+        """Gives memory to states that belong to this run alone."""
         if spec.role != Role.STATE or spec.live is not None:
             return spec
         memory = self.device.allocate(max(spec.bytes, 1))
         return replace(spec, live=Storage(spec.name, spec.shape, spec.dtype, Role.STATE, memory))
 
     def _snapshot(self, source: int, copy: int) -> Thunk:
-        """A call that keeps the host's scalar for late tasks."""
+        """A call that copies a scalar of the host for late tasks."""
 
         def array(storage: int) -> Any:
             spec = self._storages[storage]
@@ -162,7 +160,7 @@ class Runtime:
         part.bound.load(self._own(inputs), settles=False)
         if self.log is not None:
             self.log.step += 1
-        self._owed = False  # a step that fails leaves nothing that could be finished
+        self._owed = False  # a step that fails cannot be settled
         tapes.unsettled.discard(self)
         self._run(part)
         for copy in self._snapshots:
@@ -175,7 +173,7 @@ class Runtime:
         return part.bound.results()
 
     def _own(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Those of a step's inputs that this rank reads."""
+        """The inputs of a step that this rank reads."""
         takes = self.program.takes
         if takes is None:
             return inputs
@@ -193,7 +191,7 @@ class Runtime:
                 tapes.unsettled.add(self)
 
     def settle(self) -> None:
-        """Finishes the last step: its communication, then its late tasks."""
+        """Finishes the last step: waits for its communication, then runs its late tasks."""
         tapes.unsettled.discard(self)
         if self._owed:
             if self.trace:
@@ -232,11 +230,11 @@ class Runtime:
             raise self._failed(failure, part) from getattr(failure, "error", None)
 
     def _failed(self, error: BaseException, part: _Ready) -> BaseException:
-        """The error that the caller gets; with other ranks it is the last."""
+        """The error that the caller gets. With other ranks it is final."""
         if self._communication is not None:
             error = self._communication.stop(error)
         if isinstance(error, LaneError) and isinstance(error.error, RankError | TransferError):
-            error = error.error  # of a transfer among other tasks
+            error = error.error  # the error of a transfer on a computing lane
         found = error
         if isinstance(error, LaneError | TransferError):
             task = part.part.graph[error.task]
@@ -258,7 +256,7 @@ class Runtime:
             if self.trace:
                 self.timeline  # noqa: B018  (before what it is read from goes)
             self._finish()
-            self.device.synchronize()  # before memory is given back that copies still use
+            self.device.synchronize()  # copies may still use the memory that is freed next
         for part in {id(p): p for p in (*self._body, *self._prologue, *self._epilogue)}.values():
             part.lanes.close()
         if self._communication is not None:
@@ -282,7 +280,7 @@ class _Ready:
         if runtime._communication is not None:
             self.meetings = runtime._communication.meet(part, self.bound, calls)
         elif np.isin(graph.kind, COMMUNICATION).any():
-            raise DeviceError("the step has communication; it needs a transport (DistributedExecutor)")
+            raise DeviceError("the step has communication, which needs a transport; use DistributedExecutor")
         talks = part.communicates
         self._compute = [i for i, talk in enumerate(talks) if not talk]
         waits = [(w, s) for w, s in part.waits.tolist() if not talks[self.lane_of[w]] and not talks[self.lane_of[s]]]
@@ -292,12 +290,12 @@ class _Ready:
         if self.meetings is not None:
             work = replace(work, calls=self.meetings.calls, before=self.meetings.before, after=self.meetings.after)
         if captured:
-            runtime.device.zero(arena)  # tasks run once before they are captured: what another step left are not labels
+            runtime.device.zero(arena)  # tasks run once before capture: zeros are valid labels, old bytes may not be
         make = runtime.device.captured if captured else runtime.device.lanes
         self.lanes = make(work, runtime.trace)
 
     def timeline(self) -> Timeline:
-        """Three stamps a task: issued, started, ended; microseconds from the first of all."""
+        """When each task was issued, started and ended, in microseconds from the first stamp."""
         graph, schedule, ids = self.part.graph, self.part.schedule, self.part.ids
         times = np.empty((len(graph), 3))
         for number, stamps in zip(self._compute, self.lanes.stamps(), strict=True):
@@ -329,8 +327,8 @@ class _Ready:
 
 
 def _calls_of(bound: Bound, debug: int) -> Callable[[int, Any], list[Thunk]]:
-    """The calls of a task on a stream; when debugging with a look at what it wrote. Holds no executor, so that nothing
-    keeps one alive."""
+    """A function that returns the calls of a task on a stream; with debugging, they also check what the task wrote. It
+    holds no reference to the executor, which would keep it alive."""
     if not debug:
         return bound.thunks
 
@@ -340,7 +338,7 @@ def _calls_of(bound: Bound, debug: int) -> Callable[[int, Any], list[Thunk]]:
         if debug >= 3:
             for buffer in (*bound.graph[task].reads, *bound.graph[task].writes):
                 print(f"    {buffer.name}: {buffer.bytes} bytes at {bound.place(buffer.storage)[1]}", file=sys.stderr)
-        bound.device.synchronize()  # the task may be on another stream than what is read goes through
+        bound.device.synchronize()  # the task may have run on another stream than the one that reads
         bound.check_finite(task)
 
     return lambda task, stream: [*bound.thunks(task, stream), partial(inspect, task)]

@@ -1,4 +1,4 @@
-"""The oracle: tasks in the order of emission, each storage in memory of its own. No schedule, no plan, no streams."""
+"""The oracle: runs tasks in the order of emission, each storage in its own memory. No schedule, no plan, no streams."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .streams import run_program
 
 
 class SequentialExecutor:
-    """What every schedule must equal bit for bit. Call it with a step's inputs; it returns the step's outputs."""
+    """Call it with a step's inputs; it returns the step's outputs. Every schedule must give the same bits."""
 
     def __init__(self, graph: TaskGraph, device: Any = None) -> None:
         self.graph = graph

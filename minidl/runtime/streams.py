@@ -1,7 +1,7 @@
 """Streams and events of the CPU: a stream is a worker thread that runs programs, an event orders two streams.
 
 A program is a flat list of calls without arguments: kernel calls, and the waits and records of events. Nothing else
-happens between two kernels, which is what keeps a task cheap.
+happens between two kernels, so a task costs little beyond its kernels.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Program = list[Callable[[], Any]]
 
 
 class Event:
-    """Recorded once and waited for once in each run, in either order; then it is ready for the next run."""
+    """An event: recorded once and awaited once in each run, in either order; then it is reset for the next run."""
 
     __slots__ = ("_lock", "record", "wait")
 
@@ -29,7 +29,7 @@ class Event:
         self.wait: Callable[[], Any] = self._lock.acquire
 
     def open(self) -> None:
-        """Lets a waiter through although nothing was recorded; for giving up."""
+        """Lets a waiter through although nothing was recorded, when a run is given up."""
         with contextlib.suppress(RuntimeError):
             self._lock.release()
 
@@ -44,14 +44,14 @@ class Stop:
 
 
 def run_program(program: Program) -> Stop:
-    """Calls everything in order; an exception stops it and is returned with its place.
+    """Makes all calls in order. An exception stops it and is returned with its place.
 
-    Clearing the list from outside ends the run after the call in progress.
+    Another thread that clears the list ends the run after the present call.
     """
     calls: Any = iter(program)
     total = len(program)
     try:
-        with np.errstate(all="ignore"):  # infinities are found in results, not announced by warnings
+        with np.errstate(all="ignore"):  # results show infinities; no warnings are needed
             for call in calls:
                 call()
     except BaseException as error:
@@ -60,7 +60,7 @@ def run_program(program: Program) -> Stop:
 
 
 class Stream:
-    """A worker thread. `priority` as in CUDA, lower first: on the CPU the thread's niceness."""
+    """A worker thread that runs programs. `priority`: the lower number goes first, as in CUDA; here the niceness."""
 
     def __init__(self, name: str, priority: int = 0) -> None:
         self.name, self.priority = name, priority
@@ -73,7 +73,7 @@ class Stream:
 
     def _work(self) -> None:
         if self.priority > 0:
-            with contextlib.suppress(OSError, AttributeError):  # not every system lets a thread be nicer
+            with contextlib.suppress(OSError, AttributeError):  # not every system has niceness per thread
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), min(19, self.priority))
         while True:
             self._start.wait()
@@ -86,16 +86,16 @@ class Stream:
             self._done.open()
 
     def start(self, program: Program, on_error: Callable[[Stop], None] | None = None) -> None:
-        """Hands over a program; `on_error` is called on the worker if it fails."""
+        """Starts a program on the worker, which calls `on_error` if the program fails."""
         self._program, self._on_error, self._busy = program, on_error, True
         self._start.record()
 
     def join(self) -> Stop:
-        """Waits for the program handed over last. An interrupt while waiting leaves it running: join again."""
-        while self._busy:  # the event only wakes: one left over from an interrupted wait says nothing
+        """Waits for the last program. An interrupt during the wait leaves the program running: call join again."""
+        while self._busy:  # the event alone proves nothing: it may be left over from an interrupted wait
             self._done.wait()
         stop = self._stop
-        self._program, self._on_error, self._stop = None, None, Stop()  # the thread keeps nobody alive
+        self._program, self._on_error, self._stop = None, None, Stop()  # so that the thread keeps no object alive
         return stop
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
-"""Ranks that sum their gradients: what all transports share. Knows no graph, no schedule and no MPI.
+"""Communication between ranks: what all transports share. Knows no graph, no schedule and no MPI.
 
-A sum over ranks is taken in the order of the ranks, element by element: each rank adds up its own share of the
-elements, then hands the result to all. So the bits depend neither on the transport, nor on how tensors are cut, nor on
+A sum over ranks is computed in the order of the ranks, element by element: each rank adds up its own share of the
+elements, then sends the result to all. So the bits depend neither on the transport, nor on how tensors are cut, nor on
 which transfer ends first; and the volume is that of a ring.
 """
 
@@ -16,18 +16,18 @@ from typing import Any
 from ...tasks import Kind
 from .places import Host, OnDevice, Staged
 
-SLOTS = 4  #: transfers that can be in flight at the same time; a transport keeps them apart
+SLOTS = 4  #: how many collectives can be in flight at the same time; a transport keeps them apart
 WAIT_SECONDS = 60.0  #: how long ranks may wait for each other in a circle
 SILENT_SECONDS = 8.0  #: how long a rank may give no sign of life
-AT_WORK = 10  #: so many times longer a rank waits for one that is at work
+AT_WORK = 10  #: a rank waits this many times longer for one that is at work
 
-Transfer = Callable[[], Iterator[None]]  #: starts a transfer; each `next` looks whether it goes on, the end is its end
+Transfer = Callable[[], Iterator[None]]  #: starts a transfer; each `next` polls it; it is over when the iterator ends
 
 
 class RankError(RuntimeError):
-    """Another rank failed; `rank` is its number. The message has its error."""
+    """Another rank failed. `rank`: its number. The message has its error."""
 
-    own = False  #: whether this rank found it out by itself, and the message says the whole of it
+    own = False  #: whether this rank noticed it by itself, so that no other message explains it
 
     def __init__(self, rank: int, message: str) -> None:
         super().__init__(f"rank {rank} failed: {message}")
@@ -42,11 +42,11 @@ class SilentRank(RankError):
     def __init__(self, rank: int, waiting: int, seconds: float) -> None:
         super().__init__(rank, "")
         self.args = (f"rank {waiting} waits for rank {rank}, which has given no sign of life for {seconds:g} s: it was "
-                     f"stopped, or its machine is gone (MINIDL_MPI_SILENT_SECONDS gives it more time)",)
+                     f"stopped, or its machine is gone (a larger MINIDL_MPI_SILENT_SECONDS waits longer)",)
 
 
 class Standstill(RankError):
-    """What this rank waits for does not come."""
+    """This rank waits for something that will not come."""
 
     own = True
 
@@ -57,8 +57,8 @@ class Standstill(RankError):
 
 @dataclass(frozen=True)
 class Wait:
-    """What a rank waits for: `what`, from or to rank `peer` (None: all others), since `since` and still when it looked
-    at `looked` (both `time.monotonic`)."""
+    """A rank waits for the transfer `what` from or to rank `peer` (None: all others). `since`: when the wait began;
+    `looked`: when it was last found to go on (both `time.monotonic`)."""
 
     peer: int | None
     what: str
@@ -69,31 +69,31 @@ class Wait:
         return f"rank {rank} waits for {'all others' if self.peer is None else f'rank {self.peer}'} ({self.what})"
 
     def lasts(self, seconds: float) -> bool:
-        """Whether it has lasted so long and has been looked at in that time. One that has not may be over: what came
-        since has not been seen yet, as its rank had no turn."""
+        """Whether the wait has lasted longer than this and was found to go on within this time. Otherwise it may be
+        over: its rank may not have looked since."""
         now = time.monotonic()
         return now - self.since > seconds and now - self.looked < seconds
 
 
 class Communicator:
-    """One rank among `size`. Transports give `_exchange`, `_collect`, `_share`, `check` and `fail`.
+    """One rank among `size`. Each transport implements `_exchange`, `_collect`, `_share`, `check` and `fail`.
 
-    `deterministic=False` lets the transport sum as it likes, which may differ in the last bits.
+    `deterministic=False` lets the transport sum in any order, so the last bits may differ.
     """
 
     rank: int
     size: int
-    local_rank = 0  #: this rank's number among those of its machine
+    local_rank = 0  #: this rank's number among the ranks of its machine
     deterministic = True
     wait_seconds = WAIT_SECONDS  #: a deadline, see `await_longer`
     own_process = True  #: whether no other rank shares this process
-    on_device = False  #: whether it takes the memory of a CUDA device, when what was issued before has run
-    #: of a transport whose calls go to a stream of the device: that stream; then it takes what was issued there
+    on_device = False  #: whether it can send the memory of a CUDA device, once the work issued before has run
+    #: the device's stream of a transport whose calls go to one; it then needs no wait for work issued on that stream
     stream: Any = None
 
-    # --------------------------------------------------------------------------------------------- what transports give
+    # ---------------------------------------------------------------------------------------------- for each transport
     def _exchange(self, out: Any, into: Any, bounds: Sequence[int], slot: int) -> Iterator[None]:
-        """Sends `out[bounds[r]:bounds[r + 1]]` to each rank r; row r of `into` is what r sends to this rank."""
+        """Sends `out[bounds[r]:bounds[r + 1]]` to each rank r; row r of `into` receives what r sends to this rank."""
         raise NotImplementedError
 
     def _collect(self, array: Any, bounds: Sequence[int], slot: int) -> Iterator[None]:
@@ -101,45 +101,45 @@ class Communicator:
         raise NotImplementedError
 
     def _share(self, value: Any) -> Iterator[list[Any] | None]:
-        """Yields None until the values of all ranks are there, then those."""
+        """Yields None until the values of all ranks have arrived, then the values."""
         raise NotImplementedError
 
     def _sum(self, array: Any, slot: int) -> Iterator[None]:
-        """Sums in place as the transport likes."""
+        """Sums in place, in an order that the transport chooses."""
         raise NotImplementedError
 
     def _send(self, array: Any, peer: int, number: int) -> Transfer:
-        """Sends an array to another rank, each time it is started; what has one number arrives in the order in which it
-        was started. It ends when the array may be written again."""
+        """A transfer that sends an array to another rank each time it is started. Messages with one number arrive in
+        the order in which they were started. It ends when the array may be written again."""
         raise NotImplementedError
 
     def _receive(self, array: Any, peer: int, number: int) -> Transfer:
-        """Fills an array with what another rank sends under that number."""
+        """A transfer that fills an array with the message of that number from another rank."""
         raise NotImplementedError
 
     def publish(self, wait: Wait | None) -> None:
-        """Lets the other ranks know what this one waits for."""
+        """Tells the other ranks what this one waits for."""
 
     def _waits(self) -> Mapping[int, Wait]:
-        """What others wait for, where it `lasts` half of `wait_seconds`."""
+        """The waits of other ranks that have lasted half of `wait_seconds`, by rank."""
         raise NotImplementedError
 
     def check(self) -> None:
-        """Raises RankError if another rank has said that it failed, or says nothing any more."""
+        """Raises RankError if another rank has reported a failure or gives no sign of life."""
         raise NotImplementedError
 
     def fail(self, error: BaseException) -> bool:
-        """Tells the others that this rank failed, unless it failed since another did. Whether this rank is
-        the one to say why."""
+        """Tells the other ranks that this one failed, unless it failed because another one did. Returns whether this
+        rank should print the error."""
         raise NotImplementedError
 
-    # ----------------------------------------------------------------------------------------------------- what is used
+    # ------------------------------------------------------------------------------------------------------ for callers
     def bind(self, kind: Kind, place: Host, slot: int | None, peer: int | None = None, message: int = 0) -> Transfer:
-        """What moves the arrays of a place, as often as it is started.
+        """A transfer on the arrays of a place, which can be started any number of times.
 
-        A: their mean over ranks. AS: the mean of this rank's share of the elements; AG: hands the shares to all, so
-        that AS and then AG on the same place are A; what lies between them is in the place alone. SF, SO: sends them to
-        `peer` as the message of that number; RF, RO: receives them from there.
+        A: their mean over ranks. AS: the mean of this rank's share of the elements. AG: sends the shares to all ranks;
+        AS and then AG on the same place give A, and the result between the two is only in the place. SF, SO: sends them
+        to `peer` as the message of that number; RF, RO: receives them from `peer`.
         """
         if peer is not None:
             return self._to_peer(kind, place, peer, message)
@@ -182,7 +182,7 @@ class Communicator:
         return run
 
     def gather(self, value: Any) -> list[Any]:
-        """The values of all ranks, in their order; also a barrier. Raises RankError while it waits."""
+        """The values of all ranks, in rank order; also a barrier. Raises RankError where another rank fails."""
         from .flight import Patience
 
         patience = Patience(self)
@@ -196,38 +196,38 @@ class Communicator:
         raise AssertionError("a transport's _share ends with the values")
 
     def clocks_ahead(self, rounds: int = 20) -> list[float]:
-        """By how many seconds the `perf_counter` of each rank is ahead of rank 0's, as near as ranks can tell that
-        meet: 0 where it may be the same clock. All ranks call it together."""
+        """By how many seconds the `perf_counter` of each rank is ahead of rank 0's, estimated from `rounds` barriers: 0
+        where it may be the same clock. All ranks call it together."""
         low, high = [-math.inf] * self.size, [math.inf] * self.size
         for _ in range(rounds):
             before = time.perf_counter()
             self.gather(None)
             after = time.perf_counter()
             times = self.gather((before, after))
-            for r, (b, a) in enumerate(times):  # nobody leaves before all have come
+            for r, (b, a) in enumerate(times):  # no rank leaves the barrier before all have entered it
                 low[r], high[r] = max(low[r], b - times[0][1]), min(high[r], a - times[0][0])
         return [0.0 if lo <= 0 <= hi else (lo + hi) / 2 for lo, hi in zip(low, high, strict=True)]
 
     def await_longer(self, wait: Wait) -> None:
-        """Whether to go on waiting: raises Standstill where all that it depends on have waited for `wait_seconds`, so
-        that none ever goes on, or where it has waited AT_WORK times as long for a rank that is at work."""
+        """Raises Standstill where waiting longer is useless: after `wait_seconds`, if all ranks that it depends on wait
+        too, in a circle; after AT_WORK times as long, if the rank it depends on is at work."""
         seconds = time.monotonic() - wait.since
         if seconds < self.wait_seconds:
             return
         waits, way = {**self._waits(), self.rank: wait}, [self.rank]
         while (at := way[-1]) in waits:
             peer = waits[at].peer
-            if peer is None:  # one of the others that is at work, if there is one
+            if peer is None:  # another rank that is at work, if there is one
                 peer = next((r for r in range(self.size) if r not in waits), self.rank)
             if peer in way:
                 raise Standstill(peer, f"the ranks wait for each other: {'; '.join(waits[r].of(r) for r in way)}")
             way.append(peer)
         if seconds > AT_WORK * self.wait_seconds:
             raise Standstill(at, f"{'; '.join(waits[r].of(r) for r in way[:-1])}, which is at work, for more than "
-                                 f"{AT_WORK * self.wait_seconds:g} s (MINIDL_MPI_WAIT_SECONDS gives it more time)")
+                                 f"{AT_WORK * self.wait_seconds:g} s (a larger MINIDL_MPI_WAIT_SECONDS waits longer)")
 
     def close(self) -> None:
-        """Ends what the transport holds."""
+        """Frees what the transport holds."""
 
 
 __all__ = ["SLOTS", "WAIT_SECONDS", "Communicator", "Host", "OnDevice", "RankError", "SilentRank", "Staged",

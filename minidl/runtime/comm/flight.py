@@ -1,4 +1,4 @@
-"""Transfers under way: lanes of them in agreed orders, a bound on what is in flight, progress while somebody waits."""
+"""Transfers in flight: lanes of transfers in an order that all ranks share, a limit on bytes in flight, and polling."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 from ..streams import Event
 from . import SLOTS, Communicator, RankError, Transfer, Wait
 
-CREDIT = 4 * 2**20  #: bytes in flight; one transfer may exceed it
-BURST = 8  #: looks between two naps; MPI moves some 16 KiB at each
-CHECK_SECONDS = 0.02  #: how often a rank that waits looks whether the others still run
+CREDIT = 4 * 2**20  #: the most bytes in flight; a single transfer may exceed it
+BURST = 8  #: polls between two naps; MPI moves some 16 KiB at each
+CHECK_SECONDS = 0.02  #: how often a waiting rank checks whether the others still run
 
 
 class Abandoned(RuntimeError):
@@ -28,8 +28,9 @@ class TransferError(RuntimeError):
 
 
 class Patience:
-    """Waiting without burning a core: busy at first, then ever longer naps; looks for failures now and then, and
-    whether what is awaited can still come. `reset` when something has come, and before the next wait."""
+    """Waits without burning a core: it polls at first, then naps ever longer. From time to time it checks for failures,
+    and whether the awaited transfer can still come. Call `reset` when something has arrived, and before the next
+    wait."""
 
     def __init__(self, communicator: Communicator) -> None:
         self._communicator = communicator
@@ -44,8 +45,8 @@ class Patience:
             self._told = False
 
     def wait(self, peer: int | None = None, what: str = "") -> None:
-        """A nap, waiting for `what` from or to a peer. Raises RankError; where nothing is named, never for
-        want of an answer."""
+        """Naps once while this rank waits for the transfer `what` from or to a peer. Raises RankError where another
+        rank failed, and, if `what` is given, where the wait has become useless."""
         self._turns += 1
         time.sleep(min(2e-6 * self._turns, 2e-4))
         if time.monotonic() > self._next_check:
@@ -59,10 +60,11 @@ class Patience:
 
 @dataclass(frozen=True)
 class Entry:
-    """One transfer of a lane: it starts when all of `awaits` say that what they stand for has arrived (each is asked
-    until it does, then not again), after `begin`; `done` is called when it and those before it on its lane have ended.
-    No two with one `slot` are in flight; those without may all be, since messages have numbers, and count for no
-    credit. `name` and `peer` (None: all others) are for whom it may concern that it does not end."""
+    """One transfer of a lane. It starts when all of `awaits` have returned True (each is called until it does, then not
+    again), after the calls `begin`; the calls `done` follow when it and all transfers before it on its lane have ended.
+    Only one transfer per `slot` is in flight at a time; messages have no slot, since they have numbers, and do not
+    count toward the credit. `name` and `peer` (None: all others) are for messages about a transfer that does not
+    end."""
 
     task: int
     transfer: Transfer
@@ -76,9 +78,9 @@ class Entry:
 
 
 class Flight:
-    """Runs transfers. Those of a lane start in its order, and every rank has the same orders.
+    """Runs transfers. The transfers of a lane start in its order, which all ranks share.
 
-    `credit` bounds the bytes in flight, so that what is needed first is not held up by what was submitted before.
+    `credit` limits the bytes in flight, so that an urgent transfer is not held up by many that were submitted before.
     """
 
     def __init__(self, communicator: Communicator, credit: int = CREDIT) -> None:
@@ -89,16 +91,16 @@ class Flight:
         self._patience = Patience(communicator)
         self.begin(())
         self._woken = Event()
-        self.wake = self._woken.open  #: what is called when something that an entry awaits has arrived
+        self.wake = self._woken.open  #: call it when something that an entry awaits has arrived
 
     def begin(self, lanes: Sequence[Sequence[Entry]]) -> None:
-        """These lanes are what `look` and `run` move from now on."""
+        """Sets the lanes that `look` and `run` work on."""
         self._lanes = lanes
         self._heads, self._taken, self._told = ([0] * len(lanes) for _ in range(3))
         self._patience.reset()
 
     def look(self) -> bool:
-        """Starts what can start and looks at what is under way; whether anything has moved."""
+        """Starts every transfer that can start and polls those in flight. Returns whether anything has changed."""
         self._go_on()
         moved = False
         for i, lane in enumerate(self._lanes):
@@ -124,7 +126,7 @@ class Flight:
         return all(told == len(lane) for told, lane in zip(self._told, self._lanes, strict=True))
 
     def run(self) -> None:
-        """All entries of all lanes, to their end. Raises TransferError, RankError or Abandoned."""
+        """Runs all entries of all lanes. Raises TransferError, RankError or Abandoned."""
         while not self.over:
             if self._flight:
                 if not any(self.look() for _ in range(BURST)):
@@ -133,7 +135,7 @@ class Flight:
                 self._woken.wait()
 
     def until(self, arrived: Callable[[], bool], peer: int | None, name: str) -> None:
-        """Moves the lanes until the transfer `name` from or to a peer has arrived."""
+        """Polls the lanes until the transfer `name` from or to a peer has arrived."""
         if arrived():
             return
         self._patience.reset()
@@ -143,7 +145,8 @@ class Flight:
         self._patience.reset()
 
     def submit(self, entry: Entry) -> None:
-        """Starts a transfer of no lane as soon as its slot and the credit allow; what it awaits has arrived."""
+        """Starts a transfer that is on no lane, as soon as its slot and the credit allow. Its awaited tasks must have
+        run."""
         self._patience.reset()
         while not self._room(entry):
             self._progress()
@@ -151,7 +154,7 @@ class Flight:
         self._start(entry)
 
     def drain(self) -> None:
-        """Waits for all transfers that were submitted."""
+        """Waits for all submitted transfers."""
         self._patience.reset()
         while self._flight:
             self._progress()
@@ -161,7 +164,7 @@ class Flight:
         self._submitted.clear()
 
     def abandon(self) -> None:
-        """Whoever is in here leaves with Abandoned."""
+        """Makes every call in progress raise Abandoned."""
         self._abandoned = True
         self.wake()
 
@@ -189,12 +192,12 @@ class Flight:
             self._wait()
 
     def _wait(self) -> None:
-        """For the oldest transfer under way."""
+        """Waits a moment for the oldest transfer in flight."""
         _, entry = next(iter(self._flight.values()))
         self._patience.wait(entry.peer, entry.name)
 
     def _advance(self) -> bool:
-        """Looks at every transfer once; whether one has ended."""
+        """Polls every transfer once. Returns whether one has ended."""
         ended = False
         for transfer, entry in list(self._flight.values()):
             try:

@@ -1,7 +1,7 @@
-"""How data pass from the lanes that compute to those that communicate and back: at once on the CPU, by events on CUDA.
+"""How data pass from computing lanes to communicating lanes and back: directly on the CPU, by events on CUDA.
 
-The host's own events (`minidl.runtime.streams`) say that a call has been made. On the CPU that is all there is to know;
-on CUDA it says that what it issued can now be waited for, by another stream.
+The host's events (`minidl.runtime.streams`) say that a call has returned. On the CPU the call is then done; on CUDA its
+work has only been issued, and another stream can wait for it.
 """
 
 from __future__ import annotations
@@ -17,25 +17,27 @@ from .places import Host, OnDevice, Staged
 
 
 class Direct:
-    """The CPU's: a call that has returned is done."""
+    """For the CPU: a call that has returned is done."""
 
     def __init__(self, communicator: Communicator) -> None:
         self.communicator = communicator
 
     def use(self) -> None:
-        """What a thread calls before it works for the device."""
+        """A thread calls this before it works for the device."""
 
     def ready(self, task: int, stream: Any) -> list[Thunk]:
-        """What a lane calls after a task (by its key) that communication waits for; `stream`: the lane's, on CUDA."""
+        """The calls that a lane makes after a task (by its key) for which communication waits. `stream`: the lane's, on
+        CUDA."""
         return []
 
     def place(self, arrays: Sequence[Any], after: Iterable[int], sums: bool = True) -> Host:
-        """Where these arrays are summed, or from and to where they travel, when the tasks `after` are ready."""
+        """The memory in which these arrays are summed, or from or to which they travel, once the tasks `after` are
+        ready."""
         return Host(self.communicator, arrays, sums)
 
 
 class Streams(Direct):
-    """A CUDA device's. The transport takes gradients in pinned host memory, unless it is one for the device."""
+    """For a CUDA device. Gradients go through pinned host memory, unless the transport can read the device."""
 
     def __init__(self, communicator: Communicator, device: Any) -> None:
         super().__init__(communicator)

@@ -1,4 +1,4 @@
-"""Ranks in one process, each in a thread of its own: for tests, and for looking at a run in a debugger."""
+"""Ranks in one process, each in its own thread: for tests and for debuggers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from . import Communicator, RankError, Transfer, Wait
 
 
 class _Message:
-    """An array on its way; `taken` when the receiver has it."""
+    """An array on its way. `taken`: whether the receiver has copied it."""
 
     __slots__ = ("array", "taken")
 
@@ -22,7 +22,7 @@ class _Message:
 
 
 class _Board:
-    """Where ranks leave things for each other, by round."""
+    """Values that ranks leave for each other, by round."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -39,7 +39,7 @@ class _Board:
             self.rounds.setdefault(key, {})[rank] = value
 
     def take(self, key: Any) -> list[Any] | None:
-        """All ranks' values once they are there; the last to take them clears the round."""
+        """The values of all ranks, or None until all have arrived; the last rank to take them clears the round."""
         with self.lock:
             values = self.rounds.get(key, {})
             if len(values) < self.size:
@@ -51,7 +51,7 @@ class _Board:
 
 
 class LoopBack(Communicator):
-    """One of several ranks in this process; `ranks` makes them."""
+    """One of several ranks in this process; `run_ranks` makes them."""
 
     own_process = False
 
@@ -86,7 +86,7 @@ class LoopBack(Communicator):
         sent = yield from self._everyone(slot, out)
         for row, array in zip(into, sent, strict=True):
             np.copyto(row, array[bounds[self.rank] : bounds[self.rank + 1]])
-        yield from self._everyone(slot, None)  # all have read what may now be written
+        yield from self._everyone(slot, None)  # all ranks have read the memory, so it may be written
 
     def _collect(self, array: Any, bounds: Sequence[int], slot: int) -> Iterator[None]:
         sent = yield from self._everyone(slot, array)
@@ -104,14 +104,14 @@ class LoopBack(Communicator):
             message = _Message(array)
             with self._board.lock:
                 self._board.sent[self.rank, peer, number].append(message)
-            while not message.taken:  # a rendezvous, as large messages are anywhere
+            while not message.taken:  # a rendezvous, as with large messages over MPI
                 yield
 
         return run
 
     def _receive(self, array: Any, peer: int, number: int) -> Transfer:
         def run() -> Iterator[None]:
-            place = self._received[peer, number]  # receives take what comes in the order in which they were started
+            place = self._received[peer, number]  # receives get messages in the order in which they were started
             self._received[peer, number] += 1
             sent = self._board.sent[peer, self.rank, number]
             while len(sent) <= place:
@@ -147,7 +147,7 @@ class LoopBack(Communicator):
 
 
 def run_ranks(size: int, work: Callable[[Communicator], Any]) -> list[Any]:
-    """`work(communicator)` on each of `size` ranks, every rank in a thread of its own; returns what they return.
+    """Runs `work(communicator)` on each of `size` ranks, every rank in its own thread; returns their results.
 
     Raises the error of the rank that failed first.
     """

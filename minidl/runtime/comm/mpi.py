@@ -1,11 +1,11 @@
-"""Ranks as MPI processes, through mpi4py, which is imported here alone.
+"""Ranks as MPI processes, through mpi4py, which only this module imports.
 
-Transfers are non-blocking collectives that their lane polls: without polling MPI moves nothing, and blocking calls
-burn a core while they wait. Each slot has a communicator of its own, so that transfers in different slots cannot be
-confused however they end. A thread watches over the ranks on a control communicator (`minidl.runtime.comm.watch`).
+Transfers are non-blocking collectives that their lane polls: without polling MPI moves nothing, and blocking calls burn
+a core while they wait. Each slot has its own communicator, so that transfers in different slots cannot be mixed up in
+whatever order they end. A thread watches the other ranks on a control communicator (`minidl.runtime.comm.watch`).
 
-MPI starts when all ranks have called it, and ends likewise; both wait without an end for one that never does. They hold
-Python's lock meanwhile, so that no thread of this process could give up: a small process beside it does.
+MPI starts and ends only when all ranks have called it, and waits for ever for a rank that does not. It holds Python's
+lock during that time, so no thread of this process could stop it: a small helper process does.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from . import SILENT_SECONDS, SLOTS, WAIT_SECONDS, Communicator, Transfer, Wait
 from .watch import Watch
 
 START_SECONDS = 120.0  #: how long ranks wait for each other at the start; MINIDL_MPI_START_SECONDS changes it
-#: ends the process that started it, with a line, unless that closes the pipe in time; arguments: seconds, line
+#: kills its parent process and prints a line, unless the parent closes the pipe in time; arguments: seconds, line
 TIMER = """
 import os, select, signal, sys
 parent = os.getppid()
@@ -37,7 +37,7 @@ if not select.select([0], [], [], float(sys.argv[1]))[0] and os.getppid() == par
 
 
 class MPIError(RuntimeError):
-    """MPI that is missing or does not fit."""
+    """MPI is missing or cannot be used."""
 
 
 def _seconds(variable: str, default: float) -> float:
@@ -52,18 +52,18 @@ def _seconds(variable: str, default: float) -> float:
 
 
 def _timer(seconds: float, line: str) -> subprocess.Popen[bytes] | None:
-    """Ends this process after some seconds, with one line, unless this process ends or the timer's context
-    is left in time."""
+    """A helper process that ends this process after some seconds, with one line, unless its context is left before.
+    None without a launcher."""
     rank = launcher.rank()
     if rank is None:  # no launcher, no other ranks
         return None
-    patience = seconds + (rank != 0)  # so that one speaks for all
+    patience = seconds + (rank != 0)  # so that only one rank prints the line
     return subprocess.Popen([sys.executable, "-ISc", TIMER, str(patience), f"minidl: {line}"],
                             stdin=subprocess.PIPE, process_group=0)
 
 
 class MPI(Communicator):
-    """The rank that this process has under mpiexec; one rank without. Raises MPIError where MPI cannot be used."""
+    """This process's rank under mpiexec; a single rank without mpiexec. Raises MPIError where MPI cannot be used."""
 
     def __init__(self, *, deterministic: bool = True) -> None:
         start, self.wait_seconds, self.silent_seconds = (_seconds("MINIDL_MPI_START_SECONDS", START_SECONDS),
@@ -71,18 +71,18 @@ class MPI(Communicator):
                                                          _seconds("MINIDL_MPI_SILENT_SECONDS", SILENT_SECONDS))
         timer = _timer(start, f"MPI has not started within {start:g} s: other ranks run another command or version, or "
                               f"have ended; start all with one mpiexec and the same command "
-                              f"(MINIDL_MPI_START_SECONDS gives them more time)")
+                              f"(a larger MINIDL_MPI_START_SECONDS waits longer)")
         with timer or contextlib.nullcontext():
             try:
                 from mpi4py import MPI as mpi
             except (ImportError, RuntimeError) as error:
-                raise MPIError(f"MPI cannot be used: {error}; install minidl[mpich], or mpi4py "
-                               f"beside your cluster's MPI") from error
+                raise MPIError(f"MPI cannot be used: {error}; install minidl[mpich], or mpi4py for your cluster's "
+                               f"MPI") from error
             if mpi.Query_thread() < mpi.THREAD_MULTIPLE:
-                raise MPIError("this MPI was started without MPI_THREAD_MULTIPLE, which the communication lane needs")
+                raise MPIError("this MPI lacks MPI_THREAD_MULTIPLE, which the communication lane needs; use another")
             self._mpi, self.deterministic = mpi, deterministic
             self._requests: list[Any] = []
-            self._tags = int(mpi.COMM_WORLD.Get_attr(mpi.TAG_UB) or 32767)  # which every MPI has
+            self._tags = int(mpi.COMM_WORLD.Get_attr(mpi.TAG_UB) or 32767)  # the least that MPI guarantees
             control = mpi.COMM_WORLD.Dup()
             self._slots = [mpi.COMM_WORLD.Dup() for _ in range(SLOTS)]
             self._sharing, self._pairs = mpi.COMM_WORLD.Dup(), mpi.COMM_WORLD.Dup()
@@ -95,10 +95,10 @@ class MPI(Communicator):
             atexit.register(self._watch.close)  # before mpi4py ends MPI
 
     def for_devices(self) -> MPI:
-        """The same rank, given the memory of CUDA devices. Raises MPIError for an MPI that was not built for it."""
+        """The same rank for memory of CUDA devices. Raises MPIError for an MPI that was not built for it."""
         kinds = self._mpi.COMM_WORLD.Get_info().Get("mpi_memory_alloc_kinds")  # MPI 4.1; older ones do not tell
         if kinds is not None and "cuda" not in kinds:
-            raise MPIError(f"this MPI ({self.library}) takes no memory of CUDA devices, only "
+            raise MPIError(f"this MPI ({self.library}) cannot read the memory of CUDA devices, only "
                            f"{kinds}; use --transport staged")
         made = copy.copy(self)
         made.on_device = True
@@ -129,7 +129,7 @@ class MPI(Communicator):
         return self._repeated(self._pairs.Recv_init(array, source=peer, tag=number % self._tags))
 
     def _repeated(self, request: Any) -> Transfer:
-        """A transfer that is set up once: that saves some microseconds of a short one each time."""
+        """A transfer whose request is set up once, which saves some microseconds each time."""
         self._requests.append(request)
 
         def run() -> Iterator[None]:
@@ -164,17 +164,18 @@ class MPI(Communicator):
             raise self._watch.failure
 
     def fail(self, error: BaseException) -> bool:
-        """As of Communicator; returns when the others have ended what they do, or after some seconds. Then `abort`."""
+        """As in Communicator. Returns when the other ranks have ended their work, or after some seconds; call `abort`
+        then."""
         return self._watch is None or self._mpi.Is_finalized() or self._watch.fail(error)
 
     def close(self) -> None:
-        """Ends MPI, which waits for all ranks to do so."""
+        """Ends MPI, which waits until all ranks do."""
         if self._watch is not None and not self._mpi.Is_finalized():
             self._watch.close()
             timer = _timer(self.silent_seconds,
                            f"this job has not ended within {self.silent_seconds:g} s after its last step: a rank was "
-                           f"stopped, or its machine is gone (MINIDL_MPI_SILENT_SECONDS gives it more time)")
-            # not closed before this process has ended, as the interpreter's end does
+                           f"stopped, or its machine is gone (a larger MINIDL_MPI_SILENT_SECONDS waits longer)")
+            # the timer stays open until the process has ended: the interpreter's own end can hang, too
             if timer is not None and timer.stdin is not None:
                 os.dup(timer.stdin.fileno())
             self._mpi.Finalize()

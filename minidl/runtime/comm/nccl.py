@@ -1,8 +1,8 @@
-"""NCCL: ranks that have a GPU each sum there. Started and watched over by another transport, such as MPI.
+"""NCCL: ranks with one GPU each sum their gradients there. Another transport, such as MPI, starts and watches them.
 
-Everything goes through one stream in the order in which transfers are submitted, which all ranks share; so a transfer
-is over for the host as soon as it is issued. Sums are taken in rank order by this engine's own kernels; with
-`deterministic=False` NCCL adds as it likes.
+Everything goes through one stream in the order in which transfers are submitted, which all ranks share; so for the host
+a transfer is over as soon as it is issued. This engine's own kernels sum in rank order; with `deterministic=False` NCCL
+sums in an order of its own.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ TYPES = {"float16": "NCCL_FLOAT16", "bfloat16": "NCCL_BFLOAT16", "float32": "NCC
 
 
 class NCCLError(RuntimeError):
-    """NCCL that cannot be used; every rank raises it with the same words."""
+    """NCCL cannot be used. Every rank raises it with the same message."""
 
 
 def library() -> Any:
-    """CuPy's binding. Raises ImportError without CuPy; `available` says whether there is NCCL itself."""
+    """CuPy's binding; its `available` says whether NCCL itself is installed. Raises ImportError without CuPy."""
     from cupy.cuda import nccl
 
     return nccl
 
 
 class NCCL(Communicator):
-    """This process's rank of `control`, summing on `device`. Every rank makes its own at the same time. Raises
+    """This process's rank of `control`, which sums on `device`. All ranks must make theirs at the same time. Raises
     NCCLError where a rank has no NCCL or two ranks share a GPU."""
 
     on_device = True
@@ -53,15 +53,15 @@ class NCCL(Communicator):
             raise NCCLError(f"rank 0 cannot start NCCL: {name}")
         device.driver.use()
         self._ranks = nccl.NcclCommunicator(self.size, name, self.rank)
-        # before the main stream: a transfer is a few long blocks that every rank must have running, so one that starts
-        # late holds up all ranks, and one that starts at once takes little from the chain
+        # a higher priority than the main stream: a transfer needs a few blocks on every rank at the same time, so one
+        # that starts late holds up all ranks, and one that starts at once takes little from the chain
         self.stream = device.driver.stream(-1)
 
     def _name(self) -> bytes | str:
-        """What the ranks find each other by, or why there is none."""
+        """The id by which the ranks find each other, or an error text."""
         try:
             return bytes(self._nccl.get_unique_id())
-        except Exception as error:  # CuPy's own kinds
+        except Exception as error:  # CuPy raises types of its own
             return str(error)
 
     def _exchange(self, out: Any, into: Any, bounds: Sequence[int], slot: int) -> Iterator[None]:
@@ -76,7 +76,7 @@ class NCCL(Communicator):
         yield from ()
 
     def _swap(self, sent: Sequence[Any], received: Sequence[Any]) -> None:
-        """Rank r gets `sent[r]`; what it sends here goes to `received[r]`."""
+        """Sends `sent[r]` to each rank r, and receives its array in `received[r]`."""
         self._nccl.groupStart()
         for r, (out, into) in enumerate(zip(sent, received, strict=True)):
             if out.size:
@@ -91,8 +91,8 @@ class NCCL(Communicator):
         yield from ()
 
     def _send(self, array: Any, peer: int, number: int) -> Transfer:
-        raise NCCLError("pipelines over NCCL need a communicator for each pair of ranks, which is not "
-                        "built; use --transport staged")
+        raise NCCLError("pipelines over NCCL are not implemented (they need a communicator for each pair of ranks); "
+                        "use --transport staged")
 
     _receive = _send
 

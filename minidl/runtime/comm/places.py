@@ -1,8 +1,8 @@
-"""Where gradients lie while ranks sum them. On the CPU that is where they are; on CUDA, copies and events
-lead there and back.
+"""The memory in which ranks sum gradients, called a place. On the CPU it is the gradients' own memory if possible; on
+CUDA, copies and events lead there and back.
 
-A place is made once for each transfer and used in every step. Its steps are iterators, as transfers are: each `next`
-looks whether the device has come that far, so a lane that waits for one transfer moves the others.
+A place is made once for each transfer and used in every step. Its actions are iterators, as transfers are: each `next`
+polls the device, so a lane that waits for one transfer can move the others.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from ...kernels import Thunk
 
 
 class Host:
-    """The arrays of one transfer in host memory, contiguous and of one type. `communicator` tells this rank and how
-    many there are; scratch is allocated now.
+    """The arrays of one transfer in host memory: contiguous, of one type. `communicator` gives this rank and the number
+    of ranks. Scratch memory is allocated now.
 
-    Where ranks sum them they are laid end to end. `whole`: all elements, of which rank r adds up
-    `bounds[r]:bounds[r + 1]`; row r of `received` is rank r's part of this rank's share. Without `sums` they only
-    travel, each from where it lies: `arrays`.
+    Where ranks sum the arrays, these are copied end to end. `whole`: all elements, of which rank r adds up
+    `bounds[r]:bounds[r + 1]`; row r of `received`: rank r's elements of this rank's share. Without `sums` the arrays
+    only travel, each from its own memory: `arrays`.
     """
 
     def __init__(self, communicator: Any, arrays: Sequence[Any], sums: bool = True) -> None:
@@ -43,17 +43,17 @@ class Host:
         return np.empty(shape, dtype)
 
     def arrived(self, stream: Any) -> list[Thunk]:
-        """What a lane calls before it reads what `give` brought back; `stream`: the lane's, on CUDA."""
+        """The calls that a lane makes before it reads the results of `give`. `stream`: the lane's, on CUDA."""
         return []
 
     def take(self) -> Iterator[None]:
-        """Brings the gradients to `whole`."""
+        """Copies the gradients to `whole`."""
         for array, window in self.windows:
             np.copyto(window, array)
         yield from ()
 
     def add(self) -> Iterator[None]:
-        """The mean of the rows of `received`, added in rank order, to this rank's share of `whole`."""
+        """Writes the mean of the rows of `received`, added in rank order, to this rank's share of `whole`."""
         total = self.whole[self.mine]
         np.add(self.received[0], self.received[1], out=total)
         for row in self.received[2:]:
@@ -62,12 +62,12 @@ class Host:
         yield from ()
 
     def scale(self) -> Iterator[None]:
-        """Makes means of sums, where the transport added."""
+        """Divides the sums by the number of ranks, where the transport has added them."""
         np.multiply(self.whole, self.whole.dtype.type(self.factor), out=self.whole)
         yield from ()
 
     def give(self) -> Iterator[None]:
-        """Brings `whole` back to the gradients."""
+        """Copies `whole` back to the gradients."""
         for array, window in self.windows:
             np.copyto(array, window)
         yield from ()
@@ -76,9 +76,9 @@ class Host:
 class Staged(Host):
     """Gradients of a CUDA device, summed in pinned host memory.
 
-    `device` and `streams` (down, up): copies to the host and back go through streams of their own, so that neither
-    holds up the other or the computation. `after`: events that the copy down waits for; what they stand for has been
-    issued when a transfer is started.
+    `streams` (down, up) of `device`: copies to the host and back go through separate streams, so that neither holds up
+    the other or the computation. `after`: events for which the copy to the host waits; their work has been issued when
+    a transfer is started.
     """
 
     def __init__(self, communicator: Any, arrays: Sequence[Any], device: Any, streams: tuple[Any, Any],
@@ -110,8 +110,8 @@ class Staged(Host):
 
 
 class OnDevice(Host):
-    """Gradients of a CUDA device, for a transport that takes them there: one that goes through a stream itself, or one
-    that must be given what has been computed to its end. `stream`: for sums and copies. `after` as of `Staged`."""
+    """Gradients of a CUDA device, for a transport that reads them there: one whose calls go to a stream, or one that
+    needs the computation to have ended. `stream`: for sums and copies. `after`: as in `Staged`."""
 
     def __init__(self, communicator: Any, arrays: Sequence[Any], device: Any, stream: Any, after: Sequence[Any],
                  sums: bool = True) -> None:
@@ -144,7 +144,7 @@ class OnDevice(Host):
         return flat.reshape(shape)
 
     def _run(self, calls: Sequence[Thunk]) -> Iterator[None]:
-        """Issues calls; for a transport that knows no streams, until they have run."""
+        """Issues calls; for a transport without streams, also waits until they have run."""
         for call in calls:
             call()
         if not self._in_order:

@@ -1,9 +1,9 @@
-"""A rank's ear: a thread that tells the others that this process runs, hears the same of them, and carries
-failures both ways.
+"""The heartbeat of a rank: a thread that tells the other ranks that this process runs, hears the same from them, and
+passes on failures both ways.
 
-A rank that is stopped, or whose machine is gone, says nothing; those that wait for it know by its silence. One that is
-busy for minutes is not silent, since the thread speaks while others of its process compute. Knows the control
-communicator, which it alone uses, and no other.
+A rank that is stopped, or whose machine is gone, falls silent, and the ranks that wait for it notice. A rank that
+computes for minutes is not silent, since this thread goes on. Only this thread uses the control communicator, and it
+uses no other.
 """
 
 from __future__ import annotations
@@ -20,29 +20,32 @@ from typing import Any, NoReturn
 from . import RankError, SilentRank, Wait
 
 ALIVE, FAILED, HEARD = 1, 2, 3  #: tags
-PERIOD = 0.05  #: seconds between two looks
-BEATS = 4  #: within the time that a rank may be silent
-#: seconds that a failing rank gives the others, and that its own main thread has, to end what they are doing
+PERIOD = 0.05  #: seconds between two polls
+BEATS = 4  #: heartbeats within the time that a rank may be silent
+#: seconds that a failing rank gives the other ranks, and its own main thread, to end their work
 GRACE = 3.0
 
 
 def abort(code: int) -> NoReturn:
-    """Ends all ranks of the job at once; the launcher returns `code`, where it heeds it."""
+    """Ends all ranks of the job at once, with exit code `code` if the launcher passes it on."""
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is None or not mpi.Is_initialized():
-        os.kill(os.getpid(), signal.SIGKILL)  # what makes a launcher end the others before MPI has started
+        os.kill(os.getpid(), signal.SIGKILL)  # before MPI has started, this makes a launcher end the other ranks
     elif not mpi.Is_finalized():
-        time.sleep(PERIOD)  # a launcher that is told to end all may do so before it has passed on what was said
+        time.sleep(PERIOD)  # time for the launcher to pass on what was printed, before it ends all ranks
         with contextlib.suppress(BaseException):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # MPI would say that it was aborted; why, was said already
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # hides MPI's own message: the reason is printed
             mpi.COMM_WORLD.Abort(code)
     os._exit(code)
 
 
 class Watch:
-    """`limit`: seconds of silence after which a rank counts as gone; `failure` then holds the error, or another rank's.
-    `long`: seconds after which the others are told what this rank waits for.
-    Whoever waits looks at it; if nobody does, as in the midst of a library's call, the thread ends the job itself."""
+    """The heartbeat thread. `limit`: seconds of silence after which a rank counts as gone. `long`: seconds after which
+    the other ranks are told what this rank waits for.
+
+    `failure`: the error, or the one that another rank has reported; waiting code looks at it. If no code does, for
+    example during a library's long call, the thread ends the job itself.
+    """
 
     def __init__(self, mpi: Any, control: Any, limit: float, long: float) -> None:
         self._mpi, self._control, self._limit, self._long = mpi, control, limit, long
@@ -50,12 +53,12 @@ class Watch:
         self.others = [r for r in range(control.Get_size()) if r != self.rank]
         self.failure: RankError | None = None
         self.wait: Wait | None = None  #: what this rank waits for
-        self.waits: dict[int, Wait] = {}  #: what others said that they have waited for long
+        self.waits: dict[int, Wait] = {}  #: long waits that other ranks have reported
         self._failed: set[int] = set()
-        self._settled: set[int] = set()  # ranks that have ended what they did, or never will
+        self._settled: set[int] = set()  # ranks that have ended their work, or are gone
         self._outbox: deque[tuple[int, int, str | Wait | None]] = deque()
         self._sent: list[Any] = []
-        self._taken = False  # whether the main thread knows
+        self._noticed = False  # whether the main thread knows of the failure
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._work, name="watch over ranks", daemon=True)
         self._thread.start()
@@ -65,7 +68,7 @@ class Watch:
         heard = dict.fromkeys(self.others, before)
         while not self._closed.wait(PERIOD):
             now = time.monotonic()
-            # this process was stopped itself, perhaps all were: silence is counted anew
+            # this process was stopped itself, perhaps all were: start counting silence again
             if now - before > self._limit / 2:
                 heard = dict.fromkeys(self.others, now)
             before = now
@@ -80,13 +83,13 @@ class Watch:
                 self.failure, noticed = SilentRank(silent[0], self.rank, self._limit), now
                 self._tell(FAILED, str(self.failure))
             self._send()
-            if isinstance(self.failure, SilentRank) and not self._taken and now - noticed > GRACE and self._first():
+            if isinstance(self.failure, SilentRank) and not self._noticed and now - noticed > GRACE and self._first():
                 os.write(2, f"minidl: {self.failure}\n".encode())
                 abort(2)
         self._send()
 
     def _receive(self) -> set[int]:
-        """Takes what has come; from whom."""
+        """Handles all messages that have arrived. Returns the ranks that sent them."""
         status, sources = self._mpi.Status(), set()
         while self._control.Iprobe(status=status):
             source, tag = status.Get_source(), status.Get_tag()
@@ -113,9 +116,9 @@ class Watch:
         self._sent = [request for request in self._sent if not request.Test()]
 
     def fail(self, error: BaseException) -> bool:
-        """Tells the others; waits until they have ended what they do, or for GRACE. Whether this rank is the one to say
-        why: the lowest of those that failed by themselves."""
-        self._taken = True
+        """Tells the other ranks, and waits until they have ended their work, or for GRACE. Returns whether this rank
+        should print the error: it is the lowest of the ranks that failed by themselves."""
+        self._noticed = True
         own = not isinstance(error, RankError) or error.own
         self._tell(FAILED if own else HEARD, f"{type(error).__name__}: {error}")
         end = time.monotonic() + GRACE
@@ -123,7 +126,7 @@ class Watch:
             time.sleep(PERIOD / 5)
         if own and self._first():
             return True
-        time.sleep(GRACE)  # that one speaks, and ends all
+        time.sleep(GRACE)  # the rank that prints the error ends all ranks meanwhile
         return False
 
     def _first(self) -> bool:
