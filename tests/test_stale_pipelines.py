@@ -303,12 +303,67 @@ def test_training_on_stale_weights_learns_and_says_how_stale(tmp_path):
     code, found, errors = command(2, *FLAGS, "--scheduler", "pipedream", "--epochs", "3", "--version-log",
                                   str(tmp_path / "log.jsonl"))
     assert code == 0, errors
-    assert found["staleness"] == {"mean": 0.4375, "most": 1, "most_of_stages": [1, 0]}
+    assert found["staleness"] == {"mean": 0.4375, "most": 1, "most_of_stages": [1, 0], "drift": 0}
     assert found["accuracy"] > 0.8
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert {"step": 1, "task": "0F1", "version": 0} in lines
     assert {"step": 2, "task": "1F7", "version": 15} in lines
     assert max(line["step"] for line in lines) == found["steps"]
+
+
+OWN = """
+import numpy as np
+from minidl.schedulers import pipeline
+from minidl.schedulers.pipeline.flush import one_f_one_b
+from minidl.tasks import unpack
+
+
+def versions(problem, schedule):
+    return pipeline.Versions(np.maximum(0, unpack(schedule.keys).micro_batch // 2 - problem.stages), 2)
+
+
+def older(graph, cost, machine):
+    \"\"\"Weights of one more update ago than need be.\"\"\"
+    return pipeline.plan_network(graph, pipeline.Policy(one_f_one_b, "contiguous", versions=versions), cost, machine)
+
+
+def newest(graph, cost, machine):
+    return pipeline.plan_network(graph, pipeline.Policy(one_f_one_b, "contiguous"), cost, machine)
+"""
+
+
+@pytest.mark.mpi
+@pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec; install minidl[mpich]")
+def test_a_stale_scheduler_of_ones_own_has_a_log(tmp_path):
+    file, log = tmp_path / "own.py", tmp_path / "log.jsonl"
+    file.write_text(OWN)
+    flags = [*FLAGS, "--scheduler", f"{file}:older", "--version-log", str(log), "--steps", "2"]
+    code, found, errors = command(2, *flags, "--update-every", "2")
+    assert code == 0, errors
+    assert found["staleness"] == {"mean": 1.25, "most": 2, "most_of_stages": [2, 2], "drift": 0}
+    assert '{"step": 2, "task": "0F7", "version": 5}' in log.read_text().splitlines()
+    for wrong, says in ((flags, "with other updates (a scheduler of your own needs --update-every 2)"),
+                        ([*FLAGS, "--scheduler", f"{file}:newest", "--version-log", str(log), "--steps", "2"],
+                         "--version-log has no effect here: one_f_one_b trains on the newest weights"),
+                        ([*FLAGS, "--scheduler", "paci", "--update-every", "2"],
+                         "--update-every has no effect here; it is for a scheduler of your own")):
+        code, _, errors = command(2, *wrong)
+        assert code == 2
+        assert len(errors.splitlines()) == 1
+        assert says in errors
+
+
+@pytest.mark.mpi
+@pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec; install minidl[mpich]")
+@pytest.mark.parametrize(("scheduler", "told", "stale"), [
+    ("paci", ["mini_batches=4"], {"mean": 0.1875, "most": 1, "most_of_stages": [1, 0], "drift": 1}),
+    ("layerpipe2", ["history=average"], {"mean": 0.8125, "most": 2, "most_of_stages": [2, 0], "drift": 0})])
+def test_training_without_old_weights_learns(scheduler, told, stale):
+    code, found, errors = command(2, *FLAGS, "--scheduler", scheduler, "--epochs", "3",
+                                  *(f for option in told for f in ("--scheduler-arg", option)))
+    assert code == 0, errors
+    assert found["staleness"] == stale
+    assert found["accuracy"] > 0.8
 
 
 @pytest.mark.mpi

@@ -34,7 +34,7 @@ def train(read: Callable[[], Any]) -> int:
 def _train(read: Callable[[], Any], communicator: Any, held: ExitStack) -> int:
     from ..runtime.version_log import as_lines
     from ..training import checkpoint
-    from ..training.rank_trainer import agree, device_of, identity, transport
+    from ..training.rank_trainer import Disagreement, agree, device_of, identity, transport
     from ..training.trainer import Recorded
     from . import training
 
@@ -62,6 +62,8 @@ def _train(read: Callable[[], Any], communicator: Any, held: ExitStack) -> int:
     arguments, recorded, saved = agree(communicator, prepare)
     summing = transport(arguments.transport, communicator, recorded.device)
     trainer = (_pipeline if arguments.parallel == "pipeline" else _data)(arguments, recorded, summing)
+    if arguments.version_log and trainer.plan.versions is None:
+        raise Disagreement(f"--version-log has no effect here: {trainer.plan.scheduler} trains on the newest weights")
     if arguments.dry_run:
         return _dry_run(arguments, trainer, first)
     if first and saved is not None:

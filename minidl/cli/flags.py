@@ -259,6 +259,11 @@ FLAGS: dict[str, dict[str, Flag]] = {
                            help="of one hop between ranks"),
         "--bandwidth": _flag("plan:rc check:r explain:rc simulate:rc", type=size, metavar="BYTES",
                              help="of a link, per second, such as 1.25GB (default: unlimited)"),
+        "--update-every": _flag("train:c plan:c check:c explain:c simulate:c",
+                                ("a scheduler of your own, file.py:function; others say it themselves",
+                                 lambda a: ":" in a.scheduler), type=whole(1), metavar="A",
+                                help="update weights after every A micro-batches, for a scheduler of your own that "
+                                     "trains on older weights (default: at the end of a step)"),
         "--activation-cap": _flag("train:c plan:cp check:cp explain:cp simulate:cp", type=number(0), metavar="K",
                                   help="most live activations on a rank"),
         "--table": _flag("simulate:p", action="store_true", help="all pipeline policies side by side, the best marked"),
@@ -293,7 +298,8 @@ FLAGS: dict[str, dict[str, Flag]] = {
                        metavar="FILE.svg", help="draw the predicted timeline"),
         "--trace": _flag("train:src simulate:srlcp", ("one plan", lambda a: not a.table), type=path, metavar="FILE",
                          help="timeline of the last step, or the predicted one, for ui.perfetto.dev"),
-        "--version-log": _flag("train:c", ("a scheduler that trains on older weights", _stale), type=path,
+        "--version-log": _flag("train:c", ("a scheduler that trains on older weights",
+                                            lambda a: _stale(a) or ":" in a.scheduler), type=path,
                                metavar="FILE.jsonl",
                                help="which version of its weights each task read, a line for each"),
         "--config": _flag(EVERY.removeprefix("info:* models:* "), type=path, metavar="FILE.toml",
@@ -375,7 +381,7 @@ def job(arguments: argparse.Namespace, under: str | None = None) -> Job:
         raise UsageError("which network? give --model NAME (see `minidl models`)")
     every = (pipelines.update_every(arguments.scheduler, arguments.micro_batches,
                                     dict(arguments.scheduler_arg).get("mini_batches")) if arguments.subject == "c"
-             and _stale(arguments) else None)
+             and _stale(arguments) else arguments.update_every)
     return Job(model=arguments.model, model_args=dict(arguments.model_arg), data=arguments.data, root=arguments.root,
                strict=arguments.strict, device=arguments.device, tf32=arguments.tf32,
                deterministic=not arguments.nondeterministic, dtype=arguments.dtype, batch_size=arguments.batch_size,

@@ -17,8 +17,7 @@ from ..runtime.comm import Communicator
 from ..runtime.comm.flight import Patience
 from ..runtime.device import strides_of
 from ..runtime.executors import DistributedExecutor
-from ..runtime.version_log import VersionRead, staleness
-from ..schedulers import pipeline as pipelines
+from ..runtime.version_log import VersionRead, drift, staleness
 from .trainer import Recorded, Trainer
 
 SIZES = (8, 2**18)  #: bytes of the messages that a link is measured with
@@ -66,10 +65,9 @@ class PipelineTrainer(Trainer):
         self.cost = replace(cost, link=link)
         machine = Machine(communicator.size, recorded.job.memory_limit, cap)
         plan = recorded.plan(self.cost, machine, chunks=chunks)
-        stale = recorded.job.scheduler in pipelines.POLICIES and pipelines.policy(recorded.job.scheduler).stale
         self.run: DistributedExecutor = DistributedExecutor(  # type: ignore[assignment]
             *plan.with_messages, communicator, device=recorded.device, trace=trace,
-            memory_limit=recorded.job.memory_limit, logged=stale)
+            memory_limit=recorded.job.memory_limit, logged=plan.versions is not None)
         self.log: list[VersionRead] = []  #: of all ranks after `finish`, where the policy is stale
         self.plan = replace(plan, peak_bytes=tuple(communicator.gather(self.run.peak_bytes)))
         self._start()
@@ -100,8 +98,9 @@ class PipelineTrainer(Trainer):
 
     def staleness(self) -> dict[str, Any]:
         """Updates between reading weights and changing them: mean and most of all forwards, and of
-        each stage the most."""
+        each stage the most. `drift`: the most between the weights of a forward and those of its backward."""
         late = staleness(self.log)
         every = np.concatenate(list(late.values()))
         return {"mean": round(float(every.mean()), 4), "most": int(every.max()),
-                "most_of_stages": [int(late[s].max()) for s in sorted(late)]}
+                "most_of_stages": [int(late[s].max()) for s in sorted(late)],
+                "drift": max(int(found.max()) for found in drift(self.log).values())}

@@ -67,6 +67,7 @@ def identity(recorded: Recorded) -> dict[str, Any]:
             "the model's arguments": dict(job.model_args), "the type": job.dtype, "the seed": job.seed,
             "the data set": data.name, "the number of samples": data.dataset.samples, "the batch size": job.batch_size,
             "the share of a batch": recorded.share, "the number of micro-batches": job.micro_batches,
+            "the number of micro-batches of an update": job.update_every,
             "the optimizer": job.optimizer, "the learning rate": job.lr, "the norm to clip at": job.clip,
             "the scheduler": job.scheduler, "the scheduler's arguments": dict(job.scheduler_args),
             "the memory limit": job.memory_limit, "the kind of device": job.device.partition(":")[0], "TF32": job.tf32,

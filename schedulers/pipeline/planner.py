@@ -100,7 +100,8 @@ def _check_updates(name: str, graph: TaskGraph, versions: Versions) -> None:
     after, count = {int(i) for i in graph.micro_batch[updates(graph)]}, int(graph.micro_batch.max()) + 1
     if after != set(range(versions.every - 1, count, versions.every)):
         raise PipelineError(f"{name} updates after every {versions.every} of {count} micro-batches; this step was "
-                            f"recorded with other updates")
+                            f"recorded with other updates (a scheduler of your own needs --update-every "
+                            f"{versions.every})")
 
 
 def _ordered(name: str, chosen: Policy, problem: Problem,
