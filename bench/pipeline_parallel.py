@@ -1,15 +1,15 @@
 """Pipelines on ranks: every synchronous schedule measured on two ranks beside what the simulator says, and
 simulated on 4 to 64.
 
-    python bench/pipeline_parallel.py [--network mlp]... [--computation kernels] [--ranks 2] [--rounds 5] [--out
-    FILE.json] python bench/pipeline_parallel.py --simulate bench/results/pipeline_parallel_kernels.json (again, from
-    its costs)
+    python bench/pipeline_parallel.py [--network mlp]... [--computation kernels] [--ranks 2] [--rounds 5] [--out FILE]
+    python bench/pipeline_parallel.py --simulate bench/results/pipeline_parallel_kernels.json    (again, from its costs)
+    python bench/pipeline_parallel.py --plot bench/results/pipeline_parallel_kernels.json FILE.svg        (extra `plot`)
 
 Each rank has a core of its own, if there are enough. Arms take turns. A sample is the mean step of a group of steps
 without a barrier between them, on the slowest rank; what is predicted is the period of iterations that are chained
 likewise, from costs of single tasks that each round measures in random orders. `bubble`: the share of its time in which
-a rank does not compute, over all ranks; measured, as `wait` and `transfer` are, in the last step of a group that is
-traced. Peak bytes: planned, and what NumPy allocated for a run and the parameters and states that it uses.
+a rank does not compute, over all ranks, measured in a group of steps that is traced; `wait` and `transfer` in the last
+of them. Peak bytes: planned, and what NumPy allocated for a run and the parameters and states that it uses.
 
 Computation is of one of two kinds, and a record says which:
 
@@ -54,7 +54,7 @@ from minidl.schedulers import pipeline
 from minidl.schedulers.pipeline import add_communication
 from minidl.tasks import Kind
 from minidl.training.pipeline_trainer import measure_messages
-from minidl.views.timeline import What
+from minidl.views.timeline import Timeline, What
 
 MICRO_BATCHES, STEPS = 8, 3
 POLICIES = ("gpipe", "one_f_one_b", "zb_h1", "zb_auto", "fast_forward", "interleaved", "modulo")
@@ -118,6 +118,9 @@ class Arm:
         held = {id(s.live): s.bytes for s in self.run.program.graph.storages if s.live is not None}
         self.peaks = self.run.peak_bytes, sum(t.size for t in allocated.traces) + sum(held.values())
         self.traced = DistributedExecutor(*talking, comm, trace=True)
+        #: seconds that this rank's tasks wait in a step; stamps tell less, as a wait makes up for what polling took
+        self.waits_for = (float(self.plan.cost.durations(self.traced.graph)[self.traced.graph.kind < Kind.A].sum())
+                          / 1e6 if computation == "waits" else 0.0)
 
     def predicted(self, cost: CostModel) -> tuple[float, float]:
         """(microseconds from step to step, share of it that the ranks do not compute)."""
@@ -136,21 +139,27 @@ class Arm:
         return max(self.comm.gather((perf_counter() - begin) / STEPS))
 
     def shares(self) -> dict[str, list[float]]:
-        """Of each rank's time for the last of a group of traced steps the shares: compute, wait, transfer; and all that
-        it does not compute."""
+        """The shares of each rank's time for a group of traced steps: compute, and all that it does not compute; of the
+        last step also wait and transfer."""
         self.comm.gather(None)
+        took = computed = last = 0.0
         for _ in range(STEPS):
             begin = perf_counter()
             self.traced(*self.inputs)
-        period = np.array(self.comm.gather(perf_counter() - begin)) * 1e6
-        t = self.traced.timeline_of_all()
-        rank, main = (np.array([lane.rank for lane in t.lanes])[t.lane],
-                      np.array([lane.name == "main" for lane in t.lanes])[t.lane])
-        took = np.where(main, t.end - t.start, 0.0)
-        found = {what.name.lower(): (np.bincount(rank, took * (t.what == what), self.comm.size) / period).tolist()
-                 for what in What}
-        return {"compute": found["task"], "wait": found["wait"], "transfer": found["transfer"],
-                "bubble": [1 - x for x in found["task"]]}
+            took += (last := perf_counter() - begin)
+            t = self.traced.timeline
+            computed += self.waits_for or float((t.end - t.start)[t.tasks][_on_main(t)[t.tasks]].sum()) / 1e6
+        compute = self.comm.gather(computed / took)
+        t, period = self.traced.timeline_of_all(), np.array(self.comm.gather(last)) * 1e6
+        rank, length = np.array([lane.rank for lane in t.lanes])[t.lane], np.where(_on_main(t), t.end - t.start, 0.0)
+        found = {what.name.lower(): (np.bincount(rank, length * (t.what == what), self.comm.size) / period).tolist()
+                 for what in (What.WAIT, What.TRANSFER)}
+        return {"compute": compute, **found, "bubble": [1 - x for x in compute]}
+
+
+def _on_main(t: Timeline) -> Any:
+    """Mask of the records on the lanes that compute."""
+    return np.array([lane.name == "main" for lane in t.lanes])[t.lane]
 
 
 def work(name: str, computation: str, rounds: int) -> None:
@@ -305,10 +314,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out")
     parser.add_argument("--simulate", metavar="RECORD")
+    parser.add_argument("--plot", nargs=2, metavar=("RECORD", "SVG"))
     parser.add_argument("--work", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.work:
         work(arguments.work, arguments.computation, arguments.rounds)
+        return
+    if arguments.plot:
+        plot(*arguments.plot)
         return
     if arguments.simulate:
         for s in json.loads(Path(arguments.simulate).read_text())["settings"]:
@@ -354,6 +367,35 @@ def show_simulated(name: str, rows: list[dict[str, Any]]) -> None:
         ups = ", ".join(f"{s} {x:.2f}" for s, x in row["speed_up_over_gpipe"].items() if s != "gpipe")
         print(f"    {row['ranks']:3} ranks, m = {row['micro_batches']:3}: {ups}"
               + (f"; ceiling {row['ceiling']:.2f}" if row["ceiling"] else ""), file=sys.stderr)
+
+
+def plot(record: str, path: str) -> None:
+    """For each setting two panels: steps in milliseconds and bubbles in percent, measured (bars) and predicted
+    (crosses)."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    from matplotlib import pyplot
+
+    settings = json.loads(Path(record).read_text())["settings"]
+    figure, axes = pyplot.subplots(2, len(settings), figsize=(4 * len(settings), 6), squeeze=False, sharex="col")
+    for s, (above, below) in zip(settings, axes.T, strict=True):
+        arms, places = s["arms"], range(len(s["arms"]))
+        steps = [a["step_ms"] for a in arms.values()]
+        middle = np.array([t["median"] for t in steps])
+        above.bar(places, middle, yerr=np.abs(np.array([[t["p10"], t["p90"]] for t in steps]).T - middle),
+                  color="#7aa6c2", capsize=2, label="measured (p10 to p90)")
+        above.plot(places, [a["predicted_ms"]["median"] for a in arms.values()], "kx", label="predicted")
+        below.bar(places, [100 * a["bubble"] for a in arms.values()], color="#c2a07a", label="measured")
+        below.plot(places, [100 * a["bubble_predicted"] for a in arms.values()], "kx", label="predicted")
+        above.set_title(f"{s['network']}, {s['ranks']} ranks, {s['micro_batches']} micro-batches", fontsize=9)
+        above.set_ylabel("step, ms")
+        below.set_ylabel("bubble, %")
+        below.set_xticks(places, list(arms), rotation=60, ha="right", fontsize=8)
+        for panel in (above, below):
+            panel.legend(fontsize=7, loc="lower right")
+    figure.tight_layout()
+    figure.savefig(path)
 
 
 if __name__ == "__main__":
