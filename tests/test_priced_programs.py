@@ -14,6 +14,7 @@ import minidl as ml
 from minidl.passes.send_receive import add_communication
 from minidl.pricing.cost import CostModel, Link
 from minidl.pricing.simulation import Clock, Lanes, simulate
+from minidl.tasks import RECEIVES, SENDS
 
 POLICIES = ("gpipe", "one_f_one_b", "zb_h1", "interleaved", "fast_forward", "modulo")
 GRAPH = recorded()[1]
@@ -74,3 +75,24 @@ def test_messages_that_take_no_time_are_not_shown():
     for i, (a, b) in enumerate(shown.edges.tolist()):
         assert shown.lane[a] != shown.lane[b]
         assert shown.arrived is None or shown.arrived[i] >= shown.end[a]
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_messages_that_cores_move_are_work_of_both_ends(name):
+    """All of a message's time is on the lanes that compute, half at each end, and none of it between them."""
+    link = Link(4.0, 50.0, core=True)
+    plan = planned(name, 2, link)
+    graph, schedule, _ = plan.priced
+    lanes = Lanes.of(graph, schedule)
+    clock = Clock.of(graph, plan.cost, lanes)
+    sends = np.isin(graph.kind, SENDS)
+    extra = clock.duration - np.where(sends, 0.0, plan.cost.durations(graph) + plan.cost.launch)
+    for kinds, near in ((SENDS, graph.preds), (RECEIVES, graph.succs)):
+        for t in np.flatnonzero(np.isin(graph.kind, kinds)).tolist():
+            assert clock.duration[t] == 0
+            assert any(extra[o] > 0 for o in near[t].tolist())
+    assert extra.sum() == pytest.approx(sum(link.latency + graph.bytes[t] / link.bandwidth
+                                            for t in np.flatnonzero(sends)))
+    free = planned(name, 2, Link())
+    dma = planned(name, 2, Link(4.0, 50.0))
+    assert plan.timeline.makespan >= max(free.timeline.makespan, dma.timeline.makespan) * (1 - 1e-12)

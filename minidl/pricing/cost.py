@@ -45,10 +45,15 @@ def _check(what: str, value: Any, least: float) -> None:
 
 @dataclass(frozen=True)
 class Link:
-    """A link between two ranks: latency in time units, bandwidth in bytes per time unit (None: unlimited)."""
+    """A link between two ranks: latency in time units, bandwidth in bytes per time unit (None: unlimited).
+
+    `core`: whether the cores that compute also move the messages. Then half of a message's time is work of the
+    sender's lane, right after the task that makes it, half of the reader's, right before it, and nothing is hidden.
+    """
 
     latency: float = 0.0
     bandwidth: float | None = None
+    core: bool = False
 
     def time(self, nbytes: Any) -> Any:
         """How long a message of `nbytes` takes."""

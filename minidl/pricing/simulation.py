@@ -358,36 +358,43 @@ class _Network:
 
     def durations(self) -> Floats:
         """The duration of each task. A send whose duration only the link gives takes the time of its bytes on the link
-        to its receiver."""
+        to its receiver; where cores move messages, the tasks at both ends take half of it each."""
         graph, time = self.graph, self.cost.durations(self.graph)
-        if self.cost.links:
+        if self.cost.links or self.cost.link.core:
             source, target = graph.preds.ids, graph.preds.row_of_each()
             met = self.cost.by_link(graph)[source] & np.isin(graph.kind[target], RECEIVES)
             source, target = source[met], target[met]
-            time[source] = self._figures(source, target)[1] * graph.bytes[source]
+            latency, per_byte, core = self._figures(source, target)
+            took = per_byte * graph.bytes[source]
+            time[source] = np.where(core, 0.0, took)
+            half = np.where(core, (latency + took) / 2, 0.0)
+            np.add.at(time, graph.preds.ids[graph.preds.ptr[source + 1] - 1], half)  # the task that makes the message
+            np.add.at(time, graph.succs.ids[graph.succs.ptr[target]], half)  # the first that reads it
         return time
 
     def far(self, source: Ints, target: Callable[[], Ints]) -> Floats:
         """The time from the end of each source until a target on another rank may start; or one number for all."""
         graph, cost = self.graph, self.cost
-        if not cost.links and not cost.link.bandwidth:
+        if not cost.links and not cost.link.bandwidth and not cost.link.core:
             return np.array([cost.link.latency])
         far, until, rank = np.zeros(len(source)), target(), self.lanes.rank_of
         between = np.flatnonzero(rank[source] != rank[until])
         source, until = source[between], until[between]
-        latency, per_byte = self._figures(source, until)
+        latency, per_byte, core = self._figures(source, until)
         moves = ~np.isin(graph.kind[source], COMMUNICATION)  # edges without send and receive tasks
-        far[between] = latency + per_byte * np.where(moves, _message_bytes(graph, source, until), 0)
+        far[between] = (np.where(core & ~moves, 0.0, latency)
+                        + per_byte * np.where(moves, _message_bytes(graph, source, until), 0))
         return far
 
-    def _figures(self, source: Ints, target: Ints) -> tuple[Any, Any]:
-        """Latency and time per byte of the link from each source to its target."""
+    def _figures(self, source: Ints, target: Ints) -> tuple[Any, Any, Any]:
+        """Of the link from each source to its target: latency, time per byte, and whether cores move its messages."""
         ranks, rank = int(self.lanes.rank.max(initial=0)) + 1, self.lanes.rank_of
         pairs, which = np.unique(rank[source] * ranks + rank[target], return_inverse=True)
         links = [self.cost.link_between(*divmod(pair, ranks)) for pair in pairs.tolist()]
         latency = np.array([link.latency for link in links])
         per_byte = np.array([1 / link.bandwidth if link.bandwidth else 0.0 for link in links])
-        return latency[which], per_byte[which]
+        core = np.array([link.core for link in links], bool)
+        return latency[which], per_byte[which], core[which]
 
 
 def _message_bytes(graph: TaskGraph, source: Ints, target: Ints) -> Ints:

@@ -44,7 +44,8 @@ def price(plan: Plan, cost: CostModel | None = None) -> Price:
     first, last = np.full(ranks, np.inf), np.zeros(ranks)
     np.minimum.at(first, rank, start)
     np.maximum.at(last, rank, end)
-    busy = np.bincount(rank, clock.duration[tasks], ranks)
+    computes = plan.cost.durations(graph)[tasks] + plan.cost.launch  # without the messages that its core moves
+    busy = np.bincount(rank, computes, ranks)
     spans = np.where(np.isfinite(first), last - first, 0.0)
     # of a stale plan that never drains, the bubble is what its steady state leaves idle
     whole = (spans.max() if plan.steady is None or plan.versions is None
