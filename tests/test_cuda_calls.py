@@ -201,7 +201,7 @@ LOOKS = [lambda a: a + 1, lambda a: a == a, lambda a: float(a[:1, :1].reshape(()
 def test_the_host_does_not_look_into_the_device(look):
     there = cuda_runtime.device()
     memory = there.allocate(64)
-    with pytest.raises(TypeError, match=r"float32 \(.*\) at 0x[0-9a-f]+ lies on the device"):
+    with pytest.raises(TypeError, match=r"float32 \(.*\) at 0x[0-9a-f]+ is on the device"):
         look(there.array(memory, View(0, (3, 4), (4, 1), 0, "float32")))
 
 
@@ -311,7 +311,7 @@ def test_an_event_of_a_capture_means_nothing_after_it(ready):
 
 def test_a_stream_that_is_not_captured_has_no_frontier(ready):
     with pytest.raises(RuntimeError,
-                       match="stream 0 is not captured any more: something was called that a capture does not allow"):
+                       match="the capture of stream 0 has ended: a call was made that a capture does not allow"):
         ready.driver.frontier(ready.one)
 
 
@@ -479,7 +479,7 @@ def test_products_are_of_one_type(ready):
     for a, b, out in (("float16", "float32", "float32"), ("float32", "float32", "float16"),
                       ("int32", "int32", "int32")):
         with pytest.raises(cuda.LaunchError,
-                           match="a product is of one type, float32 or float64 or float16 or bfloat16, not of"):
+                           match="a product must have one type, float32 or float64 or float16 or bfloat16, not"):
             of.bind(cuda.Product(found[a], found[b], found[out]), ready.one, False)
 
 

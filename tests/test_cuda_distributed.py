@@ -19,7 +19,7 @@ import minidl as ml
 from minidl import models, optim
 from minidl.autograd.tape import Tape, use
 from minidl.runtime.comm import Communicator, OnDevice, RankError, Staged, nccl
-from minidl.runtime.comm.handover import Streams
+from minidl.runtime.comm.handover import ByEvents
 from minidl.runtime.comm.loopback import LoopBack, run_ranks
 from minidl.runtime.comm.nccl import NCCL, NCCLError
 from minidl.runtime.cuda import device as cuda_device
@@ -314,8 +314,8 @@ def test_a_missing_wait_shows(gpus, monkeypatch, lost):
     """Some order of the runtime must give other numbers."""
     wanted = alone(gpus(1, 0)[0], 2).bits
     transport = aware if lost == "the end of what MPI takes" else staged
-    monkeypatch.setattr(Streams, "ready",
-                        (lambda self, task, stream: []) if lost == "the gradient's end" else Streams.ready)
+    monkeypatch.setattr(ByEvents, "ready",
+                        (lambda self, task, stream: []) if lost == "the gradient's end" else ByEvents.ready)
     if lost == "the sum's return":
         monkeypatch.setattr(Staged, "arrived", lambda self, stream: [])
     monkeypatch.setattr(OnDevice, "_run", lambda self, calls: _unwatched(calls))

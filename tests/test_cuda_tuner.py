@@ -105,7 +105,7 @@ def test_what_refuses_is_passed_over(cache, times):
     assert made().choose("k", candidates("refused", "b", "a")) == "b"
     with pytest.raises(RuntimeError, match=r"'k2'.* cannot be run: refused 1"):
         made().choose("k2", candidates("refused 1", "refused 2"))
-    with pytest.raises(RuntimeError, match="cannot be run: the library names none"):
+    with pytest.raises(RuntimeError, match="cannot be run: the library has no candidate"):
         made().choose("k3", candidates())
     assert made().choose("k2", candidates("a")) == "a", "nothing was kept of it"
 
@@ -190,16 +190,16 @@ def test_a_folder_that_cannot_be_written_is_told_once(monkeypatch, tmp_path, tim
     assert tuned.choose("l", candidates("a", "c")) == "c"
     assert tuned.choose("k", candidates("a")) == "b", "it is kept in memory"
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0].startswith(f"minidl: choices of kernels are not kept, so another run may have other last bits: "
-                               f"{tmp_path}/file/choices.sqlite: ")
-    assert lines[1:] == ["minidl: a library 1: kernels are timed once on a GPU, as they are met"]
+    assert lines[0].startswith(f"minidl: choices of kernels cannot be kept, so another run may differ in the last bits"
+                               f": {tmp_path}/file/choices.sqlite: ")
+    assert lines[1:] == ["minidl: a library 1: each kernel is timed once on a GPU, when it is first needed"]
 
 
 def test_a_file_that_is_none_of_ours_is_told(cache, times):
     cache.parent.mkdir()
     cache.write_text("something else entirely, long enough to be looked at" * 20)
     with pytest.raises(DeviceError,
-                       match=f"{cache} holds no choices of kernels .*; delete it, and they are made again"):
+                       match=f"{cache} is not a file of kernel choices .*; delete it, and a new one is made"):
         made().choose("k", candidates("a"))
 
 

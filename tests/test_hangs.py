@@ -376,7 +376,7 @@ def test_a_rank_at_work_is_waited_for_longer_but_not_for_ever(monkeypatch):
 
     found = waiting(work, 2, monkeypatch, 0.1)
     assert found.startswith("rank 0 waits for rank 1 (0RO2), which is at work, for more than 1 "
-                            "s (MINIDL_MPI_WAIT_SECONDS")
+                            "s (a larger MINIDL_MPI_WAIT_SECONDS")
 
 
 def test_a_rank_that_has_not_looked_since_something_came_stands_still_with_nobody(monkeypatch):

@@ -36,7 +36,7 @@ class Direct:
         return Host(self.communicator, arrays, sums)
 
 
-class Streams(Direct):
+class ByEvents(Direct):
     """For a CUDA device. Gradients go through pinned host memory, unless the transport can read the device."""
 
     def __init__(self, communicator: Communicator, device: Any) -> None:
@@ -60,4 +60,4 @@ class Streams(Direct):
 
 
 def handover(device: Any, communicator: Communicator) -> Direct:
-    return Direct(communicator) if isinstance(device, CPU) else Streams(communicator, device)
+    return Direct(communicator) if isinstance(device, CPU) else ByEvents(communicator, device)

@@ -1,5 +1,4 @@
-"""Attention as cuDNN's graphs know it; `dnn` makes plans of them. Unless it is asked for, no kernel that does not
-repeat its bits."""
+"""Attention as a graph of cuDNN's; `dnn` makes plans from it. By default, only kernels that repeat their bits."""
 
 from __future__ import annotations
 
@@ -8,14 +7,14 @@ from typing import Any
 
 from ...kernels import cuda
 
-#: arrays of a call, by their place (from 1 on) the names of the tensors in a plan
+#: the arrays of a call; their positions, from 1 on, are the names of the tensors in a plan
 FORWARD = ("q", "k", "v", "y", "lse")
 GRAD = (*FORWARD, "dy", "dq", "dk", "dv")
 
 
 @dataclass(frozen=True)
 class Key:
-    """What a plan depends on; `arrays`: shape and strides, in elements, of each, in the order of FORWARD or GRAD."""
+    """The key of a plan. `arrays`: shape and strides (in elements) of each array, in the order of FORWARD or GRAD."""
 
     what: str
     arrays: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
@@ -26,17 +25,17 @@ class Key:
 
     @classmethod
     def of(cls, call: cuda.Attention, tf32: bool, deterministic: bool) -> Key:
-        """`tf32` means nothing here: no array is float32 but lse."""
+        """The key of a call. `tf32` has no effect: only lse is float32."""
         arrays = tuple((tuple(a.shape), tuple(s // a.itemsize for s in a.strides)) for a in _arrays(call))
         return cls(call.what, arrays, call.scale, call.causal, str(call.q.dtype), deterministic)
 
     @property
     def unwanted(self) -> list[str]:
-        """What an engine must not do, as cuDNN names it."""
+        """cuDNN's names of what an engine must not do."""
         return ["NONDETERMINISTIC"] if self.deterministic else []
 
     def describe(self, cudnn: Any, graph: Any) -> None:
-        """Puts attention, or its gradient, into a graph of cuDNN's."""
+        """Adds attention, or its gradient, to a graph of cuDNN's."""
         def of(name: str) -> dict[str, Any]:
             shape, strides = self.arrays[GRAD.index(name)]
             single = {"data_type": cudnn.data_type.FLOAT} if name == "lse" else {}

@@ -1,8 +1,8 @@
 """How long calls take on the device: captured, repeated in one graph, replayed between two events.
 
-An event that is recorded on an idle stream happens at once, and the time to the next one holds the host's launches. So
-a stream is busy with something else when timing begins: with one replay before, or with a `Hold`. The gap that one call
-leaves behind another on its stream is in the time. Knows no tasks.
+An event that is recorded on an idle stream happens at once, and the time to the next event then includes the host's
+launches. So the stream must be busy when timing begins: with a replay before, or with a `Hold`. The gap between two
+calls on a stream is part of the time. Knows no tasks.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import Any
 from ...kernels import Thunk
 from .lanes import capture
 
-REPEATS = 20  #: of a task in a graph
+REPEATS = 20  #: how often a task is repeated in a graph
 ROUNDS = 5
-LONG = 2000.0  #: microseconds of calls in a graph, where they are repeated only so that they can be told apart
-FILLS = 400  #: calls that hold a stream at most: not many more can wait in its queue before the host waits too
+LONG = 2000.0  #: microseconds of repeated calls in a graph that suffice to compare them
+FILLS = 400  #: the most calls that hold a stream: with many more in its queue the host would wait too
 
 
 class Hold:
-    """Keeps a stream busy by filling `memory`, while the host issues what is to be timed behind that."""
+    """Keeps a stream busy by filling `memory`, while the host issues the calls to be timed behind it."""
 
     def __init__(self, driver: Any, stream: Any, memory: Any) -> None:
         self._fill = driver.zeros(memory, stream)
@@ -35,14 +35,14 @@ class Hold:
         self._microseconds = max(1.0, float(driver.elapsed(begin, end)))
 
     def __call__(self, microseconds: float) -> None:
-        """For at least so long, as far as a queue holds."""
+        """Keeps the stream busy for at least this long, up to FILLS calls."""
         for _ in range(min(FILLS, ceil(microseconds / self._microseconds))):
             self._fill()
 
 
 def behind(driver: Any, stream: Any, hold: Hold, issue: Callable[[], None]) -> float:
-    """Microseconds that `stream` needs for what `issue` issues, all of which waits in queues when it begins: the median
-    of some rounds."""
+    """Microseconds that `stream` needs for the work of `issue`, all of it queued before it begins: the median of some
+    rounds."""
     host = []
     for _ in range(ROUNDS):
         start = perf_counter()
@@ -62,8 +62,8 @@ def behind(driver: Any, stream: Any, hold: Hold, issue: Callable[[], None]) -> f
 
 
 def replayed(driver: Any, stream: Any, *fills: Callable[[], None]) -> list[float]:
-    """Microseconds of one replay of what each of `fills` issues on `stream`, or forks off and joins: in turns, the
-    medians of some rounds."""
+    """Microseconds of one replay of the work that each of `fills` issues on `stream`, or on streams that it forks and
+    joins: medians of some rounds, taken in turns."""
     launches = [driver.replay(capture(driver, stream, fill), stream) for fill in fills]
     begin, end = driver.event(True), driver.event(True)
     found: list[list[float]] = [[] for _ in fills]
@@ -79,7 +79,7 @@ def replayed(driver: Any, stream: Any, *fills: Callable[[], None]) -> list[float
 
 
 def side_by_side(driver: Any, stream: Any, calls: Sequence[Thunk]) -> list[float]:
-    """Microseconds of each of some calls that have been made before, in turns; long ones are repeated less."""
+    """Microseconds of each call, timed in turns; long calls are repeated less. All must have been made once before."""
     once = replayed(driver, stream, *(partial(run, [call]) for call in calls))
     repeats = max(1, min(REPEATS, int(LONG / max(1.0, min(once)))))
     if repeats == 1:
@@ -95,8 +95,7 @@ def run(calls: Sequence[Thunk], times: int = 1) -> None:
 
 def each(driver: Any, stream: Any, programs: Sequence[Sequence[Thunk]],
          progress: Callable[[float], None] | None = None) -> list[float]:
-    """Microseconds of each program on its stream. All are run once before, in order, so that
-    everything holds a value."""
+    """Microseconds of each program on its stream. All run once before, in order, so that every buffer holds a value."""
     for program in programs:
         run(program)
     driver.synchronize(stream)
@@ -128,9 +127,9 @@ def hop(driver: Any, one: Any, other: Any, call: tuple[Thunk, Thunk]) -> float:
 
 def together(driver: Any, one: Any, other: Any, first: Sequence[Thunk], second: Sequence[Thunk],
              alone: tuple[float, float]) -> tuple[float, float]:
-    """How many times longer each of two programs takes beside the other; `first` is bound to stream `one`, `second` to
-    `other`. `alone`: microseconds of each by itself. The one measured runs a fixed number of times,
-    the other longer."""
+    """How many times longer each of two programs takes beside the other. `first` is bound to stream `one`, `second` to
+    `other`. `alone`: microseconds of each by itself. The measured program runs a fixed number of times, the other one
+    longer."""
 
     def beside(main: Sequence[Thunk], times: int, rest: Sequence[Thunk], long: int, streams: tuple[Any, Any]) -> float:
         begin, end, start, joined = driver.event(True), driver.event(True), driver.event(), driver.event()
@@ -140,7 +139,7 @@ def together(driver: Any, one: Any, other: Any, first: Sequence[Thunk], second: 
             driver.record(start, origin)()
             driver.wait(side, start)()
             driver.record_in_graph(begin, origin)()
-            for n in range(max(times, long)):  # issued in turns, so that both begin at once
+            for n in range(max(times, long)):  # issued in turns, so that both begin at the same time
                 run(main if n < times else ())
                 run(rest if n < long else ())
             driver.record_in_graph(end, origin)()

@@ -1,7 +1,6 @@
-"""Convolutions as cuDNN's graphs know them; `dnn` makes plans of them. Images are NHWC in memory, filters KRSC.
+"""Convolutions as graphs of cuDNN's; `dnn` makes plans from them. Images are NHWC in memory, filters KRSC.
 
-In strict float32 no engine is taken that rounds its inputs for the tensor cores, and none, unless it is asked for, that
-does not repeat its bits.
+In strict float32 no engine may round its inputs for the tensor cores; by default, every engine must repeat its bits.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ X, W, Y = 1, 2, 3  #: names of the tensors in a plan
 
 @dataclass(frozen=True)
 class Key:
-    """What a plan depends on; x (n, h, w, c), w (o, kh, kw, c / groups), y (n, oh, ow, o), each as its shape and its
-    strides in elements: pixels may have gaps between them."""
+    """The key of a plan. x (n, h, w, c), w (o, kh, kw, c / groups), y (n, oh, ow, o): shape and strides (in elements)
+    of each; there may be gaps between pixels."""
 
     what: str
     x: tuple[tuple[int, ...], tuple[int, ...]]
@@ -39,12 +38,12 @@ class Key:
 
     @property
     def unwanted(self) -> list[str]:
-        """What an engine must not do, as cuDNN names it."""
+        """cuDNN's names of what an engine must not do."""
         rounds = ["TENSOR_CORE", "DOWN_CONVERT_INPUTS"] if self.dtype == "float32" and not self.tf32 else []
         return [*(["NONDETERMINISTIC"] if self.deterministic else []), *rounds]
 
     def describe(self, cudnn: Any, graph: Any) -> None:
-        """Puts the convolution into a graph of cuDNN's."""
+        """Adds the convolution to a graph of cuDNN's."""
         shapes = {X: self.x, W: self.w, Y: self.y}
 
         def tensor(uid: int) -> Any:
@@ -63,7 +62,7 @@ class Key:
 
 
 def _channels_second(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[list[int], list[int]]:
-    """Shape and strides in the order in which cuDNN names axes."""
+    """Shape and strides in cuDNN's order of axes."""
     return [shape[axis] for axis in (0, 3, 1, 2)], [strides[axis] for axis in (0, 3, 1, 2)]
 
 

@@ -1,7 +1,8 @@
 """The CUDA device: what `minidl.runtime.device.CPU` is for the CPU, on one GPU.
 
-Everything outside a step (copies to and from the host, results, eager tasks) goes through the main stream, so one order
-holds. Products and convolutions are set up when first needed, with a package each. Knows no schedules.
+Everything outside a step (copies to and from the host, results, eager tasks) goes through the main stream, so it stays
+in order. Products and convolutions are set up when they are first needed; each needs its own package. Knows no
+schedules.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ from ..device import DeviceError
 from . import clock
 from .lanes import Captured, Streams
 
-SLOT = 4096  #: bytes that are fetched without waiting at most
-HELD = 64 << 20  #: bytes that are filled to hold a stream
+SLOT = 4096  #: the most bytes that are fetched without waiting
+HELD = 64 << 20  #: bytes that are filled to keep a stream busy
 STEPS = (0, 1)  #: priorities of the lanes of a step (`schedule.Lane`), on whose streams costs are measured
 #: packages beside CuPy, by the name they are imported under
 PACKAGES = {"cupy": "cupy", "nvmath": "nvmath-python", "cudnn": "nvidia-cudnn-frontend"}
 
 
 class Cuda:
-    """One GPU. `driver`, `products`, `dnn`: what runs the kinds of calls; the tests put others in their place.
+    """One GPU. `driver`, `products`, `dnn` run the kinds of calls; the tests replace them.
 
-    Of calls that are bound from now on, `tf32`: whether float32 products and convolutions may round their inputs for
+    For calls that are bound from now on: `tf32`: whether float32 products and convolutions may round their inputs for
     the tensor cores; `deterministic`: whether a call of cuDNN must give the same bits each time.
     """
 
@@ -51,7 +52,7 @@ class Cuda:
 
     @property
     def flash(self) -> bool:
-        """cuDNN's flash kernels began with Ampere; whether it has both of them, see `Dnn`."""
+        """Whether cuDNN has flash kernels here, forward and gradient: from Ampere on, see `Dnn`."""
         return bool(self.driver.architecture >= 80 and self._library("dnn").flash)
 
     @property
@@ -60,7 +61,7 @@ class Cuda:
         return self.driver.cupy
 
     def interface(self, array: Any) -> dict[str, Any]:
-        """An array as other libraries take it, by the CUDA array interface (version 3)."""
+        """An array's CUDA array interface (version 3), for other libraries."""
         return {"shape": array.shape, "typestr": array.dtype.str, "data": (cuda.pointer(array), False),
                 "strides": array.strides, "version": 3, "stream": self.main.ptr}
 
@@ -71,24 +72,24 @@ class Cuda:
 
     # -------------------------------------------------------------------------------------------------------- memory
     def allocate(self, nbytes: int) -> Any:
-        """Zeroed bytes; given back, they serve the main stream again."""
+        """Zeroed bytes. When freed, they can be allocated again for the main stream."""
         memory = self.driver.allocate(nbytes, self.main)
         self.zero(memory)
         return memory
 
     def zero(self, memory: Any) -> None:
-        """All its bytes become 0."""
+        """Sets all bytes to 0."""
         self.driver.zeros(memory, self.main)()
 
     def array(self, memory: Any, view: View, base: int = 0) -> Any:
-        """The strided array that `view` means in `memory`, whose storage begins at byte `base`. Only addresses, shapes
-        and strides: it is for launches, and keeps no memory."""
+        """The strided array of `view` in `memory`, whose storage begins at byte `base`. It has only address, shape and
+        strides, for launches, and does not keep the memory alive."""
         size = np.dtype(view.dtype).itemsize
         return self.driver.array(memory, view.shape, view.dtype, tuple(s * size for s in view.strides),
                                  base + view.offset * size)
 
     def read(self, array: Any) -> Any:
-        """A NumPy copy, when all that was issued before has run."""
+        """A NumPy copy, made when all earlier work has run."""
         host = np.empty(array.shape, array.dtype)
         if host.size:
             memory = None if cuda.contiguous(array) else self.snapshot(array)
@@ -97,8 +98,8 @@ class Cuda:
         return host
 
     def fetch(self, array: Any) -> Callable[[], Any]:
-        """Sends an array to the host behind what was issued before; the call waits for it and gives the NumPy copy.
-        Nobody has to call it: what comes later into the same pinned memory comes by the same stream."""
+        """Starts a copy of an array to the host, after the work issued before. The returned function waits for it and
+        returns the NumPy array. It need not be called: later copies to the same pinned memory use the same stream."""
         if not cuda.contiguous(array) or not 0 < array.nbytes <= SLOT:
             return lambda: self.read(array)
         pinned, event = self._slots.pop() if self._slots else (self.driver.pinned(SLOT), self.driver.event())
@@ -117,19 +118,20 @@ class Cuda:
         return value
 
     def not_finite(self) -> bool:
-        """Whether an update has used a gradient that is not finite since this was asked last, or fetched. Waits for
-        what was issued."""
+        """Whether an update has used a gradient that is not finite since the last call of this or
+        `fetch_not_finite`. Waits for all issued work."""
         return self.fetch_not_finite()()
 
     def fetch_not_finite(self) -> Callable[[], bool]:
-        """The same, sent to the host behind what was issued before, as by `fetch`: the call waits for it."""
+        """As `not_finite`, but the copy to the host is only started, as in `fetch`; the returned function waits for
+        it."""
         found = self.fetch(self._flag)
         self.driver.zeros(self._flag, self.main)()
         return lambda: bool(found()[0])
 
     def write(self, array: Any, value: Any) -> None:
-        """Host values into an array, after all that was issued before. One number goes with a launch and is not waited
-        for, so that a learning rate can be set while a step runs."""
+        """Writes host values to an array, after all work issued before. A single number is the argument of a launch,
+        for which nobody waits, so a learning rate can be set while a step runs."""
         if array.size == 1 and array.dtype.kind == "f":
             for call in KERNELS["fill"].cuda_calls([array], [array], [],
                                                    {"value": float(np.asarray(value).reshape(()))}):
@@ -147,19 +149,19 @@ class Cuda:
         self.driver.synchronize(self.main)
 
     def duplicate(self, memory: Any) -> Any:
-        """Memory of its own with the same bytes."""
+        """New memory with the same bytes."""
         copy = self.driver.allocate(len(memory), self.main)
         self.driver.copy(memory, copy, self.main)()
         return copy
 
     def snapshot(self, array: Any) -> Any:
-        """Memory of its own with an array's elements in row-major order."""
+        """New memory with the array's elements in row-major order."""
         memory = self.driver.allocate(max(array.size * array.dtype.itemsize, 1), self.main)
         self.copier(array, self._whole(memory, array))()
         return memory
 
     def copier(self, source: Any, out: Any) -> Thunk:
-        """A call that copies one array to another of its shape, on the main stream."""
+        """A call that copies one array to another of the same shape, on the main stream."""
         if cuda.contiguous(source, out):
             return self.driver.copy(source, out, self.main) if source.size else _nothing
         calls = KERNELS["copy"].cuda_calls([source], [out], [], {})
@@ -175,18 +177,18 @@ class Cuda:
         return self.driver.array(memory, array.shape, str(array.dtype), tuple(reversed(strides)), 0)
 
     def pinned(self, shape: tuple[int, ...], dtype: str) -> Pinned:
-        """A host array, not yet written, that steps take as an input without a copy on the host."""
+        """An uninitialised host array that steps take as an input without another copy on the host."""
         host = self.driver.pinned(max(math.prod(shape) * np.dtype(dtype).itemsize, 1))
         found: Pinned = host[: math.prod(shape) * np.dtype(dtype).itemsize].view(dtype).reshape(shape).view(Pinned)
         return found
 
     def feed(self, places: Sequence[Any]) -> Callable[[Sequence[Any]], None]:
-        """A call that brings host arrays to these places before the next step, while the last one may still run."""
+        """A call that copies host arrays to these places for the next step, while the last step may still run."""
         return Feed(self, places)
 
     # --------------------------------------------------------------------------------------------------------- calls
     def work(self, kernel: Kernel) -> Work | None:
-        """What tells the scratch arrays that a kernel needs here."""
+        """The function that returns the scratch arrays of a kernel on this device; None without scratch."""
         return kernel.cuda_work
 
     def bind(self, launch: Launch, array: Any, stream: Any = None) -> list[Thunk]:
@@ -213,8 +215,8 @@ class Cuda:
 
     # --------------------------------------------------------------------------------------------------------- lanes
     def streams(self, priorities: Sequence[int]) -> list[Any]:
-        """One for each lane, the same ones each time: the first is the main stream, which goes before
-        those of priority 1."""
+        """A stream for each lane, the same ones each time. The first is the main stream, which has a higher priority
+        than those of priority 1."""
         found = [self.main]
         for i, priority in enumerate(priorities[1:], 1):
             there, nth = self._others.setdefault(priority, []), list(priorities[1:i]).count(priority)
@@ -232,7 +234,7 @@ class Cuda:
         return Captured(self, work, trace)
 
     def synchronize(self) -> None:
-        """Waits for all that was issued."""
+        """Waits for all issued work."""
         self.driver.synchronize_device()
 
     # -------------------------------------------------------------------------------------------------------- times
@@ -253,8 +255,7 @@ class Cuda:
         return clock.hop(self.driver, one, other, (first, second))
 
     def step_time(self, issue: Callable[[], None]) -> float:
-        """Microseconds that the main stream needs for what a step brings and takes away, when the
-        host is ahead of it."""
+        """Microseconds that the main stream needs for the copies of inputs and outputs, when the host runs ahead."""
         hold = clock.Hold(self.driver, self.main, self.driver.allocate(HELD, self.main))
         return clock.behind(self.driver, self.main, hold, issue)
 
@@ -270,24 +271,24 @@ class Cuda:
 
 
 class Pinned(np.ndarray):
-    """A host array in pinned memory, from `Cuda.pinned`. A step that is given one sends it from where it lies, after
-    the call has returned: it must stay as it is until something of that step, say its loss, has been fetched."""
+    """A host array in pinned memory, from `Cuda.pinned`. A step copies it directly, possibly after its call has
+    returned: do not change it until a result of that step, for example its loss, has been fetched."""
 
 
 class Feed:
-    """Host arrays on their way to a step's inputs: pinned memory and device memory twice over, used in turn, so that
-    the copy of one step's inputs overlaps with the step before. Arrays that are pinned already are sent as they are."""
+    """Copies host arrays to a step's inputs, through double buffers in pinned memory and on the device, so that the
+    copy of one step's inputs overlaps with the step before. Arrays that are already pinned are copied directly."""
 
     def __init__(self, device: Cuda, places: Sequence[Any]) -> None:
         self.device, self.driver, self.places = device, device.driver, list(places)
         self._turn = 0
         self._copies = self.driver.stream()
         self._slots = [self._slot() for _ in range(2)]
-        # pinned memory is kept until it has been sent
+        # keeps pinned memory until it has been copied
         weakref.finalize(self, _wait_for, self.driver, self._slots).atexit = False
 
     def _slot(self) -> dict[str, Any]:
-        """Host places, the copies to the device, and the copies from there to the inputs, with their events."""
+        """One buffer: its host arrays, the copies to the device and from there to the inputs, and their events."""
         driver, main = self.driver, self.device.main
         hosts, staged, up, across, memories = [], [], [], [], []
         for place in self.places:
@@ -297,16 +298,16 @@ class Feed:
             up.append(driver.copy(hosts[-1], staged[-1], self._copies) if place.size else _nothing)
             across.append(self.device.copier(staged[-1], place))
         driver.synchronize(main)
-        arrived, taken = driver.event(), driver.event()
-        driver.record(taken, main)()
-        return {"hosts": hosts, "staged": staged, "memories": memories, "arrived": arrived, "free": taken, "up": up,
-                "before": driver.wait(self._copies, taken), "after": driver.record(arrived, self._copies),
-                "across": [driver.wait(main, arrived), *across, driver.record(taken, main)]}
+        arrived, free = driver.event(), driver.event()
+        driver.record(free, main)()
+        return {"hosts": hosts, "staged": staged, "memories": memories, "arrived": arrived, "free": free, "up": up,
+                "before": driver.wait(self._copies, free), "after": driver.record(arrived, self._copies),
+                "across": [driver.wait(main, arrived), *across, driver.record(free, main)]}
 
     def __call__(self, values: Sequence[Any]) -> None:
         slot = self._slots[self._turn]
         self._turn = 1 - self._turn
-        self.driver.wait_for(slot["arrived"])  # the host's bytes of two steps ago have been sent
+        self.driver.wait_for(slot["arrived"])  # until the host's bytes of two steps ago have been copied
         slot["sent"] = values
         slot["before"]()
         for host, staged, up, value in zip(slot["hosts"], slot["staged"], slot["up"], values, strict=True):
@@ -333,17 +334,17 @@ _devices: dict[int, Cuda] = {}
 
 
 def cuda_device(ordinal: int) -> Cuda:
-    """The device of this number, one object each. Raises DeviceError; the message names what is missing."""
+    """The device of this number, always the same object. Raises DeviceError; the message says what is missing."""
     if ordinal not in _devices:
         _devices[ordinal] = _open(ordinal)
     return _devices[ordinal]
 
 
 def gpus() -> int:
-    """How many there are for this process. Raises DeviceError; the message names what is missing."""
+    """The number of GPUs of this process. Raises DeviceError; the message says what is missing."""
     missing = [package for module, package in PACKAGES.items() if importlib.util.find_spec(module) is None]
     if missing:
-        raise DeviceError(f"cuda needs {', '.join(missing)}; pip install 'minidl[cuda13]' (or "
+        raise DeviceError(f"cuda needs {', '.join(missing)}: pip install 'minidl[cuda13]' (or "
                           f"[cuda12] for an older driver)")
     import cupy
 
@@ -375,8 +376,8 @@ def _open(ordinal: int) -> Cuda:
 
 
 def owner(memory: Any) -> Cuda:
-    """The device that memory was allocated on. Raises DeviceError for memory of no device of ours."""
+    """The device on which memory was allocated. Raises DeviceError for memory of any other origin."""
     for device in _devices.values():
         if device.driver.owns(memory):
             return device
-    raise DeviceError(f"memory of type {type(memory).__name__} belongs to no device that is in use")
+    raise DeviceError(f"memory of type {type(memory).__name__} belongs to none of the CUDA devices in use")

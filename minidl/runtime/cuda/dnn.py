@@ -1,9 +1,9 @@
-"""cuDNN's plans by way of its frontend: made, kept and run, for the operations that `convolutions` and `attention`
+"""cuDNN's plans, through its frontend: made, kept and run, for the operations that `convolutions` and `attention`
 describe.
 
-A plan is made for each key (operation, shapes, types, arithmetic) once and kept, the fastest of the first that cuDNN
-names (`tuner`), so that every executor runs the same one and bits agree; each stream has its own handle and workspace.
-What is left of a call may be captured.
+For each key (operation, shapes, types, arithmetic) one plan is made and kept: the fastest of the first that cuDNN
+suggests (`tuner`). So every executor runs the same one and bits agree. Each stream has its own handle and workspace.
+The prebuilt call can be captured.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from . import attention, convolutions
 from .tuner import Candidate, Tuner
 
 OPERATIONS: dict[type, Any] = {cuda.Convolution: convolutions, cuda.Attention: attention}
-LARGEST = 1 << 28  #: bytes of workspace that a plan may want
+LARGEST = 1 << 28  #: the most bytes of workspace of a plan
 
 
 def library() -> Any:
-    """cuDNN's frontend. The tests give another."""
+    """cuDNN's frontend. The tests replace it."""
     import cudnn
 
     return cudnn
 
 
 class Key(Protocol):
-    """What a plan depends on: an operation on arrays of one type, and the arithmetic that is allowed."""
+    """The key of a plan: an operation on arrays of one type, and the arithmetic that is allowed."""
 
     @property
     def dtype(self) -> str: ...
@@ -42,15 +42,15 @@ class Key(Protocol):
         ...
 
     def describe(self, cudnn: Any, graph: Any) -> None:
-        """Puts the operation into a graph of cuDNN's."""
+        """Adds the operation to a graph of cuDNN's."""
         ...
 
 
 def described(cudnn: Any, key: Key, **options: Any) -> Any:
-    """A graph of the operation, of which plans can be built. `options` go to cudnn's graph: a handle, or the properties
-    of a device that is not there.
+    """A graph of the operation, from which plans can be built. `options` go to cuDNN's graph: a handle, or the
+    properties of a device that is not present.
 
-    Raises RuntimeError where cuDNN has no engine that keeps to what the key allows.
+    Raises RuntimeError where cuDNN has no engine that satisfies the key.
     """
     kind = {"float32": cudnn.data_type.FLOAT, "float16": cudnn.data_type.HALF,
             "bfloat16": cudnn.data_type.BFLOAT16}[key.dtype]
@@ -64,18 +64,18 @@ def described(cudnn: Any, key: Key, **options: Any) -> Any:
         graph.deselect_numeric_notes([getattr(cudnn.numerical_note, note) for note in key.unwanted])
         graph.deselect_workspace_greater_than(LARGEST)
         graph.check_support()
-    except Exception as error:  # the frontend raises several kinds
+    except Exception as error:  # the frontend raises several types
         raise RuntimeError(f"cuDNN has no plan for {key}: {error}") from error
     return graph
 
 
 def plans(cudnn: Any, graph: Any) -> Iterator[tuple[int, str]]:
-    """Places and names of the plans that can be built, built one by one, in the order in which cuDNN
-    would take them."""
+    """Indices and names of the plans that can be built, in cuDNN's order of preference; each is built when it is
+    yielded."""
     for place in range(graph.get_execution_plan_count()):
         try:
             graph.build_plan_at_index(place)
-        except (RuntimeError, cudnn.cudnnGraphNotSupportedError):  # an engine that is not wanted, or does not take this
+        except (RuntimeError, cudnn.cudnnGraphNotSupportedError):  # an engine that is unwanted, or cannot do this
             continue
         yield place, graph.get_plan_name_at_index(place)
 
@@ -88,12 +88,12 @@ class Dnn:
         self.tuner = Tuner(driver, f"cuDNN {self.cudnn.backend_version()}, frontend {self.cudnn.__version__}",
                            RuntimeError, self.cudnn.cudnnGraphNotSupportedError)
         self._handles: dict[int, Any] = {}
-        self._plans: dict[Key, tuple[Any, int]] = {}  #: of each key a graph, and the place of the plan in it
+        self._plans: dict[Key, tuple[Any, int]] = {}  #: for each key a graph, and the index of its plan
         self._workspaces: dict[int, Any] = {}
 
     @property
     def flash(self) -> bool:
-        """Whether attention has a gradient: from 1.24 on the frontend makes none with a cuDNN before 9.22."""
+        """Whether attention has a gradient: frontends from 1.24 on have none with a cuDNN before 9.22."""
         frontend = tuple(int(n) for n in self.cudnn.__version__.split(".")[:2])
         return frontend < (1, 24) or self.cudnn.backend_version() >= 92200
 
@@ -106,7 +106,7 @@ class Dnn:
 
     def bind(self, call: cuda.Convolution | cuda.Attention, stream: Any, *, tf32: bool = False,
              deterministic: bool = True) -> Thunk:
-        """One prebuilt call. `tf32` as for products; `deterministic`: only engines that repeat their bits. Raises
+        """One prebuilt call. `tf32`: as for products; `deterministic`: only engines that repeat their bits. Raises
         RuntimeError where cuDNN has no plan."""
         operation = OPERATIONS[type(call)]
         key = operation.Key.of(call, tf32, deterministic)
@@ -123,7 +123,7 @@ class Dnn:
         return thunk
 
     def _choose(self, key: Key, call: cuda.Convolution | cuda.Attention) -> tuple[Any, int]:
-        """The fastest plan for a key, timed on arrays like those of the call."""
+        """The fastest plan for a key, timed on arrays with the layout of the call's."""
         graph = described(self.cudnn, key, handle=self._handle(self.tuner.stream))
 
         def candidates() -> Iterator[Candidate]:
@@ -140,7 +140,7 @@ class Dnn:
         return graph, int(place)
 
     def _is(self, graph: Any, place: int, name: str) -> bool:
-        """Builds a plan that was chosen by another process, if it is there."""
+        """Builds a plan that another process has chosen. Returns whether that is possible here."""
         try:
             graph.build_plan_at_index(place)
         except (RuntimeError, self.cudnn.cudnnGraphNotSupportedError):
@@ -148,7 +148,7 @@ class Dnn:
         return bool(graph.get_plan_name_at_index(place) == name)
 
     def _workspace(self, stream: Any, nbytes: int) -> Any:
-        """The stream's own, as large as any plan there needs; calls keep the one that they were bound to."""
+        """The workspace of the stream, large enough for all its plans. A call keeps the one to which it was bound."""
         held = self._workspaces.get(stream.number)
         if held is None or held.nbytes < nbytes:
             held = self._workspaces[stream.number] = self.driver.allocate(nbytes, stream)

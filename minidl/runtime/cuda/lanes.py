@@ -1,7 +1,7 @@
 """Runs the lanes of a schedule on CUDA streams, issued by one thread, or captured once and replayed by one launch.
 
-Lane 0 is the device's main stream: it forks the others at the start of a step and joins them at its end, so whoever
-uses the main stream afterwards finds the step done. Nothing here waits for the device.
+Lane 0 is the device's main stream: it forks the other streams at the start of a step and joins them at its end, so work
+issued on the main stream afterwards runs after the step. Nothing here waits for the device.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from ..streams import Stop, run_program
 
 
 def issue_order(work: Work) -> list[tuple[int, int]]:
-    """(task, lane) in an order in which one thread may issue them: no wait before what it waits for.
+    """(task, lane) in an order in which one thread can issue them: a wait comes after the record of its event.
 
-    By depth (the longest chain of tasks before one), lanes in turn: so every lane gets its next task about when it can
-    start, and none waits for another's queue to be issued.
+    The order is by depth (the longest chain of tasks before one), lanes in turn. So every lane gets its next task about
+    when it can start, and no lane has to wait until another one's queue has been issued.
     """
     before: dict[int, list[int]] = {}
     for waiter, source in work.waits:
@@ -52,8 +52,8 @@ def issue_order(work: Work) -> list[tuple[int, int]]:
 
 @dataclass
 class Segment:
-    """Calls that are made together: of one task on one lane, or (task -1) a fork or a join. `host`: they are the
-    host's, to meet communication; what is captured ends before them and begins anew after them."""
+    """Calls that are made together: those of one task on one lane, or (task -1) of a fork or a join. `host`: calls of
+    the host that synchronise with communication; a capture ends before them and a new one begins after them."""
 
     task: int
     lane: int
@@ -62,8 +62,8 @@ class Segment:
 
 
 class Streams:
-    """`run` issues all lanes once. With `trace` the streams keep when each task started and ended, at some cost.
-    `give_up` ends a run from any thread; it is the last."""
+    """Lanes on CUDA streams. `run` issues all lanes once. With `trace`, events keep when each task started and ended,
+    which costs some time. `give_up` ends a run from any thread; after that, it cannot run again."""
 
     def __init__(self, device: Any, work: Work, trace: bool = False) -> None:
         self.device, self.driver, self.work, self.trace = device, device.driver, work, trace
@@ -81,14 +81,14 @@ class Streams:
         self._owner = [segment for segment in segments for _ in segment.calls]
 
     def _segments(self, trace: bool) -> list[Segment]:
-        """Every task in the order of issue, with its waits, launches and records, and what the host does
-        before and after."""
+        """Every task in the order of issue, with its waits, launches and records, and the host's calls before and
+        after."""
         driver = self.driver
         part = self._parts()
         events = {source: driver.event() for _, source in self.work.waits}
         awaited: dict[int, list[int]] = {}
         for waiter, source in self.work.waits:
-            if part[waiter] == part[source]:  # else all streams have met in between
+            if part[waiter] == part[source]:  # else all streams have joined in between
                 awaited.setdefault(waiter, []).append(source)
         segments = []
         for task, lane in self.order:
@@ -104,11 +104,11 @@ class Streams:
         return [segment for segment in segments if segment.calls or not segment.host]
 
     def _parts(self) -> dict[int, int]:
-        """Into which of the pieces that are issued between two meetings of all streams each task falls: one piece."""
+        """For each task the number of its piece: pieces are separated by joins of all streams. Here there is one."""
         return {task: 0 for task, _ in self.order}
 
     def _meeting_stream(self, stream: Any) -> Any:
-        """On which stream a task of this one meets communication."""
+        """The stream that waits for communication for a task of this stream."""
         return stream
 
     def _joined(self, segments: list[Segment]) -> list[Segment]:
@@ -129,13 +129,13 @@ class Streams:
         return self.driver.record(event, stream)
 
     def _marks(self, task: int, stream: Any) -> tuple[list[Thunk], list[Thunk]]:
-        """What a trace needs before and after a task; other tools see it as an NVTX range."""
+        """The calls of a trace before and after a task. They also open and close an NVTX range for other tools."""
         opened, closed = self.driver.ranges(self.work.name(task))
         begin, end = self._times[task]
         return [self._mark([task]), opened, self._stamp(begin, stream)], [self._stamp(end, stream), closed]
 
     def _mark(self, tasks: list[int]) -> Thunk:
-        """A call that keeps when these tasks are issued."""
+        """A call that notes the time at which these tasks are issued."""
         return lambda: self._issued.update(dict.fromkeys(tasks, perf_counter()))
 
     def run(self) -> None:
@@ -147,13 +147,13 @@ class Streams:
             raise self._given_up[0].error
 
     def give_up(self, stop: Stop) -> None:
-        """Ends the run: what has not been issued is not."""
+        """Ends the run: the rest is not issued."""
         self._given_up.append(stop)
         self._program.clear()
 
     def stamps(self) -> list[Any]:
-        """As `Threads.stamps`; waits for the step. The device's clock is compared with the host's, to
-        some microseconds."""
+        """As `Threads.stamps`; waits for the step. The device's clock is aligned with the host's, to some
+        microseconds."""
         now = self.driver.event(True)
         self.driver.record(now, self.streams[0])()
         self.driver.synchronize(self.streams[0])
@@ -167,7 +167,7 @@ class Streams:
         return found
 
     def close(self) -> None:
-        """Waits for what was issued."""
+        """Waits for all issued work."""
         self.driver.synchronize(self.streams[0])
 
 
@@ -181,9 +181,10 @@ def _issue(program: list[Thunk], owner: list[Segment]) -> None:
 
 
 def capture(driver: Any, stream: Any, fill: Callable[[], None]) -> Any:
-    """The graph of what `fill` issues on `stream`, or forks off and joins. What `fill` raises ends the capture."""
+    """The graph of the work that `fill` issues on `stream`, or on streams that it forks and joins. An error of `fill`
+    ends the capture."""
     collects = gc.isenabled()
-    gc.disable()  # a handle that is freed while its stream is captured would end the capture
+    gc.disable()  # freeing a handle while its stream is captured would end the capture
     try:
         driver.begin_capture(stream)
         try:
@@ -198,13 +199,14 @@ def capture(driver: Any, stream: Any, fill: Callable[[], None]) -> Any:
 
 
 class Captured(Streams):
-    """The same program, captured once: `run` is one launch, or one for each piece between two meetings with
-    communication. Checked: every wait of the schedule, and the order of each lane, is a path in the graph."""
+    """The same lanes, captured once: `run` is one launch, or one launch for each piece between two synchronisations
+    with communication. It is checked that every wait of the schedule and the order of each lane is a path in the
+    graph."""
 
     def _build(self) -> None:
         self._warm_up([s for piece in self._pieces(self._segments(False)) for s in self._joined(piece) if not s.host])
         segments = self._segments(self.trace)
-        self._program, self._owner, self._kept = [], [], segments  # kept: what nodes point to
+        self._program, self._owner, self._kept = [], [], segments  # segments: the memory to which nodes point
         self.graphs: list[Any] = []
         for piece in self._pieces(segments):
             calls = [call for segment in piece for call in segment.calls]
@@ -215,7 +217,7 @@ class Captured(Streams):
             self._owner += [piece[0]] * len(calls)
 
     def _pieces(self, segments: list[Segment]) -> list[list[Segment]]:
-        """Segments in a row that are all the host's or all the device's."""
+        """Runs of segments that are all the host's or all the device's."""
         return [list(piece) for _, piece in groupby(segments, key=lambda segment: segment.host)]
 
     def _parts(self) -> dict[int, int]:
@@ -230,7 +232,7 @@ class Captured(Streams):
         return self.streams[0]  # where all streams have joined
 
     def _capture(self, segments: list[Segment]) -> Thunk:
-        """One launch of these."""
+        """A call that launches these segments at once."""
         driver = self.driver
         last: dict[int, list[int]] = {}
 
@@ -249,7 +251,7 @@ class Captured(Streams):
         return replay
 
     def _warm_up(self, segments: list[Segment]) -> None:
-        """Issues everything once, so that what libraries set up at a first call is there, and undoes what it did."""
+        """Issues everything once, so that libraries do their setup of the first call, and restores the memory."""
         changed = [*self.work.persistent, self.device.flag_memory]
         before = [self.device.duplicate(memory) for memory in changed]
         for segment in segments:
@@ -266,8 +268,8 @@ class Captured(Streams):
         return [self._stamp(begin, stream)], [self._stamp(end, stream)]
 
     def _check(self, graph: Any, last: dict[int, list[int]]) -> None:
-        """Raises DeviceError where a captured graph lacks an order that the schedule has. `last`: of every task in it
-        the nodes after which it is done."""
+        """Raises DeviceError where a captured graph lacks an order of the schedule. `last`: for every task in it the
+        nodes after which it is done."""
         nodes, edges = self.driver.dependencies(graph)
         place = {node: i for i, node in enumerate(nodes)}
         after: list[list[int]] = [[] for _ in place]
@@ -289,7 +291,7 @@ class Captured(Streams):
         done = {task: sum(1 << place[node] for node in set(nodes)) for task, nodes in last.items()}
         for source, waiter in pairs:
             if source not in last or waiter not in last:
-                continue  # of other pieces
+                continue  # in another piece
             before = 0
             for node in last[waiter]:
                 before |= reached[place[node]]

@@ -1,11 +1,11 @@
-"""Matrix products through cuBLASLt, by way of nvmath's bindings: the only file that knows them.
+"""Matrix products through cuBLASLt, with nvmath's bindings, which only this file uses.
 
-Everything is decided when a product is bound: layouts, the algorithm (the fastest of the first that the library names
-for these shapes, kept by key (`tuner`), so that every executor takes the same one and bits agree) and the workspace,
-which belongs to the stream. What is left is one call that may be captured. All algorithms repeat their bits: what is
-summed in parts is added up in a fixed order.
+Everything is decided when a product is bound: layouts, the algorithm, and the workspace, which belongs to the stream.
+The algorithm is the fastest of the first that the library suggests for these shapes, and is kept by key (`tuner`), so
+that every executor uses the same one and bits agree. The prebuilt call can be captured. All algorithms repeat their
+bits: partial sums are added up in a fixed order.
 
-cuBLASLt counts by columns. A row-major matrix is its transpose read by columns, so out = a b is asked for as
+cuBLASLt is column-major. A row-major matrix is its transpose in column-major order, so out = a b is computed as
 out^T = b^T a^T, and nothing is copied.
 """
 
@@ -25,11 +25,11 @@ from .tuner import CANDIDATES, Candidate, Tuner
 
 #: (bias, act)
 EPILOGUES = {(False, ""): "DEFAULT", (True, ""): "BIAS", (False, "relu"): "RELU", (True, "relu"): "RELU_BIAS"}
-WORKSPACE = 32 << 20  #: bytes for each stream; what NVIDIA recommends on Hopper
+WORKSPACE = 32 << 20  #: bytes for each stream, as NVIDIA recommends for Hopper
 
 
 def libraries() -> tuple[Any, Any, Any]:
-    """CUDA's types, cuBLAS for its names, and cuBLASLt. The tests give others."""
+    """CUDA's types, cuBLAS for its names, and cuBLASLt. The tests replace them."""
     from nvmath import CudaDataType
     from nvmath.bindings import cublas, cublasLt
 
@@ -38,8 +38,8 @@ def libraries() -> tuple[Any, Any, Any]:
 
 @dataclass(frozen=True)
 class Side:
-    """A matrix as cuBLASLt sees it, by columns: rows, columns, the step from column to column, and the step from matrix
-    to matrix (elements). `transposed`: to be read the other way round."""
+    """A matrix in cuBLASLt's column-major terms: rows, columns, the step from column to column and from matrix to
+    matrix (in elements). `transposed`: whether it is read transposed."""
 
     rows: int
     columns: int
@@ -49,20 +49,19 @@ class Side:
 
     @classmethod
     def of(cls, array: Any) -> Side:
-        """The transpose of a (..., r, c) array, by columns. Raises LaunchError where a BLAS cannot
-        take it as it lies."""
+        """The column-major transpose of a (..., r, c) array. Raises LaunchError for strides that a BLAS does not
+        support."""
         found, (r, c) = layout(array), array.shape[-2:]
         if found is None:
-            raise cuda.LaunchError(f"a product needs rows or columns that lie together, not strides "
+            raise cuda.LaunchError(f"a product needs contiguous rows or columns, not strides "
                                    f"{array.strides} of shape {array.shape}")
         transposed, leading, _, apart = found
         return cls(*((r, c) if transposed else (c, r)), leading, apart, transposed)
 
 
 @dataclass(frozen=True, eq=False)
-class Product:
-    """A product's descriptor and layouts, the alignment of its arrays in bytes, and all that the choice of an algorithm
-    depends on."""
+class Problem:
+    """A product's descriptor and layouts, the alignment of its arrays in bytes, and the key of its algorithm."""
 
     operation: int
     layouts: list[int]
@@ -78,7 +77,7 @@ class Products:
         self.driver, self.handle = driver, self.lt.create()
         self.tuner = Tuner(driver, f"cuBLASLt {self.lt.get_version()}", self.lt.cuBLASLtError)
         compute = cublas.ComputeType
-        #: of each type in memory: cuBLAS's name for it, the type of the sums, the arithmetic
+        #: for each type in memory: cuBLAS's name for it, the type of the sums, the arithmetic
         self.types = {"float32": (types.CUDA_R_32F, types.CUDA_R_32F, compute.COMPUTE_32F),
                       "float64": (types.CUDA_R_64F, types.CUDA_R_64F, compute.COMPUTE_64F),
                       "float16": (types.CUDA_R_16F, types.CUDA_R_32F, compute.COMPUTE_32F),
@@ -86,7 +85,7 @@ class Products:
         self.rounded = int(compute.COMPUTE_32F_FAST_TF32)
         self._workspaces: dict[int, Any] = {}
         self._algorithms: dict[Any, Any] = {}
-        self._factors = {kind: np.array([0, 1], kind) for kind in ("float32", "float64")}  #: of the sums: nothing, all
+        self._factors = {kind: np.array([0, 1], kind) for kind in ("float32", "float64")}  #: beta, alpha
 
     def workspace(self, stream: Any) -> Any:
         if stream.number not in self._workspaces:
@@ -101,17 +100,17 @@ class Products:
             self._algorithms[problem.key] = self._choose(product, problem, tf32)
         return self._bound(product, problem, self._algorithms[problem.key], stream)
 
-    def _problem(self, product: cuda.Product, tf32: bool) -> Product:
-        """A product in cuBLASLt's terms. Raises LaunchError for one that it does not know."""
+    def _problem(self, product: cuda.Product, tf32: bool) -> Problem:
+        """A product in cuBLASLt's terms. Raises LaunchError for one that it does not support."""
         lt, name = self.lt, str(product.out.dtype)
         given = {str(x.dtype) for x in (product.a, product.b, product.bias) if x is not None}
         if given != {name} or name not in self.types:
-            raise cuda.LaunchError(f"a product is of one type, {' or '.join(self.types)}, not of "
+            raise cuda.LaunchError(f"a product must have one type, {' or '.join(self.types)}, not "
                                    f"{', '.join(sorted(given))} to {name}")
         memory, scale, arithmetic = self.types[name]
         first, second, out = Side.of(product.b), Side.of(product.a), Side.of(product.out)
         if out.transposed:
-            raise cuda.LaunchError(f"a product is written row by row, not with strides {product.out.strides}")
+            raise cuda.LaunchError(f"the result of a product must be row-major, not with strides {product.out.strides}")
         count = int(np.prod(product.out.shape[:-2], dtype=np.int64))
         rounds = tf32 and name == "float32"
         operation = lt.matmul_desc_create(self.rounded if rounds else int(arithmetic), int(scale))
@@ -125,13 +124,13 @@ class Products:
         layouts = [self._layout(int(memory), side, count) for side in (first, second, out)]
         arrays = product.b, product.a, product.out, *([] if product.bias is None else [product.bias])
         alignments = tuple(min(256, cuda.pointer(a) & -cuda.pointer(a)) for a in arrays)
-        problem = Product(operation, layouts, alignments,
+        problem = Problem(operation, layouts, alignments,
                           (name, rounds, first, second, out, count, epilogue, alignments))
         weakref.finalize(problem, self._release, operation, layouts).atexit = False  # eager tasks bind at every step
         return problem
 
-    def _bound(self, product: cuda.Product, problem: Product, algorithm: Any, stream: Any) -> Thunk:
-        """The call by one algorithm."""
+    def _bound(self, product: cuda.Product, problem: Problem, algorithm: Any, stream: Any) -> Thunk:
+        """The call with one algorithm."""
         workspace, layouts = self.workspace(stream), problem.layouts
         factors = self._factors["float64" if str(product.out.dtype) == "float64" else "float32"]
         one, kept = factors[1:].ctypes.data, factors[int(product.accumulate) :].ctypes.data
@@ -161,9 +160,9 @@ class Products:
                 self.lt.matrix_layout_set_attribute(layout, int(attribute), cell.ctypes.data, cell.nbytes)
         return int(layout)
 
-    def _choose(self, product: cuda.Product, problem: Product, tf32: bool) -> Any:
-        """The fastest algorithm, timed on arrays like those of the product. It is kept as its bytes, which cuBLASLt
-        takes back in the same version."""
+    def _choose(self, product: cuda.Product, problem: Problem, tf32: bool) -> Any:
+        """The fastest algorithm, timed on arrays with the layout of the product's. It is kept as its bytes, which the
+        same version of cuBLASLt accepts."""
 
         def candidates() -> Iterator[Candidate]:
             arrays = [product.a, product.b, product.out, *([] if product.bias is None else [product.bias])]
@@ -182,8 +181,8 @@ class Products:
     def _algorithm(self, words: str) -> Any:
         return np.frombuffer(bytearray.fromhex(words), self.lt.matmul_heuristic_result_dtype["algo"])
 
-    def _fits(self, problem: Product, algorithm: Any) -> bool:
-        """Whether an algorithm that another process has chosen can be run here."""
+    def _fits(self, problem: Problem, algorithm: Any) -> bool:
+        """Whether an algorithm that another process has chosen can run here."""
         said, (first, second, out) = np.zeros(1, self.lt.matmul_heuristic_result_dtype), problem.layouts
         try:
             self.lt.matmul_algo_check(self.handle, problem.operation, first, second, out, out,
@@ -192,9 +191,9 @@ class Products:
             return False
         return bool(not said["state"][0] and said["workspace_size"][0] <= WORKSPACE)
 
-    def _named(self, problem: Product) -> Sequence[Any]:
-        """The first algorithms that the library names within the workspace, best first as it thinks.
-        Raises RuntimeError."""
+    def _named(self, problem: Problem) -> Sequence[Any]:
+        """The first algorithms that the library suggests within the workspace, in its order of preference. Raises
+        RuntimeError where there is none."""
         lt, (first, second, out) = self.lt, problem.layouts
         preference = lt.matmul_preference_create()
         attributes = lt.MatmulPreferenceAttribute

@@ -1,11 +1,11 @@
-"""Autotuning: which of a library's algorithms or plans runs a call. The first few are timed when a call is bound first,
-and the fastest is kept by key, so that every executor takes the same one and bits agree.
+"""Autotuning: chooses which of a library's algorithms or plans runs a call. When a call is first bound, the first few
+candidates are timed, and the fastest is kept by key, so that every executor uses the same one and bits agree.
 
-What is kept lies in one file, too, for the next process, and for the other ranks of a machine: one of them times, and
-all take what it chose. So a run is repeated bit by bit where the file is the same. The key tells all that a choice
-depends on: the library's version, the GPU and its driver, operation, shapes, strides, types, alignments, and what
-arithmetic is allowed. Candidates are timed on memory of their own, so that nobody's numbers change, and on a stream of
-their own, which waits for nobody. Knows candidates as names and calls, no libraries.
+Choices are also kept in a file, for later processes and for the other ranks of a machine: one rank times, and all use
+its choice. So a run with the same file repeats its bits. The key holds everything that a choice depends on: the
+library's version, the GPU and its driver, operation, shapes, strides, types, alignments, and the arithmetic that is
+allowed. Candidates are timed on separate memory, so that no values change, and on a separate stream. Knows candidates
+as names and calls, no libraries.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from ..device import DeviceError
 from . import clock
 from .lanes import capture
 
-CANDIDATES = 8  #: that are timed, the first that a library names
-MARGIN = 0.97  #: of the time of the first candidate: what another must be faster than, so that noise decides nothing
-WAIT = 600.0  #: seconds in which another process should have timed what it is timing
-BLOCK = 1 << 20  #: bytes of random numbers, repeated
+CANDIDATES = 8  #: how many candidates are timed, in the library's order
+MARGIN = 0.97  #: a candidate must beat this share of the first one's time, so that noise does not decide
+WAIT = 600.0  #: seconds to wait for another process that is timing
+BLOCK = 1 << 20  #: bytes of random numbers, which are repeated
 
-Candidate = tuple[str, Callable[[], Thunk]]  #: a name by which it can be found again, and what binds a call to be timed
+Candidate = tuple[str, Callable[[], Thunk]]  #: its name in the file, and a function that binds its call
 
 
 def folder() -> Path:
@@ -43,8 +43,8 @@ def folder() -> Path:
 
 
 class Tuner:
-    """The choices for one library on one device. `library`: its name and version; `refusals`: what it raises where a
-    candidate cannot run after all."""
+    """The choices for one library on one device. `library`: its name and version; `refusals`: the errors that it raises
+    for a candidate that cannot run."""
 
     def __init__(self, driver: Any, library: str, *refusals: type[Exception]) -> None:
         about = driver.describe()
@@ -57,29 +57,29 @@ class Tuner:
 
     @property
     def stream(self) -> Any:
-        """That calls are to be bound to when they are timed."""
+        """The stream to which calls must be bound for timing."""
         if self._stream is None:
             self._stream = self.driver.stream(0)
         return self._stream
 
     def choose(self, key: Any, candidates: Callable[[], Iterable[Candidate]]) -> str:
-        """The name of the candidate that is taken. `candidates` gives them in the library's order, and is called only
-        where the choice is not known. Raises RuntimeError where there is none, or none can run."""
-        said = json.dumps([*self.about, repr(key)])
-        if said not in self._chosen:
-            self._chosen[said] = self._file(lambda known: self._look(known, said, candidates),
-                                            lambda: self._time(said, candidates)[0])
-        return self._chosen[said]
+        """The name of the chosen candidate. `candidates` returns all in the library's order, and is called only where
+        the choice is not known. Raises RuntimeError where there is none, or none can run."""
+        entry = json.dumps([*self.about, repr(key)])
+        if entry not in self._chosen:
+            self._chosen[entry] = self._file(lambda known: self._look(known, entry, candidates),
+                                            lambda: self._time(entry, candidates)[0])
+        return self._chosen[entry]
 
     def forget(self, key: Any) -> None:
-        """Drops a choice that cannot be had any more."""
-        said = json.dumps([*self.about, repr(key)])
-        self._chosen.pop(said, None)
-        self._file(lambda known: known.execute("delete from choices where key = ?", (said,)) and None, lambda: None)
+        """Drops a choice that is no longer available."""
+        entry = json.dumps([*self.about, repr(key)])
+        self._chosen.pop(entry, None)
+        self._file(lambda known: known.execute("delete from choices where key = ?", (entry,)) and None, lambda: None)
 
     # ---------------------------------------------------------------------------------------------------------- file
     def _file(self, use: Callable[[sqlite3.Connection], Any], without: Callable[[], Any]) -> Any:
-        """What `use` does with the file, which nobody else changes meanwhile; `without` where it cannot be written."""
+        """The result of `use` on the locked file, or of `without` where the file cannot be written."""
         path = folder() / "choices.sqlite"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -95,7 +95,7 @@ class Tuner:
                 return self._unkept(path, error, without)
             except sqlite3.DatabaseError as error:
                 raise DeviceError(
-                    f"{path} holds no choices of kernels ({error}); delete it, and they are made again") from error
+                    f"{path} is not a file of kernel choices ({error}); delete it, and a new one is made") from error
             try:
                 return use(file)
             finally:
@@ -103,25 +103,25 @@ class Tuner:
 
     def _unkept(self, path: Path, error: Exception, without: Callable[[], Any]) -> Any:
         if not self._told:
-            print(f"minidl: choices of kernels are not kept, so another run may have other last bits: {path}: {error}; "
-                  f"MINIDL_CACHE names another folder", file=sys.stderr)
+            print(f"minidl: choices of kernels cannot be kept, so another run may differ in the last bits: {path}: "
+                  f"{error}; set MINIDL_CACHE to another folder", file=sys.stderr)
         self._told = True
         return without()
 
-    def _look(self, known: sqlite3.Connection, said: str, candidates: Callable[[], Iterable[Candidate]]) -> str:
-        row = known.execute("select choice from choices where key = ?", (said,)).fetchone()
+    def _look(self, known: sqlite3.Connection, entry: str, candidates: Callable[[], Iterable[Candidate]]) -> str:
+        row = known.execute("select choice from choices where key = ?", (entry,)).fetchone()
         if row is not None:
             return str(row[0])
-        choice, names, times = self._time(said, candidates)
+        choice, names, times = self._time(entry, candidates)
         known.execute("insert into choices values (?, ?, ?, ?)",
-                      (said, choice, json.dumps(names), json.dumps([round(t, 3) for t in times])))
+                      (entry, choice, json.dumps(names), json.dumps([round(t, 3) for t in times])))
         return choice
 
     # --------------------------------------------------------------------------------------------------------- timing
-    def _time(self, said: str, candidates: Callable[[], Iterable[Candidate]]) -> tuple[str, list[str], list[float]]:
-        """The candidate that is taken, and of all that run their names and microseconds."""
+    def _time(self, entry: str, candidates: Callable[[], Iterable[Candidate]]) -> tuple[str, list[str], list[float]]:
+        """The chosen candidate; and the names and microseconds of all candidates that run."""
         if not self._timed:
-            print(f"minidl: {self.about[0]}: kernels are timed once on {self.about[1]}, as they are met",
+            print(f"minidl: {self.about[0]}: each kernel is timed once on {self.about[1]}, when it is first needed",
                   file=sys.stderr)
         self._timed = True
         names: list[str] = []
@@ -139,28 +139,28 @@ class Tuner:
             names.append(name)
             calls.append(call)
         if not names:
-            raise RuntimeError(f"{said} cannot be run: {refused[0] if refused else 'the library names none'}")
+            raise RuntimeError(f"{entry} cannot be run: {refused[0] if refused else 'the library has no candidate'}")
         times = clock.side_by_side(self.driver, self.stream, calls) if len(calls) > 1 else [0.0]
         fastest = min(range(len(times)), key=times.__getitem__)
         return names[fastest if times[fastest] < MARGIN * times[0] else 0], names, times
 
     def elsewhere(self, arrays: Sequence[Any]) -> list[Any]:
-        """Arrays of the same shapes, strides, types and alignments, in memory of their own with random numbers in it;
-        that is kept as long as the arrays."""
+        """Arrays of the same shapes, strides, types and alignments in new memory with random numbers. The arrays keep
+        the memory alive."""
         found = []
         for array in arrays:
             low, high = byte_bounds(array)
             inside, nbytes = low % 256, high - low
             memory = self.driver.allocate(inside + nbytes + 256, self.stream)
             self._fill(memory, str(array.dtype))
-            there = self.driver.array(memory, array.shape, str(array.dtype), array.strides,
-                                      inside + cuda.pointer(array) - low)
-            there.memory = memory
-            found.append(there)
+            copy = self.driver.array(memory, array.shape, str(array.dtype), array.strides,
+                                     inside + cuda.pointer(array) - low)
+            copy.memory = memory
+            found.append(copy)
         return found
 
     def _fill(self, memory: Any, dtype: str) -> None:
-        """Zeros would be computed with less power, and so faster, than what training has."""
+        """Fills memory with random numbers: with zeros, kernels need less power and run faster than in training."""
         if dtype not in self._noise:
             count = BLOCK // np.dtype(dtype).itemsize
             host = np.random.default_rng(0).standard_normal(count).astype(dtype).view(np.uint8)
@@ -168,8 +168,8 @@ class Tuner:
             self.driver.copy(host, self._noise[dtype], self.stream)()
             self.driver.synchronize(self.stream)
 
-        def part(of: Any, start: int, nbytes: int) -> Any:
-            return self.driver.array(of, (nbytes,), "uint8", (1,), start)
+        def part(whole: Any, start: int, nbytes: int) -> Any:
+            return self.driver.array(whole, (nbytes,), "uint8", (1,), start)
 
         done = min(BLOCK, len(memory))
         self.driver.copy(part(self._noise[dtype], 0, done), part(memory, 0, done), self.stream)()
