@@ -150,7 +150,7 @@ def test_a_step_that_counts_by_itself_is_noticed() -> None:
 
 def test_gradients_that_share_memory_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     right = tensor._accumulate
-    monkeypatch.setattr(tensor, "_accumulate", lambda parameter, g, own: right(parameter, g, True))
+    monkeypatch.setattr(tensor, "_accumulate", lambda t, use, g, own: right(t, use, g, True))
     with pytest.raises(AssertionError, match="is not torch's"):
         hold_against_torch(range(5000, 5020))
 

@@ -137,17 +137,6 @@ def test_every_rank_counts_adams_steps_and_dropouts_for_itself():
                                                                            for x in t.launches])
 
 
-def test_a_parameter_of_two_ranks_is_refused():
-    ml.seed(0)
-    first, second = nn.Linear(8, 8), nn.Linear(8, 8)
-    opt = optim.SGD([*first.parameters(), *second.parameters()], 0.1)
-    graph = steps(lambda x: first(nn.relu(second(nn.relu(first(x))))), opt, X, Y)
-    cuts = np.minimum(np.arange(int(graph.unit.max()) + 1) // 2, 1)
-    with pytest.raises(pipeline.PipelineError,
-                       match=r"zb_h1: .*(each rank has its own memory|does not change|no message can carry it)"):
-        ml.plan(graph, "zb_h1", COST, ml.Machine(2), stage_of_unit=cuts)
-
-
 def test_sums_of_squares_are_taken_where_gradients_are_and_go_to_every_rank():
     ml.seed(0)
     model = models.mlp(8, 16, 16, 4)

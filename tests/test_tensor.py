@@ -29,6 +29,7 @@ def test_a_parameter_used_several_times_has_one_gradient_a_use_added_once():
         for _ in range(3):
             y = ops.tanh(ops.linear(y, w))
         y.sum().backward()
+        return w.grad
 
     x = random_array((2, 4), 1)
     graph = ml.record(step, x)
@@ -42,6 +43,31 @@ def test_a_parameter_used_several_times_has_one_gradient_a_use_added_once():
     added = [weight_tasks[3].launches[0].reads[0].storage, weight_tasks[3].launches[0].reads[1].storage,
              weight_tasks[3].launches[1].reads[1].storage]
     assert added == [graph.buffer(p).storage for p in parts[::-1]]
+
+
+def test_uses_are_added_once_in_a_step_of_several_micro_batches():
+    """And the recorded step leaves the bits of the eager one."""
+    values, x = random_array((4, 4)).astype("f"), random_array((3, 2, 4), 1).astype("f")
+
+    def training():
+        w = ml.Parameter(values)
+        opt = optim.SGD([w], 0.1)
+
+        def step(*parts):
+            for i, part in enumerate(parts):
+                with ml.micro_batch(i):
+                    ops.tanh(ops.linear(ops.tanh(ops.linear(part, w)), w)).sum().backward()
+            opt.step()
+
+        return w, step
+
+    (eager, step), (recorded, other) = training(), training()
+    graph = ml.record(other, *x)
+    sums = [t for t in graph if t.label.endswith("(parameter))") and t.kind == Kind.W]
+    assert [len(t.launches) for t in sums] == [1], "the two uses, each the sum over micro-batches"
+    step(*x)
+    SequentialExecutor(graph)(*x)
+    np.testing.assert_array_equal(recorded.numpy(), eager.numpy())
 
 
 def test_gradients_of_shared_parameters_are_torchs():

@@ -245,13 +245,14 @@ class Recorder(Tape):
         self._times: Counter[tuple[int, Kind, int]] = Counter()  # (unit, kind, micro-batch) -> tasks so far
         # (unit, micro-batch, how often before) -> the unit of such a repeated task
         self._again: dict[tuple[int, int, int], int] = {}
-        self._before: dict[int, tuple[Tensor, Any, bool, Any, int]] = {}
+        #: of each parameter what there was of its gradient: uses, total, used, grad_unit, and when it changed
+        self._before: dict[int, tuple[Tensor, dict[int, Tensor], Tensor | None, bool, int | None, int]] = {}
         self._spent: list[Tensor] = []
 
     def remember(self, parameter: Tensor) -> None:
         if id(parameter) not in self._before:
-            self._before[id(parameter)] = (parameter, parameter.grad, parameter.used, parameter.grad_unit,
-                                           parameter.storage.changed)
+            self._before[id(parameter)] = (parameter, parameter.uses, parameter.total, parameter.used,
+                                           parameter.grad_unit, parameter.storage.changed)
             parameter.grad = None
 
     def spend(self, parameter: Tensor) -> None:
@@ -262,7 +263,7 @@ class Recorder(Tape):
         """Raises RuntimeError where the step leaves a gradient for its next call: a recorded step begins without
         gradients."""
         for p in self._spent:
-            if p.grad is not None and not p.used:
+            if p.uses and not p.used:
                 raise RuntimeError(f"the step ends with a gradient of {p.storage.name} {p.shape} that was computed "
                                    f"after its update. The next eager step would add to it, but a recorded step begins "
                                    f"without gradients. Update after the last backward, or drop the gradient: "
@@ -270,8 +271,9 @@ class Recorder(Tape):
 
     def restore(self) -> None:
         """Undoes the recording's changes to the attributes of parameters."""
-        for parameter, grad, used, unit, changed in self._before.values():
-            parameter.grad, parameter.used, parameter.grad_unit, parameter.storage.changed = grad, used, unit, changed
+        for parameter, uses, total, used, unit, changed in self._before.values():
+            parameter.uses, parameter.total, parameter.used, parameter.grad_unit = uses, total, used, unit
+            parameter.storage.changed = changed
 
     def name_unit(self, unit: int, name: str) -> None:
         self._builder.unit_names.setdefault(unit, name)

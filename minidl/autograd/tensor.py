@@ -46,11 +46,15 @@ class Node:
 
 
 class Tensor:
-    """A strided view on a storage. `backward` fills the `grad` of parameters. `weight`: whether the tensor depends on
-    parameters alone, so that gradients toward it are weight gradients."""
+    """A strided view on a storage. `weight`: whether the tensor depends on parameters alone, so that gradients toward
+    it are weight gradients.
 
-    __slots__ = ("__weakref__", "grad", "grad_unit", "node", "offset", "parts", "requires_grad", "shape", "storage",
-                 "strides", "used", "weight")
+    `backward` fills `uses` for parameters: the gradient of each use, in the order of use, added up over all backward
+    passes; `grad` is their sum.
+    """
+
+    __slots__ = ("__weakref__", "grad_unit", "node", "offset", "parts", "requires_grad", "shape", "storage", "strides",
+                 "total", "used", "uses", "weight")
     __array_priority__ = 100
 
     def __init__(self, storage: Storage, shape: Sequence[int] | None = None, strides: Sequence[int] | None = None,
@@ -62,9 +66,21 @@ class Tensor:
         self.parts = (storage.whole,) if parts is None else parts
         self.requires_grad, self.weight = requires_grad, False
         self.node: Node | None = None
-        self.grad: Tensor | None = None
-        self.grad_unit: tuple[int, int] | None = None
+        self.uses: dict[int, Tensor] = {}
+        self.total: Tensor | None = None  # the sum of several uses, once somebody has asked for it
+        self.grad_unit: int | None = None
         self.used = False  # an update has used the gradient: the next backward starts a new one
+
+    @property
+    def grad(self) -> Tensor | None:
+        """The gradient since the last update. That of a parameter used more than once is added up when it is asked
+        for: once in a step, whatever the number of micro-batches."""
+        add_uses([self])
+        return self.total if len(self.uses) > 1 else next(iter(self.uses.values()), None)
+
+    @grad.setter
+    def grad(self, value: None) -> None:
+        self.uses, self.total = {}, None
 
     # --------------------------------------------------------------------------------------------------- description
     @property
@@ -289,18 +305,21 @@ def backward(root: Tensor, gradient: Tensor | None = None) -> None:
     Node.latest += 1
     nodes = _reachable(root)
     gradients = {id(root): array(np.ones((), root.dtype), name="one") if gradient is None else gradient}
-    uses: dict[int, list[Tensor]] = {}
-    count: dict[int, int] = {}
+    count: dict[int, int] = {}  # of each parameter how many of its uses are still to come
     for node in nodes:
         for t in node.inputs:
             if t.requires_grad and t.node is None:
                 count[id(t)] = count.get(id(t), 0) + 1
                 tape.remember(t)
-    shared: dict[int, tuple[int, Tensor]] = {}
     owned: set[int] = set()  # tensors whose gradient nothing else reads, so it may be added to in place
 
     for node in nodes:
         dy = gradients.pop(id(node.out), None)
+        use = {}  # of each input that is a parameter: the number of this use
+        for i in reversed(range(len(node.inputs))):
+            if id(node.inputs[i]) in count:
+                count[id(node.inputs[i])] -= 1
+                use[i] = count[id(node.inputs[i])]
         if dy is None:
             continue
         wanted = [i for i, t in enumerate(node.inputs) if t.requires_grad]
@@ -320,13 +339,10 @@ def backward(root: Tensor, gradient: Tensor | None = None) -> None:
                     if g.dtype != t.dtype:  # the op has rounded or widened t
                         g = cast(g, t.dtype, Role.GRADIENT)
                     own = id(g.storage) not in others
+                    others.add(id(g.storage))
                     if t.node is None and t.weight:
-                        if count[id(t)] > 1:
-                            uses.setdefault(id(t), []).append(g)
-                            shared[id(t)] = (node.unit, t)
-                        else:
-                            _accumulate(t, g, own)
-                            t.grad_unit = (node.unit, node.micro_batch)
+                        _accumulate(t, use[i], g, own)
+                        t.grad_unit = node.unit
                         continue
                     before = gradients.get(id(t))
                     if before is None:
@@ -337,22 +353,26 @@ def backward(root: Tensor, gradient: Tensor | None = None) -> None:
                         tape.call("add", [before, g], [total])
                         gradients[id(t)] = total
                         owned.add(id(t))
+
+
+def add_uses(parameters: Sequence[Tensor]) -> None:
+    """Adds up the gradients of those that were used more than once, in the order of use, where that is not done yet:
+    one task for those of a layer."""
+    tape = tapes.current()
     groups: dict[int, list[Tensor]] = {}
-    for unit, t in shared.values():
-        groups.setdefault(unit, []).append(t)
+    for t in parameters:
+        if len(t.uses) > 1 and t.total is None:
+            assert t.grad_unit is not None
+            groups.setdefault(t.grad_unit, []).append(t)
     for unit in sorted(groups, reverse=True):
-        # a parameter used more than once: one gradient per use, added once, in the order of use
-        names = ", ".join(t.storage.name for t in groups[unit])
-        own_unit = tape.new_unit(f"sum of uses ({names})")
+        own_unit = tape.new_unit(f"sum of uses ({', '.join(t.storage.name for t in groups[unit])})")
         with tape.task(own_unit, Kind.W):
             for t in groups[unit]:
-                parts = uses[id(t)][::-1]
-                total = new(f"grad {t.storage.name}", t.shape, t.dtype, Role.GRADIENT)
-                tape.call("add", parts[:2], [total])
-                for g in parts[2:]:
-                    tape.call("add", [total, g], [total])
-                _accumulate(t, total, True)
-                t.grad_unit = (own_unit, tape.place.micro_batch)
+                first, *others = (t.uses[i] for i in sorted(t.uses))
+                t.total, t.grad_unit = new(f"grad {t.storage.name}", t.shape, t.dtype, Role.GRADIENT), own_unit
+                for g in others:
+                    tape.call("add", [first, g], [t.total])
+                    first = t.total
 
 
 def _check_unchanged(node: Node, dy: Tensor) -> None:
@@ -365,15 +385,17 @@ def _check_unchanged(node: Node, dy: Tensor) -> None:
                                    f"before the change, or run the forward pass again")
 
 
-def _accumulate(parameter: Tensor, g: Tensor, own: bool) -> None:
-    """Sets `parameter.grad` or adds to it; its memory is contiguous and not shared."""
+def _accumulate(parameter: Tensor, use: int, g: Tensor, own: bool) -> None:
+    """Sets the gradient of this use or adds to it; its memory is contiguous and not shared."""
     tape = tapes.current()
-    before = None if parameter.used else parameter.grad
+    if parameter.used:
+        parameter.grad = None
+    parameter.used, parameter.total = False, None
+    before = parameter.uses.get(use)
     if before is not None:
         tape.call("add", [before, g], [before])
     elif own and g.contiguous:
-        parameter.grad = g
+        parameter.uses[use] = g
     else:
-        parameter.grad = new(f"grad {parameter.storage.name}", parameter.shape, parameter.dtype, Role.GRADIENT)
-        tape.call("copy", [g], [parameter.grad])
-    parameter.used = False
+        parameter.uses[use] = new(f"grad {parameter.storage.name}", parameter.shape, parameter.dtype, Role.GRADIENT)
+        tape.call("copy", [g], [parameter.uses[use]])

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..autograd import tape as tapes
-from ..autograd.tensor import Parameter, Tensor, host_storage, new
+from ..autograd.tensor import Parameter, Tensor, add_uses, host_storage, new
 from ..graph import Role
 from ..runtime import device as devices
 from ..tasks import Kind
@@ -72,10 +72,12 @@ class Optimizer:
         """Parameters by the unit whose gradients they got, in the order of the parameters."""
         tape = tapes.current()
         groups: dict[int, list[int]] = {}
-        for i, p in enumerate(self.parameters):
+        for p in self.parameters:
             tape.remember(p)
-            if p.grad is not None and not p.used and p.grad_unit is not None:
-                groups.setdefault(p.grad_unit[0], []).append(i)
+        add_uses([p for p in self.parameters if not p.used])
+        for i, p in enumerate(self.parameters):
+            if p.uses and not p.used and p.grad_unit is not None:
+                groups.setdefault(p.grad_unit, []).append(i)
         if not groups:
             raise RuntimeError("no parameter has a gradient to spend; call backward first")
         yield from groups.items()

@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from ..graph import Ints, Rows, TaskGraph
+from ..graph import ROLES, Ints, Role, Rows, TaskGraph
 from ..loops import run_loop
 from ..schedule import Lane, Schedule, ScheduleError
 from ..tasks import COMMUNICATION, RECEIVES, SENDS, GraphError, Kind, pack, parse_task, unpack
 from .rewrite import sums
 
-SENDABLE = (Kind.F, Kind.O, Kind.B)  #: kinds whose results can be sent; sums over gradients can be sent too
+SENDABLE = (Kind.F, Kind.O, Kind.B, Kind.U)  #: kinds whose results can be sent
 
 
 def talks(schedule: Schedule) -> bool:
@@ -63,8 +63,8 @@ def received(graph: TaskGraph, rank: Ints) -> tuple[TaskGraph, Messages]:
         source = graph.buffer_storage[copied].astype(np.int64)
         pairs, of_pair = np.unique(carrier * len(graph.storages) + source, return_inverse=True)
         storage = len(graph.storages) + of_pair
-        specs = [replace(graph.storages[s], name=f"{graph.storages[s].name}, received")
-                 for s in (pairs % len(graph.storages)).tolist()]
+        specs = [replace(spec, name=f"{spec.name}, received", role=_role(spec.role), live=None)
+                 for spec in (graph.storages[s] for s in (pairs % len(graph.storages)).tolist())]
         moves: list[dict[int, int]] = [{}]
         move = np.zeros(len(graph), np.int64)
         replaced: dict[int, set[int]] = {}
@@ -82,8 +82,15 @@ def received(graph: TaskGraph, rank: Ints) -> tuple[TaskGraph, Messages]:
     else:
         storage, specs, moves, move = copy, [], [{}], np.zeros(len(graph), np.int64)
     grown = graph.with_buffers(copied, storage, names, storages=specs)
+    roles = [ROLES.index(_role(ROLES[r])) for r in graph.buffer_role[copied].tolist()]
+    grown = replace(grown, buffer_role=np.append(graph.buffer_role, roles).astype(graph.buffer_role.dtype))
     messages = Messages(message // ranks, message % ranks, carrier, copied, copy)
     return grown.remap(moved, graph.writes.ids, moves, move), messages
+
+
+def _role(role: Role) -> Role:
+    """Of what is received: it lasts no longer than the step, also where it is a parameter."""
+    return Role.ACTIVATION if role.persistent else role
 
 
 def _in_parts(graph: TaskGraph, task: int, buffer: int) -> GraphError:
@@ -97,21 +104,25 @@ def add_communication(graph: TaskGraph, schedule: Schedule) -> tuple[TaskGraph, 
 
     A message holds everything that one task sends to one rank: `2SF0>1` on the sender's lane `send->1` reads it, and
     `2RF0>1` on the receiver's lane `recv<-0` writes copies, which the tasks of that rank read. A result that several
-    ranks read goes to each in a separate message. Raises GraphError for results of tasks other than F, O, B and sums.
+    ranks read goes to each in a separate message. New weights travel as an activation of the micro-batch after the
+    last. Raises GraphError for results of W.
     """
     rank = ranks_of(graph, schedule)
     own, messages = received(graph, rank)
     k, sender = len(messages), messages.sender
     if not k:
         return graph, schedule
-    stray = ~(np.isin(graph.kind, SENDABLE) | sums(graph))[sender]
+    stray = ~np.isin(graph.kind, SENDABLE)[sender]
     if stray.any():
         raise GraphError(f"the result of {graph.name(int(sender[np.argmax(stray)]))} is read on another rank, but "
-                         f"only results of F, O and B can be sent")
+                         f"only results of F, O, B and U can be sent")
     size = np.bincount(messages.message, graph.buffer_bytes[messages.copied], k).astype(np.int64)
     made = unpack(graph.keys[sender])
-    send, receive = (pack(made.unit, np.where(made.kind == Kind.F, *kinds), made.micro_batch, destination=messages.to,
-                          late=made.late, iteration=made.iteration) for kinds in (SENDS, RECEIVES))
+    new_weights = (made.kind == Kind.U) & ~sums(graph)[sender]
+    micro_batch = np.where(new_weights, graph.micro_batch[graph.kind == Kind.F].max(initial=-1) + 1, made.micro_batch)
+    send, receive = (pack(made.unit, np.where((made.kind == Kind.F) | new_weights, *kinds), micro_batch,
+                          destination=messages.to, late=made.late, iteration=made.iteration)
+                     for kinds in (SENDS, RECEIVES))
     travel, arrive = (Rows.from_pairs(messages.message, buffers, k) for buffers in (messages.copied, messages.copy))
     both = np.repeat(np.arange(k), 2)  # each send, then its receive
     talking = own.insert(
@@ -169,7 +180,7 @@ def count_waits(graph: TaskGraph, schedule: Schedule) -> int:
 def check_messages(graph: TaskGraph, schedule: Schedule, exempt: Any = None) -> None:
     """Proves that messages can carry all data between ranks, each of which has its own memory.
 
-    A rank may read another rank's results only if they can be sent: those of F, O, B and sums, or, where messages are
+    A rank may read another rank's results only if they can be sent: those of F, O, B and U, or, where messages are
     tasks, those of sends. No two ranks may write one buffer, and none may write a buffer whose value from before the
     step another rank reads. `exempt`: mask of buffers that are not checked. Raises ScheduleError.
     """
@@ -177,7 +188,7 @@ def check_messages(graph: TaskGraph, schedule: Schedule, exempt: Any = None) -> 
     if not len(rank) or rank.min() == rank.max():
         return
     sends = np.isin(graph.kind, SENDS)
-    sendable = sends if sends.any() else np.isin(graph.kind, SENDABLE) | sums(graph)
+    sendable = sends if sends.any() else np.isin(graph.kind, SENDABLE)
     size = len(graph.buffer_bytes)
     none = np.full(size, -1, np.int64)
     found, *_ = run_loop(_unsendable, len(graph.reads.ids) + len(graph.writes.ids), graph.reads.ptr, graph.reads.ids,
@@ -188,7 +199,7 @@ def check_messages(graph: TaskGraph, schedule: Schedule, exempt: Any = None) -> 
         a, b = graph.name(first), graph.name(second)
         what = graph.buffer(buffer).name
         texts = {1: f"{b} on rank {rank[second]} reads {what} of {a} on rank {rank[first]}, and no message can "
-                    f"carry it: only results of {'sends' if sends.any() else 'F, O and B'} travel between ranks",
+                    f"carry it: only results of {'sends' if sends.any() else 'F, O, B and U'} travel between ranks",
                  2: f"{a} on rank {rank[first]} and {b} on rank {rank[second]} both write {what}, but each "
                     f"rank has its own memory",
                  3: f"{b} changes {what} on rank {rank[second]}, but {a} on rank {rank[first]} reads a "

@@ -17,6 +17,7 @@ from ...pricing.cost import CostModel
 from ...tasks import Kind, repack
 from .placement import PipelineError
 from .scaling import makers, unscaled_by_each
+from .tied import at_home, sums_of_uses, with_copies
 
 
 @dataclass(frozen=True)
@@ -42,9 +43,12 @@ def cut(graph: TaskGraph, cost: CostModel, stages: int, stage_of_unit: Ints | No
     of = balanced(graph, cost, stages) if stage_of_unit is None else np.asarray(stage_of_unit)
     time = cost.durations(graph) + cost.launch
     if len(of) > graph.unit.max(initial=-1):  # else `coarsen` says what is wrong
+        ranks = np.arange(max(stages, int(of.max(initial=0)) + 1)) if rank_of_stage is None else rank_of_stage
+        of = at_home(graph, of)
         graph, of, time = unscaled_by_each(graph, of, time)
-        graph, of, origin = counted_by_each(graph, with_their_gradients(graph, of), rank_of_stage)
-        time = time[origin]
+        graph, of, tied = with_copies(graph, with_their_gradients(graph, of), ranks)
+        graph, of, origin = counted_by_each(graph, of, rank_of_stage)
+        time = np.append(time, 0.0)[tied[origin]]  # what is new takes next to no time
     coarse, group = coarsen(graph, of.tolist())
     return Stages(coarse, np.bincount(group, time, len(coarse)).astype(np.float64))
 
@@ -79,6 +83,11 @@ def counted_by_each(graph: TaskGraph, stage_of_unit: Ints,
         if scalar[made].any() and not lasting[made].any() and known[graph.reads[t]].all():
             counts.append(t)
             known[made] = True
+    stage_of_unit, readers = stage_of_unit.copy(), graph.reads.transposed(len(graph.buffer_bytes))
+    for t in reversed(counts):  # on the first stage that needs it, as a stage's updates may wait for earlier ones only
+        needing = [u for b in graph.writes[t].tolist() for u in readers[b].tolist() if u != t]
+        if needing and np.count_nonzero(graph.unit == graph.unit[t]) == 1:
+            stage_of_unit[graph.unit[t]] = stage_of_unit[graph.unit[needing]].min()
     counted = {b for t in counts for b in graph.writes[t].tolist()}
     stage = stage_of_unit[graph.unit].tolist()
     users: dict[int, set[int]] = {b: set() for b in counted}
@@ -120,8 +129,8 @@ def balanced(graph: TaskGraph, cost: CostModel, stages: int) -> Ints:
     work = np.isin(graph.kind, (Kind.F, Kind.O, Kind.W, Kind.B))
     time = np.bincount(graph.unit[work], cost.durations(graph)[work], units)
     names = [graph.unit_names[u] if u < len(graph.unit_names) else "" for u in range(units)]
-    # what has updates alone, or no task, goes with what comes before
-    works = np.bincount(graph.unit[work], minlength=units) > 0
+    # what has updates alone, sums of uses, or no task, goes with what comes before
+    works = np.bincount(graph.unit[work & ~sums_of_uses(graph)], minlength=units) > 0
     begins = works & np.array([u == 0 or not names[u - 1] or _block(names[u - 1]) != _block(names[u])
                                for u in range(units)], bool)
     begins &= ~_inside_storages(graph, units)

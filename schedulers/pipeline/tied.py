@@ -1,0 +1,155 @@
+"""Parameters that stages on several ranks use, such as tied embeddings: one rank updates them, the others hold copies.
+
+A parameter's home is the first stage that uses it. Every other rank that does has a copy, sums the gradients of its own
+uses over the micro-batches, and hands each sum to the home once, where they are added in the order of use, as in one
+process: so the bits are equal. The home counts the sum in the norm, updates, and hands the new weights back. That is
+two messages a copy and step, however many micro-batches there are. Handing back the summed gradient would take as many
+and need the optimizer's states on every rank. The first stage is the home since its backward pass ends last: what
+comes to it is under way meanwhile, and what it sends back is needed latest by the later stages.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from ...graph import ROLES, Ints, Launch, Role, Rows, TaskGraph, View
+from ...passes.boundary import Mask
+from ...tasks import Kind, pack, repack
+from .placement import PipelineError
+
+_PARAMETER = ROLES.index(Role.PARAMETER)
+
+
+def sums_of_uses(graph: TaskGraph) -> Mask:
+    """The tasks that add up the gradients of a parameter's uses: W of a unit without forward that read gradients from
+    W of other units alone."""
+    weight = graph.kind == Kind.W
+    forward = np.zeros(int(graph.unit.max(initial=-1)) + 1, bool)
+    forward[graph.unit[graph.kind == Kind.F]] = True
+    maker = np.full(len(graph.buffer_bytes), -1, np.int64)
+    writer = graph.writes.row_of_each()
+    maker[graph.writes.ids] = writer
+    found: Mask = weight & ~forward[graph.unit]
+    for t in np.flatnonzero(found).tolist():
+        makers = maker[graph.reads[t]]
+        found[t] = len(makers) > 0 and bool((makers >= 0).all() and weight[makers].all()
+                                            and (graph.unit[makers] != graph.unit[t]).all())
+    return found
+
+
+def at_home(graph: TaskGraph, stage_of_unit: Ints) -> Ints:
+    """The stage of each unit, where gradients of several uses are added, and their parameters updated, on the first
+    stage that uses these."""
+    of = np.array(stage_of_unit)
+    added = np.unique(graph.unit[sums_of_uses(graph)])
+    for t in np.flatnonzero(np.isin(graph.unit, added) & (graph.kind == Kind.U)).tolist():
+        own = [b for b in graph.writes[t].tolist() if graph.buffer_role[b] == _PARAMETER]
+        users = _users(graph, own)
+        if len(users):
+            of[graph.unit[t]] = of[graph.unit[users]].min()
+    return of
+
+
+def with_copies(graph: TaskGraph, stage_of_unit: Ints, rank_of_stage: Ints) -> tuple[TaskGraph, Ints, Ints]:
+    """(the graph, the stage of each unit, the task that each is made of or -1) where each rank uses a copy of its own
+    of the parameters that another rank updates.
+
+    The new tasks are of kind U: those that say that a gradient is complete and may be sent, which launch nothing, and
+    those that copy the weights received. The sums of uses become U, since they wait for all micro-batches. Stages must
+    be `at_home`. Raises PipelineError for such a parameter that the step updates several times.
+    """
+    rank = np.asarray(rank_of_stage)[stage_of_unit[graph.unit]]
+    sums = np.flatnonzero(sums_of_uses(graph))
+    units = len(stage_of_unit)
+    grown = _Grown(graph, [*stage_of_unit.tolist()], list(range(units, units + len(sums))))
+    grown.stage += [int(stage_of_unit[graph.unit[t]]) for t in sums.tolist()]
+    unit, kind, micro_batch = graph.unit.copy(), graph.kind.copy(), graph.micro_batch.copy()
+    unit[sums], kind[sums], micro_batch[sums] = grown.sums, Kind.U, 0
+    for t in sums.tolist():
+        for b in graph.reads[t].tolist():
+            makers = graph.writes.row_of_each()[graph.writes.ids == b]
+            if rank[makers[0]] != rank[t]:
+                grown.hand_over(t, b, int(stage_of_unit[graph.unit[makers[0]]]))
+    writer = graph.writes.row_of_each()
+    changes = (graph.kind[writer] == Kind.U) & (graph.buffer_role[graph.writes.ids] == _PARAMETER)
+    for b in np.unique(graph.writes.ids[changes]).tolist():
+        updates, users = writer[changes & (graph.writes.ids == b)], _users(graph, [b])
+        if len(updates) > 1 and len(np.unique(rank[users])) > 1:
+            raise PipelineError(f"{graph.buffer(b).name} is used by stages on several ranks, and the step updates it "
+                                f"{len(updates)} times; their copies follow once a step, so take a policy that updates "
+                                f"once")
+        for r in np.setdiff1d(rank[users], rank[updates]).tolist():
+            there = users[rank[users] == r]
+            grown.copy(b, there, int(stage_of_unit[graph.unit[there]].min()))
+    return grown.graph(repack(graph.keys, unit=unit, kind=kind, micro_batch=micro_batch))
+
+
+def _users(graph: TaskGraph, buffers: list[int]) -> Ints:
+    """The tasks that read any of these, beside updates."""
+    tasks = np.unique(graph.reads.row_of_each()[np.isin(graph.reads.ids, buffers)])
+    return tasks[graph.kind[tasks] != Kind.U]
+
+
+class _Grown:
+    """A graph with further buffers and tasks, collected one by one. `sums`: units of the sums of uses."""
+
+    def __init__(self, graph: TaskGraph, stage: list[int], sums: list[int]) -> None:
+        self.old, self.stage, self.sums = graph, stage, sums
+        self.like: list[int] = []
+        self.storage: list[int] = []
+        self.names: list[str] = []
+        self.specs: list[int] = []
+        self.reads = {t: {b: b for b in graph.reads[t].tolist()} for t in range(len(graph))}
+        self.moves: dict[int, dict[int, int]] = {}
+        #: (the task that it stands behind, stage, what it reads, what it writes, launches)
+        self.tasks: list[tuple[int, int, int, int, tuple[Launch, ...]]] = []
+
+    def hand_over(self, task: int, gradient: int, stage: int) -> None:
+        """The task reads what a new task of the stage makes of the gradient: the same, complete."""
+        given = self._buffer(gradient, int(self.old.buffer_storage[gradient]), f"stage {stage}'s")
+        self.reads[task][gradient] = given
+        self.tasks.append((task - 1, stage, gradient, given, ()))
+
+    def copy(self, parameter: int, users: Ints, stage: int) -> None:
+        """The users read a copy of the parameter, which a new task of the stage brings up to date at the end."""
+        source, target = int(self.old.buffer_storage[parameter]), len(self.old.storages) + len(self.specs)
+        self.specs.append(source)
+        given = self._buffer(parameter, target, f"stage {stage}'s copy")
+        for t in users.tolist():
+            self.reads[t][parameter] = given
+            self.moves.setdefault(t, {})[source] = target
+        spec = self.old.storages[source]
+        whole = [View(s, (spec.bytes // np.dtype(spec.dtype).itemsize,), (1,), 0, spec.dtype) for s in (source, target)]
+        self.tasks.append((len(self.old) - 1, stage, parameter, given, (Launch("copy", (whole[0],), (whole[1],)),)))
+
+    def _buffer(self, like: int, storage: int, whose: str) -> int:
+        self.like.append(like)
+        self.storage.append(storage)
+        self.names.append(f"{self.old.buffer(like).name}, {whose}")
+        return len(self.old.buffer_bytes) + len(self.like) - 1
+
+    def graph(self, keys: Ints) -> tuple[TaskGraph, Ints, Ints]:
+        """As `with_copies` returns it; `keys`: of the old tasks."""
+        old, new = self.old, len(self.tasks)
+        specs = [replace(old.storages[s], name=f"{old.storages[s].name}, copy") for s in self.specs]
+        grown = old.with_buffers(np.array(self.like, np.int64), np.array(self.storage, np.int64),
+                                 self.names if old.buffer_names else (), storages=specs)
+        which = np.zeros(len(old), np.int64)
+        which[list(self.moves)] = np.arange(1, len(self.moves) + 1)
+        reads = np.array([b for t in range(len(old)) for b in (self.reads[t][b] for b in old.reads[t].tolist())],
+                         np.int64)
+        moved = replace(grown, keys=keys).remap(reads, old.writes.ids, [{}, *self.moves.values()], which)
+        first = len(self.stage)
+        if not new and not self.sums:
+            return old, np.array(self.stage), np.arange(len(old))
+        after, stages, read, write, launches = zip(*self.tasks, strict=True) if new else ((),) * 5
+        unit = first + np.arange(new)
+        after_each = np.array(after, np.int64)
+        made = moved.insert(after_each, pack(unit, np.full(new, Kind.U)), Rows.of([[b] for b in read]),
+                            Rows.of([[b] for b in write]), np.zeros(new, np.int64), list(launches))
+        order = np.argsort(np.concatenate([np.arange(len(old)), after_each]), kind="stable")
+        origin = np.where(order < len(old), order, -1)
+        names = old.unit_names + ("",) * (first + new - len(old.unit_names))
+        return replace(made, unit_names=names), np.array([*self.stage, *stages]), origin
