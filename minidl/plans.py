@@ -21,6 +21,7 @@ from .pricing.ranks import Iteration, iteration
 from .pricing.simulation import Clock, Lanes, simulate
 from .program import Program, check_limit, lower
 from .schedule import Schedule
+from .tasks import COLLECTIVE, unpack
 from .views.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ CHAINED = 6  #: iterations of a pipeline in a row, of which the last one's time 
 @dataclass(frozen=True)
 class Machine:
     """What a plan may use. `ranks`: processes that train together; the link between them is the cost model's.
+    `replicas`: so many pipelines of that many ranks train together, each on its share of every batch.
 
     Of each rank: `memory_limit`, the bytes that it may hold, and `activation_cap`, the live full-stage activations of a
     pipeline. `collective`: from the bytes that travel, by unit, to the time that summing them over the ranks takes, in
@@ -43,6 +45,7 @@ class Machine:
     memory_limit: int | None = None
     activation_cap: float | None = None
     collective: Callable[[Mapping[int, int]], float] | None = None
+    replicas: int = 1
 
 
 @dataclass(frozen=True)
@@ -68,10 +71,10 @@ class Versions:
 class Plan:
     """One iteration on one device or on ranks, as it repeats. `cost` is that of its tasks.
 
-    `ranks`: as many processes run it; each has lanes of its own in the schedule, or all have the same ones
-    (data-parallel).
+    `ranks`: as many processes run it, those of all replicas. The schedule is one replica's (`minidl.rank_grid`): that
+    of as many ranks, or of one where all are alike (data-parallel), or what lies between.
     `notes`: the policy's options and what else it has to say. `remarks`: what a person should know, a line each. The
-    proof counts `peak_bytes`, where the graph is a recorded one: of each rank, or of one where all are alike.
+    proof counts `peak_bytes`, where the graph is a recorded one: of each rank of a replica.
 
     Of a pipeline: `placement` says which rank has which stage; `cap`: live full-stage activations that a rank may hold,
     of which the share `kept` stays from an output gradient to its weight gradient; `peaks` is how many it holds;
@@ -103,11 +106,17 @@ class Plan:
     @cached_property
     def programs(self) -> tuple[Program, ...]:
         """What each rank runs. Raises ScheduleError where the schedule is wrong."""
-        if self.schedule.ranks > 1:
-            graph, schedule = self.with_messages
-            return tuple(lower(graph, schedule, ranks=self.ranks, rank=rank) for rank in range(self.ranks))
-        first = lower(self.graph, self.schedule, ranks=self.ranks)
-        return (first, *(replace(first, rank=rank) for rank in range(1, self.ranks)))
+        mine = self.distinct_programs
+        if len(mine) == 1:
+            return tuple(replace(mine[0], rank=rank) for rank in range(self.ranks))
+        return (*mine, *(lower(*self.with_messages, ranks=self.ranks, rank=rank)
+                         for rank in range(len(mine), self.ranks)))
+
+    @cached_property
+    def distinct_programs(self) -> tuple[Program, ...]:
+        """Those of one replica: the others run the same."""
+        return tuple(lower(*self.with_messages, ranks=self.ranks, rank=rank)
+                     for rank in range(max(1, self.schedule.ranks)))
 
     def lowered(self) -> Plan:
         """The same plan with its programs and what they need. Raises ScheduleError where one is wrong,
@@ -117,13 +126,8 @@ class Plan:
             check_limit(program, self.limit)
         found = replace(self, peak_bytes=tuple(program.peak_bytes for program in programs),
                         schedule=programs[0].schedule if len(programs) == 1 else self.schedule)
-        vars(found)["programs"] = self.programs  # so that they are made once
+        vars(found)["distinct_programs"] = programs  # so that they are made once
         return found
-
-    @property
-    def distinct_programs(self) -> tuple[Program, ...]:
-        """Those of all ranks, or one where all ranks run the same."""
-        return self.programs if self.schedule.ranks > 1 else self.programs[:1]
 
     @cached_property
     def with_messages(self) -> tuple[TaskGraph, Schedule]:
@@ -172,7 +176,7 @@ class Plan:
     def step(self) -> float:
         """Time of a step, in the costs' unit: replicas go on into the next one while they
         communicate, others end it."""
-        replicas = self.placement is None and talks(self.schedule)
+        replicas = self.placement is None and bool(np.isin(unpack(self.schedule.keys).kind, COLLECTIVE).any())
         return (self.period if replicas else self.timeline.makespan) + self.cost.step
 
     @property

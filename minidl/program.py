@@ -18,8 +18,9 @@ import numpy as np
 
 from .graph import ROLES, Ints, Launch, Role, Rows, TaskGraph, View
 from .passes.boundary import Loop, loop
-from .passes.messages import check_rendezvous
+from .passes.messages import check_collectives, check_rendezvous
 from .passes.rewrite import unroll
+from .rank_grid import RankGrid
 from .runtime.memory import MemoryLimitError, MemoryPlan, plan_memory
 from .schedule import Lane, Schedule, ScheduleError
 from .tasks import COLLECTIVE, COMMUNICATION, RECEIVES, SENDS, Kind, task_name, unpack
@@ -73,13 +74,15 @@ class Part:
 class Program:
     """One rank's part of a plan. `prologue`, `body` and `epilogue` have one part for each parity, as `loop` has.
 
-    `takes`: which of a step's inputs this rank reads (None: all). `runs_on`: whether communication may go on after a
-    step's call has returned; its buffers then outlive the step, and late tasks wait for it. `boundary_waits`: pairs of
-    keys (late task, communication task of the step before).
+    `group`: the ranks that sum gradients with this one, itself among them. `takes`: which of a step's inputs this rank
+    reads (None: all). `runs_on`: whether communication may go on after a step's call has returned; its buffers then
+    outlive the step, and late tasks wait for it. `boundary_waits`: pairs of keys (late task, communication task of the
+    step before).
     """
 
     rank: int
     ranks: int
+    group: tuple[int, ...]
     loop: Loop
     prologue: tuple[Part, ...]
     body: tuple[Part, ...]
@@ -107,6 +110,12 @@ class Program:
         return self.body[0].schedule
 
     @property
+    def collectives(self) -> tuple[int, ...]:
+        """Keys of the body's collectives, in the order in which this rank starts them."""
+        keys = self.schedule.keys
+        return tuple(keys[np.isin(unpack(keys).kind, COLLECTIVE)].tolist())
+
+    @property
     def peak_bytes(self) -> int:
         """Bytes of the arena, parameters, states and buffers that outlive a call, in the part that needs most. The
         transport's own buffers are not counted."""
@@ -116,7 +125,8 @@ class Program:
         """Everything that the runtime gets, without the launches. Parts that differ only in which copies of double
         buffers they use appear once."""
         parts = {"body": self.body} | ({"prologue": self.prologue, "epilogue": self.epilogue} if self.epilogue else {})
-        return {"rank": self.rank, "ranks": self.ranks, "takes": self.takes and list(self.takes),
+        return {"rank": self.rank, "ranks": self.ranks, "group": list(self.group),
+                "takes": self.takes and list(self.takes),
                 "runs_on": self.runs_on, "peak_bytes": self.peak_bytes,
                 "boundary_waits": [[task_name(late), task_name(transfer)] for late, transfer in self.boundary_waits],
                 **{name: found[0].as_json() for name, found in parts.items()}}
@@ -137,20 +147,22 @@ class Program:
 
 def lower(graph: TaskGraph, schedule: Schedule, *, ranks: int = 1, rank: int = 0,
           memory_limit: int | None = None) -> Program:
-    """The program of rank `rank` among `ranks`. The schedule has either `ranks` ranks, or one that all ranks run.
+    """The program of rank `rank` among `ranks`. The schedule is one replica's: it has `ranks` ranks, or a number that
+    divides it.
 
     Validates all parts. Raises ScheduleError where one is wrong, and MemoryLimitError where the program needs more than
     `memory_limit` bytes.
     """
-    takes = None
+    own = max(1, schedule.ranks)
+    if ranks % own:
+        raise ScheduleError(f"the schedule has {own} ranks; "
+                            + (f"this run has {ranks}" if ranks > 1 else "one device can run only one"))
+    takes, grid = None, RankGrid(own, ranks // own)
+    check_collectives(graph, schedule, grid)
     if schedule.ranks > 1:
-        if schedule.ranks != ranks:
-            raise ScheduleError(f"the schedule has {schedule.ranks} ranks; "
-                                + (f"this run has {ranks}" if ranks > 1 else "one device can run only one"))
         schedule.validate(graph)
         check_rendezvous(graph, schedule)
-        graph, schedule, takes = of_rank(graph, schedule, rank)
-    _check_collectives(schedule)
+        graph, schedule, takes = of_rank(graph, schedule, *grid.place(rank))
     steps = loop(graph, schedule)
     body = tuple(Part(g, schedule.validate(g)) for g in steps.body)
     prologue: tuple[Part, ...] = body
@@ -161,7 +173,8 @@ def lower(graph: TaskGraph, schedule: Schedule, *, ranks: int = 1, rank: int = 0
     waits = _boundary_waits(body[0], steps)
     if waits:  # communication may still run when the next step begins
         schedule.repeated(2).validate(_two_steps(graph, steps))
-    program = Program(rank, ranks, steps, prologue, body, epilogue, takes, waits is not None, waits or ())
+    program = Program(rank, ranks, grid.group(rank), steps, prologue, body, epilogue, takes, waits is not None,
+                      waits or ())
     check_limit(program, memory_limit)
     return program
 
@@ -176,23 +189,13 @@ def check_limit(program: Program, limit: int | None) -> None:
                                f"step), more than the limit of {limit:,}")
 
 
-def _check_collectives(schedule: Schedule) -> None:
-    """Raises ScheduleError where collectives are on several lanes: ranks could then start them in different orders."""
-    at = np.flatnonzero(np.isin(unpack(schedule.keys).kind, COLLECTIVE))
-    lane = schedule.lane_of_each()[at]
-    other = np.flatnonzero(lane != lane[:1])
-    if other.size:
-        first, second = int(schedule.keys[at[0]]), int(schedule.keys[at[other[0]]])
-        raise schedule.error(f"{task_name(first)} is on lane {schedule.lanes[lane[0]]} and {task_name(second)} on lane "
-                             f"{schedule.lanes[lane[other[0]]]}: ranks could start them in different orders; "
-                             f"put all collectives on one lane", [first, second])
+def of_rank(graph: TaskGraph, schedule: Schedule, replica: int,
+            rank: int) -> tuple[TaskGraph, Schedule, tuple[int, ...]]:
+    """The tasks, buffers and lanes of one rank of a replica, and which of the step's inputs they read.
 
-
-def of_rank(graph: TaskGraph, schedule: Schedule, rank: int) -> tuple[TaskGraph, Schedule, tuple[int, ...]]:
-    """One rank's tasks, buffers and lanes, and which of the step's inputs they read.
-
-    Sends and receives get launches of their own: the bytes that travel, the peer, and the message's number, which is
-    the same on both ranks. Raises ScheduleError where a task reads another rank's result without a message.
+    Sends and receives get launches of their own: the bytes that travel, the peer by its number in the job, and the
+    message's number, which is the same on both ranks and of no other two. Raises ScheduleError where a task reads
+    another rank's result without a message.
     """
     rank_of = np.empty(len(graph), np.int64)
     rank_of[schedule.ids(graph)] = np.array([lane.rank for lane in schedule.lanes], np.int64)[schedule.lane_of_each()]
@@ -218,8 +221,9 @@ def of_rank(graph: TaskGraph, schedule: Schedule, rank: int) -> tuple[TaskGraph,
                                  [int(graph.keys[t])])
     peer, number = np.full(len(graph), -1, np.int64), np.full(len(graph), -1, np.int64)
     met = sends[source] & receives[target]
-    peer[source[met]], peer[target[met]] = rank_of[target[met]], rank_of[source[met]]
-    number[source[met]] = number[target[met]] = np.arange(np.count_nonzero(met))
+    first, count = replica * schedule.ranks, np.count_nonzero(met)
+    peer[source[met]], peer[target[met]] = first + rank_of[target[met]], first + rank_of[source[met]]
+    number[source[met]] = number[target[met]] = replica * count + np.arange(count)
     mine = np.flatnonzero(rank_of == rank)
     own = graph.take(mine)
     reads, writes, launches = [], [], list(own.launches)

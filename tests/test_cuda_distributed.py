@@ -258,7 +258,7 @@ class Aware(LoopBack):
 
 
 def aware(communicator, device):
-    return Aware(communicator.rank, communicator._board)
+    return Aware(communicator.rank, communicator._members, communicator._board)
 
 
 def ring(communicator, device):

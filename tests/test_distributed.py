@@ -165,7 +165,7 @@ def test_after_any_step_settled_parameters_are_those_of_synchronous_training():
 
 def test_reading_a_parameter_settles_where_a_rank_has_a_process_of_its_own():
     (model, found), = prepared("priority", 1)
-    run = DistributedExecutor(found.graph, found.schedule, _Own(0, LoopBack.ranks(1)[0]._board))
+    run = DistributedExecutor(found.graph, found.schedule, _Own.ranks(1)[0])
     x, y = batches(1)
     run(ml.array(x[0, 0]), ml.array(y[0, 0]))
     assert run in tape.unsettled
@@ -221,7 +221,7 @@ def test_setting_a_learning_rate_settles_nothing():
 
     x, y = batches(1)
     plan = replicas(ml.record(step, x[0, 0], y[0, 0]), "priority")
-    run = DistributedExecutor(plan.graph, plan.schedule, _Own(0, LoopBack.ranks(1)[0]._board))
+    run = DistributedExecutor(plan.graph, plan.schedule, _Own.ranks(1)[0])
     run(x[0, 0], y[0, 0])
     opt.lr = 0.5
     assert run in tape.unsettled

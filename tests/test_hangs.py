@@ -149,13 +149,14 @@ def test_f_a_wait_for_one_of_several_transfers_moves_all():
     def work(communicator):
         def entry(i, kind, peer, array):
             return Entry(i, communicator.bind(kind, Host(communicator, [array], sums=False), None, peer), None,
-                         array.nbytes, peer=peer)
+                         array.nbytes, peers=(peer,))
 
         flight, arrays = Flight(communicator), [np.full(2**16, communicator.rank, "f") for _ in range(2)]
         if communicator.rank == 0:
             ended = []
             one, two = entry(0, Kind.RF, 1, arrays[0]), entry(1, Kind.RF, 2, arrays[1])
-            flight.begin([[one], [Entry(1, two.transfer, None, two.nbytes, done=[lambda: ended.append(2)], peer=2)]])
+            flight.begin([[one],
+                          [Entry(1, two.transfer, None, two.nbytes, done=[lambda: ended.append(2)], peers=(2,))]])
             flight.until(lambda: bool(ended), 2, "rank 2's")
         else:
             other = 3 - communicator.rank
@@ -325,7 +326,7 @@ def receives(communicator, peer, name, number=0):
     array = np.zeros(2048, "f")
     transfer = communicator.bind(Kind.RF, Host(communicator, [array], sums=False), None, peer, number)
     flight = Flight(communicator)
-    flight.begin([[Entry(0, transfer, None, array.nbytes, name=name, peer=peer)]])
+    flight.begin([[Entry(0, transfer, None, array.nbytes, name=name, peers=(peer,))]])
     flight.run()
 
 
@@ -362,6 +363,29 @@ def test_a_rank_that_meets_the_others_is_waited_for_in_vain(monkeypatch):
                      "waits for all others (to meet)")
 
 
+def test_a_group_that_crosses_its_sums_says_so_whatever_others_do(monkeypatch):
+    """Ranks 0 and 2 start two sums in different orders, while rank 1, with which they share none, is at work."""
+    over = threading.Event()
+
+    def work(communicator):
+        if communicator.rank == 1:
+            over.wait(PATIENCE)
+            return
+        group, peers = communicator.group((0, 2)), (2 - communicator.rank,)
+        entries = [Entry(i, group.bind(Kind.A, Host(group, [np.ones(8, "f")]), i), i, 32, name=f"0A0/{i}", peers=peers)
+                   for i in range(2)]
+        flight = Flight(communicator, credit=1)
+        flight.begin([entries if communicator.rank == 0 else entries[::-1]])
+        try:
+            flight.run()
+        finally:
+            over.set()
+
+    found = waiting(work, 3, monkeypatch)
+    both = ["rank 0 waits for rank 2 (0A0/0)", "rank 2 waits for rank 0 (0A0/1)"]
+    assert found in {"the ranks wait for each other: " + "; ".join(order) for order in (both, both[::-1])}
+
+
 def test_a_rank_at_work_is_waited_for_longer_but_not_for_ever(monkeypatch):
     over = threading.Event()
 
@@ -393,11 +417,11 @@ def test_a_rank_that_has_not_looked_since_something_came_stands_still_with_nobod
             wait = communicator._waits().get(0)
             return wait and time.monotonic() - wait.since > 2 * LoopBack.wait_seconds
 
-        communicator.publish(Wait(0, "1RF7", since=0.0, looked=0.0))
+        communicator.publish(Wait((0,), "1RF7", since=0.0, looked=0.0))
         until(is_awaited, "rank 0 has waited for long")
         place = Host(communicator, [np.zeros(2048, "f")], sums=False)
         flight = Flight(communicator)
-        flight.submit(Entry(0, communicator.bind(Kind.SF, place, None, 0), None, 8192, peer=0))
+        flight.submit(Entry(0, communicator.bind(Kind.SF, place, None, 0), None, 8192, peers=(0,)))
         flight.drain()
 
     with deadline():
@@ -416,7 +440,7 @@ def test_a_slow_rank_is_no_standstill(monkeypatch):
             if mine:
                 time.sleep(1.0)
             flight.submit(Entry(0, communicator.bind(Kind.SF if mine else Kind.RF, place, None, 1 - communicator.rank),
-                                None, 8192, peer=1 - communicator.rank))
+                                None, 8192, peers=(1 - communicator.rank,)))
             flight.drain()
 
     with deadline():

@@ -1,33 +1,181 @@
-"""Data parallelism times a pipeline as one plan: all-reduces of stages beside messages between stages."""
+"""Data parallelism times a pipeline: replicas of every stage sum its gradients, beside the messages between stages;
+they leave the bits of one process that adds in the stated order."""
 
 from __future__ import annotations
 
+import functools
+from dataclasses import replace
+from itertools import pairwise
+
 import numpy as np
 import pytest
-from test_pipeline_ranks import recorded
+from helpers import deadline
 
 import minidl as ml
-from minidl.passes.messages import check_rendezvous
+from minidl import models, nn, ops, optim
+from minidl.autograd.tape import Tape, use
+from minidl.passes.messages import check_collectives, check_rendezvous, check_same_order
 from minidl.pricing.cost import CostModel, Link
-from minidl.pricing.simulation import simulate
 from minidl.program import lower
-from minidl.schedule import Schedule
-from minidl.schedulers.pipeline import add_all_reduces, add_communication
-from minidl.tasks import COLLECTIVE, COMMUNICATION, RECEIVES, SENDS, GraphError, Kind
+from minidl.rank_grid import RankGrid
+from minidl.runtime.comm import Communicator, RankError
+from minidl.runtime.comm.loopback import run_ranks
+from minidl.runtime.executors import DistributedExecutor, TaskError
+from minidl.schedule import Lane, Schedule, ScheduleError
+from minidl.schedulers.pipeline import PipelineError
+from minidl.schedulers.pipeline.replicas import fifo, priority
+from minidl.tasks import COLLECTIVE, RECEIVES, SENDS, Kind, parse_task
 
-LINK = Link(2.0, 100.0)
+MICRO_BATCHES, SHARE, STEPS, WIDTH = 4, 4, 3, 16
+COST = CostModel.analytic()
+OPTIMIZERS = {"sgd": lambda p, clip: optim.SGD(p, 0.05, momentum=0.9, max_norm=clip),
+              "adam": lambda p, clip: optim.Adam(p, 0.01, max_norm=clip)}
+NAMES = ["gpipe", "one_f_one_b", "zb_h1", "interleaved"]
 
 
-def both(name: str, ranks: int, part_bytes: int | None = None):
-    """The plan of one replica, and its graph and schedule with all-reduces and messages."""
-    plan = ml.plan(recorded()[1], name, CostModel.analytic(), ml.Machine(ranks))
-    return plan, *add_communication(*add_all_reduces(plan.graph, plan.schedule, part_bytes))
+class Mixed(nn.Module):
+    """Batch norm and dropout in every block."""
+
+    def __init__(self):
+        self.layers = nn.ModuleList([nn.Linear(12, WIDTH), *(nn.Linear(WIDTH, WIDTH) for _ in range(5)),
+                                     nn.Linear(WIDTH, 5)])
+        self.norms = nn.ModuleList([nn.BatchNorm2d(WIDTH) for _ in range(6)])
+        self.drop = nn.Dropout(0.25)
+
+    def forward(self, x):
+        for layer, norm in zip(self.layers, self.norms, strict=False):
+            y = norm(ops.reshape(layer(x), (SHARE, 1, 1, WIDTH)))
+            x = self.drop(ops.relu(ops.reshape(y, (SHARE, WIDTH))))
+        return self.layers[len(self.layers) - 1](x)
 
 
-@pytest.mark.parametrize("name", ["gpipe", "one_f_one_b", "zb_h1", "interleaved"])
+NETWORKS = {"mlp": lambda: models.mlp(12, *[WIDTH] * 7, 5), "mixed": Mixed}
+
+
+def batches(replica):
+    """Of each step this replica's share: x and y of every micro-batch."""
+    random = np.random.default_rng(7 + replica)
+    return [[part for _ in range(MICRO_BATCHES) for part in (random.standard_normal((SHARE, 12)).astype("f"),
+                                                             random.integers(0, 5, SHARE))] for _ in range(STEPS)]
+
+
+def backward(model, parts, replica):
+    """The mean loss of a replica's share; its gradients are added in the order of micro-batches."""
+    total = None
+    for i in range(MICRO_BATCHES):
+        with ml.micro_batch(i, (replica * MICRO_BATCHES + i) * SHARE):
+            loss = nn.cross_entropy(model(parts[2 * i]), parts[2 * i + 1]) * (1 / MICRO_BATCHES)
+            loss.backward()
+            total = loss.detach() if total is None else ops.add(total, loss.detach())
+    return total
+
+
+def recorded(replica=0, network="mlp", optimizer="sgd", clip=None):
+    ml.seed(1)
+    model = NETWORKS[network]()
+    opt = OPTIMIZERS[optimizer](model.parameters(), clip)
+
+    def step(*parts):
+        total = backward(model, parts, replica)
+        opt.step()
+        return total
+
+    return model, ml.record(step, *batches(0)[0])
+
+
+@functools.cache
+def alone(replicas, network="mlp", optimizer="sgd", clip=None):
+    """Losses of each replica and parameters of one process that takes one replica's share after the other, then adds
+    their gradients in that order."""
+    with use(Tape()):
+        ml.seed(1)
+        model = NETWORKS[network]()
+        opt = OPTIMIZERS[optimizer](model.parameters(), clip)
+        losses, shares = [[] for _ in range(replicas)], [batches(r) for r in range(replicas)]
+        counter = ml.autograd.random.dropout_counter()
+        for t in range(STEPS):
+            found, began = [], np.array(counter.data)
+            for r in range(replicas):
+                counter.data[...] = began  # all replicas are in the same step
+                for p in model.parameters():
+                    p.grad = None
+                losses[r].append(float(backward(model, shares[r][t], r)))
+                found.append([p.grad.numpy().copy() for p in model.parameters()])
+            for p, first, *others in zip(model.parameters(), *found, strict=True):
+                for other in others:
+                    first += other
+                p.grad.assign(first * np.float32(1 / replicas))
+            opt.step()
+        return losses, [p.numpy().tobytes() for p in model.parameters()]
+
+
+def planned(name, grid, options=None, machine=None, **job):
+    """For each rank of the grid its model and its plan, made one after the other as processes would."""
+    found = []
+    for rank in range(grid.size):
+        model, graph = recorded(grid.place(rank)[0], **job)
+        machine = machine or ml.Machine(grid.ranks, replicas=grid.replicas)
+        found.append((model, ml.plan(graph, name, COST, machine, **(options or {}))))
+    return found
+
+
+def trained(own, grid):
+    """Losses of each replica, and each parameter as every rank that holds it left it."""
+
+    def work(communicator):
+        model, plan = own[communicator.rank]
+        run = DistributedExecutor(*plan.with_messages, communicator)
+        losses = [run(*parts) for parts in batches(grid.place(communicator.rank)[0])]
+        run.close()
+        held = {id(s.live) for s in run.program.graph.storages if s.live is not None}
+        return losses, [p.numpy().tobytes() if id(p.storage) in held else None for p in model.parameters()]
+
+    with deadline():
+        found = run_ranks(grid.size, work)
+    losses = [[float(loss) for loss in found[rank][0]] for rank in range(grid.size) if None not in found[rank][0]]
+    return losses, [[bits for bits in copies if bits is not None]
+                    for copies in zip(*(p for _, p in found), strict=True)]
+
+
+def leaves_the_bits_of_one_process(name, grid, options=None, **job):
+    losses, parameters = trained(planned(name, grid, options, **job), grid)
+    wanted = alone(grid.replicas, **job)
+    assert losses == wanted[0], "one rank of each replica has its loss"
+    assert parameters == [[bits] * grid.replicas for bits in wanted[1]], "one rank of each replica has a parameter"
+
+
+# ----------------------------------------------------------------------------------------------------------------- bits
+@pytest.mark.parametrize("job", [{}, {"optimizer": "adam"}, {"network": "mixed"}, {"clip": 0.1}],
+                         ids=["sgd", "adam", "batch norm and dropout", "clipped"])
+@pytest.mark.parametrize("name", NAMES)
+def test_replicas_leave_the_bits_of_one_process(name, job):
+    leaves_the_bits_of_one_process(name, RankGrid(2, 2), **job)
+
+
+@pytest.mark.parametrize(("name", "ranks", "replicas"), [("zb_v", 2, 2), ("one_f_one_b", 3, 2), ("hanayo", 2, 3)])
+@pytest.mark.parametrize("order", ["fifo", "priority"])
+def test_all_reduces_in_parts_and_in_any_order_leave_the_same_bits(name, ranks, replicas, order):
+    options = {"all_reduces": order, "part_bytes": 700}
+    leaves_the_bits_of_one_process(name, RankGrid(ranks, replicas), options, optimizer="adam")
+
+
+def test_the_clip_of_the_test_triggers():
+    assert alone(2, clip=0.1)[1] != alone(2)[1]
+
+
+# ---------------------------------------------------------------------------------------------------------------- plans
+GRID = RankGrid(2, 2)
+
+
+def grid_plan(name, *, ranks=2, replicas=2, cost=COST, collective=None, **options):
+    return ml.plan(recorded()[1], name, cost, ml.Machine(ranks, replicas=replicas, collective=collective), **options)
+
+
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("part_bytes", [None, 700])
 def test_all_reduces_stand_beside_messages(name, part_bytes):
-    plan, graph, schedule = both(name, 2, part_bytes)
+    plan, bare = grid_plan(name, part_bytes=part_bytes), grid_plan(name, replicas=1)
+    graph, schedule = plan.with_messages
     assert len(np.unique(graph.keys)) == len(graph) == len(schedule)
     schedule.validate(graph, schedule.waits(graph))
     check_rendezvous(graph, schedule)
@@ -41,55 +189,183 @@ def test_all_reduces_stand_beside_messages(name, part_bytes):
     parts = [t.part for t in graph if t.kind in COLLECTIVE and t.unit == 0]
     assert parts == list(range(len(parts)))
     assert (len(parts) > 1) == (part_bytes is not None)
-    # without all-reduces it is the plan that it was
+    # without all-reduces it is the plan of one replica
     lanes = {lane: schedule.names(i) for i, lane in enumerate(schedule.lanes) if lane.name != "comm"}
-    assert Schedule.from_names(lanes).to_csv() == add_communication(plan.graph, plan.schedule)[1].to_csv()
+    assert Schedule.from_names(lanes).to_csv() == bare.with_messages[1].to_csv()
     assert Schedule.from_csv(schedule.to_csv()).to_csv() == schedule.to_csv()
 
 
+def test_a_rank_of_the_grid_is_the_rank_of_a_replica():
+    assert [GRID.place(r) for r in range(4)] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    plan = grid_plan("one_f_one_b")
+    assert (plan.ranks, plan.schedule.ranks, len(plan.programs), len(plan.peak_bytes)) == (4, 2, 4, 2)
+    assert [program.group for program in plan.programs] == [(0, 2), (1, 3), (0, 2), (1, 3)]
+    first, second = plan.programs[:2], plan.programs[2:]
+    for program, twin in zip(first, second, strict=True):
+        assert program.schedule.to_csv() == twin.schedule.to_csv()
+        assert program.peak_bytes == twin.peak_bytes == plan.peak_bytes[program.rank]
+        for t, other in zip(program.graph, twin.graph, strict=True):
+            if t.kind in (*SENDS, *RECEIVES):
+                here, there = (dict(x.launches[0].constants) for x in (t, other))
+                assert here["peer"] in (0, 1)
+                assert there["peer"] == here["peer"] + 2, "messages stay in their replica"
+                assert there["message"] != here["message"]
+
+
 def test_an_all_reduce_takes_its_time_beside_the_other_stage_s_work():
-    """One F or B takes 1, and a message next to nothing. In gpipe the last stage is done first, so its
-    all-reduce hides."""
-    plan, graph, schedule = both("gpipe", 2)
-    cost = CostModel(kinds={"F": 1.0, "B": 1.0, "O": 1.0, "W": 1.0, "U": 0.25}
-                           | dict.fromkeys(("SF", "RF", "SO", "RO"), 0.0) | {"A": 0.0})
-    ends = {}
-    for each in (0.0, 1.0, 5.0):
-        line = simulate(graph, schedule, CostModel(kinds=dict(cost.kinds) | {"A": each}))
-        ends[each] = {line.name(i): (line.start[i], line.end[i]) for i in line.tasks.tolist()}
-    m = int(plan.graph.micro_batch.max()) + 1
-    for each, found in ends.items():
-        done = {stage: max(end for name, (_, end) in found.items() if name[0] == stage and name[1] in "BOW")
-                for stage in "01"}
-        assert (done["0"], done["1"]) == (2 * m + 2, 2 * m + 1)
+    """In gpipe the last stage is done first, so its all-reduce hides behind the work of the first."""
+    steps = {each: grid_plan("gpipe", collective=lambda sizes, each=each: each).timeline for each in (0.0, 1.0, 5.0)}
+    for each, line in steps.items():
+        found = {line.name(i): (line.start[i], line.end[i]) for i in line.tasks.tolist()}
         for stage in "01":
-            assert found[f"{stage}A0"] == (done[stage], done[stage] + each)
-            assert found[f"{stage}U0"] == (done[stage] + each, done[stage] + each + 0.25)
+            done = max(end for name, (_, end) in found.items() if name[0] == stage and name[1] in "BOW")
+            assert found[f"{stage}A0"] == pytest.approx((done, done + each))
+            assert found[f"{stage}U0"][0] == pytest.approx(done + each)
+    assert steps[5.0].makespan == pytest.approx(steps[0.0].makespan + 5)
 
 
-def test_a_rank_s_program_has_its_all_reduce_and_its_messages():
-    _, graph, schedule = both("one_f_one_b", 2)
-    for rank in range(2):
-        program = lower(graph, schedule, ranks=2, rank=rank)
-        kinds = [Kind(k) for k in program.graph.kind]
-        assert kinds.count(Kind.A) == 1
-        assert set(kinds) & set(COMMUNICATION) == {Kind.A, *((Kind.SF, Kind.RO) if rank == 0 else (Kind.RF, Kind.SO))}
-        for t in program.graph:
-            if t.kind in (*COLLECTIVE, *SENDS, *RECEIVES):
-                assert t.launches
-
-
-def test_all_reduces_are_added_once():
-    plan = ml.plan(recorded()[1], "gpipe", CostModel.analytic(), ml.Machine(2))
-    with pytest.raises(GraphError, match="synchronised already"):
-        add_all_reduces(*add_all_reduces(plan.graph, plan.schedule))
-
-
-def test_the_whole_is_priced_on_links():
-    _, graph, schedule = both("one_f_one_b", 2)
-    cost = CostModel(kinds={"F": 1.0, "B": 2.0, "O": 1.0, "W": 1.0, "U": 0.5}, link=LINK)
-    line = simulate(graph, schedule, cost)
+def test_without_a_time_of_their_own_all_reduces_cost_the_link_s():
+    link = Link(2.0, 100.0)
+    plan = grid_plan("one_f_one_b", cost=replace(COST, link=link))
+    line = plan.timeline
     took = {line.name(i): line.end[i] - line.start[i] for i in line.tasks.tolist()}
-    for t in graph:
+    for t in plan.graph:
         if t.kind == Kind.A:
-            assert took[t.name] == pytest.approx(LINK.time(t.bytes))
+            assert took[t.name] == pytest.approx(link.time(t.bytes))
+
+
+def test_orders_of_all_reduces():
+    """The gradients of stages 3 and 2 are ready at 0 and 1, while 3's is summed until 4; 0's comes meanwhile, 1's
+    last."""
+    ready = {(0, 7): 3.0, (1, 6): 9.0, (2, 5): 1.0, (3, 4): 0.0}
+    time = dict.fromkeys(ready, 4.0)
+    assert [stage for stage, _ in fifo(ready, time)] == [3, 2, 0, 1]
+    assert [stage for stage, _ in priority(ready, time)] == [3, 0, 2, 1]
+    names = [plan.schedule.names([str(lane) for lane in plan.schedule.lanes].index("0/comm"))
+             for plan in (grid_plan("interleaved", all_reduces=order, part_bytes=700, collective=lambda sizes: 1e3)
+                          for order in ("fifo", "priority"))]
+    assert sorted(names[0]) == sorted(names[1])
+    units = [[int(name[0]) for name in each] for each in names]
+    assert units[0] == sorted(units[0], reverse=True), "the last stage's gradients are ready first"
+    assert units[1] != units[0], "but once the first stage's are there, they overtake what is left of them"
+
+
+def test_what_cannot_be_planned_is_one_line():
+    with pytest.raises(PipelineError, match="all_reduces is 'dear'; within a pipeline they go by fifo or priority"):
+        grid_plan("gpipe", all_reduces="dear")
+    with pytest.raises(PipelineError, match="all_reduces and part_bytes are for several replicas"):
+        grid_plan("gpipe", replicas=1, all_reduces="fifo")
+    with pytest.raises(PipelineError, match="pipedream updates several times in a step, but replicas sum"):
+        grid_plan("pipedream")
+    plan = grid_plan("gpipe", replicas=1)
+    with pytest.raises(ScheduleError, match="0U0 spends gradients of its own replica; 2 replicas must sum them before"):
+        lower(*plan.with_messages, ranks=4, rank=1)
+    with pytest.raises(ScheduleError, match="the schedule has 2 ranks; this run has 5"):
+        lower(*grid_plan("gpipe").with_messages, ranks=5, rank=1)
+
+
+def crossed(plan):
+    """The plan's graph and schedule with messages, the first two all-reduces of rank 1 in each other's place."""
+    graph, schedule = plan.with_messages
+    own = {lane: schedule.names(i) for i, lane in enumerate(schedule.lanes)}
+    comm = own[Lane(1, "comm")]
+    comm[0], comm[1] = comm[1], comm[0]
+    return graph, Schedule.from_names(own)
+
+
+def test_crossed_orders_are_refused():
+    """Ranks 1 and 3 hold one stage; where they start its two all-reduces in different orders both wait for ever."""
+    plan = grid_plan("one_f_one_b", part_bytes=3000)
+    orders = [program.collectives for program in plan.programs]
+    check_same_order(orders, GRID)
+    orders[3] = lower(*crossed(plan), ranks=4, rank=3).collectives
+    with pytest.raises(ScheduleError, match="rank 1 starts 1A0 where rank 3 starts 1A0/1, so they would wait"):
+        check_same_order(orders, GRID)
+    orders[3] = orders[1][:1]
+    with pytest.raises(ScheduleError, match="rank 1 starts 1A0/1 where rank 3 starts nothing more"):
+        check_same_order(orders, GRID)
+
+
+def test_all_reduces_of_a_rank_on_two_lanes_are_refused():
+    graph, schedule = grid_plan("one_f_one_b", part_bytes=3000).with_messages
+    own = {lane: schedule.names(i) for i, lane in enumerate(schedule.lanes)}
+    own[Lane(1, "more")] = [own[Lane(1, "comm")].pop()]
+    apart = Schedule.from_names(own)
+    apart.validate(graph)
+    message = r"1A0 is on lane 1/comm and 1A0/\d on lane 1/more: ranks 1 and 3 could start them in different orders"
+    with pytest.raises(ScheduleError, match=message):
+        check_collectives(graph, apart, GRID)
+    with pytest.raises(ScheduleError, match=message):  # whichever rank looks
+        lower(graph, apart, ranks=4, rank=0)
+
+
+# ----------------------------------------------------------------------------------------------------------------- runs
+def test_groups_sum_among_themselves():
+    def work(communicator: Communicator):
+        group = communicator.group(RankGrid(3, 2).group(communicator.rank))
+        assert group is communicator.group(RankGrid(3, 2).group(communicator.rank))
+        assert communicator.group(tuple(range(6))) is communicator
+        return group.rank, group.size, group.gather(communicator.rank)
+
+    assert run_ranks(6, work) == [(0, 2, [0, 3]), (0, 2, [1, 4]), (0, 2, [2, 5]),
+                                  (1, 2, [0, 3]), (1, 2, [1, 4]), (1, 2, [2, 5])]
+
+
+@pytest.mark.parametrize("kind", [Kind.B, Kind.U])
+def test_a_task_that_fails_ends_all_replicas(kind):
+    own, seen = planned("one_f_one_b", GRID), {}
+
+    def boom():
+        raise ArithmeticError("no luck")
+
+    def work(communicator):
+        run = DistributedExecutor(*own[communicator.rank][1].with_messages, communicator)
+        if communicator.rank == 3:
+            task = next(t.index for t in run.program.graph if t.kind == kind)
+            lanes = run._body[0].lanes
+            lanes._programs[0][lanes._tasks[0].index(task)] = boom
+        try:
+            run(*batches(0)[0])
+        except Exception as error:
+            seen[communicator.rank] = error
+            raise
+        finally:
+            run.close()
+
+    with deadline(), pytest.raises(TaskError, match=r"on rank 3 failed: ArithmeticError: no luck"):
+        run_ranks(4, work)
+    assert all(isinstance(seen[rank], RankError) for rank in range(3) if rank in seen)
+    assert 1 in seen, "the other rank of the group waits for it"
+
+
+@pytest.mark.parametrize("name", ["zb_h1", "interleaved"])
+def test_a_timeline_has_every_task_of_every_rank(name):
+    own = planned(name, GRID)
+
+    def work(communicator):
+        run = DistributedExecutor(*own[communicator.rank][1].with_messages, communicator, trace=True)
+        for parts in batches(0):
+            run(*parts)
+        found = run.timeline_of_all()
+        run.close()
+        return found
+
+    with deadline():
+        whole = run_ranks(4, work)[0]
+    graph, schedule = own[0][1].with_messages
+    assert {str(lane) for lane in whole.lanes} == {str(replace(lane, rank=lane.rank + first))
+                                                   for lane in schedule.lanes for first in (0, 2)}
+    rank = np.array([lane.rank for lane in whole.lanes])[whole.lane]
+    for first in (0, 2):
+        tasks = [i for i in whole.tasks.tolist() if first <= rank[i] < first + 2]
+        assert sorted(whole.name(i) for i in tasks) == sorted(t.name for t in graph)
+    for sent, got in whole.edges.tolist():
+        if int(rank[sent]) != int(rank[got]):
+            assert rank[sent] // 2 == rank[got] // 2, "messages stay in their replica"
+            assert whole.start[got] >= whole.start[sent]
+    for i, lane in enumerate(whole.lanes):
+        if lane.name == "comm":
+            ends = whole.end[[j for j in whole.tasks.tolist() if whole.lane[j] == i]]
+            assert len(ends)
+            assert all(a <= b for a, b in pairwise(ends))
+    assert parse_task("0A0") in whole.key

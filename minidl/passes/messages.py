@@ -1,4 +1,4 @@
-"""Messages between ranks as tasks of a schedule: the proof that none waits for ever.
+"""Messages and collectives between ranks as tasks of a schedule: the proofs that none waits for ever.
 
 A send and its receive find each other by the message number that `minidl.program` gives them, whatever other messages
 are under way between the two ranks.
@@ -6,12 +6,57 @@ are under way between the two ranks.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import zip_longest
+
 import numpy as np
 
 from ..graph import Rows, TaskGraph
 from ..loops import run_loop
-from ..schedule import Schedule
-from ..tasks import RECEIVES, SENDS, task_name
+from ..rank_grid import RankGrid
+from ..schedule import Schedule, ScheduleError
+from ..tasks import COLLECTIVE, RECEIVES, SENDS, task_name, unpack
+from .synchronise import gradients
+
+
+def check_collectives(graph: TaskGraph, schedule: Schedule, grid: RankGrid) -> None:
+    """Proves for each pair of ranks that they start the collectives that both take part in in one order, and that
+    replicas sum every gradient that they spend. Raises ScheduleError.
+
+    All ranks of a group run the same lanes. So they agree where the schedule leaves them no choice: on one lane. A
+    collective ends when the tasks before it have run in every replica; those have the same names everywhere, so a
+    circle of waits over replicas would be one within each of them, which is what the other proofs look for.
+    """
+    at = np.flatnonzero(np.isin(unpack(schedule.keys).kind, COLLECTIVE))
+    lane = schedule.lane_of_each()[at]
+    rank = np.array([x.rank for x in schedule.lanes], np.int64)[lane]
+    for r in np.unique(rank).tolist():
+        own, keys = lane[rank == r], schedule.keys[at[rank == r]]
+        other = np.flatnonzero(own != own[0])
+        if other.size:
+            first, second, group = int(keys[0]), int(keys[other[0]]), grid.group(r)
+            who = f"ranks {group[0]} and {group[1]}" if len(group) > 1 else "ranks"
+            raise schedule.error(f"{task_name(first)} is on lane {schedule.lanes[own[0]]} and {task_name(second)} on "
+                                 f"lane {schedule.lanes[own[other[0]]]}: {who} could start them in different orders; "
+                                 f"put all collectives of a rank on one lane", [first, second])
+    if grid.ranks > 1 and grid.replicas > 1:
+        known = graph.writes.take(np.flatnonzero(np.isin(graph.kind, (*COLLECTIVE, *RECEIVES)))).ids
+        for update, buffers in gradients(graph).items():
+            if not np.isin(buffers, known).all():  # what is received is a norm's part, of what was summed
+                raise schedule.error(f"{graph.name(update)} spends gradients of its own replica; {grid.replicas} "
+                                     f"replicas must sum them before", [int(graph.keys[update])])
+
+
+def check_same_order(orders: Sequence[Sequence[int]], grid: RankGrid) -> None:
+    """Proves the same of the ranks of a job as they are: `orders[r]` has the collectives (by key) of rank r's program
+    in their order. Raises ScheduleError with the first two tasks that two ranks start in different orders."""
+    for rank, order in enumerate(orders):
+        first = grid.group(rank)[0]
+        for mine, theirs in zip_longest(order, orders[first]):
+            if mine != theirs:
+                said = [task_name(key) if key is not None else "nothing more" for key in (theirs, mine)]
+                raise ScheduleError(f"rank {first} starts {said[0]} where rank {rank} starts {said[1]}, so they would "
+                                    f"wait for each other for ever; ranks that hold the same stages need the same plan")
 
 
 def check_rendezvous(graph: TaskGraph, schedule: Schedule) -> None:

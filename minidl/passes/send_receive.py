@@ -17,7 +17,7 @@ import numpy as np
 from ..graph import ROLES, Ints, Role, Rows, TaskGraph
 from ..loops import run_loop
 from ..schedule import Lane, Schedule, ScheduleError
-from ..tasks import COMMUNICATION, RECEIVES, SENDS, GraphError, Kind, pack, parse_task, unpack
+from ..tasks import RECEIVES, SENDS, GraphError, Kind, pack, parse_task, unpack
 from .rewrite import sums
 
 SENDABLE = (Kind.F, Kind.O, Kind.B, Kind.U)  #: kinds whose results can be sent
@@ -25,7 +25,7 @@ SENDABLE = (Kind.F, Kind.O, Kind.B, Kind.U)  #: kinds whose results can be sent
 
 def talks(schedule: Schedule) -> bool:
     """Whether the schedule has messages as tasks."""
-    return bool(np.isin(unpack(schedule.keys).kind, COMMUNICATION).any())
+    return bool(np.isin(unpack(schedule.keys).kind, (*SENDS, *RECEIVES)).any())
 
 
 @dataclass(frozen=True)

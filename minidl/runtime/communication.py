@@ -18,7 +18,7 @@ import numpy as np
 from ..graph import TaskGraph, View
 from ..kernels import Thunk
 from ..program import Part, Program
-from ..tasks import COMMUNICATION, RECEIVES, SENDS, Kind, task_name
+from ..tasks import COLLECTIVE, COMMUNICATION, RECEIVES, SENDS, Kind, task_name
 from .bound import Bound
 from .comm import SLOTS, Communicator
 from .comm.flight import Abandoned, Entry, Flight
@@ -46,8 +46,10 @@ class Communication:
 
     def __init__(self, device: Any, transport: Communicator, program: Program, *, trace: bool, credit: int) -> None:
         self.transport, self.trace = transport, trace
+        self.group = transport.group(program.group)  #: that sums
+        self.others = tuple(r for r in program.group if r != transport.rank)
         self.flight = Flight(transport, credit)
-        self.hand = handover(device, transport)
+        self.hand = handover(device)
         self.hand.use()
         self.failure: BaseException | None = None
         self._events: list[Arrival] = []
@@ -72,7 +74,8 @@ class Communication:
         the tasks that it awaits."""
         where = tuple((id(memory), base, view) for view in views for memory, base in [bound.place(view.storage)])
         if where not in self._places:
-            self._places[where] = self.hand.place([bound.array(v) for v in views], after, sums)
+            self._places[where] = self.hand.place(self.group if sums else self.transport,
+                                                  [bound.array(v) for v in views], after, sums)
         self.places[key] = self._places[where]
         return self.places[key]
 
@@ -170,12 +173,12 @@ class Meetings:
                     after[waiter].append(self._keys[source])
             else:
                 self._awaited[waiter].append((self._keys[source],
-                                              self._waiting(event, self._peer(graph, source), graph.name(source))))
+                                              self._waiting(event, self._peers(graph, source), graph.name(source))))
         for (late, transfer), event in common.boundary.items():
             if transfer in self._name:
                 self._records[self._name[transfer]].append(event.record)
             if late in self._name:
-                self._awaited[self._name[late]].append((transfer, self._waiting(event, None, task_name(transfer))))
+                self._awaited[self._name[late]].append((transfer, self._waiting(event, (), task_name(transfer))))
         order = [*self._inline, *(t for lane in apart for t in lane)]
         entries = {t: self._entry(t, i % SLOTS, part, bound, after[t] or [self._keys[t]], arrived[t])
                    for i, t in enumerate(order)}
@@ -186,19 +189,22 @@ class Meetings:
                arrived: list[Callable[[], bool]]) -> Entry:
         graph = part.graph
         launch = graph.launches[task][0]
-        constants, peer = dict(launch.constants), self._peer(graph, task)
-        place = self.common.place(self._keys[task], bound, launch.reads or launch.writes, after, peer is None)
-        transfer = self.common.transport.bind(Kind(graph.kind[task]), place, slot, peer, constants.get("message", 0))
-        return Entry(task, transfer, slot if peer is None else None, int(graph.bytes[task]), arrived,
-                     self._mark(task, 0, 1), [*self._mark(task, 2), *self._records[task]], graph.name(task), peer)
+        constants, sums = dict(launch.constants), graph.kind[task] in COLLECTIVE
+        place = self.common.place(self._keys[task], bound, launch.reads or launch.writes, after, sums)
+        ranks = self.common.group if sums else self.common.transport
+        transfer = ranks.bind(Kind(graph.kind[task]), place, slot, constants.get("peer"), constants.get("message", 0))
+        return Entry(task, transfer, slot if sums else None, int(graph.bytes[task]), arrived, self._mark(task, 0, 1),
+                     [*self._mark(task, 2), *self._records[task]], graph.name(task), self._peers(graph, task))
 
-    def _waiting(self, event: Arrival, peer: int | None, name: str) -> Thunk:
+    def _waiting(self, event: Arrival, peers: tuple[int, ...], name: str) -> Thunk:
         """A call that waits for a transfer."""
-        return partial(self.common.flight.until, event.arrived, peer, name) if self.common.polled else event.wait
+        return partial(self.common.flight.until, event.arrived, peers, name) if self.common.polled else event.wait
 
-    def _peer(self, graph: TaskGraph, transfer: int) -> int | None:
-        found: int | None = dict(graph.launches[transfer][0].constants).get("peer")
-        return found
+    def _peers(self, graph: TaskGraph, transfer: int) -> tuple[int, ...]:
+        """The other ranks that a transfer needs."""
+        if graph.kind[transfer] in COLLECTIVE:
+            return self.common.others
+        return (dict(graph.launches[transfer][0].constants)["peer"],)
 
     def _mark(self, task: int, *which: int) -> list[Thunk]:
         if not self.common.trace:

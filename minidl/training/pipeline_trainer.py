@@ -11,14 +11,16 @@ from typing import Any
 import numpy as np
 
 from ..graph import View
+from ..passes.messages import check_same_order
 from ..plans import Machine
 from ..pricing.cost import CostModel, Link
+from ..rank_grid import RankGrid
 from ..runtime.comm import Communicator
 from ..runtime.comm.flight import Patience
 from ..runtime.device import strides_of
 from ..runtime.executors import DistributedExecutor
 from ..runtime.version_log import VersionRead, drift, staleness
-from .trainer import Recorded, Trainer
+from .trainer import Recorded, Trainer, TrainingError, sha256_of
 
 SIZES = (8, 2**18)  #: bytes of the messages that a link is measured with
 REPEATS = 20
@@ -48,39 +50,49 @@ def _turn(communicator: Communicator, there: Callable[[], Iterator[None]], back:
     patience = Patience(communicator)
     for move in moves:
         for _ in move():
-            patience.wait(1 - communicator.rank, "the link's measurement")
+            patience.wait((1 - communicator.rank,), "the link's measurement")
     return (perf_counter() - begin) * 1e6
 
 
 class PipelineTrainer(Trainer):
     """One rank of a run. `cost` and `link` are those of rank 0 on every rank, so that all make the same plan.
 
-    Every rank has recorded the whole step and reads the whole batch; it holds and runs its own stages. Only the rank
-    with the last stage sees losses until `finish`. A stale policy is stale within a step, after which nothing is under
-    way.
+    Every rank has recorded the whole step and reads all of its replica's share of the batch (of the whole batch where
+    `recorded` has one rank); it holds and runs its own stages. Only a rank with the last stage sees losses until
+    `finish`. A stale policy is stale within a step, after which nothing is under way. `sums`: microseconds of an
+    all-reduce between replicas, each and per byte.
     """
 
     def __init__(self, recorded: Recorded, cost: CostModel, communicator: Communicator, link: Link, *,
-                 chunks: int | None = None, cap: float | None = None, trace: bool = False) -> None:
+                 sums: tuple[float, float] = (0.0, 0.0), chunks: int | None = None, cap: float | None = None,
+                 trace: bool = False) -> None:
         self.recorded, self.job, self.communicator = recorded, recorded.job, communicator
         self.cost = replace(cost, link=link)
-        machine = Machine(communicator.size, recorded.job.memory_limit, cap)
+        self.grid = RankGrid(communicator.size // recorded.ranks, recorded.ranks)
+        machine = Machine(self.grid.ranks, recorded.job.memory_limit, cap,
+                          lambda sizes: sums[0] + sums[1] * sum(sizes.values()), self.grid.replicas)
         plan = recorded.plan(self.cost, machine, chunks=chunks)
         self.run: DistributedExecutor = DistributedExecutor(  # type: ignore[assignment]
             *plan.with_messages, communicator, device=recorded.device, trace=trace,
             memory_limit=recorded.job.memory_limit, logged=plan.versions is not None)
         self.log: list[VersionRead] = []  #: of all ranks after `finish`, where the policy is stale
-        self.plan = replace(plan, peak_bytes=tuple(communicator.gather(self.run.peak_bytes)))
+        program = self.run.program
+        peaks, orders = zip(*communicator.gather((program.peak_bytes, program.collectives)), strict=True)
+        check_same_order(orders, self.grid)
+        self.plan = replace(plan, peak_bytes=peaks)
         self._start()
         held = {id(spec.live) for spec in self.run.program.graph.storages if spec.live is not None}
         self._mine = [i for i, spec in enumerate(recorded.graph.storages) if spec.live is not None
                       and id(spec.live) in held]
 
     def share(self) -> None:
-        """Brings the parameters and states of all stages to every rank. All ranks call it together."""
+        """Brings the parameters and states of all stages to every rank, those of the first replica: others may have
+        other running statistics, of their own shares. All ranks call it together."""
         self.settle()
         device = self.recorded.device
-        for states in self.communicator.gather({i: np.array(device.read(self._array(i))) for i in self._mine}):
+        first = self.grid.place(self.communicator.rank)[0] == 0
+        mine = {i: np.array(device.read(self._array(i))) for i in self._mine} if first else {}
+        for states in self.communicator.gather(mine):
             for i in states.keys() - {*self._mine}:
                 device.write(self._array(i), states[i])
 
@@ -89,13 +101,27 @@ class PipelineTrainer(Trainer):
         return self.recorded.device.array(spec.live.data, View(0, spec.shape, strides_of(spec.shape), 0, spec.dtype))
 
     def finish(self) -> None:
-        """Ends the run; every rank then has the losses and the whole model."""
+        """Ends the run; every rank then has the losses, which are means over replicas, and the whole model. Raises
+        TrainingError as `collect` does, and where replicas have different parameters."""
         self.collect()
+        self._check_replicas()
         self.share()
         self.run.close()
-        self.losses = next(losses for losses in self.communicator.gather(self.losses) if losses)
+        shares = [losses for losses in self.communicator.gather(self.losses) if losses]
+        self.losses = np.mean(shares, axis=0).tolist()
         if self.run.log is not None:
             self.log = [entry for entries in self.communicator.gather(self.run.log.entries) for entry in entries]
+
+    def _check_replicas(self) -> None:
+        """Raises TrainingError where ranks that hold the same stages hold different parameters."""
+        mine = {id(self.recorded.graph.storages[i].live) for i in self._mine}
+        digests = self.communicator.gather(
+            sha256_of(p for _, p in self.recorded.model.named_parameters() if id(p.storage) in mine))
+        for rank, digest in enumerate(digests):
+            first = self.grid.group(rank)[0]
+            if digest != digests[first]:
+                raise TrainingError(f"rank {rank} has other parameters than rank {first}, which holds the same stages, "
+                                    f"after {len(self.seconds)} steps")
 
     def staleness(self) -> dict[str, Any]:
         """Updates between reading weights and changing them: mean and most of all forwards, and of

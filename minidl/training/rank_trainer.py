@@ -112,13 +112,13 @@ def measure_link(communicator: Communicator, device: Any = None, sizes: tuple[in
     The smallest gives the first, the difference of the others the second, so that a link's burst does not count.
     """
     device = device or devices.cpu()
-    hand, flight, took = handover(device, communicator), Flight(communicator), []
+    hand, flight, took = handover(device), Flight(communicator), []
     for size in sizes:
         count = max(size // 4, communicator.size)
         memory = device.allocate(4 * count)
         array = device.array(memory, View(0, (count,), (1,), 0, "float32"))
         device.write(array, np.zeros(count, np.float32))
-        transfer = communicator.bind(Kind.A, hand.place([array], ()), 0)
+        transfer = communicator.bind(Kind.A, hand.place(communicator, [array], ()), 0)
         times = []
         for _ in range(repeats):
             communicator.gather(None)

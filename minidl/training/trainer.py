@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,6 +15,7 @@ from .. import data, models, nn, ops, optim, schedulers
 from ..autograd import precision, random
 from ..autograd.recording import record
 from ..autograd.tape import Tape, micro_batch, no_grad, settle, unsettled, use
+from ..autograd.tensor import Parameter
 from ..graph import TaskGraph
 from ..nn.module import shown
 from ..passes import fusion
@@ -292,8 +293,13 @@ class Trainer:
 
 def params_sha256(model: nn.Module) -> str:
     """Of every parameter once, in state-dict order, little-endian."""
+    return sha256_of(p for _, p in model.named_parameters())
+
+
+def sha256_of(parameters: Iterable[Parameter]) -> str:
+    """Of these parameters in their order, little-endian."""
     digest = hashlib.sha256()
-    for _, p in model.named_parameters():
+    for p in parameters:
         array = np.ascontiguousarray(shown(p))
         digest.update(array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes())
     return digest.hexdigest()

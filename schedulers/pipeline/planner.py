@@ -20,6 +20,7 @@ from .placement import PipelineError, Placement
 from .policies import Policy, place, policy, title
 from .problem import Problem, check_numbers, costs
 from .proof import CapError, prove
+from .replicas import add_all_reduces
 from .stages import fused_in, stage_graph
 from .versions import updates, versions_of, with_updates, with_versions
 
@@ -55,14 +56,22 @@ def plan(policy_or_name: str | Policy, ranks: int, micro_batches: int, cost: Cos
 
 
 def plan_network(graph: TaskGraph, policy_or_name: str | Policy, cost: CostModel, machine: Machine, *,
-                 chunks: int | None = None, stage_of_unit: Ints | None = None, **options: Any) -> Plan:
+                 chunks: int | None = None, stage_of_unit: Ints | None = None, all_reduces: str | None = None,
+                 part_bytes: int | None = None, **options: Any) -> Plan:
     """A policy's plan for a recorded step, not proved yet. The plan's `cost` has the times of its tasks.
 
     The step's micro-batches are those it was recorded with. Stages are balanced by `cost`, or given. Updates and what
-    else the graph has come last on the rank of their stage. Raises PipelineError where the network cannot be cut so.
+    else the graph has come last on the rank of their stage. With replicas, each stage's gradients are summed over them
+    before its update: `all_reduces` (in which order) and `part_bytes` as of `add_all_reduces`. Raises PipelineError
+    where the network cannot be cut so.
     """
     chosen, name = policy(policy_or_name), title(policy_or_name)
     placement, cap = place(chosen, machine.ranks, chunks), machine.activation_cap
+    if machine.replicas == 1 and (all_reduces, part_bytes) != (None, None):
+        raise PipelineError(f"{name}: all_reduces and part_bytes are for several replicas of a pipeline; there is one")
+    if machine.replicas > 1 and chosen.versions is not None:
+        raise PipelineError(f"{name} updates several times in a step, but replicas sum their gradients once, at its "
+                            f"end; plan it for one replica")
     if chosen.builds:
         raise PipelineError(f"{name} makes tasks that are parts of layers, and no run does yet; "
                             f"`minidl simulate` prices it")
@@ -90,7 +99,10 @@ def plan_network(graph: TaskGraph, policy_or_name: str | Policy, cost: CostModel
         ordered = with_updates(merged, schedule, placement)
         versions = versions_of(schedule, versions, ordered)
         merged = with_versions(merged, ordered, versions)
-    return Plan(name, merged, ordered, stages.cost(merged, cost), machine.ranks, machine.memory_limit, options | notes,
+    cost = stages.cost(merged, cost)
+    if machine.replicas > 1:
+        merged, ordered, cost = add_all_reduces(merged, ordered, cost, machine, all_reduces or "fifo", part_bytes)
+    return Plan(name, merged, ordered, cost, machine.ranks * machine.replicas, machine.memory_limit, options | notes,
                 placement=placement, micro_batches=micro_batches, cap=cap, kept=options.get("kept", 1.0),
                 versions=versions)
 
@@ -148,7 +160,7 @@ def of_network(name: str) -> Callable[..., Plan]:
         return plan_network(graph, name, cost, machine, **options)
 
     mine = [p for p in signature(plan_network, eval_str=True).parameters.values()
-            if p.name in ("graph", "cost", "machine", "chunks", "stage_of_unit")]
+            if p.kind != p.VAR_KEYWORD and p.name != "policy_or_name"]
     own = [p.replace(kind=p.KEYWORD_ONLY) for p in policy(name).options.values()]
     function.__signature__ = Signature([*mine, *own])  # type: ignore[attr-defined]
     return function

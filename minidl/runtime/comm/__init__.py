@@ -57,16 +57,18 @@ class Standstill(RankError):
 
 @dataclass(frozen=True)
 class Wait:
-    """A rank waits for the transfer `what` from or to rank `peer` (None: all others). `since`: when the wait began;
-    `looked`: when it was last found to go on (both `time.monotonic`)."""
+    """A rank waits for the transfer `what` from or to the ranks `peers` (none: all others). `since`: when the wait
+    began; `looked`: when it was last found to go on (both `time.monotonic`)."""
 
-    peer: int | None
+    peers: tuple[int, ...]
     what: str
     since: float
     looked: float
 
     def of(self, rank: int) -> str:
-        return f"rank {rank} waits for {'all others' if self.peer is None else f'rank {self.peer}'} ({self.what})"
+        several = "s" if len(self.peers) > 1 else ""
+        whom = f"rank{several} {' and '.join(map(str, self.peers))}" if self.peers else "all others"
+        return f"rank {rank} waits for {whom} ({self.what})"
 
     def lasts(self, seconds: float) -> bool:
         """Whether the wait has lasted longer than this and was found to go on within this time. Otherwise it may be
@@ -76,10 +78,13 @@ class Wait:
 
 
 class Communicator:
-    """One rank among `size`. Each transport implements `_exchange`, `_collect`, `_share`, `check` and `fail`.
+    """One rank among `size`. Each transport implements `_exchange`, `_collect`, `_share`, `_split`, `check` and `fail`.
 
     `deterministic=False` lets the transport sum in any order, so the last bits may differ.
     """
+
+    def __init__(self) -> None:
+        self._groups: dict[tuple[int, ...], Communicator] = {}
 
     rank: int
     size: int
@@ -115,6 +120,10 @@ class Communicator:
 
     def _receive(self, array: Any, peer: int, number: int) -> Transfer:
         """A transfer that fills an array with the message of that number from another rank."""
+        raise NotImplementedError
+
+    def _split(self, ranks: tuple[int, ...]) -> Communicator:
+        """These of the ranks as a communicator; as `group`, but made anew."""
         raise NotImplementedError
 
     def publish(self, wait: Wait | None) -> None:
@@ -181,6 +190,15 @@ class Communicator:
 
         return run
 
+    def group(self, ranks: tuple[int, ...]) -> Communicator:
+        """A communicator of these ranks alone, numbered in their order: for sums, and `gather`. Failures are still
+        those of all ranks. All ranks call it together, each with the group that it is in."""
+        if len(ranks) == self.size:
+            return self
+        if ranks not in self._groups:
+            self._groups[ranks] = self._split(ranks)
+        return self._groups[ranks]
+
     def gather(self, value: Any) -> list[Any]:
         """The values of all ranks, in rank order; also a barrier. Raises RankError where another rank fails."""
         from .flight import Patience
@@ -216,9 +234,9 @@ class Communicator:
             return
         waits, way = {**self._waits(), self.rank: wait}, [self.rank]
         while (at := way[-1]) in waits:
-            peer = waits[at].peer
-            if peer is None:  # another rank that is at work, if there is one
-                peer = next((r for r in range(self.size) if r not in waits), self.rank)
+            peers = waits[at].peers or [r for r in range(self.size) if r != at]
+            # another rank that is at work, if there is one
+            peer = next((r for r in peers if r not in waits), self.rank if self.rank in peers else peers[0])
             if peer in way:
                 raise Standstill(peer, f"the ranks wait for each other: {'; '.join(waits[r].of(r) for r in way)}")
             way.append(peer)

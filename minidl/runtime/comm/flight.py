@@ -44,14 +44,14 @@ class Patience:
             self._communicator.publish(None)
             self._told = False
 
-    def wait(self, peer: int | None = None, what: str = "") -> None:
-        """Naps once while this rank waits for the transfer `what` from or to a peer. Raises RankError where another
-        rank failed, and, if `what` is given, where the wait has become useless."""
+    def wait(self, peers: tuple[int, ...] = (), what: str = "") -> None:
+        """Naps once while this rank waits for the transfer `what` from or to these ranks (none: all others). Raises
+        RankError where another rank failed, and, if `what` is given, where the wait has become useless."""
         self._turns += 1
         time.sleep(min(2e-6 * self._turns, 2e-4))
         if time.monotonic() > self._next_check:
             self._communicator.check()
-            self._communicator.publish(wait := Wait(peer, what or "to meet", self._since, time.monotonic()))
+            self._communicator.publish(wait := Wait(peers, what or "to meet", self._since, time.monotonic()))
             self._told = True
             if what:
                 self._communicator.await_longer(wait)
@@ -63,7 +63,7 @@ class Entry:
     """One transfer of a lane. It starts when all of `awaits` have returned True (each is called until it does, then not
     again), after the calls `begin`; the calls `done` follow when it and all transfers before it on its lane have ended.
     Only one transfer per `slot` is in flight at a time; messages have no slot, since they have numbers, and do not
-    count toward the credit. `name` and `peer` (None: all others) are for messages about a transfer that does not
+    count toward the credit. `name` and `peers` (none: all others) are for messages about a transfer that does not
     end."""
 
     task: int
@@ -74,7 +74,7 @@ class Entry:
     begin: Sequence[Callable[[], Any]] = ()
     done: Sequence[Callable[[], Any]] = ()
     name: str = "a transfer"
-    peer: int | None = None
+    peers: tuple[int, ...] = ()
 
 
 class Flight:
@@ -134,14 +134,14 @@ class Flight:
             elif not self.look() and not self._flight:
                 self._woken.wait()
 
-    def until(self, arrived: Callable[[], bool], peer: int | None, name: str) -> None:
-        """Polls the lanes until the transfer `name` from or to a peer has arrived."""
+    def until(self, arrived: Callable[[], bool], peers: tuple[int, ...], name: str) -> None:
+        """Polls the lanes until the transfer `name` from or to these ranks has arrived."""
         if arrived():
             return
         self._patience.reset()
         while not arrived():
             if not any(self.look() for _ in range(BURST)):
-                self._patience.wait(peer, name)
+                self._patience.wait(peers, name)
         self._patience.reset()
 
     def submit(self, entry: Entry) -> None:
@@ -194,7 +194,7 @@ class Flight:
     def _wait(self) -> None:
         """Waits a moment for the oldest transfer in flight."""
         _, entry = next(iter(self._flight.values()))
-        self._patience.wait(entry.peer, entry.name)
+        self._patience.wait(entry.peers, entry.name)
 
     def _advance(self) -> bool:
         """Polls every transfer once. Returns whether one has ended."""

@@ -19,9 +19,6 @@ from .places import Host, OnDevice, Staged
 class Direct:
     """For the CPU: a call that has returned is done."""
 
-    def __init__(self, communicator: Communicator) -> None:
-        self.communicator = communicator
-
     def use(self) -> None:
         """A thread calls this before it works for the device."""
 
@@ -30,17 +27,17 @@ class Direct:
         CUDA."""
         return []
 
-    def place(self, arrays: Sequence[Any], after: Iterable[int], sums: bool = True) -> Host:
-        """The memory in which these arrays are summed, or from or to which they travel, once the tasks `after` are
-        ready."""
-        return Host(self.communicator, arrays, sums)
+    def place(self, communicator: Communicator, arrays: Sequence[Any], after: Iterable[int],
+              sums: bool = True) -> Host:
+        """The memory in which these arrays are summed over the ranks of a communicator, or from or to which they
+        travel, once the tasks `after` are ready."""
+        return Host(communicator, arrays, sums)
 
 
 class ByEvents(Direct):
     """For a CUDA device. Gradients go through pinned host memory, unless the transport can read the device."""
 
-    def __init__(self, communicator: Communicator, device: Any) -> None:
-        super().__init__(communicator)
+    def __init__(self, device: Any) -> None:
         self.device, self.driver = device, device.driver
         self._ready: dict[int, Any] = defaultdict(self.driver.event)
         self._streams = (self.driver.stream(), self.driver.stream())
@@ -51,13 +48,13 @@ class ByEvents(Direct):
     def ready(self, task: int, stream: Any) -> list[Thunk]:
         return [self.driver.record(self._ready[task], stream)]
 
-    def place(self, arrays: Sequence[Any], after: Iterable[int], sums: bool = True) -> Host:
+    def place(self, communicator: Communicator, arrays: Sequence[Any], after: Iterable[int],
+              sums: bool = True) -> Host:
         events = [self._ready[task] for task in after]
-        if self.communicator.on_device:
-            return OnDevice(self.communicator, arrays, self.device,
-                            self.communicator.stream or self._streams[0], events, sums)
-        return Staged(self.communicator, arrays, self.device, self._streams, events, sums)
+        if communicator.on_device:
+            return OnDevice(communicator, arrays, self.device, communicator.stream or self._streams[0], events, sums)
+        return Staged(communicator, arrays, self.device, self._streams, events, sums)
 
 
-def handover(device: Any, communicator: Communicator) -> Direct:
-    return Direct(communicator) if isinstance(device, CPU) else ByEvents(communicator, device)
+def handover(device: Any) -> Direct:
+    return Direct() if isinstance(device, CPU) else ByEvents(device)

@@ -24,8 +24,7 @@ class _Message:
 class _Board:
     """Values that ranks leave for each other, by round."""
 
-    def __init__(self, size: int) -> None:
-        self.size = size
+    def __init__(self) -> None:
         self.lock = threading.Lock()
         self.rounds: dict[Any, dict[int, Any]] = {}
         self.seen: Counter[Any] = Counter()
@@ -38,39 +37,45 @@ class _Board:
         with self.lock:
             self.rounds.setdefault(key, {})[rank] = value
 
-    def take(self, key: Any) -> list[Any] | None:
-        """The values of all ranks, or None until all have arrived; the last rank to take them clears the round."""
+    def take(self, key: Any, ranks: Sequence[int]) -> list[Any] | None:
+        """The values of these ranks, or None until all have arrived; the last rank to take them clears the round."""
         with self.lock:
             values = self.rounds.get(key, {})
-            if len(values) < self.size:
+            if len(values) < len(ranks):
                 return None
             self.seen[key] += 1
-            if self.seen[key] == self.size:
+            if self.seen[key] == len(ranks):
                 del self.rounds[key], self.seen[key]
-            return [values[r] for r in range(self.size)]
+            return [values[r] for r in ranks]
 
 
 class LoopBack(Communicator):
-    """One of several ranks in this process; `run_ranks` makes them."""
+    """One of several ranks in this process; `run_ranks` makes them. `members`: their numbers in the process, of which
+    this one's is at `rank`."""
 
     own_process = False
 
-    def __init__(self, rank: int, board: _Board) -> None:
+    def __init__(self, rank: int, members: tuple[int, ...], board: _Board) -> None:
+        super().__init__()
         self.rank = self.local_rank = rank
-        self.size, self._board = board.size, board
+        self.size, self._members, self._board = len(members), members, board
+        self._me = members[rank]
         self._round: Counter[Any] = Counter()
         self._received: Counter[tuple[int, int]] = Counter()  # receives started, by rank and number
 
     @classmethod
     def ranks(cls, size: int) -> list[LoopBack]:
-        board = _Board(size)
-        return [cls(rank, board) for rank in range(size)]
+        board, members = _Board(), tuple(range(size))
+        return [cls(rank, members, board) for rank in members]
+
+    def _split(self, ranks: tuple[int, ...]) -> LoopBack:
+        return type(self)(ranks.index(self.rank), tuple(self._members[r] for r in ranks), self._board)
 
     def _all(self, channel: Any, value: Any) -> Iterator[list[Any] | None]:
-        key = (channel, self._round[channel])
+        key = (channel, self._members, self._round[channel])
         self._round[channel] += 1
-        self._board.post(key, self.rank, value)
-        while (values := self._board.take(key)) is None:
+        self._board.post(key, self._me, value)
+        while (values := self._board.take(key, self._members)) is None:
             yield None
         yield values
 
@@ -103,7 +108,7 @@ class LoopBack(Communicator):
         def run() -> Iterator[None]:
             message = _Message(array)
             with self._board.lock:
-                self._board.sent[self.rank, peer, number].append(message)
+                self._board.sent[self._me, self._members[peer], number].append(message)
             while not message.taken:  # a rendezvous, as with large messages over MPI
                 yield
 
@@ -113,7 +118,7 @@ class LoopBack(Communicator):
         def run() -> Iterator[None]:
             place = self._received[peer, number]  # receives get messages in the order in which they were started
             self._received[peer, number] += 1
-            sent = self._board.sent[peer, self.rank, number]
+            sent = self._board.sent[self._members[peer], self._me, number]
             while len(sent) <= place:
                 yield
             np.copyto(array, sent[place].array)
@@ -126,23 +131,23 @@ class LoopBack(Communicator):
 
     def publish(self, wait: Wait | None) -> None:
         if wait is None:
-            self._board.waits.pop(self.rank, None)
+            self._board.waits.pop(self._me, None)
         else:
-            self._board.waits[self.rank] = wait
+            self._board.waits[self._me] = wait
 
     def _waits(self) -> dict[int, Wait]:
         return {rank: wait for rank, wait in self._board.waits.copy().items() if wait.lasts(self.wait_seconds / 2)}
 
     def check(self) -> None:
         failed = self._board.failed
-        if failed is not None and failed[0] != self.rank:
+        if failed is not None and failed[0] != self._me:
             raise RankError(*failed)
 
     def fail(self, error: BaseException) -> bool:
         with self._board.lock:
             first = self._board.failed is None and (not isinstance(error, RankError) or error.own)
             if first:
-                self._board.failed = self.rank, f"{type(error).__name__}: {error}"
+                self._board.failed = self._me, f"{type(error).__name__}: {error}"
             return first
 
 

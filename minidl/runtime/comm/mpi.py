@@ -66,6 +66,7 @@ class MPI(Communicator):
     """This process's rank under mpiexec; a single rank without mpiexec. Raises MPIError where MPI cannot be used."""
 
     def __init__(self, *, deterministic: bool = True) -> None:
+        super().__init__()
         start, self.wait_seconds, self.silent_seconds = (_seconds("MINIDL_MPI_START_SECONDS", START_SECONDS),
                                                          _seconds("MINIDL_MPI_WAIT_SECONDS", WAIT_SECONDS),
                                                          _seconds("MINIDL_MPI_SILENT_SECONDS", SILENT_SECONDS))
@@ -84,15 +85,26 @@ class MPI(Communicator):
             self._requests: list[Any] = []
             self._tags = int(mpi.COMM_WORLD.Get_attr(mpi.TAG_UB) or 32767)  # the least that MPI guarantees
             control = mpi.COMM_WORLD.Dup()
-            self._slots = [mpi.COMM_WORLD.Dup() for _ in range(SLOTS)]
-            self._sharing, self._pairs = mpi.COMM_WORLD.Dup(), mpi.COMM_WORLD.Dup()
+            self._among(mpi.COMM_WORLD)
             machine = control.Split_type(mpi.COMM_TYPE_SHARED)
-        self.rank, self.size, self.local_rank = control.Get_rank(), control.Get_size(), machine.Get_rank()
+        self.local_rank = machine.Get_rank()
         machine.Free()
         self.library: str = mpi.Get_library_version().splitlines()[0].strip()  #: its own name and version
         self._watch = Watch(mpi, control, self.silent_seconds, self.wait_seconds / 2) if self.size > 1 else None
         if self._watch is not None:
             atexit.register(self._watch.close)  # before mpi4py ends MPI
+
+    def _among(self, ranks: Any) -> None:
+        """Makes this the communicator of these ranks (MPI's). What is for one purpose has a communicator of its own."""
+        self.rank, self.size = ranks.Get_rank(), ranks.Get_size()
+        self._slots = [ranks.Dup() for _ in range(SLOTS)]
+        self._sharing, self._pairs = ranks.Dup(), ranks.Dup()
+
+    def _split(self, ranks: tuple[int, ...]) -> MPI:
+        made = copy.copy(self)
+        made._groups = {}
+        made._among(self._sharing.Split(ranks[0], ranks.index(self.rank)))
+        return made
 
     def for_devices(self) -> MPI:
         """The same rank for memory of CUDA devices. Raises MPIError for an MPI that was not built for it."""
@@ -101,7 +113,7 @@ class MPI(Communicator):
             raise MPIError(f"this MPI ({self.library}) cannot read the memory of CUDA devices, only "
                            f"{kinds}; use --transport staged")
         made = copy.copy(self)
-        made.on_device = True
+        made._groups, made.on_device = {}, True
         return made
 
     def _done(self, request: Any) -> Iterator[None]:

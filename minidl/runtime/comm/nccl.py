@@ -35,6 +35,8 @@ class NCCL(Communicator):
     on_device = True
 
     def __init__(self, control: Communicator, device: Any, *, deterministic: bool = True) -> None:
+        super().__init__()
+        self._control, self._device = control, device
         self.rank, self.size, self.local_rank = control.rank, control.size, control.local_rank
         self.deterministic, self.own_process = deterministic, control.own_process
         self._share, self.check, self.fail = control._share, control.check, control.fail  # type: ignore[method-assign]
@@ -56,6 +58,9 @@ class NCCL(Communicator):
         # a higher priority than the main stream: a transfer needs a few blocks on every rank at the same time, so one
         # that starts late holds up all ranks, and one that starts at once takes little from the chain
         self.stream = device.driver.stream(-1)
+
+    def _split(self, ranks: tuple[int, ...]) -> NCCL:
+        return NCCL(self._control.group(ranks), self._device, deterministic=self.deterministic)
 
     def _name(self) -> bytes | str:
         """The id by which the ranks find each other, or an error text."""
