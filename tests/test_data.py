@@ -302,7 +302,7 @@ def test_pydoc():
     assert b"statement" in text
     assert 3 * len(rest) < len(text) < 5 * len(rest)
     refused("pydoc", "with 100 classes", act=lambda: data.load("pydoc", batch_size=8, classes=100))
-    refused("hold no window", act=lambda: data.load("pydoc", batch_size=8, sequence_length=10**6))
+    refused("too few for a window", act=lambda: data.load("pydoc", batch_size=8, sequence_length=10**6))
     refused("image_size", act=lambda: data.load("pydoc", batch_size=8, image_size=4))
 
 
@@ -343,7 +343,7 @@ def test_what_stands_in_for_missing_files(tmp_path, name, looked, shape, used, c
 def test_nothing_stands_in_for_a_path(tmp_path, name):
     refused(str(tmp_path / name), "no such", act=lambda: data.load(tmp_path / name, batch_size=4))
     refused(str(tmp_path / name), "no such", act=lambda: data.load(str(tmp_path / name), batch_size=4, root=tmp_path))
-    refused(str(tmp_path / name), "no such folder", act=lambda: data.load("mnist", batch_size=4, root=tmp_path / name))
+    refused(str(tmp_path / name), "does not exist", act=lambda: data.load("mnist", batch_size=4, root=tmp_path / name))
 
 
 def test_statistics_are_those_of_the_whole_whatever_the_pieces(monkeypatch):

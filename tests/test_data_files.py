@@ -270,9 +270,9 @@ HOSTILE = {
 
 CULPRITS = {"eval": "builtins.eval", "nested name": "numpy.ndarray.dumps", "numpy's own loader": "numpy.load",
             "instance": "INST", "object": "os.system", "new object": "NEWOBJ", "persistent": "BINPERSID",
-            "extension": "EXT1", "object array": "'O8'", "call of a value": "a str in a place",
-            "build on a dict": "damaged", "takes below a mark": "more values than it holds", "huge shape": "but has 1",
-            "deep key": "a tuple in a place", "amplified": "makes bytes", "many opcodes": "more than 200",
+            "extension": "EXT1", "object array": "'O8'", "call of a value": "a str in a wrong place",
+            "build on a dict": "damaged", "takes below a mark": "more values than it has", "huge shape": "but has 1",
+            "deep key": "a tuple in a wrong place", "amplified": "makes bytes", "many opcodes": "more than 200",
             "huge bytes": "bytes8", "huge bytearray": "bytearray8"}  # fmt: skip
 
 
@@ -458,7 +458,7 @@ def test_a_small_npz_that_unpacks_to_much_is_refused_before_it_does(tmp_path):
     path = tmp_path / "x.npz"
     np.savez_compressed(path, x=np.zeros((4000, 100, 100)), y=np.zeros(4000, np.int64))  # 320 MB
     assert path.stat().st_size < 400_000
-    bounded(lambda: refused("x.npz", "packed as no images are", act=lambda: data.load(path, batch_size=2)), 4 << 20)
+    bounded(lambda: refused("x.npz", "more than images can be", act=lambda: data.load(path, batch_size=2)), 4 << 20)
     np.savez_compressed(path, x=np.zeros((400, 10, 10)), y=np.zeros(400, np.int64))  # few bytes: packed as it may be
     assert data.load(path, batch_size=2).dataset.samples == 320
 
@@ -469,16 +469,16 @@ def test_an_npz_of_more_than_is_read_is_refused_before_it_is(tmp_path, monkeypat
     np.savez(path, x=x, y=np.zeros(2000, np.int64))
     bounded(lambda: data.load(path, batch_size=2), 2 * x.nbytes + formats.SPARE // 4)
     monkeypatch.setattr(formats, "LARGEST", 5_000_000)
-    bounded(lambda: refused("x.npz", "GiB are read", act=lambda: data.load(path, batch_size=2)), 1 << 20)
+    bounded(lambda: refused("x.npz", "is 4 GiB", act=lambda: data.load(path, batch_size=2)), 1 << 20)
     np.savez(path, x_train=x[:900], y_train=np.zeros(900, np.uint8), x_test=x[900:], y_test=np.zeros(1100, np.uint8))
     data.load(path, batch_size=2)  # only what is asked for counts
-    bounded(lambda: refused("x.npz", "GiB are read", act=lambda: data.load(path, batch_size=2, split="test")), 1 << 20)
+    bounded(lambda: refused("x.npz", "is 4 GiB", act=lambda: data.load(path, batch_size=2, split="test")), 1 << 20)
 
 
 def test_an_idx_that_unpacks_to_much_is_refused_before_it_does(tmp_path):
     path = tmp_path / "images-idx3-ubyte.gz"
     path.write_bytes(gzip.compress(idx(np.zeros((30_000, 32, 32), np.uint8))))
-    bounded(lambda: refused(path.name, "packed as no images are", act=lambda: formats.read_idx(path)), 1 << 20)
+    bounded(lambda: refused(path.name, "more than images can be", act=lambda: formats.read_idx(path)), 1 << 20)
 
 
 def test_an_npz_with_a_large_index_is_refused(tmp_path):
@@ -496,7 +496,7 @@ def test_npz_that_is_none(tmp_path):
     (tmp_path / "d.txt").write_text("hello")
     refused("d.txt", ".npz", act=lambda: data.load(tmp_path / "d.txt", batch_size=2))
     (tmp_path / "e").mkdir()
-    refused("holds none", act=lambda: data.load(tmp_path / "e", batch_size=2))
+    refused("has none of the files", act=lambda: data.load(tmp_path / "e", batch_size=2))
 
 
 def test_npz_in_a_compression_that_numpy_does_not_write(tmp_path):

@@ -165,7 +165,7 @@ def test_two_timelines_share_a_scale():
     svg = timeline_svg(one(30000, "us", True), beside=one(15, "ms", False))
     assert ">predicted: makespan 30 ms<" in svg
     assert ">measured: makespan 15 ms<" in svg
-    with pytest.raises(ValueError, match="cannot put times"):
+    with pytest.raises(ValueError, match="cannot compare times"):
         timeline_svg(one(1, "us", True), beside=one(1, "", False))
 
 

@@ -126,7 +126,7 @@ def test_a_flag_without_effect_is_one_line_and_nothing_is_done(capsys: Any, tmp_
     (["plan", *SMALL, "--scheduler", "multi_stream", "--scheduler-arg", "streams=2.5"], "streams"),
     (["plan", *SMALL, "--scheduler", "multi_stream", "--scheduler-arg", "streams=many"], "streams"),
     (["train", *SMALL, "--data", "nothere.npz"], "no such file"),
-    (["train", *SMALL, "--data", "mnist", "--root", "nothere"], "no such folder"),
+    (["train", *SMALL, "--data", "mnist", "--root", "nothere"], "the folder for data does not exist"),
 ])
 def test_numbers_that_make_no_sense_are_one_line(capsys: Any, argv: list[str], says: str) -> None:
     code, out, err = run(capsys, *argv)

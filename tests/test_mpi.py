@@ -214,7 +214,7 @@ def test_ranks_that_were_not_started_alike_end_at_once(flags, says):
 
 
 def test_a_batch_that_does_not_divide():
-    assert "63 rows cannot be shared equally by 2 ranks" in one_line(run(2,
+    assert "63 rows cannot be divided equally among 2 ranks" in one_line(run(2,
                                                                          *parallel("priority", "--batch-size", "63")))
 
 

@@ -241,7 +241,7 @@ def test_compare():
 
 def test_units_that_cannot_be_compared():
     own = replace(EXAMPLE, unit="")
-    with pytest.raises(ValueError, match="cannot put times in units of their own beside times in us"):
+    with pytest.raises(ValueError, match="cannot compare times in an unknown unit with times in us"):
         compare(own, EXAMPLE)
     assert EXAMPLE.in_unit("s").makespan == pytest.approx(1e-5)
     assert "makespan 10.00," in own.report()

@@ -164,8 +164,8 @@ def test_conv2d_calls_allocate_nothing(groups: int, each: int) -> None:
     ((2, 5, 5, 2), (3, 3, 3, 2), {"stride": 0}, "stride is 0"),
     ((2, 5, 5, 2), (3, 3, 3, 2), {"padding": (1, -1)}, "padding is"),
     ((2, 5, 5, 2), (3, 3, 3, 2), {"bias": (2,)}, "bias"),
-    ((2, 5, 5, 2), (0, 3, 3, 2), {}, "a weight without elements"),
-    ((2, 5, 5, 0), (3, 1, 1, 0), {}, "a weight without elements"),
+    ((2, 5, 5, 2), (0, 3, 3, 2), {}, "has no elements"),
+    ((2, 5, 5, 0), (3, 1, 1, 0), {}, "has no elements"),
 ])
 def test_conv2d_errors(x: Any, w: Any, arguments: dict[str, Any], message: str) -> None:
     bias = arguments.pop("bias", None)
@@ -324,7 +324,7 @@ def test_batch_norm_errors() -> None:
         nn.BatchNorm2d(3)(np.ones((2, 2, 2, 4), "f"))
     with pytest.raises(ValueError, match="needs 4 axes"):
         nn.BatchNorm2d(3)(np.ones((2, 3), "f"))
-    with pytest.raises(ValueError, match=r"no channels in shape \(3, 0\)"):
+    with pytest.raises(ValueError, match=r"shape \(3, 0\) has no channels"):
         ops.batch_norm(*(ml.array(np.ones(s)) for s in ((3, 0), (0,), (0,))),
                        [ml.array(v) for v in statistics(0)], training=False)
 

@@ -1,7 +1,7 @@
 """Data as NumPy batches: embedded, generated, or from local files. Nothing is ever downloaded.
 
-It knows nothing of tensors, devices, models or schedules. Every number is fixed by the data's name, the seed and the
-place in the order, never by how many ranks share a batch.
+It knows nothing of tensors, devices, models or schedules. Every number depends only on the data's name, the seed and
+the position in the order, never on how many ranks share a batch.
 """
 
 from .catalogue import NAMES, digits, load

@@ -1,6 +1,6 @@
-"""Data that need no file of the user's: the embedded digits, generated images and tokens, and Python's own manual.
+"""Data that need no files: the embedded digits, generated images and tokens, and Python's own manual.
 
-All are deterministic; the manual's text is that of the running Python, so its bytes differ between Python versions.
+All are deterministic. The manual is that of the running Python, so its bytes differ between Python versions.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from ..autograd.random import generator
 from .dataset import Array, DataError, Dataset, Images, adapt, check_labels, statistics
 from .formats import fifth
 
-MEANS, NOISE, DRAW, FOLLOWERS, TOKENS = range(5)  #: what is drawn for synthetic data, each also keyed by its split
-SAMPLES = {"train": 4096, "test": 1024}  #: of synthetic data
-NOISES = 251  #: different noise images, which samples draw from: no image set is ever held as a whole
+MEANS, NOISE, DRAW, FOLLOWERS, TOKENS = range(5)  #: purposes of the random numbers of synthetic data
+SAMPLES = {"train": 4096, "test": 1024}  #: how many samples synthetic data have
+NOISES = 251  #: how many noise images samples draw from, so that the whole set is never in memory
 
 
 @functools.cache
@@ -30,8 +30,8 @@ def _digits() -> tuple[Array, Array]:
 
 
 def digits(split: str, classes: int | None) -> Images:
-    """1,797 handwritten digits, 8x8x1, pixels 0..16; `fifth` says which 359 are the test part.
-    Origin: README.md here."""
+    """1,797 handwritten digits, 8x8x1, pixels 0..16; `fifth` chooses the 359 of the test part. Their origin is in
+    README.md in this folder."""
     x, y = _digits()
     check_labels(y, classes or 10, "digits")
     rows = fifth(len(x), split)
@@ -39,8 +39,8 @@ def digits(split: str, classes: int | None) -> Images:
 
 
 def images(split: str, image_size: int, channels: int, classes: int, seed: int, dtype: str) -> Dataset:
-    """Learnable images: sample i is of class i mod `classes`, the smooth random mean image of its class plus one of
-    `NOISES` images of unit noise. Train and test share the means and have noise of their own."""
+    """Learnable images: sample i has class i mod `classes` and is the smooth random mean image of its class plus one of
+    `NOISES` images of unit noise. Train and test share the means; their noise differs."""
     part = list(SAMPLES).index(split)
     coarse = generator("synthetic", MEANS, 0, seed=seed).standard_normal((classes, 4, 4, channels), np.float32)
     means = adapt(coarse, image_size, None)
@@ -58,7 +58,7 @@ def images(split: str, image_size: int, channels: int, classes: int, seed: int, 
 
 
 def tokens(split: str, length: int, vocabulary: int, seed: int) -> Dataset:
-    """Learnable tokens: nine times in ten the next token is the one that a random permutation gives, else any."""
+    """Learnable tokens: nine times out of ten a random permutation gives the next token, else it is drawn uniformly."""
     follower = generator("synthetic", FOLLOWERS, 0, seed=seed).permutation(vocabulary)
     count = SAMPLES[split] * 16 + length
     drawn = generator("synthetic", TOKENS, list(SAMPLES).index(split), seed=seed)
@@ -74,7 +74,7 @@ def pydoc(split: str, length: int, classes: int | None) -> Dataset:
     try:
         topics = importlib.import_module("pydoc_data.topics").topics
     except ImportError as error:
-        raise DataError("pydoc: this Python comes without pydoc_data.topics; use synthetic or a path") from error
+        raise DataError("pydoc: this Python lacks pydoc_data.topics; use synthetic or a path") from error
     text = np.frombuffer("\n".join(topics[name] for name in sorted(topics)).encode(), np.uint8)
     check_labels(text, classes or 256, "pydoc")
     cut = len(text) - len(text) // 5
@@ -82,9 +82,10 @@ def pydoc(split: str, length: int, classes: int | None) -> Dataset:
 
 
 def windows(name: str, text: Array, length: int, vocabulary: int) -> Dataset:
-    """Sample i: x is tokens i*length to (i+1)*length, y the same shifted by one; both (B, length) int64."""
+    """A data set of windows: in sample i, x is tokens i*length to (i+1)*length and y the same shifted by one; both (B,
+    length) int64. Raises DataError where the text is too short."""
     if len(text) <= length:
-        raise DataError(f"{name}: {len(text)} tokens hold no window of {length} and the token after it")
+        raise DataError(f"{name}: {len(text)} tokens are too few for a window of {length} and the token after it")
     steps = np.arange(length + 1)
 
     def rows(indices: NDArray[np.int64]) -> tuple[Array, Array]:

@@ -1,6 +1,6 @@
-"""Data by name or path, and what is used instead where they are missing.
+"""Data by name or path, and the substitutes for missing files.
 
-It knows nothing of how a file is read or a batch is made.
+It does not know how a file is read or a batch is made.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .loader import Loader, check_seed
 NAMES = ("digits", "mnist", "cifar10", "cifar100", "imagenet", "iwslt", "mnli", "mrpc", "openwebtext", "pydoc",
          "synthetic")  # fmt: skip
 UNSUPPORTED = ("imagenet", "iwslt", "mnli", "mrpc", "openwebtext")
-ROOT = Path("data")  #: where files are looked for without `root`
+ROOT = Path("data")  #: the default of `root`
 
 
 @functools.cache  # once in a process
@@ -45,15 +45,16 @@ def load(
     Images: x (B, H, W, C) of `dtype`, standardised per channel to mean 0 and variance 1 over the training part (of
     MNIST and CIFAR by the published numbers), then resized to `image_size` and repeated to `channels`; y (B,) int64.
     Text (`pydoc`, bytes; `synthetic` with a `sequence_length`): x and y (B, sequence_length) int64, y the tokens that
-    follow. `classes` is how many classes, or tokens, the model knows; None takes the data's own number.
+    follow. `classes`: how many classes, or tokens, the model knows; None takes the data's own number.
 
-    `split` is train (shuffled anew each epoch, last incomplete batch dropped) or test (stored order, nothing dropped).
-    Files of named data are looked for in `root`, by default ./data. Where none of them is found, the embedded digits,
-    or synthetic images where the digits have too many or too few classes, stand in, of the size that was asked for;
-    `note` gets one line that says so, as it does for resizing. With `strict` that is an error, and so it always is for
-    a path or a `root` that is not there. Nothing is ever downloaded.
+    `split`: train (shuffled anew each epoch, last incomplete batch dropped) or test (stored order, nothing dropped).
+    Files of named data are looked for in `root`, by default ./data. Where none of them is found, the embedded digits
+    are used instead, in the size that was asked for; or synthetic images, where the digits have the wrong number of
+    classes. `note` gets one line that says so, and one for resizing. With `strict` a missing file is an error; a
+    missing path or `root` always is. Nothing is ever downloaded.
 
-    Raises DataError: one line for arguments that don't fit, an unknown name, a damaged file, a label out of range.
+    Raises DataError, with one line, for arguments that do not fit, an unknown name, a damaged file, a label out of
+    range.
     """
     if split not in ("train", "test"):
         raise DataError(f"the split is {split!r}; it must be train or test")
@@ -68,7 +69,7 @@ def load(
         if value is not None and (not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1):
             raise DataError(f"{key} is {value!r}; it must be a whole number > 0")
     if root is not None and not Path(root).is_dir():
-        raise DataError(f"{root}: no such folder to look for data in")
+        raise DataError(f"{root}: the folder for data does not exist")
     try:
         dataset = _named(name_or_path, ROOT if root is None else Path(root), split, seed, strict, dtype, note, **sizes)
     except OSError as error:
@@ -82,9 +83,9 @@ def _named(name: str | os.PathLike[str], root: Path, split: str, seed: int, stri
            image_size: int | None, channels: int | None, classes: int | None, sequence_length: int | None) -> Dataset:
     text = name == "pydoc" or (name == "synthetic" and sequence_length is not None)
     if text and (image_size or channels):
-        raise DataError(f"{name}: tokens have no image_size and no channels")
+        raise DataError(f"{name}: image_size and channels are for images, not for tokens")
     if sequence_length is not None and not text:
-        raise DataError(f"{name}: images have no sequence_length")
+        raise DataError(f"{name}: sequence_length is for tokens, not for images")
     if name in UNSUPPORTED:
         known = ", ".join(known for known in NAMES if known not in UNSUPPORTED)
         raise DataError(f"{name} is not supported yet; there are {known}, or a path")
@@ -114,14 +115,14 @@ def _named(name: str | os.PathLike[str], root: Path, split: str, seed: int, stri
 
 
 def _path(name: str | os.PathLike[str]) -> Path:
-    """The path that `name` means, which is there; a bare word that is neither a name nor there is a misspelt name."""
+    """The path, which must exist. Raises DataError, which treats a bare word as a misspelt name."""
     path = Path(name)
     if path.exists():
         return path
     if isinstance(name, str) and os.sep not in name and not path.suffix:
         near = difflib.get_close_matches(name, NAMES, 1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(NAMES)}"
-        raise DataError(f"no data set is called {name[:100]!r} and there is no such path; {hint}")
+        hint = f"did you mean {near[0]}?" if near else f"known names: {', '.join(NAMES)}"
+        raise DataError(f"{name[:100]!r} is neither the name of a data set nor a path; {hint}")
     raise DataError(f"{path.absolute()}: no such file or folder")
 
 
@@ -131,7 +132,7 @@ def _from_path(path: Path, split: str, classes: int | None) -> Images:
         if folder is not None:
             return stored.load(folder, split, classes)
     if path.is_dir():
-        raise DataError(f"{path}: holds none of the files of {', '.join(stored.name for stored in formats.STORED)}")
+        raise DataError(f"{path}: has none of the files of {', '.join(stored.name for stored in formats.STORED)}")
     if path.suffix != ".npz":
-        raise DataError(f"{path}: neither a folder nor a .npz file")
+        raise DataError(f"{path}: is neither a folder nor a .npz file")
     return formats.load_npz(path, split, classes)

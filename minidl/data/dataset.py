@@ -1,7 +1,7 @@
-"""What a data set is to a loader: a number of samples, and a function from sample indices to a batch.
+"""A data set: a number of samples, and a function from sample indices to a batch.
 
-It knows nothing of order, batch sizes or files. Every step from a stored image to a batch is element-wise, so that a
-sample's bits never depend on the samples beside it.
+It knows nothing of order, batch sizes or files. Every computation on images is element-wise, so that a sample's bits
+never depend on the other samples of its batch.
 """
 
 from __future__ import annotations
@@ -18,20 +18,21 @@ Array = NDArray[Any]
 Rows = Callable[[NDArray[np.int64]], tuple[Array, Array]]
 Note = Callable[[str], None]
 
-PIECE = 4 << 20  #: numbers of images that are looked at at a time
-PREPARED_BYTES = 256 << 20  #: an image set that stays within it is standardised and resized once, not per batch
+PIECE = 4 << 20  #: how many numbers of images are read at a time
+PREPARED_BYTES = 256 << 20  #: an image set up to this size is standardised and resized once, not per batch
 
 
 class DataError(ValueError):
-    """Data that are missing, damaged, hostile or do not fit; one line that names the file or set and what is wrong."""
+    """Data are missing, damaged, hostile, or do not fit. The message is one line: the file or set, and what is
+    wrong."""
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """`samples` samples; `rows(indices)` makes fresh arrays (x, y) of the samples at int64 `indices` of shape (B,).
+    """`samples`: how many. `rows(indices)`: new arrays (x, y) of the samples at int64 `indices` (B,).
 
-    Images: x (B, H, W, C) of a float dtype, y (B,) int64 in 0..classes-1. Tokens: x and y (B, T) int64, `classes` is
-    the size of the vocabulary. `shape` is the shape of one sample of x.
+    Images: x (B, H, W, C) of a float dtype, y (B,) int64 in 0..classes-1. Tokens: x and y (B, T) int64; `classes` is
+    the size of the vocabulary. `shape`: the shape of one sample of x.
     """
 
     name: str
@@ -43,8 +44,8 @@ class Dataset:
 
 @dataclass(frozen=True)
 class Images:
-    """Stored images: x (N, H, W, C) numbers as stored, y (N,) int64, and what the training part measures per channel:
-    `mean` and `std`, (C,), in stored units."""
+    """Stored images: x (N, H, W, C) numbers as stored, y (N,) int64; `mean` and `std` (C,): of each channel over the
+    training part, in stored units."""
 
     name: str
     x: Array
@@ -56,7 +57,7 @@ class Images:
     def dataset(self, image_size: int | None, channels: int | None, dtype: str, note: Note) -> Dataset:
         """The same images with mean 0 and variance 1 per channel over the training part, then resized and repeated.
 
-        They are computed in float32 whatever `dtype` is, so that runs of another precision see the same numbers.
+        They are computed in float32 for every `dtype`, so that runs of another precision get the same numbers.
         """
         stored = self.x.shape[1:]
         shape = (image_size or stored[0], image_size or stored[1], channels or stored[2])
@@ -92,8 +93,7 @@ def _by(shape: tuple[int, ...]) -> str:
 
 
 def pieces(x: Array, rows: Array | None = None) -> Iterator[Array]:
-    """Images x (N, H, W, C), or these rows of them, some at a time, so that what is computed of them
-    takes little memory."""
+    """Images x (N, H, W, C), or these rows of them, in pieces, so that computations on them need little memory."""
     step, count = max(1, PIECE // max(1, math.prod(x.shape[1:]))), len(x) if rows is None else len(rows)
     for begin in range(0, count, step):
         yield x[begin : begin + step] if rows is None else x[rows[begin : begin + step]]
@@ -116,8 +116,8 @@ def statistics(x: Array, rows: Array | None = None) -> tuple[Array, Array]:
 def adapt(x: Array, image_size: int | None, channels: int | None) -> Array:
     """Images x (B, H, W, C) as (B, image_size, image_size, channels), of x's dtype if that is a float, else float32.
 
-    Resizing is bilinear between pixel centres (no smoothing when shrinking). Channels are repeated in turn; one channel
-    is the mean of all. None keeps what is there. Where nothing changes, x itself comes back.
+    Resizing is bilinear between pixel centres (no smoothing when shrinking). Channels are repeated in turn; a single
+    channel is the mean of all. None keeps the size or channels. If nothing changes, x itself is returned.
     """
     if not np.issubdtype(x.dtype, np.floating):
         x = x.astype(np.float32)
@@ -131,7 +131,7 @@ def adapt(x: Array, image_size: int | None, channels: int | None) -> Array:
 
 
 def _resize(x: Array, axis: int, size: int) -> Array:
-    """x with `axis` resized to `size`: gathers and two products, not a matmul, whose bits may depend on the batch."""
+    """x with `axis` resized to `size`. It gathers and multiplies; the bits of a matmul could depend on the batch."""
     old = x.shape[axis]
     if old == size:
         return x

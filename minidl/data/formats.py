@@ -1,8 +1,8 @@
 """Images from local files: MNIST's idx (also gzipped), CIFAR's python pickles, `.npz`.
 
-Every file is taken for foreign or hostile until its sizes agree: what a header declares is checked against the bytes
-that are there before memory is taken, and nothing in a file is executed. Reading takes at most twice the bytes of the
-images and labels, which have at most `LARGEST`, and `SPARE`. It knows nothing of substitutes.
+No file is trusted: the sizes that a header declares are checked against the file's bytes before memory is allocated,
+and nothing in a file is executed. Reading takes at most twice the bytes of the images and labels, which are at most
+`LARGEST`, plus `SPARE`. This module knows nothing of substitutes.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from . import pickles
 from .dataset import Array, DataError, Images, check_labels, pieces, statistics
 from .loader import permutation
 
-LARGEST = 4 << 30  #: of images and labels that are read, in bytes; CIFAR has 180 MB
-SPARE = 1 << 30  #: of a pickle, whose small objects take more than their bytes; of other files a quarter of it
-PACKED = 100  #: how many times its size a packed file may hold where that is more than SMALL; images come to about 5
+LARGEST = 4 << 30  #: the most bytes of images and labels that are read; CIFAR has 180 MB
+SPARE = 1 << 30  #: for a pickle, whose small objects take more than their bytes; other files need a quarter of it
+PACKED = 100  #: the largest compression ratio of a packed file whose content is more than SMALL; images reach about 5
 SMALL = 16 << 20
 PICKLE_BYTES = 256 << 20  #: CIFAR-100's larger file has 155 MB
-INDEX_BYTES = 1 << 18  #: of a .npz
+INDEX_BYTES = 1 << 18  #: the largest index of a .npz file
 FLOAT32 = float(np.finfo(np.float32).max)
 Pair = tuple[str, str]
 NPZ_KEYS: dict[str, tuple[Pair, ...]] = {
@@ -39,8 +39,8 @@ NPZ_KEYS: dict[str, tuple[Pair, ...]] = {
 
 @dataclass(frozen=True)
 class Stored:
-    """A data set that is published as files: where they lie below a root, what each split consists of, how they are
-    read, and its published mean and standard deviation per channel (pixels of 0..255)."""
+    """A data set that is published as files: their folders below a root, the files of each split, the function that
+    reads them, and its published mean and standard deviation per channel (pixels of 0..255)."""
 
     name: str
     folders: tuple[str, ...]
@@ -64,7 +64,7 @@ class Stored:
         for name in self.files[split]:
             file = self._file(folder, name)
             if file is None:
-                raise DataError(f"{folder}: holds {self.name} but not its {name}, which {split} needs")
+                raise DataError(f"{folder}: has {self.name} but not its {name}, which {split} needs")
             found.append(file)
         x, y = self.read(found, self.classes)
         check_labels(y, classes or self.classes, self.name)
@@ -79,14 +79,14 @@ class Stored:
 
 @contextlib.contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """Turns whatever a bad file makes its reader raise into one line that names the file."""
+    """Turns any error that a reader raises for a bad file into a DataError: one line that names the file."""
     if path.exists() and not path.is_file():
         raise DataError(f"{path}: not a regular file")
     try:
         yield
     except (DataError, MemoryError):
         raise
-    except Exception as error:  # parsers of foreign bytes raise nearly anything
+    except Exception as error:  # a parser may raise nearly any error on a bad file
         what = " ".join(str(error).split())[:300]
         raise DataError(f"{path}: {what if type(error) is ValueError else f'damaged ({type(error).__name__}: {what})'}"
                         ) from error  # fmt: skip
@@ -115,21 +115,21 @@ def read_idx(path: Path) -> Array:
 
 
 def _check_packed(what: str, need: int, there: int) -> None:
-    """Raises ValueError where so much cannot be, or should not be, packed in a file of `there` bytes."""
+    """Raises ValueError where `need` bytes cannot, or should not, be packed in a file of `there` bytes."""
     if need > max(SMALL, there * PACKED):
-        raise ValueError(f"truncated, or packed as no images are: {what}, {need} bytes, and {there} are "
-                         f"there; unpacked it can be read")
+        raise ValueError(f"truncated, or compressed more than images can be: {what}, {need} bytes, but has {there}; "
+                         f"unpack it first")
     if need > LARGEST:
-        raise ValueError(f"{what}, {need} bytes; at most {LARGEST >> 30} GiB are read")
+        raise ValueError(f"{what}, {need} bytes; the limit is {LARGEST >> 30} GiB")
 
 
 def _content(file: IO[bytes] | gzip.GzipFile, need: int) -> Array:
-    """The next `need` bytes, (need,) uint8, never held twice."""
+    """The next `need` bytes, (need,) uint8, without a second copy in memory."""
     content, place = np.empty(need, np.uint8), 0
     while place < need:
         part = file.read(min(need - place, 1 << 20))
         if not part:
-            raise ValueError(f"truncated: {need} bytes were to follow, {place} do")
+            raise ValueError(f"truncated: {need} bytes should follow, but only {place} do")
         content[place : place + len(part)] = np.frombuffer(part, np.uint8)
         place += len(part)
     return content
@@ -142,9 +142,9 @@ def _exactly(file: IO[bytes] | gzip.GzipFile, size: int) -> bytes:
 def _mnist(paths: list[Path], classes: int) -> tuple[Array, Array]:
     images, labels = (read_idx(path) for path in paths)
     if images.ndim != 3 or 0 in images.shape:
-        raise DataError(f"{paths[0]}: holds {images.shape}; images are (samples, height, width)")
+        raise DataError(f"{paths[0]}: has shape {images.shape}; images must be (samples, height, width)")
     if labels.shape != images.shape[:1]:
-        raise DataError(f"{paths[1]}: holds {labels.shape} labels for the {len(images)} images of {paths[0].name}")
+        raise DataError(f"{paths[1]}: has labels of shape {labels.shape} for {len(images)} images of {paths[0].name}")
     check_labels(labels, classes, paths[1])
     return images[..., None], labels.astype(np.int64)
 
@@ -160,12 +160,12 @@ def read_cifar(path: Path, classes: int) -> tuple[Array, Array]:
             raise ValueError("larger than any CIFAR file")
         content = pickles.read(path.read_bytes())
         if not isinstance(content, dict):
-            raise ValueError("not a CIFAR file: it holds no dict")
+            raise ValueError("not a CIFAR file: it is not a pickled dict")
         batch = {key.decode("latin-1") if isinstance(key, bytes) else key: value for key, value in content.items()}
         labels, pixels = batch.get("fine_labels", batch.get("labels")), batch.get("data")
         if (not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.ndim != 2
             or pixels.shape[1] != 3072):
-            raise ValueError("not a CIFAR file: 'data' is no (samples, 3072) array of bytes")
+            raise ValueError("not a CIFAR file: 'data' is not a (samples, 3072) array of bytes")
         if not isinstance(labels, list) or len(labels) != len(pixels) or not len(pixels):
             raise ValueError(f"'labels' or 'fine_labels' is not a list of {len(pixels)} labels, at least one")
         if not all(type(label) is int for label in labels):
@@ -184,8 +184,9 @@ def _cifar(paths: list[Path], classes: int) -> tuple[Array, Array]:
 
 
 def read_npz(path: Path, pairs: Mapping[str, Sequence[Pair]]) -> dict[Pair, tuple[Array, Array]]:
-    """Of each split the first pair of arrays that the file has, once. Raises DataError where a split has none, before
-    anything is read, and for arrays that are not images and labels, before these are read."""
+    """For each split, the first of its pairs of names that the file has, with its arrays; each pair is read once.
+    Raises DataError, before any array is read, where a split has none of its pairs, or a pair is not images and
+    labels."""
     with _reading(path):
         _check_index(path)
         with zipfile.ZipFile(path) as archive:
@@ -196,36 +197,35 @@ def read_npz(path: Path, pairs: Mapping[str, Sequence[Pair]]) -> dict[Pair, tupl
             for split, known in pairs.items():
                 pair = next((pair for pair in known if all(f"{name}.npy" in there for name in pair)), None)
                 if pair is None:
-                    raise ValueError(f"no arrays for {split}; they are x_{split} and y_{split}, {split}_images and "
+                    raise ValueError(f"no arrays for {split}; name them x_{split} and y_{split}, {split}_images and "
                                      f"{split}_labels, x and y, or images and labels")
                 found[pair] = None
             for images, labels in found:
                 _check_pair(images, labels, *(_header(archive, there[f"{name}.npy"]) for name in (images, labels)))
             total = sum(there[f"{name}.npy"].file_size for pair in found for name in pair)
             if total > LARGEST:
-                raise ValueError(f"holds {total} bytes of images and labels; at most {LARGEST >> 30} GiB are read")
+                raise ValueError(f"has {total} bytes of images and labels; the limit is {LARGEST >> 30} GiB")
             return {(x, y): (_member(archive, there[f"{x}.npy"]), _member(archive, there[f"{y}.npy"]))
                     for x, y in found}
 
 
 def _check_index(path: Path) -> None:
-    """Raises ValueError for an index that would take memory on its own. It ends the file, and its last
-    record says its size."""
+    """Raises ValueError for an index (at the end of the file) that is too large. Its last record has its size."""
     size = path.stat().st_size
     with open(path, "rb") as file:
         file.seek(max(0, size - (1 << 16) - 64))
         end = file.read((1 << 16) + 64)
     at = end.rfind(b"PK\x05\x06")
     if at < 0 or len(end) - at < 22:
-        raise ValueError("damaged: no .npz file ends so")
+        raise ValueError("damaged: it does not end as a .npz file does")
     if (int.from_bytes(end[at + 12 : at + 16], "little") > INDEX_BYTES
         or end[max(0, at - 20) : at].startswith(b"PK\x06\x07")):
-        raise ValueError("its index is larger than that of a few arrays")
+        raise ValueError("its index is too large for a few arrays")
 
 
 @dataclass(frozen=True)
 class _Header:
-    """What the file of one array declares: `begin`, where its numbers begin."""
+    """The header of one array. `begin`: the byte at which its numbers begin."""
 
     shape: tuple[int, ...]
     column_major: bool
@@ -235,14 +235,14 @@ class _Header:
 
 def _header(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> _Header:
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise ValueError(f"{info.filename} is compressed in another way than NumPy does it")
+        raise ValueError(f"{info.filename} has a compression that NumPy does not use")
     with archive.open(info) as file:
         version = npy.read_magic(file)
         if version != (1, 0):
-            raise ValueError(f"{info.filename} is of npy version {version}, which holds no plain numbers")
+            raise ValueError(f"{info.filename} has npy version {version}, which is not for plain numbers")
         try:
             shape, column_major, dtype = npy.read_array_header_1_0(file)
-        except (MemoryError, RecursionError):  # of the parser, on brackets and signs in thousands
+        except (MemoryError, RecursionError):  # the parser fails so on thousands of brackets or signs
             raise ValueError(f"the header of {info.filename} is damaged") from None
         need, there = math.prod(shape) * dtype.itemsize, info.file_size - file.tell()
         if dtype.kind not in "biuf" or dtype.itemsize > 8:
@@ -269,10 +269,10 @@ def _check_pair(images: str, labels: str, x: _Header, y: _Header) -> None:
         hint = ""
         if len(shape) == 4 and shape[1] <= 4 < shape[3]:
             hint = f"; these look like channels first: save {images}.transpose(0, 2, 3, 1)"
-        raise ValueError(f"{images} has shape {shape}; images are (samples, height, width) or, channels last, "
+        raise ValueError(f"{images} has shape {shape}; images must be (samples, height, width) or, channels last, "
                          f"(samples, height, width, 1 to 4){hint}")
     if y.dtype.kind not in "iu" or y.shape not in (shape[:1], (shape[0], 1)):
-        raise ValueError(f"{labels} holds {y.dtype} of shape {y.shape}; one whole number is needed for "
+        raise ValueError(f"{labels} is {y.dtype} of shape {y.shape}; it needs one whole number for "
                          f"each of the {shape[0]} images")
 
 
@@ -301,12 +301,13 @@ def load_npz(path: Path, split: str, classes: int | None) -> Images:
         reach = [(piece.astype(np.float64).min((0, 1, 2)) - mean, piece.astype(np.float64).max((0, 1, 2)) - mean)
                  for piece in pieces(x)]
         if not (_in_range(mean, scale) and all(_in_range(*ends, *(end * scale for end in ends)) for ends in reach)):
-            raise DataError(f"{path}, {wanted[0]}: with mean 0 and variance 1 its numbers leave the range of float32")
+            raise DataError(f"{path}, {wanted[0]}: scaled to mean 0 and variance 1, its numbers are out of the "
+                            f"range of float32")
     return Images(path.name, x, y, classes, mean, std)
 
 
 def _in_range(*values: Array) -> bool:
-    """Whether float32 has all these numbers, or one near each, none of them infinite."""
+    """Whether all these numbers are finite in float32."""
     return all(bool((np.abs(v) <= FLOAT32).all()) for v in values)
 
 
@@ -319,7 +320,7 @@ def _checked(path: Path, pair: tuple[str, str], x: Array, y: Array) -> tuple[Arr
         if not (wide <= FLOAT32).all():
             bad = np.argwhere(~(wide <= FLOAT32))[0]
             number = wide[tuple(bad)]
-            what = (f"{number:g}, which float32 has no number for" if np.isfinite(number)
+            what = (f"{number:g}, which is out of the range of float32" if np.isfinite(number)
                     else "a number that is not finite")
             raise DataError(f"{path}, {pair[0]}: sample {done + bad[0]} holds {what}")
         done += len(piece)
@@ -327,7 +328,7 @@ def _checked(path: Path, pair: tuple[str, str], x: Array, y: Array) -> tuple[Arr
 
 
 def fifth(samples: int, split: str) -> Array:
-    """Which of `samples` samples are of `split`: test is the last 20 % (rounded down) of one fixed random order."""
+    """The samples of `split` among `samples`: test is the last 20 % (rounded down) of one fixed random order."""
     order, test = permutation(samples, "split", seed=0), samples // 5
     return order[samples - test :] if split == "test" else order[: samples - test]
 

@@ -1,6 +1,6 @@
 """The order of samples, and batches in that order: seeded, resumable, and the same for every number of ranks.
 
-It knows nothing of what a sample is.
+It does not know what a sample is.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from .dataset import Array, DataError, Dataset
 
 
 def permutation(samples: int, purpose: str, *place: int, seed: int) -> NDArray[np.int64]:
-    """A random order of 0..samples-1, int64 (samples,). Made of raw bits, which no NumPy release changes."""
+    """A random order of 0..samples-1, int64 (samples,). It is made from raw bits, which no NumPy release changes."""
     return np.argsort(generator(purpose, *place, seed=seed).bit_generator.random_raw(samples), kind="stable")
 
 
 class Loader:
-    """Batches (x, y) of a data set. In training each epoch has its own order and a last incomplete batch is dropped;
-    otherwise the stored order is kept, and so is the last batch, however short.
+    """Batches (x, y) of a data set. In training each epoch has its own order, and an incomplete last batch is dropped;
+    otherwise the stored order is kept, and the last batch too, however short.
 
-    `next(loader)` goes on forever, from epoch to epoch. `for x, y in loader` is one whole epoch: the one that the
-    loader is in, from its start, so that batches taken before only to look at are seen again. To go on in the middle
-    of an epoch, after `restore`, use `next`.
+    `next(loader)` goes on for ever, from epoch to epoch. `for x, y in loader` runs through one whole epoch: the present
+    one, from its start, even if some of its batches have been taken before. To continue in the middle of an epoch,
+    after `restore`, use `next`.
 
-    With ranks, each takes its own equal, contiguous rows of every global batch; `batch_size`, `steps_per_epoch` and
-    `state` are those of the global batches, the same for every layout.
+    With ranks, each rank gets its own equal, contiguous rows of every global batch; `batch_size`, `steps_per_epoch` and
+    `state` refer to global batches and are the same for every layout.
     """
 
     def __init__(self, dataset: Dataset, batch_size: int, *, seed: int = 0, training: bool = True,
                  rank: int = 0, ranks: int = 1) -> None:
         self.dataset, self.batch_size, self.seed, self.training = dataset, batch_size, seed, training
         self.rank, self.ranks = rank, ranks
-        self.epoch = self.batch = 0  #: of the next global batch
+        self.epoch = self.batch = 0  #: the place of the next global batch
         self._order: tuple[int, NDArray[np.int64]] | None = None
         name, samples = dataset.name, dataset.samples
         if not _whole(batch_size) or batch_size < 1:
@@ -45,20 +45,20 @@ class Loader:
         if not _whole(ranks) or not _whole(rank) or not 0 <= rank < ranks:
             raise DataError(f"{name}: there is no rank {rank!r} among {ranks!r} ranks")
         if samples < (batch_size if training else 1):
-            raise DataError(f"{name}: {samples} samples do not fill one batch of {batch_size}")
+            raise DataError(f"{name}: {samples} samples are too few for one batch of {batch_size}")
         rest = 0 if training else samples % batch_size
         for rows in (batch_size, rest):
             if rows % ranks:
-                raise DataError(f"{name}: a batch of {rows} rows cannot be shared equally by {ranks} ranks")
+                raise DataError(f"{name}: a batch of {rows} rows cannot be divided equally among {ranks} ranks")
 
     @property
     def name(self) -> str:
-        """The name of the data that is used; of a substitute, its own."""
+        """The name of the data in use, which may be a substitute."""
         return self.dataset.name
 
     @property
     def classes(self) -> int:
-        """How many classes labels are from; of tokens, the size of the vocabulary."""
+        """The number of classes; for tokens, the size of the vocabulary."""
         return self.dataset.classes
 
     @property
@@ -67,7 +67,7 @@ class Loader:
         return self.dataset.samples // self.batch_size if self.training else -(-self.dataset.samples // self.batch_size)
 
     def indices(self) -> NDArray[np.int64]:
-        """Which samples the next global batch holds, int64 (B,), in its order."""
+        """The samples of the next global batch in order, int64 (B,)."""
         if self._order is None or self._order[0] != self.epoch:
             samples = self.dataset.samples
             order = permutation(samples, "order", self.epoch, seed=self.seed) if self.training else np.arange(samples)
@@ -91,8 +91,8 @@ class Loader:
             yield next(self)
 
     def shard(self, rank: int, ranks: int) -> Loader:
-        """A loader of rank `rank`'s rows of each global batch, at the same place. Raises DataError where a batch, the
-        last one included, cannot be divided equally."""
+        """A loader of rank `rank`'s rows of each global batch, at the same place. Raises DataError where a batch,
+        including the last one, cannot be divided equally."""
         part = Loader(self.dataset, self.batch_size, seed=self.seed, training=self.training, rank=rank, ranks=ranks)
         part.restore(self.state())
         return part
@@ -102,16 +102,16 @@ class Loader:
         return {"epoch": self.epoch, "batch": self.batch}
 
     def restore(self, state: Mapping[str, int]) -> None:
-        """Goes to a place that `state` returned; nothing is changed if it is none (DataError)."""
+        """Goes to a place that `state` has returned. Raises DataError, before anything changes, for any other."""
         epoch, batch = (state.get(key, -1) for key in ("epoch", "batch"))
         if not (_whole(epoch) and _whole(batch) and 0 <= epoch < 2**64 and 0 <= batch < self.steps_per_epoch):
-            raise DataError(f"{self.name}: no place in the order: {dict(state)}; epoch must be >= 0 and batch from 0 "
+            raise DataError(f"{self.name}: {dict(state)} is not a place in the order; epoch must be >= 0, batch from 0 "
                             f"to {self.steps_per_epoch - 1}")
         self.epoch, self.batch = int(epoch), int(batch)
 
 
 def check_seed(seed: object) -> None:
-    """Raises DataError for what is not a seed."""
+    """Raises DataError unless it is a whole number from 0 to 2**64 - 1."""
     if not _whole(seed) or not 0 <= seed < 2**64:
         raise DataError(f"the seed is {seed!r}; it must be a whole number from 0 to 2**64 - 1")
 

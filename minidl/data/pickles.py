@@ -1,8 +1,8 @@
-"""A reader of the pickles that CIFAR is stored in: plain values and numeric arrays, read as data.
+"""A safe reader for the pickles of CIFAR: plain values and numeric arrays.
 
-No pickle machine runs: the few opcodes below are interpreted here, the five names that such a file may mention stand
-for functions of this module, and everything else is refused. Time and memory are bounded by the file's size and by
-OPCODES, whatever lengths the file declares. It knows nothing of what the values mean.
+Python's unpickler never runs. This module interprets the few opcodes below, maps the five names that such a file may
+mention to functions of its own, and refuses everything else. The file's size and OPCODES bound time and memory,
+whatever lengths the file declares. This module does not know what the values mean.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import numpy as np
 
 from .dataset import Array
 
-OPCODES = 1_000_000  #: the most that is read of one file; CIFAR-100, the largest, has about 300,000
+OPCODES = 1_000_000  #: the most opcodes of a file; CIFAR-100, the largest, has about 300,000
 
 _VALUES = {"BININT", "BININT1", "BININT2", "INT", "LONG", "LONG1", "LONG4", "BINFLOAT",
            "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8",
            "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"}  # fmt: skip
-_STRINGS = {"STRING", "BINSTRING", "SHORT_BINSTRING"}  # of Python 2: bytes that pickletools shows as latin-1
+_STRINGS = {"STRING", "BINSTRING", "SHORT_BINSTRING"}  # from Python 2: bytes, which pickletools returns as latin-1
 _CONSTANTS: dict[str, Any] = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 _ARRAY = {"numpy.core.multiarray._reconstruct", "numpy._core.multiarray._reconstruct"}
 _BUFFER = {"numpy.core.numeric._frombuffer", "numpy._core.numeric._frombuffer"}
@@ -31,7 +31,7 @@ _NAMES = {"numpy.ndarray", "numpy.dtype", "_codecs.encode"} | _ARRAY | _BUFFER
 
 @dataclass(frozen=True)
 class _Name:
-    """A name that the file mentions; nothing is imported."""
+    """A name in the file; nothing is imported."""
 
     name: str
 
@@ -46,7 +46,7 @@ class _Type:
 
 @dataclass
 class _Holder:
-    """An array that the file names first and fills later."""
+    """An array that the file declares first and fills later."""
 
     value: Array | None = None
 
@@ -54,8 +54,8 @@ class _Holder:
 def read(content: bytes) -> object:
     """The value of a pickle: None, bool, int, float, str, bytes, list, dict or tuple of them, or a numeric array.
 
-    Dicts have str or bytes keys; arrays stand in a dict's values or alone. Strings of Python 2 come as bytes. Raises
-    ValueError, saying what was refused, or any Exception of a damaged file.
+    Dicts have str or bytes keys; an array is the value of a dict's key, or alone. Strings of Python 2 become bytes.
+    Raises ValueError that says what is refused, or any Exception for a damaged file.
     """
     return _Reader(content).run()
 
@@ -66,7 +66,7 @@ class _Reader:
         self.stack: list[Any] = []
         self.marks: list[int] = []
         self.memo: dict[int, Any] = {}
-        self.budget = len(content)  # bytes that may still be made out of text
+        self.budget = len(content)  # bytes that may still be made from text
 
     def run(self) -> object:
         for count, (opcode, argument, _) in enumerate(pickletools.genops(self.content)):
@@ -124,7 +124,7 @@ class _Reader:
     def last(self, count: int) -> list[Any]:
         start = len(self.stack) - count
         if start < (self.marks[-1] if self.marks else 0):
-            raise ValueError("the pickle takes more values than it holds")
+            raise ValueError("the pickle uses more values than it has")
         items = self.stack[start:]
         del self.stack[start:]
         return items
@@ -148,7 +148,7 @@ class _Reader:
             text, encoding = arguments
             self.budget -= len(_expect(text, str))
             if _text(encoding) != "latin1" or self.budget < 0:
-                raise ValueError("the pickle makes bytes in a way that no array does")
+                raise ValueError("the pickle makes bytes in a way that is not for arrays")
             return text.encode("latin-1")
         if name in _ARRAY:
             return _Holder()
@@ -166,7 +166,7 @@ def _named(name: str) -> _Name:
 
 
 def _fill(target: object, state: Any) -> None:
-    """What BUILD does to an array (version, shape, type, column-major, bytes) or a type (version, byte order, ...)."""
+    """Does BUILD on an array (version, shape, type, column-major, bytes) or a type (version, byte order, ...)."""
     if isinstance(target, _Holder):
         _, shape, dtype, column_major, data = state
         target.value = _array(data, dtype, shape, column_major)
@@ -178,10 +178,10 @@ def _fill(target: object, state: Any) -> None:
 
 
 def _array(data: Any, dtype: Any, shape: Any, column_major: Any) -> Array:
-    """A view on bytes `data`; they must be exactly what shape and type need."""
+    """An array on the bytes `data`. Raises ValueError unless shape and type need exactly these."""
     kind = np.dtype(_expect(dtype, _Type).order + dtype.spec)
     if len(_expect(shape, tuple)) > 8 or not all(isinstance(size, int) and 0 <= size < 2**63 for size in shape):
-        raise ValueError("the pickle holds an array without a possible shape")
+        raise ValueError("the pickle holds an array with an impossible shape")
     size, need = len(_expect(data, (bytes, bytearray))), math.prod(shape) * kind.itemsize
     if size != need:
         raise ValueError(f"the pickle holds an array of shape {shape} that needs {need} bytes but has {size}")
@@ -198,7 +198,7 @@ def _finished(value: Any) -> Any:
 
 def _expect(value: Any, kind: type | tuple[type, ...]) -> Any:
     if not isinstance(value, kind):
-        raise ValueError(f"the pickle holds a {type(value).__name__} in a place where none belongs")
+        raise ValueError(f"the pickle holds a {type(value).__name__} in a wrong place")
     return value
 
 

@@ -1,4 +1,4 @@
-"""Layers and containers, with torch's names; and the functions that losses are made of."""
+"""Layers and containers, with torch's names; and the functions of which losses are made."""
 
 from ..ops import (
     attention,

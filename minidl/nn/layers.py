@@ -1,4 +1,4 @@
-"""The layers."""
+"""Layers of any network: linear, activations, dropout, flatten."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Dropout(Module):
 
 
 class Flatten(Module):
-    """(n, ...) -> (n, all the rest)."""
+    """(n, ...) -> (n, the product of the other lengths)."""
 
     def forward(self, x: Tensor) -> Tensor:
         return ops.flatten(x)

@@ -14,11 +14,12 @@ from ..runtime.device import strides_of
 
 
 class Module:
-    """Parameters, states (tensors that a step changes but no gradient) and other modules are attributes."""
+    """A layer or a network. Its parameters, its states (tensors that a step changes, without a gradient) and other
+    modules are attributes."""
 
     training = True
-    input_shape: tuple[int, ...] = ()  #: of a network: what it takes, without the batch
-    classes: int = 0  #: of a network: how many it tells apart
+    input_shape: tuple[int, ...] = ()  #: of a network: the shape of one sample
+    classes: int = 0  #: of a network: the number of classes
     _name = ""
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -48,7 +49,7 @@ class Module:
             yield from child.modules()
 
     def named_tensors(self, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
-        """Parameters and states by dotted name, in the order in which they were set."""
+        """Parameters and states by dotted name, in the order in which they were assigned."""
         for name, value in vars(self).items():
             if isinstance(value, Tensor):
                 yield prefix + name, value
@@ -67,18 +68,19 @@ class Module:
         return [p for _, p in self.named_parameters()]
 
     def state_dict(self) -> dict[str, Any]:
-        """Copies of parameters and states as NumPy arrays; a shared parameter stands under each of its names."""
-        return {name: shown(t).copy() for name, t in self.named_tensors()}
+        """Copies of parameters and states as NumPy arrays; a shared parameter appears under each of its names."""
+        return {name: state_array(t).copy() for name, t in self.named_tensors()}
 
     def load_state_dict(self, values: Mapping[str, Any]) -> None:
-        """Raises ShapeError, before anything is changed, where names, shapes or types do not fit."""
+        """Copies these values to parameters and states. Raises ShapeError, before anything is changed, where names,
+        shapes or types do not fit."""
         mine = dict(self.named_tensors())
         missing, extra = sorted(mine.keys() - values.keys()), sorted(values.keys() - mine.keys())
         if missing or extra:
             raise ShapeError(f"the state does not fit this model: missing {missing[:3] or 'none'}, "
                              f"unknown {extra[:3] or 'none'}")
         for name, t in mine.items():
-            value, expected = np.asarray(values[name]), shown(t)
+            value, expected = np.asarray(values[name]), state_array(t)
             if value.shape != expected.shape or value.dtype != expected.dtype:
                 raise ShapeError(f"{name} is {value.dtype} {value.shape} in the state, {expected.dtype} "
                                  f"{expected.shape} in the model")
@@ -123,20 +125,20 @@ class Sequential(Module):
         return x
 
 
-def shown(t: Tensor) -> Any:
-    """The array as a state dict shows it: a view, with the axes in the parameter's published order."""
+def state_array(t: Tensor) -> Any:
+    """The array of a tensor as in a state dict: a view with the axes in their published order (`Parameter.axes`)."""
     axes = t.axes if isinstance(t, Parameter) else None
     return t.numpy().transpose(axes) if axes else t.numpy()
 
 
 def put(t: Tensor, value: Any) -> None:
-    """Takes over an array whose axes are as `shown` gives them."""
+    """Copies an array to a tensor; its axes are in the published order."""
     axes = t.axes if isinstance(t, Parameter) else None
     t.assign(np.transpose(value, np.argsort(axes)) if axes else value)
 
 
 class ModuleList(Module):
-    """Modules in a list, whose parameters are found; the network that holds it calls them."""
+    """A list of modules, whose parameters belong to the network. The network calls them itself."""
 
     def __init__(self, modules: Iterable[Module] = ()) -> None:
         for module in modules:
@@ -156,8 +158,8 @@ class ModuleList(Module):
 
 
 def state(value: Any, name: str) -> Tensor:
-    """A tensor that a step changes but that has no gradient."""
+    """A state: a tensor that a step changes, without a gradient."""
     return Tensor(host_storage(np.asarray(value), Role.STATE, name))
 
 
-__all__ = ["Module", "ModuleList", "Sequential", "put", "shown", "state"]
+__all__ = ["Module", "ModuleList", "Sequential", "put", "state", "state_array"]

@@ -1,7 +1,7 @@
 """Recurrent layers and cells, with torch's parameters: their names, layout and order of gates.
 
-A layer has two units: the input product over all steps, and the recurrence, whose weight gradient of all steps is one
-task. A cell is one step; used over and over, it gives one gradient per use, added once.
+A layer has two units: the input product over all steps, and the recurrence, whose weight gradient over all steps is one
+task. A cell is one step; used repeatedly, it has one gradient per use, and these are added once.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _run(kind: str, x: Tensor, states: list[Tensor], weights: list[Tensor], relu
 
 
 class _Weights(Module):
-    """What layers and cells share: `kind`, sizes, and parameters uniform in +-1/sqrt(hidden)."""
+    """The base of layers and cells: `kind`, sizes, and parameters uniform in +-1/sqrt(hidden)."""
 
     kind = "rnn"
 
@@ -38,7 +38,7 @@ class _Weights(Module):
         if inputs < 1 or hidden < 1:
             raise ValueError(f"{type(self).__name__}({inputs}, {hidden}): both sizes must be at least 1")
         if nonlinearity not in ("tanh", "relu"):
-            raise ValueError(f"{type(self).__name__}: the nonlinearity is tanh or relu, not {nonlinearity!r}")
+            raise ValueError(f"{type(self).__name__}: the nonlinearity must be tanh or relu, not {nonlinearity!r}")
         self.inputs, self.hidden, self.relu = inputs, hidden, nonlinearity == "relu"
 
     def _add(self, inputs: int, bias: bool, suffix: str, dtype: str) -> None:
@@ -53,7 +53,7 @@ class _Weights(Module):
         return [getattr(self, n + suffix) for n in names if hasattr(self, n + suffix)]
 
     def _states(self, given: Any, shape: tuple[int, ...], dtype: str) -> list[Tensor]:
-        """The initial states, zeros if none are given."""
+        """The initial states; zeros where none are given. Raises ValueError for another number or shape."""
         count = 2 if self.kind == "lstm" else 1
         if given is None:
             return [array(np.zeros(shape, dtype), name="zeros")] * count
@@ -101,7 +101,7 @@ class _Layers(_Weights):
                     last.append([ops.reshape(t, (1, *t.shape)) for t in ends])
             x = ops.concat(sides, -1) if each > 1 else sides[0]
             if self.dropout and self.training and k < self.layers - 1:
-                # dropout counts samples along the first axis, so that any share of a batch drops the same
+                # dropout counts samples along the first axis, so that every share of a batch drops the same elements
                 x = ops.transpose(ops.dropout(ops.transpose(x, (1, 0, 2)), self.dropout), (1, 0, 2))
         joined = tuple(ops.concat(t) if len(t) > 1 else t[0] for t in zip(*last, strict=True))
         y = ops.transpose(x, (1, 0, 2)) if self.batch_first else x

@@ -15,7 +15,7 @@ from .module import Module
 
 
 class Embedding(Module):
-    """Numbers (...) int64 -> (..., width); weight (rows, width), normal as in torch."""
+    """Indices (...) int64 -> (..., width); weight (rows, width), normal as in torch."""
 
     def __init__(self, rows: int, width: int, dtype: str = "float32") -> None:
         if rows < 1 or width < 1:

@@ -15,7 +15,7 @@ from .module import Module, state
 
 
 class Conv2d(Module):
-    """x (n, h, w, inputs) -> (n, oh, ow, outputs). The weight lies as (outputs, kh, kw, inputs / groups) and is
+    """x (n, h, w, inputs) -> (n, oh, ow, outputs). The weight is (outputs, kh, kw, inputs / groups) in memory and
     (outputs, inputs / groups, kh, kw) in a state dict; uniform in +-1/sqrt(taps * inputs / groups), as in torch."""
 
     def __init__(self, inputs: int, outputs: int, kernel: int | Sequence[int], stride: int | Sequence[int] = 1,
@@ -38,7 +38,7 @@ class Conv2d(Module):
 
 
 class _BatchNorm(Module):
-    """Over all axes but the last, the channels'."""
+    """Normalises over all axes but the last, which holds the channels."""
 
     axes: tuple[int, ...] = ()
 
@@ -74,7 +74,7 @@ class BatchNorm2d(_BatchNorm):
 
 
 class _Pool2d(Module):
-    """Arguments are those of the op; `stride` is the window's size unless given."""
+    """Arguments as for the op. `stride`: by default the size of the window."""
 
     def __init__(self, kernel: int | Sequence[int], stride: int | Sequence[int] | None = None,
                  padding: int | Sequence[int] = 0) -> None:

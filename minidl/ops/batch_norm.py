@@ -1,4 +1,5 @@
-"""Batch norm. Its output gradient needs the sums that are its weight gradient, so W precedes O, by the graph alone."""
+"""Batch norm. Its output gradient needs the sums that are its weight gradient, so an edge of the graph puts W before
+O."""
 
 from __future__ import annotations
 
@@ -10,15 +11,15 @@ from ..autograd.tensor import Tensor
 
 
 class BatchNorm(Op):
-    """x (..., c), weight and bias (c,). `running`: mean, variance (c,) and the count of batches (), changed by the
-    forward task while training; `training=False` uses them instead of the batch's own. All but x are float32
-    where x has 16 bits."""
+    """x (..., c), weight and bias (c,). `running`: mean and variance (c,) and the count of batches (); the forward task
+    changes them while training, and `training=False` uses them instead of the batch's. All but x are float32 where x
+    has 16 bits."""
 
     name = "batch_norm"
 
     def __init__(self, running: Sequence[Tensor], training: bool, momentum: float, eps: float) -> None:
         self.running, self.training, self.momentum, self.eps = list(running), training, momentum, eps
-        self.dy: Tensor | None = None  #: what the sums are of
+        self.dy: Tensor | None = None  #: the gradient that has been summed
 
     def forward(self, x: Tensor, w: Tensor, b: Tensor) -> Tensor:
         dtype = statistics_dtype(self, x, w, b, *self.running[:2])
@@ -26,9 +27,10 @@ class BatchNorm(Op):
             raise self.error(f"input {x.shape} does not fit weight {w.shape}: the last axis is that of the channels"
                              f"{layout_hint(x, w.size)}")
         if not w.size:
-            raise self.error(f"no channels in shape {x.shape}")
+            raise self.error(f"shape {x.shape} has no channels")
         if self.training and x.size <= x.shape[-1]:
-            raise self.error(f"one value per channel, shape {x.shape}, has no variance; use a larger batch, or eval()")
+            raise self.error(f"shape {x.shape} has one value per channel and so no variance; use a larger "
+                             f"batch, or eval()")
         self.x, self.w = x if _pixels(x) else self.dense(x), self.dense(w)
         y, self.mean, self.rstd = self.out(x.shape, x.dtype), self.out(w.shape, dtype), self.out(w.shape, dtype)
         reads = [self.x, self.w, self.dense(b), *self.running]
@@ -37,12 +39,12 @@ class BatchNorm(Op):
                       momentum=self.momentum)
         else:
             self.call("batch_norm_eval", reads[:-1], [y, self.rstd], eps=self.eps)
-            if tapes.current().gradients:  # by the time of the gradient the running mean may have moved on
+            if tapes.current().gradients:  # when the gradient is computed, the running mean may have changed
                 self.call("copy", [self.running[0]], [self.mean])
         return y
 
     def weight_grad(self, dy: Tensor, wanted: Sequence[int]) -> dict[int, Tensor]:
-        if 0 in wanted:  # an input that is itself made of parameters
+        if 0 in wanted:  # an input that depends only on parameters
             return self.output_grad(dy, wanted)
         self.dy, self.sums = dy, [self.grad(self.w), self.grad(self.w)]
         self.call("batch_norm_weight_grad", [self.x, self.mean, self.rstd, self.dense(dy)], self.sums)
@@ -63,7 +65,7 @@ class BatchNorm(Op):
 
 
 def _pixels(x: Tensor) -> bool:
-    """Whether all pixels lie equally far apart, each with its channels side by side."""
+    """Whether all pixels are equally far apart and each pixel's channels are contiguous."""
     steps = [s for s, n in zip(x.strides[:-1], x.shape[:-1], strict=True) if n > 1]
     lengths = [n for n in x.shape[:-1] if n > 1]
     evenly = all(a == b * n for a, b, n in zip(steps, steps[1:], lengths[1:], strict=False))
@@ -74,6 +76,6 @@ def batch_norm(x: Tensor, weight: Tensor, bias: Tensor, running: Sequence[Tensor
                momentum: float = 0.1, eps: float = 1e-5) -> Tensor:
     """x (..., c) normalised over all axes but the last, times `weight` plus `bias` (c,).
 
-    `running`: mean and variance (c,) and an int64 count of batches (), moved on by `momentum` while training.
+    `running`: mean and variance (c,), updated with weight `momentum` while training, and an int64 count of batches ().
     """
     return BatchNorm(running, training, momentum, eps)(x, weight, bias)

@@ -10,7 +10,7 @@ from ..kernels.conv import Geometry, Pair
 
 
 def pair(value: int | Sequence[int], name: str, least: int = 1) -> Pair:
-    """A number for both axes, or one for each. Raises ValueError for what is something else or below `least`."""
+    """A number for both axes, or one for each, as a pair. Raises ValueError for anything else, or below `least`."""
     both = (value, value) if isinstance(value, int) else tuple(value)
     if len(both) != 2 or any(not isinstance(v, int) or v < least for v in both):
         raise ValueError(f"{name} is {value!r}; it must be a whole number >= {least}, or two of them")
@@ -37,7 +37,7 @@ class Conv2d(Op):
                              f"{w.shape[3] * groups} channels and a multiple of {groups} "
                              f"outputs{layout_hint(x, w.shape[3] * groups)}")
         if not w.size:
-            raise self.error(f"a weight without elements, {w.shape}")
+            raise self.error(f"the weight {w.shape} has no elements")
         if any(b.shape != w.shape[:1] for b in bias):
             raise self.error(f"bias {bias[0].shape} does not fit weight {w.shape}")
         size = self.geometry.output(x.shape[1:3], w.shape[1:3])
@@ -58,7 +58,7 @@ class Conv2d(Op):
         return found
 
     def weight_grad(self, dy: Tensor, wanted: Sequence[int]) -> dict[int, Tensor]:
-        if 0 in wanted:  # an image that is itself made of parameters
+        if 0 in wanted:  # an image that depends only on parameters
             return self.output_grad(dy, wanted)
         dw, db = self.grad(self.w), [self.grad(b) for b in self.bias] if 2 in wanted else []
         self.call("conv2d_weight_grad", [self.x, self.dense(dy)], [dw, *db], taps=self.w.shape[1:3], bias=bool(db),

@@ -9,7 +9,7 @@ from ..autograd.tensor import Tensor
 
 
 class Dropout(Op):
-    """Zero with probability `rate`, else scaled up; the bits are made again for the gradient."""
+    """Zero with probability `rate`, else scaled up. The gradient draws the same random bits again."""
 
     name = "dropout"
 
@@ -19,7 +19,7 @@ class Dropout(Op):
     def forward(self, x: Tensor) -> Tensor:
         dtype = same_dtype(self, x)
         if not x.ndim:
-            raise self.error("a scalar has no samples")
+            raise self.error("the input must have a batch axis, not be a scalar")
         self.x = self.dense(x)
         tape = tapes.current()
         self.counter, draw = tape.draw(Tensor(random.dropout_counter()))

@@ -95,7 +95,7 @@ class Minimum(_Pick):
 
 
 class _Unary(Op):
-    """One tensor in, one of the same shape out; `constants` go to the kernel."""
+    """One tensor in, one of the same shape out. `constants`: passed to the kernel."""
 
     def __init__(self, **constants: Any) -> None:
         self.constants = constants
@@ -108,7 +108,7 @@ class _Unary(Op):
         return self.y
 
     def saved(self) -> list[Tensor]:
-        """What the gradient kernel reads before dy."""
+        """The tensors that the gradient kernel reads before dy."""
         return [self.y]
 
     def input_grad(self, i: int, dy: Tensor) -> Tensor:
@@ -198,7 +198,7 @@ class Shift(_Unary):
 
 
 class Cast(Op):
-    """To another float type. Gradients come back in x's own, as in every op."""
+    """A cast to another float type. The gradient has x's type, as in every op."""
 
     name = "cast"
 
@@ -215,7 +215,7 @@ class Cast(Op):
 
 
 def astype(x: Tensor, dtype: str) -> Tensor:
-    """x in another float type, rounded to nearest; x itself where it has that type."""
+    """x in another float type, rounded to nearest; x itself if it has that type."""
     return x if x.dtype == dtype else Cast(dtype)(x)
 
 
@@ -240,7 +240,7 @@ def div(a: Tensor, b: Tensor | float) -> Tensor:
 
 
 def power(x: Tensor, exponent: float) -> Tensor:
-    """x ** exponent, a number."""
+    """x ** exponent; the exponent is a number."""
     return Power(exponent=float(exponent))(x)
 
 

@@ -15,7 +15,7 @@ class Embedding(Op):
     def forward(self, table: Tensor, index: Tensor) -> Tensor:
         dtype = same_dtype(self, table)
         if table.ndim != 2 or not table.shape[1] or index.dtype != "int64":
-            raise self.error(f"a table (rows, d), d at least 1, and int64 numbers are needed, not "
+            raise self.error(f"needs a table (rows, d), d at least 1, and int64 indices, not "
                              f"{table.shape} and {index.dtype}")
         check_labels(index, table.shape[0])
         self.table, self.index = self.dense(table), index
@@ -30,5 +30,6 @@ class Embedding(Op):
 
 
 def embedding(table: Tensor, index: Tensor) -> Tensor:
-    """The rows of `table` that `index` names. Gradients of one row are added in the order of the positions."""
+    """The rows of `table` (rows, d) at `index` (...) int64 -> (..., d). Gradients of one row are added in the order of
+    the positions."""
     return Embedding()(table, index)

@@ -1,7 +1,7 @@
-"""Joining tensors along an axis and cutting regions out, with as few copies as can be.
+"""Joining tensors along an axis and cutting regions out, with as few copies as possible.
 
-A joined tensor lies in a slab: a storage written region by region, each region with its own dependencies, so that a
-reader of one region waits for no other. A slab may have room for what will be joined later.
+A joined tensor lies in a slab: a storage that is written region by region. Each region has its own dependencies, so a
+reader of one region waits for no other. A slab may have room for tensors that are joined later.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from ..graph import Role
 
 
 def _window(t: Tensor, axis: int, begin: int, length: int, parts: tuple[StoragePart, ...]) -> Tensor:
-    """The places begin.. of one axis, a view."""
+    """A view of the elements begin .. begin + length of one axis, with these parts."""
     shape = [length if a == axis else n for a, n in enumerate(t.shape)]
     return Tensor(t.storage, shape, t.strides, t.offset + begin * t.strides[axis], parts=parts)
 
 
 class Concat(Op):
-    """Along one axis. Where the first tensor is all that a slab holds so far, only the others are copied."""
+    """Joins along one axis. If the first tensor is a whole slab with room for the others, only these are copied."""
 
     name = "concat"
     precision = "widest"
@@ -58,7 +58,7 @@ class Concat(Op):
         return _window(whole, axis, 0, length, slab.parts(0, length))
 
     def _grows(self, first: Tensor, length: int) -> bool:
-        """`first` is all that lies in its slab, and the slab has room for the rest."""
+        """Whether `first` is the whole content of its slab, and the slab has room for `length` along the axis."""
         slab, shape = first.storage.slab, first.storage.shape
         return (slab is not None and slab.axis == self.axis and first.offset == 0
                 and slab.filled == first.shape[self.axis]
@@ -67,12 +67,13 @@ class Concat(Op):
 
     def input_grad(self, i: int, dy: Tensor) -> Tensor:
         window = _window(dy, self.axis, sum(self.lengths[:i]), self.lengths[i], dy.parts)
-        # what was there before is only added to; what was copied here goes to a layer, once, not in each of its tasks
+        # the gradient of the old content is only added up; that of a copied tensor goes to a layer, so make it
+        # contiguous here, once, not in each of the layer's tasks
         return window if i == 0 and self.grown else self.dense(window)
 
 
 class Slice(Op):
-    """A region, a view. Its gradient is put among zeros, or added where other gradients already lie."""
+    """A region, as a view. Its gradient is the region among zeros, or is added in place to another gradient."""
 
     name = "slice"
 
@@ -82,7 +83,7 @@ class Slice(Op):
     def forward(self, x: Tensor) -> Tensor:
         index: list[Any] = list(self.index)
         if any(not isinstance(n, int | slice) and n is not Ellipsis for n in index):
-            raise self.error(f"an index is made of whole numbers, slices and ..., not {self.index}")
+            raise self.error(f"an index must consist of whole numbers, slices and ..., not {self.index}")
         missing = x.ndim - len(index) + index.count(Ellipsis)
         if missing < 0 or index.count(Ellipsis) > 1:
             raise self.error(f"{self.index} does not fit shape {x.shape}")
@@ -105,13 +106,13 @@ class Slice(Op):
         return Tensor(x.storage, shape, strides, region.offset, parts=self._parts(region))
 
     def _of(self, t: Tensor) -> Tensor:
-        """The region of a tensor of x's shape, with all axes."""
+        """The region of a tensor t of x's shape, with all axes."""
         return Tensor(t.storage, [len(range(*r)) for r in self.region],
                       [s * r[2] for s, r in zip(t.strides, self.region, strict=True)],
                       t.offset + sum(s * r[0] for s, r in zip(t.strides, self.region, strict=True)), parts=t.parts)
 
     def _parts(self, region: Tensor) -> tuple[StoragePart, ...]:
-        """Those parts of x that the region touches, where x lies in a slab as the slab does."""
+        """The parts of x that the region touches, if x is a slab in the slab's own layout; else all parts."""
         slab = self.x.storage.slab
         whole = Tensor(self.x.storage)
         if slab is None or self.x.strides != whole.strides or not region.size:
@@ -121,7 +122,7 @@ class Slice(Op):
         return slab.parts(begin, begin + self.region[slab.axis][2] * (region.shape[slab.axis] - 1) + 1)
 
     def _full(self, dy: Tensor) -> Tensor:
-        """dy with the axes that the index took away."""
+        """dy with the axes that the index has removed, as axes of length 1."""
         kept = iter(range(dy.ndim))
         axes = [None if a in self.squeezed else next(kept) for a in range(self.x.ndim)]
         return Tensor(dy.storage, [1 if a is None else dy.shape[a] for a in axes],
@@ -140,8 +141,11 @@ class Slice(Op):
 
 
 def concat(tensors: Sequence[Tensor], axis: int = 0, room: int = 0) -> Tensor:
-    """The tensors one after the other along `axis`, all other lengths equal. `room`: how long the memory is made along
-    that axis, if longer; then `concat([result, more], axis)` copies `more` alone, as long as there is room."""
+    """The tensors one after the other along `axis`; their other lengths are equal. `room`: the length of the memory
+    along that axis, if larger; then `concat([result, more], axis)` copies only `more`, as long as there is room.
+
+    Raises ShapeError where they do not fit, and ValueError for no tensors.
+    """
     if not tensors:
         raise ValueError("concat: there is nothing to join")
     return Concat(axis, room)(*tensors)

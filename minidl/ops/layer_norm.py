@@ -10,8 +10,8 @@ from ..autograd.tensor import Tensor
 
 
 class LayerNorm(Op):
-    """Over the last axes. The output gradient and the weight gradient each need only what the forward pass kept.
-    Weight, bias and what is kept are float32 where x has 16 bits."""
+    """Normalises over the last axes. The output gradient and the weight gradient each need only what the forward pass
+    has saved. Weight, bias and saved statistics are float32 where x has 16 bits."""
 
     name = "layer_norm"
 
@@ -48,7 +48,7 @@ class LayerNorm(Op):
         return found
 
     def weight_grad(self, dy: Tensor, wanted: Sequence[int]) -> dict[int, Tensor]:
-        if 0 in wanted:  # the input is made of parameters alone
+        if 0 in wanted:  # an input that depends only on parameters
             return self.output_grad(dy, wanted)
         grads = [self.grad(t) for t in self.affine]
         self.call("layer_norm_weight_grad", [self.rows, *self.kept_sums, self._rows(dy)], [self._row(g) for g in grads],

@@ -1,4 +1,4 @@
-"""The affine layer and the plain matrix product."""
+"""The linear layer and the plain matrix product."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Linear(Op):
         return y
 
     def output_grad(self, dy: Tensor, wanted: Sequence[int]) -> dict[int, Tensor]:
-        if 0 not in wanted:  # a weight that is computed from other tensors
+        if 0 not in wanted:  # a weight that is itself computed from other tensors
             return self.weight_grad(dy, wanted)
         dx = self.grad(self.x)
         self.call("matmul", [self.dense(dy), self.w], [dx])
@@ -77,7 +77,7 @@ class MatMul(Op):
 
 
 def _swapped(t: Tensor) -> Tensor:
-    """The last two axes the other way round, a view."""
+    """A view with the last two axes exchanged."""
     return Tensor(t.storage, [*t.shape[:-2], t.shape[-1], t.shape[-2]], [*t.strides[:-2], t.strides[-1], t.strides[-2]],
                   t.offset, parts=t.parts)
 
@@ -91,5 +91,5 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
-    """The matrix product, batched over leading axes."""
+    """The matrix product a (..., m, k) @ b (..., k, n) -> (..., m, n), batched over leading axes, which broadcast."""
     return MatMul()(a, b)

@@ -15,7 +15,7 @@ class Softmax(Op):
     def forward(self, x: Tensor) -> Tensor:
         dtype = same_dtype(self, x)
         if not x.ndim or not x.shape[-1]:
-            raise self.error(f"nothing to choose from in shape {x.shape}")
+            raise self.error(f"the last axis of shape {x.shape} must have at least one element")
         self.x, self.y = x, self.out(x.shape, dtype)
         self.call(self.name, [x], [self.y])
         return self.y
@@ -81,7 +81,8 @@ class MSE(Op):
 
 
 def check_labels(labels: Tensor, classes: int) -> None:
-    """Raises ValueError that names the first label out of range; recorded labels are checked when they come in."""
+    """Raises ValueError that names the first label out of range. While recording it does nothing: labels are checked
+    when the step runs."""
     if labels.storage.data is None:
         return
     values = labels.numpy()
@@ -106,7 +107,7 @@ def cross_entropy(x: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
     """The mean over samples of -sum(target log softmax(x)) for logits (n, c) and labels (n,) int64. The target is
     1 - smoothing at the label plus smoothing / c everywhere. Raises ValueError unless 0 <= smoothing <= 1."""
     if not 0 <= smoothing <= 1:
-        raise ValueError(f"label smoothing is {smoothing}; it must be from 0 to 1")
+        raise ValueError(f"the label smoothing is {smoothing}; it must be from 0 to 1")
     return CrossEntropy(smoothing)(x, labels)
 
 

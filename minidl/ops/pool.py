@@ -36,7 +36,7 @@ class _Pool(Op):
         return y
 
     def keep(self, y: Tensor) -> list[Tensor]:
-        """What the forward kernel writes for the gradient."""
+        """The tensors that the forward kernel also writes, for the gradient."""
         return []
 
     def input_grad(self, i: int, dy: Tensor) -> Tensor:
@@ -46,7 +46,7 @@ class _Pool(Op):
 
 
 class MaxPool2d(_Pool):
-    """Keeps which tap had the maximum; the first of equal ones gets the gradient."""
+    """The forward pass saves which tap had the maximum; the first of equal ones gets the gradient."""
 
     name = "max_pool2d"
 
@@ -60,13 +60,15 @@ class AvgPool2d(_Pool):
 
 def max_pool2d(x: Tensor, window: int | Sequence[int], stride: int | Sequence[int] | None = None,
                padding: int | Sequence[int] = 0) -> Tensor:
-    """The maximum of each window; `stride` is the window's size unless given. Padding is at most half of the window."""
+    """The maximum of each window: x (n, h, w, c) -> (n, oh, ow, c). `stride`: by default the size of the window.
+    `padding`: at most half of the window."""
     return MaxPool2d(window, stride, padding)(x)
 
 
 def avg_pool2d(x: Tensor, window: int | Sequence[int], stride: int | Sequence[int] | None = None,
                padding: int | Sequence[int] = 0) -> Tensor:
-    """The mean of each window, padding counted as zeros; `stride` is the window's size unless given."""
+    """The mean of each window, padding counted as zeros: x (n, h, w, c) -> (n, oh, ow, c). `stride`: by default the
+    size of the window."""
     return AvgPool2d(window, stride, padding)(x)
 
 

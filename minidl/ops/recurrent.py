@@ -1,8 +1,8 @@
 """Recurrent layers over a whole sequence.
 
-What the input adds to the gates is one `linear` over all steps; the ops here are what goes from step to step. So a
-layer has two units: its output gradient task goes back through time and keeps the gates' gradients, from which the
-weight gradient of all steps is one product.
+The input's part of the gates is one `linear` over all steps; the ops here compute the recurrence from step to step. So
+a layer has two units. The output gradient task goes back through time and keeps the gates' gradients; the weight
+gradient over all steps is then one product.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from .join import cut
 class _Recurrent(Op):
     """gx (T, n, gates * d), initial states (n, d), w_hh (gates * d, d), b_hh (gates * d,) -> outputs (T, n, d)."""
 
-    gates = 1  #: how many
-    states = 1  #: how many go from step to step
-    rows = 1  #: how many rows the output array has beside those of the steps
+    gates = 1  #: how many gates
+    states = 1  #: how many states go from step to step
+    rows = 1  #: how many rows the output array has besides those of the steps
     output_first = True
     precision = "low"
 
@@ -46,7 +46,7 @@ class _Recurrent(Op):
         return self._rows(int(not self.reverse), self.steps)
 
     def make_saved(self, dtype: str) -> list[Tensor]:
-        """What the forward kernel writes beside the outputs, and the gradient kernel reads."""
+        """The tensors that the forward kernel also writes, for the gradient kernel."""
         return []
 
     def _rows(self, begin: int, count: int) -> Tensor:
@@ -54,11 +54,12 @@ class _Recurrent(Op):
         return Tensor(self.outputs.storage, [count, self.n, self.d], offset=begin * size, parts=self.outputs.parts)
 
     def call_grad(self, dy: Tensor) -> list[Tensor]:
-        """Calls the gradient kernel; the gradients toward gx and toward what the recurrent product and bias gave."""
+        """Calls the gradient kernel. Returns the gradients toward gx and toward the sum of recurrent product and
+        bias."""
         raise NotImplementedError
 
     def _back(self, dy: Tensor) -> None:
-        """Back through time, once for each gradient that comes in."""
+        """Computes the gradients back through time, once for each incoming gradient dy."""
         if self.dy is not dy:
             self.dy, self.grads = dy, {1 + i: self.grad(t) for i, t in enumerate(self.initial)}
             self.grads[0], inner = self.call_grad(dy)
@@ -71,7 +72,7 @@ class _Recurrent(Op):
                 **(self.weight_grad(dy, weights) if weights else {})}
 
     def weight_grad(self, dy: Tensor, wanted: Sequence[int]) -> dict[int, Tensor]:
-        self._back(dy)  # unless the output gradient task has
+        self._back(dy)  # does nothing if the output gradient task has done it
         found = {i: self.grads[i] for i in wanted if i <= self.states}
         if len(found) < len(wanted):
             grads = [self.grad(t) for t in (self.w, *self.bias)]
@@ -106,7 +107,7 @@ class GRU(_Recurrent):
 
 
 class LSTM(_Recurrent):
-    """The output has one more row, the last cell: at its end, in reverse at its start."""
+    """The output array has one more row, the last cell: at its end, with `reverse` at its start."""
 
     name = "lstm"
     gates, states, rows = 4, 2, 2

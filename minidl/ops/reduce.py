@@ -22,7 +22,7 @@ def _axes(x: Tensor, axis: int | Sequence[int] | None, name: str) -> tuple[int, 
 
 
 class Sum(Op):
-    """Over axes that stay with length 1; `average` divides by their size."""
+    """The sum over axes, which are kept with length 1. `average`: divides by their size."""
 
     name = "sum"
 
@@ -34,7 +34,7 @@ class Sum(Op):
         self.x = x
         count = math.prod(x.shape[a] for a in self.axes)
         if self.average and not count:
-            raise self.error(f"the mean of no elements, shape {x.shape}")
+            raise self.error(f"shape {x.shape} has no elements to average")
         self.factor = 1.0 / count if self.average else 1.0
         y = self.out([1 if a in self.axes else n for a, n in enumerate(x.shape)], dtype)
         self.call("sum", [x], [y], axes=self.axes, factor=self.factor)
@@ -47,7 +47,7 @@ class Sum(Op):
 
 
 class Max(Op):
-    """Over axes that stay with length 1; equal maxima share the gradient evenly."""
+    """The maximum over axes, which are kept with length 1. Equal maxima share the gradient evenly."""
 
     name = "max"
 
@@ -57,7 +57,7 @@ class Max(Op):
     def forward(self, x: Tensor) -> Tensor:
         dtype = same_dtype(self, x)
         if any(x.shape[a] == 0 for a in self.axes):
-            raise self.error(f"the maximum of no elements, shape {x.shape}")
+            raise self.error(f"shape {x.shape} has no elements, so no maximum")
         self.x, self.y = x, self.out([1 if a in self.axes else n for a, n in enumerate(x.shape)], dtype)
         self.call("max", [x], [self.y], axes=self.axes)
         return self.y
@@ -91,7 +91,7 @@ def amax(x: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool = Fa
 
 
 def sum_to(g: Tensor, t: Tensor) -> Tensor:
-    """Within a task: g summed over what broadcasting had added to t's shape."""
+    """g summed over the axes that broadcasting has added to t's shape; part of the open task."""
     if g.shape == t.shape:
         return g
     extra = g.ndim - t.ndim
@@ -102,7 +102,7 @@ def sum_to(g: Tensor, t: Tensor) -> Tensor:
 
 
 class Broadcast(Op):
-    """Repeated along new axes and axes of length 1, a view with stride 0."""
+    """Repeats along new axes and axes of length 1: a view with stride 0."""
 
     name = "broadcast_to"
 

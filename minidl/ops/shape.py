@@ -1,4 +1,4 @@
-"""Other views of the same memory. They emit no task unless the data has to move."""
+"""Other views of the same memory. They emit no task unless data must be copied."""
 
 from __future__ import annotations
 
@@ -59,10 +59,10 @@ def reshape(x: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def flatten(x: Tensor, start: int = 1) -> Tensor:
-    """All axes from `start` on as one."""
+    """x with all axes from `start` on merged into one."""
     return x if x.ndim == start + 1 else Reshape([*x.shape[:start], -1])(x)
 
 
 def transpose(x: Tensor, axes: Sequence[int] | None = None) -> Tensor:
-    """Axes in another order; reversed by default."""
+    """x with its axes in another order, by default reversed; a view."""
     return Transpose(axes)(x)

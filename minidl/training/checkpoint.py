@@ -26,7 +26,7 @@ from ..autograd import random
 from ..autograd.tensor import Tensor
 from ..files import LARGEST, claimed, write_atomic
 from ..nn import Module
-from ..nn.module import put, shown
+from ..nn.module import put, state_array
 from ..optim import Optimizer
 
 NAME = "checkpoint.safetensors"  #: in a directory
@@ -74,7 +74,7 @@ def save(path: str | Path, model: Module, optimizer: Optimizer | None = None, *,
     about: dict[str, Any] = {"format": FORMAT, "step": step, "seed": random.current_seed()}
     about["optimizer"] = None if optimizer is None else type(optimizer).__name__
     about["loader"] = None if loader is None else {"state": loader.state(), **_identity(loader)}
-    arrays = {name: np.asarray(shown(t), order="C") for name, t in _tensors(model, optimizer).items()}
+    arrays = {name: np.asarray(state_array(t), order="C") for name, t in _tensors(model, optimizer).items()}
     texts = {"minidl": json.dumps(about, default=int), "schedule": schedule, "scheduler": scheduler}
     header = {name: text for name, text in texts.items() if text is not None}
     content = serialize(arrays, header | {"sha256": _digest(header, sorted(arrays.items()))})
@@ -108,7 +108,7 @@ def load(path: str | Path, model: Module, optimizer: Optimizer | None = None, *,
             what = f"it lacks {missing[0]!r}" if missing else f"it has {unknown[0]!r}, which this run does not"
             raise CheckpointError(f"{file} is of another model or optimizer: {what}")
         for name, t in mine.items():  # before memory is taken for any of them
-            here, slot = shown(t), content.get_slice(name)
+            here, slot = state_array(t), content.get_slice(name)
             shape, dtype = tuple(slot.get_shape()), _dtype(slot.get_dtype())
             if (dtype, shape) != (str(here.dtype), here.shape):
                 raise CheckpointError(f"{file} is of another model: {name} is {dtype} {shape} there, "

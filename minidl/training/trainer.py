@@ -17,7 +17,7 @@ from ..autograd.recording import record
 from ..autograd.tape import Tape, micro_batch, no_grad, settle, unsettled, use
 from ..autograd.tensor import Parameter
 from ..graph import TaskGraph
-from ..nn.module import shown
+from ..nn.module import state_array
 from ..passes import fusion
 from ..plans import Machine, Plan
 from ..pricing.corun import CoRun
@@ -300,7 +300,7 @@ def sha256_of(parameters: Iterable[Parameter]) -> str:
     """Of these parameters in their order, little-endian."""
     digest = hashlib.sha256()
     for p in parameters:
-        array = np.ascontiguousarray(shown(p))
+        array = np.ascontiguousarray(state_array(p))
         digest.update(array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes())
     return digest.hexdigest()
 

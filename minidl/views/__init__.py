@@ -1,1 +1,1 @@
-"""What people look at: timelines, reports, traces, pictures. Nothing here changes what runs."""
+"""Timelines, reports, traces and pictures. Nothing here changes what runs."""

@@ -1,8 +1,8 @@
 """Pictures: a schedule's grid and a timeline as SVG, and colour for grids in a terminal.
 
-One palette for all of them: Okabe and Ito's, which every kind of colour vision tells apart. An SVG needs nothing from
-elsewhere and follows the reader's light or dark mode. What is too thin to see is merged with its neighbours, so that
-ten thousand tasks still make a small picture. It knows no costs and measures nothing.
+One palette for all of them: Okabe and Ito's, whose colours differ for every kind of colour vision. An SVG needs no
+other file and follows the reader's light or dark mode. Slices that are too thin to see are merged with their
+neighbours, so that ten thousand tasks still make a small picture. This module knows no costs and measures nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..tasks import COMMUNICATION, NAME, Kind, task_name, unpack
 from .report import count_of, readable_unit
 from .timeline import Timeline, What
 
-#: What a slice stands for: its colour and its name in the legend. Black text is readable on all of them.
+#: group of slices -> its colour and its name in the legend; black text is readable on all of them
 PALETTE = {
     "F": ("#56b4e9", "forward"),
     "O": ("#e69f00", "output gradient"),
@@ -32,7 +32,7 @@ PALETTE = {
     "transfer": ("#f0e442", "transfer"),
     "wait": ("#9aa1a9", "wait"),
 }
-WIDTH = 1200  #: of a timeline, in pixels; a grid is as wide as its cells need, up to half as much again
+WIDTH = 1200  #: the width of a timeline in pixels; a grid is as wide as its cells need, at most 1.5 times this
 _FONT = 10.5
 _CHARACTER = 0.61 * _FONT  # the advance of common monospaced fonts
 _THIN = 1.5  # pixels below which slices merge
@@ -46,7 +46,7 @@ text{font:10.5px ui-monospace,'DejaVu Sans Mono',Menlo,Consolas,monospace}
 
 @dataclass(frozen=True, slots=True)
 class _Slice:
-    """From `begin` to `end` in row `row`, over the part `low..high` of its height."""
+    """A rectangle from `begin` to `end` in row `row`, over the share `low..high` of the row's height."""
 
     row: int
     begin: float
@@ -54,10 +54,10 @@ class _Slice:
     group: str
     low: float = 0.0
     high: float = 1.0
-    texts: tuple[str, ...] = ()  # the first that fits is shown
+    texts: tuple[str, ...] = ()  # the first one that fits is drawn
     second: str = ""
     tip: str = ""
-    mixed: tuple[tuple[str, float, float], ...] = ()  # of merged slices: the groups, each from `low` to `high`
+    mixed: tuple[tuple[str, float, float], ...] = ()  # merged slices: (group, low, high) each
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,8 @@ def schedule_svg(schedule: Schedule, graph: TaskGraph | None = None, *,
 
 def timeline_svg(timeline: Timeline, *, beside: Timeline | None = None,
                  versions: Mapping[int, int] | None = None) -> str:
-    """Lanes as rows over time, but for messages that take none; with `beside` a second panel below on the same scale.
+    """Lanes as rows over time, without messages that take no time. `beside`: a second timeline, drawn below on the same
+    scale.
 
     `versions`: the weight version of tasks, by key. Raises ValueError where the units of the two cannot be compared.
     """
@@ -126,7 +127,7 @@ def _of_timeline(t: Timeline, versions: Mapping[int, int] | None) -> Iterator[_S
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """What is written on tasks."""
+    """The text on tasks."""
 
     labels: tuple[str, ...]
     versions: Mapping[int, int]
@@ -138,7 +139,7 @@ def _look(labels: tuple[str, ...], versions: Mapping[int, int] | None, keys: Int
 
 
 def _task(row: int, begin: float, end: float, key: int, part: tuple[int, int], look: _Look, when: str) -> _Slice:
-    """One task's slice; `part`: which of how many that share an action."""
+    """The slice of one task. `part`: (its place, how many tasks) in its action."""
     own = unpack(key)
     unit, kind, micro_batch, name = own.unit, Kind(own.kind), own.micro_batch, task_name(key)
     label = f"{name} {look.labels[unit]}" if unit < len(look.labels) and look.labels[unit] else name
@@ -151,7 +152,7 @@ def _task(row: int, begin: float, end: float, key: int, part: tuple[int, int], l
 
 # ----------------------------------------------------------------------------------------------------------------- SVG
 def _svg(panels: list[_Panel], unit: str, versions: bool, width: float, span: float) -> str:
-    """Panels below each other with one scale: `span` time units are `width` pixels."""
+    """Panels below each other on one scale: `span` time units are `width` pixels."""
     most = max(len(panel.lanes) for panel in panels)
     height, space = (14, 2) if most > 48 else (24 + 12 * versions, 4)
     left = 24 + max((len(str(lane)) for panel in panels for lane in panel.lanes), default=0) * _CHARACTER
@@ -205,7 +206,7 @@ def _axis(left: float, top: float, bottom: float, width: float, span: float, sca
 
 
 def _merged(slices: Iterable[_Slice], scale: float) -> list[_Slice]:
-    """Thin neighbours as one slice, in which each colour is as high as its share of the time."""
+    """Merges thin neighbours into one slice, in which each colour is as high as its share of the time."""
     out: list[_Slice] = []
     run: list[_Slice] = []
 
@@ -260,7 +261,7 @@ def _text(x: float, y: float, text: str, style: str, css: str = "") -> str:
 
 
 def _clean(text: str) -> str:
-    """Without the characters that XML cannot hold."""
+    """The text without characters that XML cannot hold."""
     return re.sub(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "\ufffd", text)
 
 
@@ -271,7 +272,7 @@ _TASK = re.compile(rf"(?<![\w/]){NAME.pattern}(?!\w)")
 def ansi(grid: str, color: bool | None = None) -> str:
     """A grid (`Schedule.grid`) with its tasks in the palette's colours, for a terminal of 256 colours.
 
-    By default only where standard output is a terminal and `NO_COLOR` is not set.
+    `color=None`: only where standard output is a terminal and `NO_COLOR` is not set.
     """
     if color is None:
         color = not os.environ.get("NO_COLOR") and sys.stdout.isatty()

@@ -1,6 +1,7 @@
-"""What a timeline says, in text: what each lane did, the critical path, the longest tasks; and two timelines compared.
+"""A timeline as text: what each lane did, the critical path, the longest tasks; and the comparison of two timelines.
 
-Every figure is worked out from the records, measured or predicted alike. It draws nothing and writes no file.
+Every figure is computed from the records, in the same way for measured and predicted ones. This module draws nothing
+and writes no file.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ from ..tasks import Kind, pack, task_name, unpack
 from .timeline import UNITS, Timeline, What
 
 WIDTH = 100
-_LANES = 40  #: more are left to `summary`
+_LANES = 40  #: the most lanes in the text; `summary` has all
 _KINDS = [kind.name for kind in Kind]
 
 
 @dataclass(frozen=True)
 class Usage:
-    """What one lane did with the makespan: `busy + wait + transfer + gap + idle` is all of it.
+    """How one lane spent the makespan: `busy + wait + transfer + gap + idle`.
 
-    `gap`: before tasks that could have run already (launching them, in a measured run); `gaps` counts these. `idle`:
-    after the lane's last task.
+    `gap`: time before tasks that could have run already (in a measured run, their launch); `gaps`: how many. `idle`:
+    time after the lane's last task.
     """
 
     lane: Lane
@@ -44,9 +45,10 @@ class Usage:
 
 @dataclass(frozen=True)
 class CriticalPath:
-    """The chain of tasks that makes the run as long as it is: records, first to last, and where the time goes.
+    """The chain of tasks that makes the run as long as it is.
 
-    `time`, by kind of task and, for what lies between tasks, `transfer` and `gap`, sums to the makespan.
+    `records`: its tasks, first to last. `time`: kind of task, or `transfer` or `gap` between tasks -> time; the sum is
+    the makespan.
     """
 
     records: Ints
@@ -54,7 +56,7 @@ class CriticalPath:
 
 
 def usage(timeline: Timeline) -> tuple[Usage, ...]:
-    """What each lane did with its time."""
+    """How each lane spent its time."""
     t = timeline
     first, free, _ = t.actions
     at = t.tasks[first]
@@ -74,7 +76,7 @@ def usage(timeline: Timeline) -> tuple[Usage, ...]:
 
 
 def _gaps(t: Timeline, still: Ints, at: Ints, free: Floats) -> Floats:
-    """The time before each action of a lane (its record `at`) that no wait or transfer (`still`) fills."""
+    """The time before each action of a lane (first record `at`) that no wait or transfer (records `still`) fills."""
     gaps = np.maximum(0.0, t.start[at] - free)
     if len(still) and len(at):
         action = np.minimum(np.searchsorted(t.start[at], t.start[still], side="right"), len(at) - 1)
@@ -84,7 +86,7 @@ def _gaps(t: Timeline, still: Ints, at: Ints, free: Floats) -> Floats:
 
 
 def critical_path(timeline: Timeline) -> CriticalPath:
-    """From the last task to end back to what held each task up: its lane, or the edge whose result came last."""
+    """Follows from the last task back to the one for which each task waited last: on its lane, or across an edge."""
     t = timeline
     tasks = t.tasks
     if not len(tasks):
@@ -97,7 +99,7 @@ def critical_path(timeline: Timeline) -> CriticalPath:
     way: list[int] = []
     seen: set[int] = set()
     at = int(tasks[np.argmax(t.end[tasks])])
-    upto = float(t.end[at])  # what comes after is accounted for
+    upto = float(t.end[at])  # the time after this is accounted for
     while True:
         a = int(action[at])
         seen.add(a)
@@ -110,7 +112,7 @@ def critical_path(timeline: Timeline) -> CriticalPath:
         on_lane = a > 0 and t.lane[tasks[first[a - 1]]] == t.lane[at]
         if on_lane and (source < 0 or free[a] >= arrival):
             source, arrival = int(tasks[first[a - 1]]), float(min(free[a], start))
-        if source < 0 or int(action[source]) in seen:  # the latter only where the clocks of two ranks disagree
+        if source < 0 or int(action[source]) in seen:  # a repeated action: only where the clocks of two ranks disagree
             time["gap"] += start - t.begin
             break
         upto = min(float(t.end[source]), arrival)
@@ -128,7 +130,7 @@ def kinds(timeline: Timeline) -> dict[str, float]:
 
 
 def longest(timeline: Timeline, count: int = 8) -> list[dict[str, Any]]:
-    """The units and kinds that took most time, over all micro-batches and iterations, longest first."""
+    """The units and kinds that took the most time, over all micro-batches and iterations, longest first."""
     tasks = timeline.tasks
     own = unpack(timeline.key[tasks])
     group, which = np.unique(pack(own.unit, own.kind), return_inverse=True)
@@ -145,7 +147,7 @@ def longest(timeline: Timeline, count: int = 8) -> list[dict[str, Any]]:
 
 
 def summary(timeline: Timeline) -> dict[str, Any]:
-    """All that `report` says, as plain data; times in the timeline's unit."""
+    """The content of `report` as plain data; times in the timeline's unit."""
     path = critical_path(timeline)
     lanes = [{"rank": u.lane.rank, **asdict(u), "lane": u.lane.name} for u in usage(timeline)]
     return {"predicted": timeline.predicted, "unit": timeline.unit, "makespan": timeline.makespan,
@@ -155,7 +157,7 @@ def summary(timeline: Timeline) -> dict[str, Any]:
 
 
 def report(timeline: Timeline) -> str:
-    """What each lane did, the critical path and the longest tasks: text of at most 100 columns."""
+    """What each lane did, the critical path and the longest tasks, as text of at most 100 columns."""
     t = timeline.in_unit(readable_unit(timeline))
     whole, number = t.makespan, _number(t.makespan)
     head = [f"{'predicted' if t.predicted else 'measured'}: makespan {number(whole)} {t.unit}".rstrip(),
@@ -243,7 +245,7 @@ def _task_label(t: Timeline, key: int) -> str:
 
 # ---------------------------------------------------------------------------------------------------------------- text
 def readable_unit(timeline: Timeline) -> str:
-    """A unit in which the makespan has few digits before the point."""
+    """A unit in which the makespan has few digits before the decimal point."""
     if timeline.unit not in UNITS:
         return timeline.unit
     span = timeline.makespan * UNITS[timeline.unit]
@@ -251,7 +253,7 @@ def readable_unit(timeline: Timeline) -> str:
 
 
 def _number(largest: float) -> Callable[[float], str]:
-    """Writes numbers with as many decimals as give the largest of them four digits."""
+    """A function that formats numbers, with as many decimals as give the largest one four digits."""
     digits = 3 - math.floor(math.log10(largest)) if largest > 0 else 0
     return lambda x: f"{x:.{min(max(digits, 0), 6)}f}"
 
@@ -288,7 +290,7 @@ def _folded(names: list[str], lines: int = 4) -> list[str]:
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
-    """First column to the left, numbers to the right, two spaces between."""
+    """A table: the first column left-aligned, the others right-aligned, two spaces between."""
     cells = [list(head), *([str(cell) for cell in row] for row in rows)]
     width = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return ["  ".join([row[0].ljust(width[0]), *(cell.rjust(w) for cell, w in zip(row[1:], width[1:], strict=True))])

@@ -1,7 +1,7 @@
-"""What ran when: one record per task, with waits and transfers as records of their own.
+"""What ran when: one record per task, and separate records for waits and transfers.
 
 A predicted and a measured timeline are the same type, so they are reported, drawn and compared alike. Times are
-microseconds (or whatever unit the costs had). It knows no graph: what it needs of one is copied in.
+microseconds, or in the unit of the costs. A timeline holds no graph, only copies of what it needs.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from ..schedule import Lane
 from ..tasks import RECEIVES, SENDS, task_name, unpack
 
 MESSAGES = (*SENDS, *RECEIVES)
-UNITS = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "s": 1e6}  #: in microseconds; any other unit is the user's own
+UNITS = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "s": 1e6}  #: known units in microseconds; any other has no known length
 
 
 class What(IntEnum):
-    """What a record tells of."""
+    """What a record describes."""
 
     TASK = 0
-    WAIT = 1  #: the lane stood still until a task of another lane or rank ended
-    TRANSFER = 2  #: the lane stood still, and what it stood for was on its way from another rank
+    WAIT = 1  #: the lane waited until a task of another lane or rank ended
+    TRANSFER = 2  #: the lane waited for data that were on their way from another rank
 
 
 @dataclass(frozen=True)
@@ -59,10 +59,10 @@ class Timeline:
     @classmethod
     def of_tasks(cls, lanes: Sequence[Lane], key: Any, lane: Any, start: Any, end: Any, *, issued: Any = None,
                  bytes: Any = None, edges: Any = (), arrived: Any = None, **rest: Any) -> Timeline:
-        """From tasks and the edges between them alone: adds the waits and transfers that follow from both.
+        """The timeline of these tasks, with the waits and transfers that follow from them and from `edges`.
 
-        A lane that has ended its task waits until the last producer of its next one has ended; from there to the
-        arrival is a transfer if that producer is of another rank. `issued` is by default the start.
+        A lane that has ended a task waits until the last producer of its next task has ended; the time from there to
+        the arrival is a transfer if that producer is on another rank. `issued`: by default the start.
         """
         start, end = np.asarray(start, np.float64), np.asarray(end, np.float64)
         count = np.zeros(len(start), np.int64) if bytes is None else np.asarray(bytes, np.int64)
@@ -79,7 +79,7 @@ class Timeline:
         sent = np.where(known & (rank[producer] != rank[at]), end[producer], there) if len(at) else there
         sent = np.clip(sent, free, np.maximum(free, start[at]))
         there = np.clip(there, sent, np.maximum(sent, start[at]))
-        least = 1e-9 * tasks.makespan  # less is how sums of floats differ
+        least = 1e-9 * tasks.makespan  # shorter gaps are rounding errors
         waits, moves = np.flatnonzero(known & (sent - free > least)), np.flatnonzero(known & (there - sent > least))
         extra = np.concatenate([at[waits], at[moves]])
         begin = np.concatenate([free[waits], sent[moves]])
@@ -93,11 +93,11 @@ class Timeline:
     @classmethod
     def of_ranks(cls, own: Sequence[Timeline], ahead: Sequence[float],
                  messages: Sequence[Mapping[int, int]]) -> Timeline:
-        """One of all ranks, from those that each of them measured, on rank 0's clock.
+        """The timeline of all ranks, on rank 0's clock, from the timelines that they have measured.
 
-        `ahead[r]`: by how many seconds the clock of rank r is ahead of it. `messages[r]`: the number of the message
-        that a send or receive of rank r is, by key. A receive begins when its send does: before, nothing was on its
-        way. So what a lane stood still for is a wait until then, and a transfer from then on.
+        `ahead[r]`: by how many seconds the clock of rank r is ahead of rank 0's. `messages[r]`: key of a send or
+        receive of rank r -> number of its message. A receive begins when its send does, since nothing was on its way
+        before. So the time in which a lane stood still is a wait until then, and a transfer from then on.
         """
         begin = [(t.meta["begin_s"] - a) * 1e6 for t, a in zip(own, ahead, strict=True)]
         shift = np.repeat(np.array(begin) - min(begin), [len(t) for t in own])
@@ -105,7 +105,7 @@ class Timeline:
         what, key = (np.concatenate([getattr(t, name) for t in own]) for name in ("what", "key"))
         issued, start, end = (np.concatenate([getattr(t, name) for t in own]) + shift
                               for name in ("issued", "start", "end"))
-        # of each message the record of its send, and of its receive
+        # for each message, the records of its send and of its receive
         ends: tuple[dict[int, int], dict[int, int]] = {}, {}
         for t, base, number in zip(own, records, messages, strict=False):
             for i in np.flatnonzero(t.what == What.TASK).tolist():
@@ -115,7 +115,7 @@ class Timeline:
         sent, got = met.T
         start[got] = np.clip(start[sent], start[got], end[got])
         inside = np.concatenate([t.edges + base for t, base in zip(own, records, strict=False)])
-        on_way = np.full(len(key), -np.inf)  # of each record when the last message that it needs was sent
+        on_way = np.full(len(key), -np.inf)  # for each record, when the last message that it needs was sent
         arrives = np.zeros(len(key), bool)
         arrives[got] = True
         needs = inside[arrives[inside[:, 0]]]
@@ -158,7 +158,7 @@ class Timeline:
         return task_name(self.key[record])
 
     def label(self, record: int) -> str:
-        """The task's name and its unit's, where that has one: `4W0 layers.2`."""
+        """The task's name, and the name of its unit if it has one: `4W0 layers.2`."""
         unit = int(unpack(int(self.key[record])).unit)
         where = self.labels[unit] if unit < len(self.labels) else ""
         return f"{self.name(record)} {where}" if where else self.name(record)
@@ -192,20 +192,20 @@ class Timeline:
                        arrived=None if self.arrived is None else self.arrived[inside])
 
     def in_unit(self, unit: str) -> Timeline:
-        """The same times in another unit. Raises ValueError where there is no telling how long either is."""
+        """The same times in another unit. Raises ValueError where the length of either unit is not known."""
         if unit == self.unit:
             return self
         if unit not in UNITS or self.unit not in UNITS:
-            raise ValueError(f"cannot put times in {self.unit or 'units of their own'} beside times in "
-                             f"{unit or 'units of their own'}; give the costs in {', '.join(UNITS)}")
+            raise ValueError(f"cannot compare times in {self.unit or 'an unknown unit'} with times in "
+                             f"{unit or 'an unknown unit'}; give the costs in {', '.join(UNITS)}")
         scale = UNITS[self.unit] / UNITS[unit]
         return replace(self, issued=self.issued * scale, start=self.start * scale, end=self.end * scale, unit=unit,
                        arrived=None if self.arrived is None else self.arrived * scale)
 
     @cached_property
     def actions(self) -> tuple[Ints, Floats, Ints]:
-        """Per action (tasks of a lane that start and end together): its first place in `tasks`, when its lane was free
-        for it, and its number of tasks."""
+        """For each action (tasks of a lane that start and end together): the index of its first task in `tasks`, when
+        its lane was free for it, and its number of tasks."""
         tasks = self.tasks
         if not len(tasks):
             return np.empty(0, np.int64), np.empty(0), np.empty(0, np.int64)
@@ -213,7 +213,7 @@ class Timeline:
         new_lane = np.append(True, lane[1:] != lane[:-1])
         same = ~new_lane & (start == np.roll(start, 1)) & (end == np.roll(end, 1)) & (end > start)
         first = np.flatnonzero(~same)
-        # the latest end before each action on its lane: a running maximum that starts anew on every lane
+        # the latest end before each action on its lane: a running maximum that restarts on every lane
         latest = np.full(len(first), self.begin)
         for piece in np.split(np.arange(len(first)), np.flatnonzero(new_lane[first])[1:]):
             latest[piece[1:]] = np.maximum.accumulate(end[first[piece]])[:-1]
@@ -221,7 +221,7 @@ class Timeline:
 
     @cached_property
     def last_arrival(self) -> tuple[Ints, Floats]:
-        """For every record the producer whose result came last to its action (-1: none waited for), and when."""
+        """For every record, the producer whose result arrived last at its action (-1: no producer), and when."""
         arrived = self.end[self.edges[:, 0]] if self.arrived is None else self.arrived
         producer, there = np.full(len(self), -1, np.int64), np.full(len(self), -np.inf)
         order = np.argsort(arrived, kind="stable")
@@ -267,7 +267,7 @@ class Timeline:
 
     @classmethod
     def load(cls, path: str | Path) -> Timeline:
-        """What `save` wrote, to the nanosecond. Raises ValueError for any other file."""
+        """Reads what `save` wrote, exact to the nanosecond. Raises ValueError for any other file."""
         from .trace import load
 
         loaded: Timeline = load(path)

@@ -1,13 +1,13 @@
 """A timeline as a trace file for ui.perfetto.dev (Chrome's JSON format) and for Holistic Trace Analysis (HTA).
 
 One process per rank, one thread per lane, and one thread for the host that issues the work. Tasks are `kernel` slices,
-waits and transfers are slices of their own; dependencies across lanes are flows. Slices of a thread never overlap:
-what would overlap goes to a further thread of the same lane. Times are microseconds, whole nanoseconds; a time unit of
-the user's own is shown as a millisecond.
+waits and transfers are separate slices; dependencies across lanes are flows. Slices of a thread never overlap: a slice
+that would overlap goes to another thread of the same lane. Times are microseconds, rounded to nanoseconds; one unit of
+an unknown length is shown as a millisecond.
 
-HTA wants one file per rank, its number ahead of the events, a launch for each kernel (the same `correlation`), NCCL's
-names for communication, and `ProfilerStep` marks. It rounds to whole microseconds unless told otherwise
-(HTA_DISABLE_NS_ROUNDING=1).
+HTA needs one file per rank, with the rank's number before the events, a launch for each kernel (the same
+`correlation`), NCCL's names for communication, and `ProfilerStep` marks. It rounds to whole microseconds unless
+HTA_DISABLE_NS_ROUNDING=1 is set.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .timeline import UNITS, Timeline, What
 
 _NCCL = {Kind.A: "ncclDevKernel_AllReduce", Kind.AS: "ncclDevKernel_ReduceScatter", Kind.AG: "ncclDevKernel_AllGather"}
 _CATEGORY = {What.TASK: "kernel", What.WAIT: "wait", What.TRANSFER: "transfer"}
-_OWN_UNIT = 1e3  #: microseconds that a time unit of the user's own is shown as
+_OWN_UNIT = 1e3  #: microseconds for one unit of an unknown length
 
 
 def save(timeline: Timeline, path: str | Path) -> None:
@@ -50,9 +50,9 @@ def save(timeline: Timeline, path: str | Path) -> None:
 
 
 def check_path(path: str) -> None:
-    """Raises ValueError for a name that `save` does not take."""
+    """Raises ValueError for a file name that `save` does not accept."""
     if not path.endswith((".json", ".json.gz")):
-        raise ValueError(f"a trace is saved as .json or .json.gz, not as {path}")
+        raise ValueError(f"a trace must be saved as .json or .json.gz, not as {path}")
 
 
 def dumps(timeline: Timeline) -> str:
@@ -73,7 +73,7 @@ def dumps(timeline: Timeline) -> str:
 
 
 def events(timeline: Timeline) -> Iterator[dict[str, Any]]:
-    """Metadata first, then all events by time; at one time a slice comes ahead of the flows that bind to it."""
+    """Metadata first, then all events by time; at equal times, a slice comes before the flows that bind to it."""
     thread, lane_of, names = _threads(timeline)
     ranks = sorted({lane.rank for lane in timeline.lanes})
     host = {rank: len(names) + 1 + i for i, rank in enumerate(ranks)}
@@ -102,7 +102,7 @@ def _ns(timeline: Timeline, times: Any) -> list[int]:
 
 
 def _threads(timeline: Timeline) -> tuple[list[int], list[int], list[str]]:
-    """For each record its thread (from 1), for each thread its lane and its name."""
+    """For each record its thread (from 1); for each thread its lane, and its name."""
     start, end = _ns(timeline, timeline.start), _ns(timeline, timeline.end)
     thread, lane_of, names = [0] * len(timeline), list[int](), list[str]()
     records: list[list[int]] = [[] for _ in timeline.lanes]
@@ -120,7 +120,7 @@ def _threads(timeline: Timeline) -> tuple[list[int], list[int], list[str]]:
 
 
 def _steps(timeline: Timeline, host: dict[int, int]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """`ProfilerStep#k` on each rank's host thread: from the first launch of iteration k to that of the next."""
+    """`ProfilerStep#k` on each rank's host thread: from the first launch of iteration k to the first of the next."""
     tasks = timeline.tasks
     if not len(tasks):
         return
@@ -174,8 +174,8 @@ def _slices(timeline: Timeline, thread: list[int], host: dict[int, int]) -> Iter
 
 
 def load(path: str | Path) -> Timeline:
-    """What `save` wrote, to the nanosecond. Raises ValueError for any other file, OSError for one
-    that cannot be read."""
+    """Reads what `save` wrote, exact to the nanosecond. Raises ValueError for any other file, OSError for one that
+    cannot be read."""
     raw = read(path, "trace")
     try:
         return _timeline(json.loads(_unpacked(raw) if raw[:2] == b"\x1f\x8b" else raw))
@@ -186,11 +186,11 @@ def load(path: str | Path) -> Timeline:
 
 
 def _unpacked(raw: bytes) -> bytes:
-    """Of gzip, at most as much as is read of a trace that is not packed."""
+    """The content of a gzip file, of at most the size that an unpacked trace may have. Raises ValueError."""
     machine = zlib.decompressobj(16 + zlib.MAX_WBITS)
     content = machine.decompress(raw, LARGEST["trace"] + 1)
     if not machine.eof or machine.unused_data:
-        raise ValueError(f"what it holds is damaged, or larger than {LARGEST['trace'] >> 20} MiB")
+        raise ValueError(f"its content is damaged, or larger than {LARGEST['trace'] >> 20} MiB")
     return content
 
 
@@ -203,7 +203,7 @@ def _timeline(trace: Any) -> Timeline:
     scale = 1e3 * UNITS.get(head["unit"], _OWN_UNIT)
 
     def times(values: Iterable[float]) -> Floats:
-        """From microseconds; sums are taken in whole nanoseconds, as `save` wrote them."""
+        """Microseconds to whole nanoseconds, as `save` rounded them, so that sums are exact."""
         return np.rint(np.fromiter(values, np.float64) * 1e3)
 
     start = times(e["ts"] for e in rows)
@@ -226,7 +226,7 @@ def _timeline(trace: Any) -> Timeline:
 
 
 def _check(timeline: Timeline) -> None:
-    """Raises ValueError for columns that no timeline has."""
+    """Raises ValueError for columns that no timeline can have."""
     t, records = timeline, len(timeline)
     fine = {
         "a lane": all(type(x.rank) is int and 0 <= x.rank < MOST_LANES and isinstance(x.name, str) for x in t.lanes),
@@ -241,4 +241,4 @@ def _check(timeline: Timeline) -> None:
     }
     for culprit, good in fine.items():
         if not good:
-            raise ValueError(f"{culprit} makes no sense")
+            raise ValueError(f"{culprit} is not valid")

@@ -85,7 +85,7 @@ class Products:
         self.rounded = int(compute.COMPUTE_32F_FAST_TF32)
         self._workspaces: dict[int, Any] = {}
         self._algorithms: dict[Any, Any] = {}
-        self._factors = {kind: np.array([0, 1], kind) for kind in ("float32", "float64")}  #: beta, alpha
+        self._factors = {kind: np.array([0, 1], kind) for kind in ("float32", "float64")}  #: for alpha and beta
 
     def workspace(self, stream: Any) -> Any:
         if stream.number not in self._workspaces:
