@@ -84,7 +84,7 @@ class Call:
 
 @dataclass
 class _Place:
-    """The place of the next task: micro-batch, unit, the number of the next dropout, the number of the first sample."""
+    """The place of the next task: micro-batch and its group, unit, number of the next dropout, of the first sample."""
 
     micro_batch: int = 0
     unit: int = 0
@@ -93,6 +93,7 @@ class _Place:
     sample: int = 0
     labels: list[str] = field(default_factory=list)
     calls: list[Call] | None = None
+    group: int = 0
     inner: bool = False  #: within a micro-batch
 
 
@@ -158,14 +159,15 @@ class Tape:
         self.draws = max(self.draws, self.place.draws)
         return number
 
-    def enter(self, micro_batch: int, first_sample: int) -> None:
+    def enter(self, micro_batch: int, first_sample: int, group: int) -> None:
         """Begins a micro-batch: the next tasks are part of it. Units and dropouts start from the same numbers as in the
         other micro-batches of the batch."""
         if self._round is None or micro_batch in self._round.numbers:
             self._round = _Round(self.place.units, self.place.draws)
         self._round.numbers.add(micro_batch)
         self.place = _Place(micro_batch, units=self._round.units, draws=self._round.draws,
-                            sample=self.place.sample + first_sample, labels=self.place.labels, inner=True)
+                            sample=self.place.sample + first_sample, group=group, labels=self.place.labels,
+                            inner=True)
 
     def end_step(self) -> None:
         """Counts units from 0 again. After an update within a micro-batch, the other micro-batches of the batch still
@@ -246,7 +248,7 @@ class Recorder(Tape):
         # (unit, micro-batch, how often before) -> the unit of such a repeated task
         self._again: dict[tuple[int, int, int], int] = {}
         #: of each parameter what there was of its gradient: uses, total, used, grad_unit, and when it changed
-        self._before: dict[int, tuple[Tensor, dict[int, Tensor], Tensor | None, bool, int | None, int]] = {}
+        self._before: dict[int, tuple[Tensor, dict[tuple[int, int], Tensor], Tensor | None, bool, int | None, int]] = {}
         self._spent: list[Tensor] = []
 
     def remember(self, parameter: Tensor) -> None:
@@ -415,17 +417,18 @@ def use(tape: Tape) -> Iterator[Tape]:
 
 
 @contextmanager
-def micro_batch(number: int, first_sample: int = 0) -> Iterator[None]:
+def micro_batch(number: int, first_sample: int = 0, group: int = 0) -> Iterator[None]:
     """Makes tasks emitted inside part of this micro-batch: `4W0` becomes `4W1`. Gradients add up until the next update.
 
     `first_sample`: the position of its first sample in the whole batch, so that dropout is that of the whole batch.
+    `group`: gradients add up within their group first, then the groups in the order of their numbers.
     Raises ValueError within another micro-batch.
     """
     tape = current()
     before = tape.place
     if before.inner:
         raise ValueError("a micro-batch cannot begin within another micro-batch")
-    tape.enter(number, first_sample)
+    tape.enter(number, first_sample, group)
     try:
         yield
     finally:

@@ -66,7 +66,7 @@ class Tensor:
         self.parts = (storage.whole,) if parts is None else parts
         self.requires_grad, self.weight = requires_grad, False
         self.node: Node | None = None
-        self.uses: dict[int, Tensor] = {}
+        self.uses: dict[tuple[int, int], Tensor] = {}  # by use and group of micro-batches
         self.total: Tensor | None = None  # the sum of several uses, once somebody has asked for it
         self.grad_unit: int | None = None
         self.used = False  # an update has used the gradient: the next backward starts a new one
@@ -315,11 +315,11 @@ def backward(root: Tensor, gradient: Tensor | None = None) -> None:
 
     for node in nodes:
         dy = gradients.pop(id(node.out), None)
-        use = {}  # of each input that is a parameter: the number of this use
+        use = {}  # of each input that is a parameter: the number of this use, and the group of micro-batches
         for i in reversed(range(len(node.inputs))):
             if id(node.inputs[i]) in count:
                 count[id(node.inputs[i])] -= 1
-                use[i] = count[id(node.inputs[i])]
+                use[i] = count[id(node.inputs[i])], tape.place.group
         if dy is None:
             continue
         wanted = [i for i, t in enumerate(node.inputs) if t.requires_grad]
@@ -385,8 +385,8 @@ def _check_unchanged(node: Node, dy: Tensor) -> None:
                                    f"before the change, or run the forward pass again")
 
 
-def _accumulate(parameter: Tensor, use: int, g: Tensor, own: bool) -> None:
-    """Sets the gradient of this use or adds to it; its memory is contiguous and not shared."""
+def _accumulate(parameter: Tensor, use: tuple[int, int], g: Tensor, own: bool) -> None:
+    """Sets the gradient of this use and group or adds to it; its memory is contiguous and not shared."""
     tape = tapes.current()
     if parameter.used:
         parameter.grad = None

@@ -382,10 +382,11 @@ def job(arguments: argparse.Namespace, under: str | None = None) -> Job:
     every = (pipelines.update_every(arguments.scheduler, arguments.micro_batches,
                                     dict(arguments.scheduler_arg).get("mini_batches")) if arguments.subject == "c"
              and _stale(arguments) else arguments.update_every)
+    groups = pipelines.groups(under or arguments.scheduler) if arguments.subject == "c" else 1
     return Job(model=arguments.model, model_args=dict(arguments.model_arg), data=arguments.data, root=arguments.root,
                strict=arguments.strict, device=arguments.device, tf32=arguments.tf32,
                deterministic=not arguments.nondeterministic, dtype=arguments.dtype, batch_size=arguments.batch_size,
-               micro_batches=arguments.micro_batches, update_every=every, optimizer=arguments.optimizer,
+               micro_batches=arguments.micro_batches, update_every=every, groups=groups, optimizer=arguments.optimizer,
                lr=arguments.lr, clip=arguments.clip, seed=arguments.seed, scheduler=under or arguments.scheduler,
                parallel={"r": "data", "c": "pipeline"}.get(arguments.subject, "none"),
                scheduler_args=dict(arguments.scheduler_arg), streams=arguments.streams,

@@ -140,10 +140,12 @@ def check(arguments: Any) -> int:
     recorded = Recorded(job(arguments)) if arguments.model else None
     stages = None
     if recorded:
-        count = arguments.ranks * (chunks or pipelines.chunks_in(schedule, arguments.ranks))
+        count = (arguments.ranks * (chunks or pipelines.chunks_in(schedule, arguments.ranks)) if like is None
+                 else like.placement.stages)
         cost = costs(arguments, recorded) if "--costs" in arguments.given else CostModel.analytic()
         stages = pipelines.cut(recorded.graph, cost, count,
-                               pipelines.balanced(recorded.graph, _cut_by(arguments), count))
+                               pipelines.balanced(recorded.graph, _cut_by(arguments), count),
+                               None if like is None else like.placement.table)
     try:
         proved = pipelines.read_plan(schedule, arguments.ranks, arguments.micro_batches, chunks,
                                      arguments.activation_cap, graph=stages.graph if stages else None,

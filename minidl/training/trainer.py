@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -56,6 +57,7 @@ class Job:
     batch_size: int = 64
     micro_batches: int = 1
     update_every: int | None = None  #: micro-batches; None: all of a step
+    groups: int = 1  #: of micro-batches, whose gradients are added up apart and then added
     optimizer: str = "sgd"
     lr: float = 0.1
     clip: float | None = None  #: the global norm of all gradients at most
@@ -157,16 +159,20 @@ class Recorded:
         return [part for pair in zip(np.split(x, n), np.split(y, n), strict=True) for part in pair]
 
     def _step(self, *parts: Any) -> Any:
-        n, total, scaler = self.job.micro_batches, None, self.optimizer.scaler
-        every = self.job.update_every or n
+        n, scaler = self.job.micro_batches, self.optimizer.scaler
+        every, groups = self.job.update_every or n, self.job.groups
+        totals: list[Any] = [None] * groups
         for i in range(n):
-            with micro_batch(i, self.rank * self.share + i * self.share // n):
+            group = i * groups // n
+            with micro_batch(i, self.rank * self.share + i * self.share // n, group):
                 loss = nn.cross_entropy(self.model(parts[2 * i]), parts[2 * i + 1])
                 if every > 1:
                     loss = loss * (1 / every)
                 loss.backward(scaler.scale if scaler else None)
                 part = loss.detach() if every == n else loss.detach() * (every / n)
-                total = part if total is None else ops.add(total, part)
+                totals[group] = part if totals[group] is None else ops.add(totals[group], part)
+                if i + 1 == n:
+                    total = functools.reduce(ops.add, totals)
                 if every < n and (i + 1) % every == 0:
                     self.optimizer.step()
         if every == n:

@@ -12,7 +12,7 @@ from .models import balanced, cut
 from .notation import from_torch, read_schedule, to_torch
 from .placement import PipelineError, Placement
 from .planner import of_network, plan, plan_network
-from .policies import POLICIES, Policy, names, place, policy, update_every
+from .policies import POLICIES, Policy, groups, names, place, policy, update_every
 from .pricing import Price, price
 from .problem import Problem, costs
 from .proof import chunks_in, prove, read_plan
@@ -21,6 +21,6 @@ from .stages import fused_in, stage_graph
 
 __all__ = [
     "POLICIES", "PipelineError", "Placement", "Plan", "Policy", "Price", "Problem", "Versions", "add_all_reduces",
-    "add_communication", "balanced", "chunks_in", "costs", "cut", "from_torch", "fused_in", "grid", "names",
+    "add_communication", "balanced", "chunks_in", "costs", "cut", "from_torch", "fused_in", "grid", "groups", "names",
     "of_network", "place", "plan", "plan_network", "policy", "price", "prove", "read_plan", "read_schedule",
     "stage_graph", "swap", "to_torch", "update_every"]

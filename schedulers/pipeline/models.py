@@ -15,6 +15,7 @@ from ...passes.boundary import Mask
 from ...passes.rewrite import coarsen, sums
 from ...pricing.cost import CostModel
 from ...tasks import Kind, repack
+from .both_ways import apart, together
 from .placement import PipelineError
 from .scaling import makers, unscaled_by_each
 from .tied import at_home, sums_of_uses, with_copies
@@ -38,19 +39,27 @@ class Stages:
 
 def cut(graph: TaskGraph, cost: CostModel, stages: int, stage_of_unit: Ints | None = None,
         rank_of_stage: Ints | None = None) -> Stages:
-    """The step in stages, balanced by `cost` or as given; `rank_of_stage` as of `counted_by_each`. Raises PipelineError
-    or GraphError where it cannot be cut so."""
+    """The step in stages, balanced by `cost` or as given.
+
+    `rank_of_stage`: by default each stage has a rank of its own; two rows for the directions of a pipeline that holds
+    every stage twice. Raises PipelineError or GraphError where the step cannot be cut so.
+    """
     of = balanced(graph, cost, stages) if stage_of_unit is None else np.asarray(stage_of_unit)
     time = cost.durations(graph) + cost.launch
+    both = rank_of_stage is not None and np.size(rank_of_stage) == 2 * stages
     if len(of) > graph.unit.max(initial=-1):  # else `coarsen` says what is wrong
-        ranks = np.arange(max(stages, int(of.max(initial=0)) + 1)) if rank_of_stage is None else rank_of_stage
+        ranks = (np.arange(max(stages, int(of.max(initial=0)) + 1)) if rank_of_stage is None
+                 else np.ravel(rank_of_stage))
+        if both:
+            graph, of = apart(graph, of, stages)
         of = at_home(graph, of)
         graph, of, time = unscaled_by_each(graph, of, time)
         graph, of, tied = with_copies(graph, with_their_gradients(graph, of), ranks)
-        graph, of, origin = counted_by_each(graph, of, rank_of_stage)
+        graph, of, origin = counted_by_each(graph, of, ranks)
         time = np.append(time, 0.0)[tied[origin]]  # what is new takes next to no time
     coarse, group = coarsen(graph, of.tolist())
-    return Stages(coarse, np.bincount(group, time, len(coarse)).astype(np.float64))
+    time = np.bincount(group, time, len(coarse)).astype(np.float64)
+    return Stages(together(coarse, stages) if both else coarse, time)
 
 
 def with_their_gradients(graph: TaskGraph, stage_of_unit: Ints) -> Ints:

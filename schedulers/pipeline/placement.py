@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...graph import Ints
-from ...tasks import unpack
+from ...tasks import Kind, unpack
 
 
 class PipelineError(ValueError):
@@ -58,11 +58,14 @@ class Placement:
         return self.table[self.direction(micro_batch, micro_batches), stage]
 
     def home(self, keys: Any, micro_batches: int) -> Any:
-        """The rank(s) of task(s), which must be in range."""
+        """The rank(s) of task(s), which must be in range. Of an update that both directions have, the part is the
+        direction."""
         own = unpack(keys)
         if self.parts is not None:
             return self.parts[own.kind, own.part, own.unit]
-        return self.rank(own.unit, own.micro_batch, micro_batches)
+        update = (own.kind == Kind.U) & (self.directions > 1)
+        return np.where(update, self.table[np.minimum(own.part, self.directions - 1), own.unit],
+                        self.rank(own.unit, own.micro_batch, micro_batches))
 
     def held(self, rank: int, direction: int = 0) -> Ints:
         """The stages on a rank, ascending."""

@@ -75,14 +75,12 @@ def plan_network(graph: TaskGraph, policy_or_name: str | Policy, cost: CostModel
     if chosen.builds:
         raise PipelineError(f"{name} makes tasks that are parts of layers, and no run does yet; "
                             f"`minidl simulate` prices it")
-    if placement.directions > 1:
-        raise PipelineError(f"{name} holds every stage twice; a recorded model has each parameter once")
     if chosen.versions is not None and sums(graph).any():
         raise PipelineError(f"{name} updates several times in a step, before all stages have their gradients; it "
                             f"cannot clip by the norm of all")
     micro_batches = int(graph.micro_batch.max(initial=0)) + 1
     check_numbers(placement.stages, micro_batches, cap)
-    stages = cut(graph, cost, placement.stages, stage_of_unit, placement.table[0])
+    stages = cut(graph, cost, placement.stages, stage_of_unit, placement.table)
     each = int(options.get("mini_batches", 1))  # policies that work in mini-batches order several of them
     problem = _problem(stages.graph, stages.time, placement, micro_batches // each, cost, cap)
     made = _ordered(name, chosen, problem, options)
@@ -145,7 +143,7 @@ def _completed(graph: TaskGraph, schedule: Schedule, placement: Placement) -> Sc
     joined = None if schedule.joined is None else np.asarray(schedule.joined, bool) & np.append(False, known[:-1])
     lane = schedule.lane_of_each()
     rest = np.setdiff1d(np.arange(len(graph)), graph.find(schedule.keys[known]))
-    home = placement.table[0][graph.unit[rest]]
+    home = placement.home(graph.keys[rest], int(graph.micro_batch.max(initial=0)) + 1)
     mine = [known & (lane == r) for r in range(placement.ranks)]
     keys = [np.concatenate([schedule.keys[m], graph.keys[rest[home == r]]]) for r, m in enumerate(mine)]
     pairs = None if joined is None else np.concatenate(

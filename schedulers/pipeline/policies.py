@@ -160,6 +160,12 @@ def update_every(name: str, micro_batches: int, mini_batches: int | None = None)
     return 1 if policy(name).stale else micro_batches
 
 
+def groups(name: str) -> int:
+    """Into how many groups a run under this policy divides a step's micro-batches, whose gradients it adds up apart:
+    one for each direction of its pipeline."""
+    return 2 if name in POLICIES and POLICIES[name].placement == "bidirectional" else 1
+
+
 def policy(name: str | Policy) -> Policy:
     """The policy of that name; one that is given is taken as it is. Raises PipelineError with the known names."""
     if isinstance(name, Policy):

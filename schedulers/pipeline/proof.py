@@ -76,7 +76,7 @@ def read_plan(schedule: Schedule, ranks: int, micro_batches: int, chunks: int | 
         return prove(replace(like, schedule=schedule, cap=cap, limit=limit))
     micro_batches = micro_batches if like is None else like.micro_batches
     compute, talk = split(schedule)
-    _once(compute, ranks, ranks * chunks, micro_batches, COMPUTE if graph is None else (*COMPUTE, Kind.U))
+    _once(compute, ranks, ranks * chunks, micro_batches, graph)
     placement = (_placement(compute, ranks, micro_batches, chunks, asked, graph is None) if like is None
                  else like.placement)
     joint = fused_in(compute, placement.stages, micro_batches)
@@ -126,18 +126,19 @@ def split(schedule: Schedule) -> tuple[Schedule, bool]:
                     schedule.keys[~message], None if joined is None else joined[~message]), True
 
 
-def _once(schedule: Schedule, ranks: int, stages: int, micro_batches: int, kinds: tuple[Kind, ...]) -> None:
-    """Kinds, ranks and ids in range, and no task twice."""
+def _once(schedule: Schedule, ranks: int, stages: int, micro_batches: int, graph: TaskGraph | None) -> None:
+    """Kinds, ranks and ids in range, and no task twice. Updates are those of the graph."""
     own = unpack(schedule.keys)
     unit, kind, micro_batch = own.unit, own.kind, own.micro_batch
     rank = np.array([lane.rank for lane in schedule.lanes], np.int64)[schedule.lane_of_each()]
+    update = np.zeros(len(schedule), bool) if graph is None else (kind == Kind.U) & (graph.find(schedule.keys) >= 0)
+    names = ", ".join(k.name for k in COMPUTE) + ("" if graph is None else ", and U as the network has them")
     for bad, what in (
-            (~np.isin(kind, kinds) | (schedule.keys != pack(unit, kind, micro_batch)),
-             f"does not belong here: the tasks of one iteration are "
-             f"{', '.join(k.name for k in kinds)}, none late or in parts"),
+            (~update & (~np.isin(kind, COMPUTE) | (schedule.keys != pack(unit, kind, micro_batch))),
+             f"does not belong here: the tasks of one iteration are {names}, none late or in parts"),
             (rank >= ranks, f"stands on a rank that does not exist: ranks are 0..{ranks - 1}"),
             (unit >= stages, f"is out of range: stages are 0..{stages - 1}"),
-            (micro_batch >= micro_batches, f"is out of range: micro-batches are 0..{micro_batches - 1}")):
+            (~update & (micro_batch >= micro_batches), f"is out of range: micro-batches are 0..{micro_batches - 1}")):
         if bad.any():
             key = int(schedule.keys[np.argmax(bad)])
             raise schedule.error(f"task {task_name(key)} {what}", [key])

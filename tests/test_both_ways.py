@@ -1,0 +1,130 @@
+"""Pipelines that hold every stage twice run on ranks: chimera and DualPipe leave the bits of one process that adds up
+the gradients of each half of the micro-batches apart."""
+
+from __future__ import annotations
+
+import functools
+import json
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers import PATIENCE, deadline
+
+import minidl as ml
+from minidl import nn
+from minidl.cli import main
+from minidl.pricing.cost import CostModel, Link
+from minidl.runtime.comm.loopback import run_ranks
+from minidl.schedulers.pipeline import PipelineError
+from minidl.tasks import Kind
+from minidl.training.pipeline_trainer import PipelineTrainer
+from minidl.training.trainer import Job, Recorded, Trainer
+
+MPIEXEC = shutil.which("mpiexec") or shutil.which("mpiexec", path=str(Path(sys.executable).parent))
+STEPS = 3
+NETWORK = {"model": "mlp", "model_args": {"hidden": 32, "layers": 6}, "batch_size": 32, "lr": 0.05}
+FLAGS = ["--model", "mlp", "--model-arg", "hidden=32", "--model-arg", "layers=6", "--batch-size", "32",
+         "--micro-batches", "4"]
+
+
+def job(scheduler: str, micro_batches: int, **more) -> Job:
+    return Job(**NETWORK, scheduler=scheduler, parallel="pipeline", micro_batches=micro_batches, groups=2, **more)
+
+
+@functools.cache
+def alone(micro_batches: int, groups: int, **more):
+    """Losses and parameters of one process."""
+    one = replace(job("in_order", micro_batches, **more), parallel="none", groups=groups)
+    trainer = Trainer(Recorded(one), CostModel.analytic())
+    for _ in range(STEPS):
+        trainer.step()
+    trainer.settle()
+    return trainer.losses, trainer.params_sha256()
+
+
+def on_ranks(made: Job, ranks: int):
+    recorded = [Recorded(made) for _ in range(ranks)]  # one after another: they share a generator of random numbers
+
+    def work(communicator):
+        trainer = PipelineTrainer(recorded[communicator.rank], CostModel.analytic(), communicator, Link(5.0, 1e3))
+        for _ in range(STEPS):
+            trainer.step()
+        trainer.finish()
+        return trainer.losses, trainer.params_sha256()
+
+    with deadline(PATIENCE):
+        return run_ranks(ranks, work)
+
+
+@pytest.mark.parametrize(("name", "ranks", "micro_batches"), [
+    ("chimera", 2, 4), ("chimera", 4, 4), ("chimera", 4, 8), ("dualpipe", 2, 4), ("dualpipe", 4, 8)])
+@pytest.mark.parametrize("more", [{}, {"optimizer": "adam", "clip": 0.5}], ids=["sgd", "adam, clipped"])
+def test_the_bits_are_those_of_one_process(name, ranks, micro_batches, more):
+    assert on_ranks(job(name, micro_batches, **more), ranks) == [alone(micro_batches, 2, **more)] * ranks
+
+
+def test_groups_are_another_order_of_addition():
+    """So that the test above tells the order: the same gradients, added one after another, have other bits."""
+    assert alone(8, 2)[1] != alone(8, 1)[1]
+    np.testing.assert_allclose(alone(8, 2)[0], alone(8, 1)[0], rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["chimera", "dualpipe"])
+def test_every_rank_has_two_stages_and_a_direction_updates(name):
+    plan = Recorded(job(name, 4)).plan(CostModel.analytic(), ml.Machine(2))
+    for program in plan.programs:
+        stages = {(t.unit, 2 * t.micro_batch >= 4) for t in program.graph if t.kind in (Kind.F, Kind.B)}
+        assert stages == {(program.rank, False), (1 - program.rank, True)}
+        own = {t.unit for t in program.graph if t.kind == Kind.U and t.part == 0}
+        copies = {t.unit for t in program.graph if t.kind == Kind.U and t.part == 1}
+        assert (own, copies) == ({program.rank}, {1 - program.rank})
+
+
+def test_a_saved_plan_checks_with_its_policy(tmp_path, capsys):
+    path, shape = str(tmp_path / "plan.csv"), [*FLAGS, "--ranks", "2"]
+    assert main(["plan", *shape, "--parallel", "pipeline", "--scheduler", "chimera", "--save", path]) == 0
+    capsys.readouterr()
+    assert main(["check", path, *shape, "--scheduler", "chimera", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["valid"]
+    assert main(["check", path, *shape]) == 1  # as a plan of stages that are held once
+
+
+def test_a_step_whose_gradients_are_added_in_one_place_is_refused():
+    recorded = Recorded(replace(job("chimera", 4), groups=1))
+    with pytest.raises(PipelineError, match=r"adds to the gradient of .*micro_batch\(number, group=1\)"):
+        recorded.plan(CostModel.analytic(), ml.Machine(2))
+
+
+def test_statistics_that_follow_the_micro_batches_are_refused():
+    recorded = Recorded(replace(job("chimera", 4), model="resnet20", model_args={}))
+    with pytest.raises(PipelineError, match="running_mean follows the micro-batches one after another"):
+        recorded.plan(CostModel.analytic(), ml.Machine(2))
+
+
+def test_groups_of_micro_batches_add_up_in_their_order():
+    layer = nn.Linear(3, 2)
+    x = np.random.default_rng(0).standard_normal((6, 4, 3)).astype(np.float32)
+    for i in range(6):
+        with ml.micro_batch(i, group=i % 2):
+            layer(ml.array(x[i])).sum().backward()
+    parts = [functools.reduce(np.add, [np.broadcast_to(b.sum(axis=0), (2, 3)).astype(np.float32) for b in x[g::2]])
+             for g in range(2)]
+    np.testing.assert_allclose(np.sort(layer.weight.grad.numpy().ravel()), np.sort((parts[0] + parts[1]).ravel()),
+                               rtol=1e-5)
+    assert sorted(layer.weight.uses) == [(0, 0), (0, 1)]
+
+
+@pytest.mark.mpi
+@pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec; the extra mpich has one")
+def test_over_mpi():
+    done = subprocess.run([MPIEXEC, "-n", "2", sys.executable, "-m", "minidl", "train", *FLAGS, "--lr", "0.05",
+                           "--parallel", "pipeline", "--scheduler", "dualpipe", "--steps", str(STEPS), "--json"],
+                          capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 0, done.stderr
+    record = json.loads(done.stdout)
+    assert record["params_sha256"] == alone(4, 2)[1]
