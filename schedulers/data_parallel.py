@@ -39,19 +39,22 @@ PART_BYTES = 2**20
 
 
 def no_overlap(graph: TaskGraph, cost: CostModel, machine: Machine) -> Plan:
-    """All communication after the backward pass, on the compute lane."""
+    """All communication after the backward pass, on the compute lane: nothing overlaps."""
     return _plan("no_overlap", synchronise(graph), cost, machine, Rules(crosses=False, overlaps=False))
 
 
 def barrier(graph: TaskGraph, cost: CostModel, machine: Machine) -> Plan:
-    """Each layer's gradients summed while the backward pass goes on, all before any update."""
+    """Each layer's gradients are summed while the backward pass goes on, all before any update (as DDP and Horovod do,
+    a layer at a time)."""
     return _plan("barrier", synchronise(graph), cost, machine, Rules(crosses=False))
 
 
 def buckets(graph: TaskGraph, cost: CostModel, machine: Machine, *, buckets: int | None = None,
             bucket_bytes: int = BUCKET_BYTES) -> Plan:
-    """`buckets`: this many with equal numbers of layers, in place of `bucket_bytes`. Raises ValueError for more than
-    layers."""
+    """As `barrier`, but gradients are summed in buckets of about `bucket_bytes` (PyTorch DDP, 2020).
+
+    `buckets`: this many with equal numbers of layers instead. Raises ValueError for more buckets than layers.
+    """
     groups = reverse_buckets(graph, bucket_bytes)
     if buckets is not None:
         layers = sorted(gradients(graph), key=lambda u: -int(graph.unit[u]))
@@ -62,24 +65,30 @@ def buckets(graph: TaskGraph, cost: CostModel, machine: Machine, *, buckets: int
 
 
 def fifo(graph: TaskGraph, cost: CostModel, machine: Machine) -> Plan:
-    """An update waits for its own gradient only; gradients go in the order in which they get ready."""
+    """An update waits for its own gradient only, across the iteration boundary; gradients go in the order in which they
+    get ready."""
     return _plan("fifo", synchronise(graph), cost, machine, Rules())
 
 
 def priority(graph: TaskGraph, cost: CostModel, machine: Machine, *, part_bytes: int = PART_BYTES) -> Plan:
-    """Gradients in parts of at most `part_bytes`; those that the next forward needs first go first."""
+    """As `fifo`, but gradients go in parts of at most `part_bytes`, and those that the next forward pass needs first go
+    first (P3, TicTac, ByteScheduler, 2019)."""
     return _plan("priority", synchronise(graph, part_bytes=part_bytes), cost, machine, Rules(first="need"))
 
 
 def dear(graph: TaskGraph, cost: CostModel, machine: Machine) -> Plan:
-    """Reduce-scatter in the backward pass, all-gather in the next forward."""
+    """Gradients are reduce-scattered in the backward pass and all-gathered in the next forward pass (DeAR, 2023)."""
     return _plan("dear", synchronise(graph, scatter=True), cost, machine, Rules())
 
 
 def reverse_first_k(graph: TaskGraph, cost: CostModel, machine: Machine, *, k: int | None = None,
                     part_bytes: int = PART_BYTES) -> Plan:
-    """`k`: layers whose weight gradients wait; None searches the one of the shortest period (without contention) among
-    those that fit the machine's memory. Raises ValueError for more layers than there are, or where none fits."""
+    """As `priority`, and the weight gradients of the first k layers wait until the backward pass has ended, the first
+    layer's first, so that their transfers start as early as can be (Oh, Lee, Kim, Seo, EuroSys 2022, section 5).
+
+    `k`: None searches the one of the shortest period (without contention) among those that fit the machine's memory.
+    Raises ValueError for more layers than there are, or where none fits.
+    """
     graph = synchronise(graph, part_bytes=part_bytes)
     iterations = Iterations(late_updates(graph).body[0], _with_communication(graph, cost, machine), Rules(first="need"))
     layers, limit = len(iterations.delayable), machine.memory_limit

@@ -88,7 +88,12 @@ def multi_region(graph: TaskGraph, cost: CostModel | None = None, machine: Machi
 
 def planned(graph: TaskGraph, cost: CostModel, machine: Machine, *, crossing: bool = True, streams: int = 2,
             curve: bool = False) -> Plan:
-    """As `multi_region`, with what it has to say. `curve`: also the fastest plan for every memory limit."""
+    """Every weight gradient beside the region of the chain that it goes best with, and updates as late as the next
+    forward pass allows (Oh, Lee, Kim, Seo, EuroSys 2022, section 4; reconstructed).
+
+    `crossing`: whether they may cross the iteration boundary. `streams`: the main one included. `curve`: also the
+    fastest plan for every memory limit.
+    """
     found = search(graph, cost, machine.memory_limit, crossing, streams, curve)
     notes: dict[str, Any] = {"curve": found.curve, "smallest_limit": found.smallest_limit} if curve else {}
     return Plan("multi_region", graph, found.schedule, cost, machine.ranks, machine.memory_limit, notes, found.notes)

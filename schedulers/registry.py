@@ -46,6 +46,12 @@ class Scheduler:
             found = inspect.signature(self.function)
         return dict(list(found.parameters.items())[3:])
 
+    @property
+    def about(self) -> str:
+        """What it does, with its source and closed form: its docstring without what concerns callers."""
+        text = inspect.getdoc(self.function) or ""
+        return " ".join(text.partition("Raises ")[0].split())
+
     def known(self, **given: Any) -> dict[str, Any]:
         """Of these options those that it takes; None stands for one that is not given."""
         return {option: value for option, value in given.items() if option in self.options and value is not None}

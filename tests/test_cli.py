@@ -13,6 +13,7 @@ from helpers import PATIENCE, deadline
 
 from minidl import checkpoint
 from minidl.cli import main
+from minidl.schedulers import registry
 
 ROOT = Path(__file__).parent.parent
 SMALL = ["--model", "mlp", "--model-arg", "preset=tiny", "--batch-size", "16", "--costs", "analytic"]
@@ -129,6 +130,22 @@ def test_trace_is_a_chrome_trace(capsys, tmp_path):
     code, _, _ = run(capsys, "train", *SMALL, "--steps", "2", "--trace", str(path))
     assert code == 0
     assert any(e.get("ph") == "X" for e in json.loads(path.read_text())["traceEvents"])
+
+
+def test_schedulers_lists_every_policy_with_what_it_says(capsys):
+    code, record = run_json(capsys, "schedulers")
+    assert code == 0
+    listed = {s["scheduler"]: s for s in record["schedulers"]}
+    assert listed.keys() == registry.SCHEDULERS.keys()
+    for name, entry in listed.items():
+        assert len(entry["about"]) > 40, name
+        assert "Raises" not in entry["about"]
+    assert listed["reverse_first_k"]["arguments"]["k"] is None
+    assert listed["zb_auto"]["arguments"]["kept"] == 1.0
+    code, out, _ = run(capsys, "schedulers", "--parallel", "data")
+    assert code == 0
+    assert "reverse_first_k" in out
+    assert "zb_h1" not in out
 
 
 def test_info_and_models(capsys):

@@ -210,7 +210,7 @@ FLAGS: dict[str, dict[str, Flag]] = {
               help="bound on the peak of the memory plan, of each rank where there are several, such as 2GiB"),
     },
     "schedule": {
-        "--parallel": _flag("train:src plan:srlcp check:srcp explain:srlcp simulate:srlcp", default="none",
+        "--parallel": _flag("schedulers:* train:src plan:srlcp check:srcp explain:srlcp simulate:srlcp", default="none",
                             choices=["none", "data", "pipeline"]),
         "--scheduler": _flag("train:src plan:srlcp check:rcp explain:srlcp simulate:srlcp",
                              ("one policy; --table shows them all", lambda a: not a.table), default="in_order",
@@ -304,7 +304,7 @@ FLAGS: dict[str, dict[str, Flag]] = {
                                help="which version of its weights each task read, a line for each"),
         "--config": _flag(EVERY.removeprefix("info:* models:* "), type=path, metavar="FILE.toml",
                           help="flags from a file: batch-size = 32; the command line wins"),
-        "--json": _flag(EVERY + " fuzz:*", action="store_true",
+        "--json": _flag(EVERY + " fuzz:* schedulers:*", action="store_true",
                         help="one JSON object on standard output and nothing else"),
     },
     "ranks": {

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 from ..files import read_text
 from . import fuzz, info, planning, training
+from . import schedulers as listed
 from .flags import FLAGS, UsageError, add_flags, check_flags, nearest, subject_of
 
 
@@ -35,6 +36,7 @@ class _Parser(argparse.ArgumentParser):
 VERBS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "info": (info.info, "devices and versions, or what a network is made of"),
     "models": (info.models, "all networks with their arguments"),
+    "schedulers": (listed.schedulers, "every policy with its source, closed form and arguments"),
     "train": (training.train, "train a network; without any flag, compare two schedules on the digits"),
     "compare": (training.compare, "the same training under several schedules, interleaved"),
     "plan": (planning.plan, "schedule without running"),

@@ -45,7 +45,8 @@ class Optimum:
 
 
 def optimal(problem: Problem, objective: str = "makespan", time_limit: float = 60.0) -> tuple[Schedule, dict[str, Any]]:
-    """`solve` as a policy: the order, and beside it its proof status."""
+    """The order of the smallest `objective`, found by constraint programming (extra `optimal`), and whether that is
+    proved; for small problems."""
     found = solve(problem, objective, time_limit)
     return found.schedule, {"status": {"objective": objective, "value": found.value, "bound": found.bound,
                                        "proved": found.proved, "status": found.status}}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from inspect import Signature, signature
+from inspect import Signature, getdoc, signature
 from typing import Any
 
 import numpy as np
@@ -160,5 +160,7 @@ def of_network(name: str) -> Callable[..., Plan]:
     mine = [p for p in signature(plan_network, eval_str=True).parameters.values()
             if p.kind != p.VAR_KEYWORD and p.name != "policy_or_name"]
     own = [p.replace(kind=p.KEYWORD_ONLY) for p in policy(name).options.values()]
+    told = policy(name)
+    function.__doc__ = "\n\n".join(getdoc(f) or "" for f in (told.versions, told.order) if f is not None)
     function.__signature__ = Signature([*mine, *own])  # type: ignore[attr-defined]
     return function

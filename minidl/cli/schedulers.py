@@ -1,0 +1,48 @@
+"""`schedulers`: every policy, its source and closed form, and what it can be told."""
+
+from __future__ import annotations
+
+import textwrap
+from inspect import Parameter
+from typing import Any
+
+from ..schedulers.registry import KINDS, SCHEDULERS, Scheduler
+from . import show
+
+WIDTH = 110
+FLAGS = ("chunks", "stage_of_unit")  #: options that have a flag, or are for Python alone
+
+
+def schedulers(arguments: Any) -> int:
+    """All of them by kind, or with --parallel one kind."""
+    chosen = [s for s in SCHEDULERS.values() if "--parallel" not in arguments.given or s.parallel == arguments.parallel]
+    record = {"schedulers": [{"scheduler": s.name, "parallel": s.parallel, "about": s.about, "arguments": _arguments(s)}
+                             for s in chosen]}
+    show.emit(arguments, record, lambda: _text(chosen))
+    return 0
+
+
+def _arguments(scheduler: Scheduler) -> dict[str, Any]:
+    """What --scheduler-arg can name, each with its default; None where it has none that can be written."""
+    return {name: None if p.default is Parameter.empty or not isinstance(p.default, int | float | str | bool)
+            else p.default for name, p in scheduler.options.items() if name not in FLAGS}
+
+
+def _text(chosen: list[Scheduler]) -> str:
+    parts = []
+    for kind, title in KINDS.items():
+        mine = [s for s in chosen if s.parallel == kind]
+        if mine:
+            parts.append("\n\n".join([title.removeprefix("for ").upper(), *map(_entry, mine)]))
+    parts.append("Arguments are given as --scheduler-arg name=value. Of pipelines: p ranks, m micro-batches, v chunks "
+                 "a rank; F, O, W the times of a stage, c a link's; peaks in live activations of a full stage.\n"
+                 "`minidl simulate --ranks 4 --micro-batches 8 --table` prices all pipelines side by side.")
+    return "\n\n".join(parts)
+
+
+def _entry(scheduler: Scheduler) -> str:
+    lines = textwrap.wrap(scheduler.about, WIDTH, initial_indent="    ", subsequent_indent="    ")
+    told = ", ".join(name if value is None else f"{name}={value}" for name, value in _arguments(scheduler).items())
+    if told:
+        lines += textwrap.wrap(f"takes: {told}", WIDTH, initial_indent="    ", subsequent_indent="    ")
+    return "\n".join([scheduler.name, *lines])
