@@ -187,7 +187,7 @@ def test_a_wrong_plan_shows_its_culprit(edit, says, marked):
 
 
 @pytest.mark.parametrize(("text", "says"), [
-    ("0F0,0B0,(0F1;0B1)\n1F0,1B0,1F1,1B1", "0B1 needs 0F1, but the two run as one action"),
+    ("0F0,0B0,(0F1;0B1)\n1F0,1B0,1F1,1B1", "0B1 needs 0F1, but they run as one action"),
     ("0F0,(0F1;0B0),0B1\n1F0,1F1,1B0,1B1", "deadlock: 1B0 waits for 1F1 waits for 0B0 waits for 1B0"),
     ("0F0,0SEND_F0,(0F1;0SEND_F1),0RECV_B0,0B0,0RECV_B1,0B1\n1RECV_F0,1F0,1B0,1SEND_B0,1RECV_F1,1F1,1B1,1SEND_B1",
      "part of a pair"),

@@ -80,7 +80,15 @@ def text(plan: Plan) -> str:
     if status := plan.notes.get("status"):
         verdict = "proved" if status["proved"] else "not proved, the time limit came first (--time-limit)"
         text += f"\n\n{status['objective']} {status['value']:g}, bound {status['bound']:g}: {verdict}"
+    for what, choice in plan.notes.get("choices", {}).items():
+        tried = ", ".join(f"{name} {time:g}" for name, time in choice["makespans"].items())
+        text += f"\n\n{what} {choice['picked']}, the best by simulation; makespans: {tried}"
     return text
+
+
+def said(plan: Plan) -> dict[str, Any]:
+    """What the policy has to say, for JSON: of a search for an optimum its status, of choices what was tried."""
+    return plan.notes.get("status", {}) | {key: plan.notes[key] for key in ("choices",) if key in plan.notes}
 
 
 def _short(values: Any) -> str:

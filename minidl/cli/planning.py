@@ -51,7 +51,7 @@ def plan(arguments: Any) -> int:
             show.note(f"check it with --scheduler {made.scheduler}, which says what weights are read")
     record, text = made.as_json(), _text
     if made.placement is not None:
-        record, text = record | price(made).as_json() | made.notes.get("status", {}), pipeline.text
+        record, text = record | price(made).as_json() | pipeline.said(made), pipeline.text
     elif arguments.subject in "rl":
         record, text = record | data_parallel.figures(made), data_parallel.text
     _draw(arguments, made)
@@ -141,7 +141,7 @@ def simulate(arguments: Any) -> int:
     if arguments.subject in "rl":
         record, text = data_parallel.figures(made), data_parallel.text
     elif made.placement is not None:
-        record, text = price(made).as_json() | made.notes.get("status", {}), pipeline.text
+        record, text = price(made).as_json() | pipeline.said(made), pipeline.text
     else:
         timeline = replace(made.timeline, peak_bytes=max(made.peak_bytes or (0,)))
         record, text = {"predicted_step_ms": round(made.predicted_step_ms, 4),

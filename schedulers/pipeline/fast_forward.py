@@ -5,11 +5,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from ...schedule import Schedule
 from ...tasks import Kind
+from .choice import Order, best_order
 from .listing import work_conserving
+from .looped import modulo
+from .placement import PipelineError
 from .problem import Problem, RankOrder, schedule_of
 from .zero_bubble import lagging
 
@@ -36,6 +41,23 @@ def fast_forward(problem: Problem) -> Schedule:
 def fast_forward_greedy(problem: Problem) -> Schedule:
     """Work-conserving: a free rank takes what is ready, O before F before W, the oldest micro-batch first."""
     return work_conserving(problem, (Kind.O, Kind.F, Kind.W))
+
+
+def fast_forward_auto(problem: Problem, form: str | None = None) -> Schedule | tuple[Schedule, dict[str, Any]]:
+    """The form of the smallest simulated makespan, or the one that is given: `greedy` or `strict`, and with one stage
+    per rank `released` (`fast_forward`) and, for m > p, `push`.
+
+    With several stages per rank and a link with latency their groups are searched too. Raises PipelineError for a form
+    that the numbers do not allow.
+    """
+    forms: dict[str, Order] = {"greedy": fast_forward_greedy, "strict": modulo}
+    if problem.chunks == 1:
+        forms |= {"released": fast_forward} | ({"push": fast_forward_push} if problem.micro_batches > problem.ranks
+                                               else {})
+    if form is not None and form not in forms:
+        raise PipelineError(f"fast_forward_auto: there is no form {form!r} with {problem.chunks} chunks per rank and "
+                            f"{problem.micro_batches} micro-batches; there are: {', '.join(forms)}")
+    return forms[form](problem) if form else best_order(problem, forms, "form")
 
 
 def fast_forward_push(problem: Problem) -> Schedule:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from ...graph import Ints
 from ...schedule import Schedule
 from ...tasks import Kind
 from .listing import work_conserving
+from .placement import Placement
+from .placement import modulo as grouped
 from .problem import Problem, RankOrder, schedule_of
 
 
@@ -24,20 +27,66 @@ def looped_bfs(problem: Problem) -> Schedule:
 
 def modulo(problem: Problem) -> Schedule:
     """Modulo allocation in strict order: all F, all O, all W, in each phase chunk by chunk (out-of-order
-    backprop, 2022).
+    backprop, 2022). Consecutive stages of a rank, a group, take each micro-batch together.
 
-    Bubble (p-1)(F+O)/v for m >= p, peak m.
+    Bubble (p-1)(F+O)/v for groups of one stage and m >= p, peak m.
     """
-    p, m, v = problem.ranks, problem.micro_batches, problem.chunks
-    chunk = np.repeat(np.arange(v), m)
-    kind, micro_batch = np.repeat([Kind.F, Kind.O, Kind.W], m * v), np.tile(np.arange(m), 3 * v)
-    stage = np.concatenate([chunk, chunk[::-1], chunk]) * p
-    return schedule_of([RankOrder(kind, stage + rank, micro_batch) for rank in range(p)])
+    return schedule_of([_phases(problem.placement.held(rank), problem.micro_batches) for rank in range(problem.ranks)])
+
+
+def _phases(held: Ints, micro_batches: int) -> RankOrder:
+    """All F, all O, all W of a rank's stages: group by group, in a group micro-batch by micro-batch."""
+    groups = np.split(held, np.flatnonzero(np.diff(held) > 1) + 1)
+    up = [np.tile(group, micro_batches) for group in groups]
+    down = [np.tile(group[::-1], micro_batches) for group in groups[::-1]]
+    stage = np.concatenate([*up, *down, *up])
+    number = [np.repeat(np.arange(micro_batches), len(group)) for group in groups]
+    return RankOrder(np.repeat([Kind.F, Kind.O, Kind.W], len(held) * micro_batches), stage,
+                     np.concatenate([*number, *number[::-1], *number]))
 
 
 def modulo_greedy(problem: Problem) -> Schedule:
     """Modulo allocation, work-conserving: O before F before W, oldest micro-batch first.
 
-    At m = 1: makespan L(F+O) + W over L layers, one per stage.
+    At m = 1, with groups of one of L layers: makespan L(F+O) + W + 2(L-1)c.
     """
     return work_conserving(problem, (Kind.O, Kind.F, Kind.W))
+
+
+def groupings(problem: Problem, group: int | None = None) -> dict[str, Placement]:
+    """The placements to choose from: stage i on rank (i // group) mod p. A free link wants groups of one; on any
+    other the number that divides the chunks is searched, and groups that grow (`growing`), unless it is given."""
+    p, v = problem.ranks, problem.chunks
+    if group is not None or not problem.latency:
+        return {str(group or 1): grouped(p, v, group or 1)}
+    sizes = [size for size in range(1, v + 1) if v % size == 0]
+    found = {str(size): grouped(p, v, size) for size in sizes}
+    return found | {f"growing from {size}": growing(problem, size) for size in sizes[:-1]}
+
+
+def growing(problem: Problem, first: int) -> Placement:
+    """Groups as large as can be while all weight gradients but those of the first `first` stages hide behind the
+    output gradients that follow: what ends last in the backward pass is small, and what ended long before is large.
+
+    At m = 1 the makespan is about L(F+O) + first W + 2hc with h hops, of which contiguous stages have p-1 and looped
+    ones L-1. On p >= log2(v) + 1 ranks and equal times groups double, 1, 2, 4, ..., up to a rank's v stages, so h is
+    p-1 and one more for each rank that has not all of its stages yet. No plan that uses all ranks is below
+    L(F+O) + W + 2(p-1)c: the last output gradient's own weight gradient comes after it.
+    """
+    p, v, o, w = problem.ranks, problem.chunks, problem.output_grad, problem.weight_grad
+    table = np.empty(problem.stages, np.int64)
+    left, busy = np.full(p, v), np.zeros(p)  # of each rank: stages still to come, and O and W of those it has so far
+    now = float(w[:first].sum())  # how long before the step's end the output gradients of the next stage end
+    stage, last = 0, -1
+    while stage < len(table):
+        room = np.searchsorted(np.cumsum(w[stage : stage + v]), (now - busy) * (1 + 1e-9), "right")
+        size = np.minimum(np.maximum(room, 1), left)  # of the group, if it is this rank's
+        size[last] = 0 if last >= 0 and left.sum() > left[last] else size[last]
+        rank = int(np.lexsort((np.arange(p), busy, -left, -np.minimum(room, size)))[0])
+        took = slice(stage, stage + size[rank])
+        table[took], last = rank, rank
+        left[rank] -= size[rank]
+        busy[rank] += o[took].sum() + w[took].sum()
+        now += o[took].sum() + problem.latency
+        stage = took.stop
+    return Placement("modulo", p, table[None])

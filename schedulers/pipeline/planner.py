@@ -15,6 +15,7 @@ from ...plans import Machine, Plan, Versions
 from ...pricing.cost import CostModel
 from ...schedule import Schedule
 from ...tasks import Kind, unpack
+from .choice import with_choices
 from .models import cut
 from .placement import PipelineError, Placement
 from .policies import Policy, place, policy, title
@@ -34,14 +35,16 @@ def plan(policy_or_name: str | Policy, ranks: int, micro_batches: int, cost: Cos
     needs more activations than the cap.
     """
     chosen, name = policy(policy_or_name), title(policy_or_name)
-    placement = place(chosen, ranks, chunks) if placement is None else placement
+    given, placement = placement, place(chosen, ranks, chunks) if placement is None else placement
     cost = costs(placement, 1.0, 1.0, 1.0) if cost is None else cost
     problem = Problem.of(placement, micro_batches, cost, activation_cap)
-    made = _ordered(name, chosen, problem, options)
+    placement, tried = _placed(name, chosen, problem, options, given)
+    problem = replace(problem, placement=placement)
+    made = chosen.ordered(problem, options)
     if isinstance(made, Plan):
         made = replace(made, cap=activation_cap, notes=options | dict(made.notes))
     else:
-        schedule, notes = made
+        schedule, notes = _with_notes(made, tried)
         total = int(unpack(schedule.keys).micro_batch.max()) + 1  # a stale plan may span several mini-batches
         graph = stage_graph(placement.stages, total, fused_in(schedule, placement.stages, total),
                             placement.directions, message_bytes)
@@ -83,10 +86,14 @@ def plan_network(graph: TaskGraph, policy_or_name: str | Policy, cost: CostModel
     stages = cut(graph, cost, placement.stages, stage_of_unit, placement.table)
     each = int(options.get("mini_batches", 1))  # policies that work in mini-batches order several of them
     problem = _problem(stages.graph, stages.time, placement, micro_batches // each, cost, cap)
-    made = _ordered(name, chosen, problem, options)
+    best, tried = _placed(name, chosen, problem, options)
+    if best is not placement:
+        placement, problem = best, replace(problem, placement=best)
+        stages = cut(graph, cost, placement.stages, stage_of_unit, placement.table[0])
+    made = chosen.ordered(problem, options)
     if isinstance(made, Plan):
         raise PipelineError(f"{name} makes its own graph and cannot order a recorded one")
-    schedule, notes = made
+    schedule, notes = _with_notes(made, tried)
     joint = fused_in(schedule, placement.stages, micro_batches)
     merged = fuse(stages.graph, np.broadcast_to(joint, (placement.stages, micro_batches)))
     versions = chosen.read(problem, schedule, options)
@@ -114,17 +121,22 @@ def _check_updates(name: str, graph: TaskGraph, versions: Versions) -> None:
                             f"{versions.every})")
 
 
-def _ordered(name: str, chosen: Policy, problem: Problem,
-             options: dict[str, Any]) -> Plan | tuple[Schedule, dict[str, Any]]:
-    """What the policy makes of the problem: (order, notes), or a whole plan that is not proved yet."""
+def _placed(name: str, chosen: Policy, problem: Problem, options: dict[str, Any],
+            given: Placement | None = None) -> tuple[Placement, dict[str, Any]]:
+    """Where the policy's stages live, and what else was tried. Raises PipelineError for what it cannot work with."""
     wrong = chosen.needs(problem.ranks, problem.micro_batches, problem.chunks)
     if wrong:
         raise PipelineError(f"{name}: {wrong}")
     unknown = sorted(options.keys() - set(chosen.options))
     if unknown:
         raise PipelineError(f"{name} takes no argument {unknown[0]!r}; it takes {', '.join(chosen.options) or 'none'}")
-    made = chosen.ordered(problem, options)
-    return (made, {}) if isinstance(made, Schedule) else made
+    return chosen.placed(problem, options) if given is None else (given, {})
+
+
+def _with_notes(made: Schedule | tuple[Schedule, dict[str, Any]],
+                tried: dict[str, Any]) -> tuple[Schedule, dict[str, Any]]:
+    schedule, notes = (made, {}) if isinstance(made, Schedule) else made
+    return schedule, with_choices(tried, notes)
 
 
 def _problem(coarse: TaskGraph, time: Floats, placement: Placement, micro_batches: int, cost: CostModel,

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from inspect import Parameter, signature
 from typing import Any
 
 from ...plans import Plan, Versions
 from ...schedule import Schedule
 from .bidirectional import chimera
+from .choice import best_placement
 from .dualpipe import dualpipe, dualpipe_v
-from .fast_forward import fast_forward, fast_forward_greedy, fast_forward_push, fast_forward_strict
+from .fast_forward import fast_forward, fast_forward_auto, fast_forward_greedy, fast_forward_push, fast_forward_strict
 from .flush import gpipe, interleaved, one_f_one_b
 from .hanayo import hanayo
 from .layerpipe import layerpipe, layerpipe2, layerpipe2_steady, layerpipe2_versions
-from .looped import looped_bfs, modulo, modulo_greedy
+from .looped import groupings, looped_bfs, modulo, modulo_greedy
 from .optimal import optimal
 from .placement import PLACEMENTS, PipelineError, Placement
 from .problem import Problem
@@ -42,8 +44,9 @@ class Policy:
     `splits`: whether it separates O and W ("partly": some micro-batches). `chunks`: the default number of stages per
     rank, and `chunks_fixed` whether it is the only one possible. `needs(ranks, micro_batches, chunks)` returns what is
     wrong, or None. Stale policies say with `versions(problem, schedule)` which weight version each entry reads, how
-    many micro-batches make one update, and with `steady(problem)` their time per mini-batch in steady state. What
-    `order` and `versions` take beside these are the policy's options.
+    many micro-batches make one update, and with `steady(problem)` their time per mini-batch in steady state.
+    `placements(problem)`: by name those to choose from, by simulation, where there are several. What `order`,
+    `versions` and `placements` take beside these are the policy's options.
     """
 
     order: Callable[..., Schedule | tuple[Schedule, dict[str, Any]] | Plan]
@@ -55,6 +58,7 @@ class Policy:
     versions: Callable[..., Versions] | None = None
     steady: Callable[[Problem], float] | None = None
     builds: bool = False
+    placements: Callable[..., Mapping[str, Placement]] | None = None
 
     @property
     def stale(self) -> bool:
@@ -63,12 +67,23 @@ class Policy:
     @property
     def options(self) -> dict[str, Parameter]:
         """What it can be told beside the problem."""
-        return _beyond(self.order, 1) | (_beyond(self.versions, 2) if self.versions else {})
+        return (_beyond(self.order, 1) | (_beyond(self.versions, 2) if self.versions else {})
+                | (_beyond(self.placements, 1) if self.placements else {}))
 
     def ordered(self, problem: Problem,
                 options: Mapping[str, Any]) -> Schedule | tuple[Schedule, dict[str, Any]] | Plan:
         """What `order` makes of the problem, told those of the options that it takes."""
         return self.order(problem, **_taken(self.order, options))
+
+    def placed(self, problem: Problem, options: Mapping[str, Any]) -> tuple[Placement, dict[str, Any]]:
+        """The best of the placements to choose from, and what was tried; the problem's own where there is no choice."""
+        if self.placements is None:
+            return problem.placement, {}
+        found = self.placements(problem, **_taken(self.placements, options))
+        if len(found) == 1:
+            return next(iter(found.values())), {}
+        order: Any = partial(self.order, **_taken(self.order, options))  # of those that build plans none has a choice
+        return best_placement(problem, found, order, "group")
 
     def read(self, problem: Problem, schedule: Schedule, options: Mapping[str, Any]) -> Versions | None:
         """The weight versions that a stale policy's schedule reads."""
@@ -117,8 +132,9 @@ POLICIES: dict[str, Policy] = {
     "fast_forward_greedy": Policy(fast_forward_greedy, "contiguous", splits=True),
     "fast_forward_push": Policy(fast_forward_push, "contiguous", splits=True,
                                 needs=_at_least("more than p", lambda p: p + 1)),
-    "modulo": Policy(modulo, "looped", splits=True, chunks=2, chunks_fixed=False),
-    "modulo_greedy": Policy(modulo_greedy, "looped", splits=True, chunks=2, chunks_fixed=False),
+    "fast_forward_auto": Policy(fast_forward_auto, "looped", splits=True, chunks_fixed=False, placements=groupings),
+    "modulo": Policy(modulo, "looped", splits=True, chunks=2, chunks_fixed=False, placements=groupings),
+    "modulo_greedy": Policy(modulo_greedy, "looped", splits=True, chunks=2, chunks_fixed=False, placements=groupings),
     "zb_h1": Policy(zb_h1, "contiguous", splits=True),
     "zb_h2": Policy(zb_h2, "contiguous", splits=True, needs=_at_least("at least 2p-1", lambda p: 2 * p - 1)),
     "zb_auto": Policy(zb_auto, "contiguous", splits=True),

@@ -1,0 +1,74 @@
+"""The best of several orders or placements, by simulation: what policies try where the user leaves a choice to them.
+
+Candidates are timed on the problem's times and latency, as every plan is, and proved. Messages have no bandwidth here,
+and updates no time. Deterministic: the first of the fastest is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from ...plans import Plan
+from ...pricing.cost import CostModel
+from ...schedule import Schedule
+from .placement import PipelineError, Placement
+from .pricing import price
+from .problem import Problem
+from .proof import CapError, prove
+from .stages import fused_in, stage_graph
+
+Order = Callable[[Problem], Schedule | tuple[Schedule, dict[str, Any]]]
+
+
+def best_order(problem: Problem, orders: Mapping[str, Order], what: str) -> tuple[Schedule, dict[str, Any]]:
+    """The order of the smallest makespan, and notes: under `choices` and `what` its name and the makespans of all.
+
+    Raises PipelineError where none of them can work with the problem, or keeps its cap.
+    """
+    name, schedule, notes = _best({name: (problem, order) for name, order in orders.items()}, what)
+    return schedule, notes
+
+
+def best_placement(problem: Problem, placements: Mapping[str, Placement], order: Order,
+                   what: str) -> tuple[Placement, dict[str, Any]]:
+    """The placement on which the order has the smallest makespan, and notes as `best_order` has them."""
+    name, _, notes = _best({name: (replace(problem, placement=place), order) for name, place in placements.items()},
+                           what)
+    return placements[name], notes
+
+
+def _best(candidates: Mapping[str, tuple[Problem, Order]], what: str) -> tuple[str, Schedule, dict[str, Any]]:
+    found: dict[str, tuple[float, Schedule, dict[str, Any]]] = {}
+    why = "there is no candidate"
+    for name, (problem, order) in candidates.items():
+        try:
+            made = order(problem)
+            schedule, notes = (made, {}) if isinstance(made, Schedule) else made
+            found[name] = (makespan(problem, schedule), schedule, notes)
+        except (PipelineError, CapError) as error:  # numbers that it cannot work with, or more activations than the cap
+            why = getattr(error, "message", None) or str(error)
+    if not found:
+        raise PipelineError(why)
+    name = min(found, key=lambda name: float(f"{found[name][0]:.11g}"))
+    makespans = {name: float(f"{time:.6g}") for name, (time, _, _) in found.items()}
+    _, schedule, notes = found[name]
+    return name, schedule, with_choices(notes, {"choices": {what: {"picked": name, "makespans": makespans}}})
+
+
+def with_choices(notes: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """Notes of a plan and more of them, with the choices of both."""
+    choices = {**notes.get("choices", {}), **more.get("choices", {})}
+    return {**notes, **more} | ({"choices": choices} if choices else {})
+
+
+def makespan(problem: Problem, schedule: Schedule) -> float:
+    """The simulated time of an order, barrier to barrier. Raises ScheduleError for one that is not valid, CapError
+    where it holds more activations than the problem's cap."""
+    stages, m, placement = problem.placement.stages, problem.micro_batches, problem.placement
+    graph = stage_graph(stages, m, fused_in(schedule, stages, m), placement.directions)
+    cost = CostModel.given(problem.forward.tolist(), problem.output_grad.tolist(), problem.weight_grad.tolist(),
+                           problem.latency)
+    return price(prove(Plan("candidate", graph, schedule, cost, placement.ranks, placement=placement, micro_batches=m,
+                            cap=problem.cap))).makespan
