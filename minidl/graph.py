@@ -409,7 +409,7 @@ class TaskGraph:
             import difflib
 
             near = difflib.get_close_matches(name, [self.name(i) for i in range(min(len(self), 20000))], 3, 0)
-            raise GraphError(f"no task {name} in this graph; near it: {', '.join(near) or 'none'}")
+            raise GraphError(f"no task {name} in this graph; similar names: {', '.join(near) or 'none'}")
         return found
 
     def name(self, task: int) -> str:

@@ -1,6 +1,6 @@
 """Schedulers: pure functions `(graph, cost, machine)` to a schedule or a plan. No device, no MPI, no clock.
 
-Here the ones for a single device, and the registry of all by name; data-parallel ones are in
+This package has the schedulers for a single device and the registry of all by name; data-parallel ones are in
 `schedulers.data_parallel`, pipelines in `schedulers.pipeline`.
 """
 

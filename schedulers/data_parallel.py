@@ -1,20 +1,20 @@
-"""Data-parallel schedules: in which order gradients are computed, summed over ranks, and spent.
+"""Data-parallel schedules: in which order gradients are computed, summed over ranks, and used.
 
-Each takes a recorded step and makes a plan of its synchronised graph (`minidl.passes.synchronise`): one compute lane,
-one communication lane, and updates one step late (`minidl.passes.boundary`), so that communication may go on into the
-next forward. What the schedules differ in:
+Each policy takes a recorded step and plans its synchronised graph (`minidl.passes.synchronise`): one compute lane, one
+communication lane, and updates one step late (`minidl.passes.boundary`), so that communication may go on into the next
+forward. The policies:
 
 - `no_overlap`: all communication after the backward pass, on the compute lane;
-- `barrier`: each gradient is summed while the backward pass goes on, all of them before any update (Horovod, DDP
-  without buckets); `buckets` the same with several layers' gradients together (DDP);
-- `fifo`: an update waits for its own gradient only, just before the layer's next forward; `priority` the same with
-  gradients cut in parts, those that are needed first going first (P3, ByteScheduler);
+- `barrier`: each gradient is summed while the backward pass goes on, and all of them before any update (Horovod, DDP
+  without buckets); `buckets`: the same with the gradients of several layers together (DDP);
+- `fifo`: an update waits only for its own gradient, just before the layer's next forward; `priority`: the same with
+  gradients cut in parts, and the part that is needed first goes first (P3, ByteScheduler);
 - `dear`: reduce-scatter during the backward pass, all-gather during the next forward (DeAR);
 - `reverse_first_k`: `priority`, and the weight gradients of the first k layers wait for the end of the backward pass,
   where they run in ascending order (Oh, Lee, Kim, Seo, "Out-of-order backprop", EuroSys 2022, section 5). The order is
   the authors'; the search for k is reconstructed.
 
-Every rank gets the same schedule, so communication is in one agreed order without asking.
+Every rank gets the same schedule, so all start their communication in the same order without negotiation.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from ..tasks import COMMUNICATION, Kind
 from .iterations import Iterations, Rules
 from .layer_times import with_communication
 
-BUCKET_BYTES = 25 * 2**20  #: as DDP
+BUCKET_BYTES = 25 * 2**20  #: as in DDP
 PART_BYTES = 2**20
 
 
@@ -59,20 +59,20 @@ def buckets(graph: TaskGraph, cost: CostModel, machine: Machine, *, buckets: int
     if buckets is not None:
         layers = sorted(gradients(graph), key=lambda u: -int(graph.unit[u]))
         if not 1 <= buckets <= len(layers):
-            raise ValueError(f"{len(layers)} layers cannot fill {buckets} buckets")
+            raise ValueError(f"{len(layers)} layers are too few for {buckets} buckets")
         groups = [part.tolist() for part in np.array_split(np.array(layers), buckets)]
     return _plan("buckets", synchronise(graph, groups), cost, machine, Rules(crosses=False))
 
 
 def fifo(graph: TaskGraph, cost: CostModel, machine: Machine) -> Plan:
-    """An update waits for its own gradient only, across the iteration boundary; gradients go in the order in which they
-    get ready."""
+    """An update waits only for its own gradient, across the iteration boundary; gradients are sent in the order in
+    which they become ready."""
     return _plan("fifo", synchronise(graph), cost, machine, Rules())
 
 
 def priority(graph: TaskGraph, cost: CostModel, machine: Machine, *, part_bytes: int = PART_BYTES) -> Plan:
-    """As `fifo`, but gradients go in parts of at most `part_bytes`, and those that the next forward pass needs first go
-    first (P3, TicTac, ByteScheduler, 2019)."""
+    """As `fifo`, but gradients are sent in parts of at most `part_bytes`, and the part that the next forward pass needs
+    first goes first (P3, TicTac, ByteScheduler, 2019)."""
     return _plan("priority", synchronise(graph, part_bytes=part_bytes), cost, machine, Rules(first="need"))
 
 
@@ -83,11 +83,12 @@ def dear(graph: TaskGraph, cost: CostModel, machine: Machine) -> Plan:
 
 def reverse_first_k(graph: TaskGraph, cost: CostModel, machine: Machine, *, k: int | None = None,
                     part_bytes: int = PART_BYTES) -> Plan:
-    """As `priority`, and the weight gradients of the first k layers wait until the backward pass has ended, the first
-    layer's first, so that their transfers start as early as can be (Oh, Lee, Kim, Seo, EuroSys 2022, section 5).
+    """As `priority`, but the weight gradients of the first k layers run after the rest of the backward pass, the first
+    layer's first, so that the transfer that is needed first starts as early as possible (Oh, Lee, Kim, Seo, EuroSys
+    2022, section 5).
 
-    `k`: None searches the one of the shortest period (without contention) among those that fit the machine's memory.
-    Raises ValueError for more layers than there are, or where none fits.
+    `k`: None searches the k of the shortest period (without contention) among those that fit the machine's memory.
+    Raises ValueError for more layers than can wait, or where no k fits.
     """
     graph = synchronise(graph, part_bytes=part_bytes)
     iterations = Iterations(late_updates(graph).body[0], _with_communication(graph, cost, machine), Rules(first="need"))
@@ -96,7 +97,8 @@ def reverse_first_k(graph: TaskGraph, cost: CostModel, machine: Machine, *, k: i
         fits = None if limit is None else lambda n: lower(graph, iterations.schedule(n)).peak_bytes <= limit
         k = search(lambda n: iterations.run(n)[0], layers, fits)
     elif not 0 <= k <= layers:
-        raise ValueError(f"k is {k}; it must be from 0 to {layers}, the layers whose weight gradient may wait")
+        raise ValueError(f"k is {k}; it must be from 0 to {layers}, the number of layers whose weight gradient may "
+                         f"wait")
     return _of("reverse_first_k", graph, cost, machine, iterations, k)
 
 
@@ -106,15 +108,15 @@ POLICIES: dict[str, Callable[..., Plan]] = {
 
 
 def _plan(name: str, graph: TaskGraph, cost: CostModel, machine: Machine, order: Rules) -> Plan:
-    """The order that a synchronised graph's lanes settle to."""
+    """The plan with the order to which the lanes of a synchronised graph settle."""
     return _of(name, graph, cost, machine,
                Iterations(late_updates(graph).body[0], _with_communication(graph, cost, machine), order))
 
 
 def _of(name: str, graph: TaskGraph, cost: CostModel, machine: Machine, iterations: Iterations,
         k: int | None = None) -> Plan:
-    """`notes`: sums of one iteration's times; `lower_bound`: no order of this graph has a shorter period; `k`, and the
-    largest."""
+    """The plan of these iterations. Its `notes`: sums of one iteration's times; `lower_bound`: no order of this graph
+    has a shorter period; `k` and the largest possible k."""
     duration = iterations.clock.duration
     cost = _with_communication(graph, cost, machine)
     notes: dict[str, Any] = {"compute": float(duration[iterations.compute].sum()),
@@ -135,18 +137,18 @@ def late_updates(graph: TaskGraph) -> Loop:
 
 
 def hidden(plan: Plan) -> float:
-    """The share of the communication that computation covers; 1.0 where there is none."""
+    """The share of the communication that overlaps with computation; 1.0 where there is no communication."""
     communication = plan.notes["communication"]
     if not communication:
         return 1.0
-    return float(max(0.0, 1 - max(0.0, plan.period - plan.notes["compute"]) / communication))  # waits cost time too
+    return float(max(0.0, 1 - max(0.0, plan.period - plan.notes["compute"]) / communication))  # it includes waits
 
 
 def search(period: Callable[[int], float], largest: int, fits: Callable[[int], bool] | None = None) -> int:
-    """The k in 0..largest of the shortest period; of equals, the smallest.
+    """The k in 0..largest with the shortest period; of equal ones, the smallest.
 
-    Throughput is roughly concave in k: 48 values over the whole range, then ever finer around the best. With up to 48
-    layers that is all of them. Raises ValueError where no value fits. (reconstructed)
+    Throughput is roughly concave in k, so 48 values over the whole range are tried, then ever finer ones around the
+    best. Up to 48 layers, every k is tried. Raises ValueError where no k `fits`. Reconstructed.
     """
     known: dict[int, float] = {}
 
@@ -163,18 +165,19 @@ def search(period: Callable[[int], float], largest: int, fits: Callable[[int], b
             break
         low, high = max(0, best - step), min(largest, best + step)
     if not np.isfinite(known[best]):
-        raise ValueError("no k fits the memory limit, not even 0")
+        raise ValueError("no k fits the memory limit, not even k = 0")
     return min(n for n, t in known.items() if t <= known[best] + 1e-9 * abs(known[best]))
 
 
 def lower_bound(graph: TaskGraph, cost: CostModel) -> float:
-    """No order of this loop body has a shorter period: one compute stream, one channel, and each layer's circuit from
-    its forward over all that its weight gradient needs to the end of its communication."""
+    """A bound: no order of this loop body has a shorter period. It is the largest of the work of the compute stream,
+    the work of the channel, and each layer's circuit from its forward through its weight gradient to the end of its
+    communication."""
     duration = cost.durations(graph) + cost.launch
     talk = np.isin(graph.kind, COMMUNICATION)
     best = max(float(duration[talk].sum()), float(duration[~talk].sum()))
     preds = [graph.preds[t].tolist() for t in range(len(graph))]
-    rate: dict[int, float] = {}  # time of communication per byte, by buffer
+    rate: dict[int, float] = {}  # buffer -> time of communication per byte
     makers: dict[int, list[int]] = {}
     for t in range(len(graph)):
         for b in graph.writes[t].tolist():

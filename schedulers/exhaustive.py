@@ -1,22 +1,22 @@
-"""The shortest order of few tasks on two streams, by branch and bound: for graphs so small that it costs nothing.
+"""The shortest order of a few tasks on two streams, by branch and bound: for graphs so small that this is cheap.
 
-Knows no items, no border and no contention; only predecessors, durations and the cost of a wait.
+It knows only predecessors, durations and the cost of a wait; no contention and no iteration boundary.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-Orders = list[list[int]]  #: of both streams
+Orders = list[list[int]]  #: the tasks of both streams in order
 
 
 def shortest(preds: Sequence[Sequence[int]], duration: Sequence[float], sync: float, known: float,
              effort: int) -> tuple[float, Orders | None, int]:
-    """The makespan and the order of the best that was found below `known` (else `known` and None), and what is left of
-    `effort`, a number of partial orders: with some left, there is none shorter.
+    """(makespan, orders, effort left) of the best orders shorter than `known`; (`known`, None, ..) without any. If some
+    effort is left, nothing shorter exists.
 
-    `sync`: from the end of a task to the start of one on the other stream that waits for it. Ids must be
-    in a legal order.
+    `effort`: how many partial orders to try. `sync`: the time from the end of a task to the start of a task on the
+    other stream that waits for it. Ids must be in a legal order.
     """
     search = _Search(preds, duration, sync, known, effort)
     search.extend(0, (0.0, 0.0), sum(duration))
@@ -32,7 +32,7 @@ class _Search:
         for task, before in enumerate(preds):
             for p in before:
                 self.succs[p].append(task)
-        self.tail = list(duration)  # the longest way from a task's start to the end
+        self.tail = list(duration)  # the longest path from a task's start to the end
         for task in reversed(range(count)):
             self.tail[task] += max((self.tail[s] for s in self.succs[task]), default=0.0)
         self.by_tail = sorted(range(count), key=lambda t: (-self.tail[t], t))
@@ -44,8 +44,8 @@ class _Search:
         self.found: Orders | None = None
 
     def extend(self, done: int, free: tuple[float, float], rest: float) -> None:
-        """All orders that go on from `order`; `done`: its tasks as bits, `free`: when each stream is, `rest`: work to
-        come."""
+        """Tries all continuations of `order`. `done`: its tasks as bits; `free`: when each stream is free; `rest`: the
+        remaining work."""
         if done == self.all:
             if max(free) < self.best * (1 - 1e-9):
                 self.best, self.found = max(free), [list(lane) for lane in self.order]
@@ -62,7 +62,7 @@ class _Search:
         for t, at in zip(ready, starts, strict=True):
             for lane in sorted((0, 1), key=lambda lane: at[lane]):
                 if lane and not self.order[0] and not self.order[1]:
-                    continue  # the streams are alike
+                    continue  # both streams are equal here
                 end = at[lane] + self.duration[t]
                 self.order[lane].append(t)
                 self.end[t], self.lane[t] = end, lane
@@ -71,7 +71,7 @@ class _Search:
                 del self.end[t], self.lane[t]
 
     def _known(self, done: int, free: tuple[float, float]) -> bool:
-        """Whether all that counts for the rest was the same before."""
+        """Whether an earlier partial order led to the same state."""
         open_ends = tuple((t, self.lane[t], end) for t, end in sorted(self.end.items())
                           if end + self.sync > min(free) and any(not done >> s & 1 for s in self.succs[t]))
         before = len(self.seen)

@@ -1,9 +1,9 @@
-"""Overlap given back for memory, step by step: arrangements from the one that is wanted to one that needs little.
+"""Gives overlap back for memory, step by step: from the wanted arrangement to one that needs little memory.
 
-First what waits runs as soon as it can, what holds memory longest before the rest. Then weight gradients leave the
-second stream: those of the highest layers first, since most is alive at the end of the forward pass, or those of the
-lowest, whose own tensors are the largest. In the end one stream runs every weight gradient and its update as soon as it
-can, so that no gradient waits for the end of the step.
+First, delayed items run as soon as they can, those that hold memory longest before the others. Then weight gradients
+leave the second stream: those of the highest layers first, since most memory is alive at the end of the forward pass;
+or those of the lowest, whose own tensors are the largest. In the end one stream runs every weight gradient and its
+update as soon as possible, so that no gradient waits for the end of the step.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from .movable import MAIN, SUB, Place, Places, Step
 
-LEVELS = 8  #: how finely
+LEVELS = 8  #: the number of steps
 
 
 def given_back(step: Step, places: Places) -> Iterator[tuple[str, Places]]:
@@ -29,8 +29,8 @@ def given_back(step: Step, places: Places) -> Iterator[tuple[str, Places]]:
 
 
 def partly_beside(step: Step, order: Sequence[int]) -> Iterator[Places]:
-    """Everything as soon as it can: the items of `order` on the second stream, then fewer and fewer, the
-    first ones longest."""
+    """Arrangements in which everything runs as soon as it can: all items of `order` on the second stream, then fewer
+    and fewer; the first items of `order` stay there longest."""
     for level in reversed(range(LEVELS + 1)):
         beside = set(order[: len(order) * level // LEVELS])
         yield {i: _at_once(step, i, SUB if i in beside else MAIN) for i in range(len(step.items))}
@@ -41,7 +41,8 @@ def _at_once(step: Step, i: int, lane: str) -> Place:
 
 
 def _consistent(step: Step, places: dict[int, Place]) -> Places:
-    """The same, where those run at once too that others, which wait for them, no longer stand after."""
+    """The same places, but an item also runs as soon as it can if another item that waits for it no longer comes after
+    it."""
     while bad := [i for i in places if step.number(places, i) > step.bounds(places, i, True)[1]]:
         places |= {i: _at_once(step, i, places[i].lane) for i in bad}
     return places

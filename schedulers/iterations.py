@@ -1,7 +1,7 @@
-"""Iterations of a synchronised graph in a row: the order that its lanes settle to under a policy.
+"""Iterations of a synchronised graph: the order to which its lanes settle under a policy.
 
-It decides; how long an order takes, the clock says (`minidl.pricing.simulation`). Knows neither names of schedulers nor
-devices; every rank does the same at the same time.
+This module chooses orders; the clock prices them (`minidl.pricing.simulation`). It knows neither schedulers' names nor
+devices. All ranks do the same at the same time.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from ..tasks import COMMUNICATION, Kind
 
 @dataclass(frozen=True)
 class Rules:
-    """`crosses`: updates wait until the next forward needs them. `first`: which of the ready gradients goes first, the
-    one that has waited longest (ready) or the one that the next forward needs first (need). `overlaps`: communication
-    has a lane of its own."""
+    """The rules of a policy. `crosses`: updates wait until the next forward needs them. `first`: which ready gradient
+    goes first: the one that has been ready longest (ready), or the one that the next forward needs first (need).
+    `overlaps`: communication has its own lane."""
 
     crosses: bool = True
     first: str = "ready"
@@ -32,7 +32,7 @@ class Rules:
 
 
 def delayable(graph: TaskGraph) -> list[int]:
-    """Units, ascending, whose weight gradients may wait for the end of the backward pass: no O needs them."""
+    """The units, ascending, whose weight gradients may wait for the end of the backward pass, since no O needs them."""
     chain = np.isin(graph.kind, [int(k) for k in (Kind.F, Kind.O, Kind.B)])
     source, target = graph.preds.ids, graph.preds.row_of_each()
     needed = np.unique(graph.unit[source[(graph.kind[source] == Kind.W) & chain[target]]])
@@ -42,12 +42,12 @@ def delayable(graph: TaskGraph) -> list[int]:
 
 
 class Iterations:
-    """What a policy makes of a graph: the order of its compute lane, and of its communication.
+    """The order of the compute lane and of the communication of a graph under a policy.
 
-    Communication is ordered as it would go if every transfer that is ready could go next. That is played, iteration
-    after iteration, until it repeats; what passes the carried is when each transfer ends. Enough because every transfer
-    of an iteration ends before the next one's first gradient: each forward waits for its own layer's, and no gradient
-    comes before the last forward.
+    Communication gets the order in which it would run if every ready transfer could go next. It is played, iteration
+    after iteration, until it repeats. From one iteration to the next only the ends of transfers carry over. That is
+    enough, because every transfer ends before the first gradient of the next iteration: each forward waits for its own
+    layer's transfer, and no gradient comes before the last forward.
     """
 
     def __init__(self, graph: TaskGraph, cost: CostModel, rules: Rules) -> None:
@@ -62,7 +62,7 @@ class Iterations:
         self._preds = [graph.preds[t].tolist() for t in range(len(graph))]
         self._release = {t: [p for p in self._preds[t] if not talk[p]] for t in self.communication.tolist()}
         self._gathers = set(np.flatnonzero(graph.kind == Kind.AG).tolist())
-        self._awaits: dict[int, list[int]] = {}  # transfers of the iteration before, by task
+        self._awaits: dict[int, list[int]] = {}  # task -> transfers of the iteration before that it awaits
         for source, target in zip(carried.source.tolist(), carried.target.tolist(), strict=True):
             if talk[source] and not talk[target]:
                 self._awaits.setdefault(target, []).append(source)
@@ -73,7 +73,7 @@ class Iterations:
         self._found: dict[int, tuple[float, list[int]]] = {}
 
     def _placed_updates(self) -> dict[int, list[int]]:
-        """Task of the body -> updates just before it; all of them before the first where a barrier is kept."""
+        """Task of the body -> updates just before it; with a barrier, all updates are before the first task."""
         graph = self.graph
         if not self.rules.crosses:
             return {self.body[0]: self.updates.tolist()}
@@ -89,7 +89,7 @@ class Iterations:
         return before
 
     def _need(self) -> dict[int, tuple[int, int]]:
-        """For each transfer when the next iteration wants it: (place of its update, place in the graph)."""
+        """For each transfer, when the next iteration needs it: (place of its update, place in the graph)."""
         by_buffer: dict[int, list[int]] = {}
         for t in self.communication.tolist():
             for b in self.graph.writes[t].tolist():
@@ -108,7 +108,7 @@ class Iterations:
         return [t for task in body for t in (*self.main_updates.get(task, []), task)]
 
     def _delayed(self, units: Sequence[int]) -> list[int]:
-        """The body with the weight gradients of these units last, in ascending order; nothing before what it needs."""
+        """The body with the weight gradients of these units last, in ascending order, as far as edges allow."""
         rank, unit, kind = {u: i for i, u in enumerate(units)}, self.graph.unit.tolist(), self.graph.kind.tolist()
         key = {t: (1, rank[unit[t]], t) if kind[t] == Kind.W and unit[t] in rank else (0, 0, t) for t in self.body}
         missing = {t: sum(p in key for p in self._preds[t]) for t in self.body}
@@ -130,8 +130,8 @@ class Iterations:
         return order
 
     def run(self, k: int = 0) -> tuple[float, list[int]]:
-        """With the weight gradients of the first k layers at the end: the period without contention, and the order of
-        communication."""
+        """(the period without contention, the order of communication) with the weight gradients of the first k layers
+        at the end."""
         if k not in self._found:
             main = self.main(k)
             priced = [(self._quiet.period(self._lanes(main, order)), order) for order in self._orders(main)]
@@ -139,14 +139,14 @@ class Iterations:
         return self._found[k]
 
     def period(self, k: int = 0) -> float:
-        """As the clock says, contention included."""
+        """The period with contention."""
         return self.clock.period(self._lanes(self.main(k), self.run(k)[1]))
 
     def _lanes(self, main: list[int], order: list[int]) -> Lanes:
         return Lanes.of_tasks([main, order] if self.rules.overlaps else [[*main, *order]])
 
     def _orders(self, main: list[int]) -> list[list[int]]:
-        """The orders of communication that follow each other when iterations repeat, mostly one."""
+        """The orders of communication that alternate when iterations repeat; usually one."""
         if not self.rules.overlaps:
             return [self.communication.tolist()]
         talk, scale = self.communication.tolist(), sum(self._time)
@@ -160,12 +160,12 @@ class Iterations:
             for i, (before, _) in enumerate(seen[::-1], 1):
                 if np.abs(state - before).max(initial=0.0) <= 1e-9 * scale:
                     return [list(o) for o in dict.fromkeys(tuple(o) for _, o in seen[len(seen) - i :])]
-            if len(seen) == MOST:  # it wanders
+            if len(seen) == MOST:  # it does not repeat
                 return [order]
             seen.append((state, order))
 
     def _compute(self, main: list[int], ended: list[float], begin: float) -> float:
-        """Runs the compute lane; returns when it is free. `ended` holds the transfers of the iteration before."""
+        """Runs the compute lane; returns when it is free. `ended`: when the transfers of the iteration before ended."""
         free, awaits, time, sync = begin, self._awaits, self._time, self._sync
         for task in main:
             if task in awaits:
@@ -177,7 +177,7 @@ class Iterations:
         return free
 
     def _communicate(self, ended: list[float]) -> list[int]:
-        """Runs the communication lane as the policy says; returns the order."""
+        """Runs the communication lane by the policy's rules; returns its order."""
         sequence: list[int] = []
         channel = 0.0
         release = {t: max((ended[p] for p in before), default=0.0) + self._sync for t, before in self._release.items()}

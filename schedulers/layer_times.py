@@ -1,4 +1,4 @@
-"""Data-parallel schedules on given times: a chain of layers as a graph, and what communication costs in it."""
+"""Data-parallel schedules on given times: a chain of layers as a graph, and the cost of its communication."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from ..tasks import COMMUNICATION, Kind
 
 def layers(forward: Sequence[float], output_grad: Sequence[float], weight_grad: Sequence[float], *, parts: int = 8
            ) -> tuple[TaskGraph, CostModel]:
-    """One step of a chain of layers with given times, to be prepared with `part_bytes=1`, and its costs; a gradient has
-    `parts` bytes.
+    """One step of a chain of layers with given times, and its costs. A gradient has `parts` bytes, so plan it with
+    `part_bytes=1`.
 
-    Layer 0 is nearest the input and has no output gradient: `output_grad[0]` is not used. Updates cost nothing. Raises
+    Layer 0 is nearest the input and has no output gradient: `output_grad[0]` is not used. Updates take no time. Raises
     ValueError for lists of different lengths.
     """
     times = {"forward": forward, "output_grad": output_grad, "weight_grad": weight_grad}
     if len({len(t) for t in times.values()}) > 1 or not len(forward):
-        raise ValueError(f"one time for each layer is needed, not "
+        raise ValueError(f"each list needs one time per layer, but there are "
                          f"{', '.join(f'{len(t)} for {n}' for n, t in times.items())}")
     builder, count = GraphBuilder(), len(forward)
     x = [builder.buffer(f"x{i}", 1, Role.INPUT if i == 0 else Role.ACTIVATION) for i in range(count + 1)]
@@ -42,9 +42,9 @@ def layers(forward: Sequence[float], output_grad: Sequence[float], weight_grad: 
 
 
 def with_communication(graph: TaskGraph, cost: CostModel, time: Callable[[Mapping[int, int]], float]) -> CostModel:
-    """The costs with those of a synchronised graph's communication added.
+    """The costs, with the communication of a synchronised graph added.
 
-    `time` takes the bytes that travel by unit and gives the time of an all-reduce; AS and AG take half of it each.
+    `time`: from {unit: bytes that travel} to the time of an all-reduce; AS and AG take half of it each.
     """
     unit_of = {b: int(graph.unit[u]) for u in np.flatnonzero(graph.kind == Kind.U).tolist()
                for b in graph.reads[u].tolist()}

@@ -1,7 +1,8 @@
-"""What of a recorded step can leave its place: weight gradients with the updates that only they hold up.
+"""The tasks of a recorded step that can move: weight gradients, each with the updates that wait only for it.
 
-The rest, the chain, runs on the main stream in its recorded order. A place for each item makes a schedule: on which
-stream, before which task of the chain, and whether one step late, beside the forward of the next iteration.
+All other tasks form the chain, which runs on the main stream in its recorded order. A schedule follows from a place for
+each item: its stream, the task of the chain before which it runs, and whether it runs one step late, beside the forward
+of the next iteration.
 """
 
 from __future__ import annotations
@@ -27,30 +28,30 @@ MAIN, SUB = "main", "sub"
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """Tasks that move together, in recorded order. It may start when the chain has done its first `release` tasks and,
-    one step late, must end before the next iteration's chain reaches its task number `deadline`. Recorded it was before
-    task number `home`."""
+    """Tasks that move together, in recorded order. An item may start when the chain has done its first `release` tasks;
+    one step late, it must end before the next iteration's chain reaches task number `deadline`. It was recorded before
+    task number `home` of the chain."""
 
     tasks: tuple[int, ...]
     home: int
     release: int
     deadline: int
-    preds: tuple[int, ...]  # items of the same step that must come first
+    preds: tuple[int, ...]  # items of the same step that must come before
     succs: tuple[int, ...]
     work: float
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """On `lane`, before task number `before` of the chain; `late`: one step late. `before` may be the chain's
-    length."""
+    """The place of an item: on `lane`, before task number `before` of the chain, or after the chain where that is its
+    length. `late`: one step late."""
 
     lane: str
     before: int
     late: bool = False
 
 
-Places = Mapping[int, Place]  #: by item; an item without a place runs where it was recorded, on the main stream
+Places = Mapping[int, Place]  #: item -> place; an item without a place runs where it was recorded, on the main stream
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,8 @@ class Step:
 
     @classmethod
     def of(cls, graph: TaskGraph, cost: CostModel, apart: bool = False) -> Step:
-        """`apart`: updates are items of their own, also where they wait for one weight gradient alone."""
+        """The step of a recorded graph. `apart`: all updates are items of their own, even if they wait for only one
+        weight gradient."""
         duration = (cost.durations(graph) + cost.launch).tolist()
         stays = must_stay(graph)
         chain = tuple(np.flatnonzero(stays).tolist())
@@ -84,7 +86,7 @@ class Step:
             before = {item_of[p] for p in graph.preds[task].tolist() if p in item_of}
             awaited = set().union(*(origin[b] for b in before))
             if graph.kind[task] == Kind.U and len(awaited) == 1 and awaited <= before and not apart:
-                (item_of[task],) = awaited  # an update goes with the one weight gradient that holds it up
+                (item_of[task],) = awaited  # an update moves with the one weight gradient for which it waits
                 members[item_of[task]].append(task)
             else:
                 item_of[task] = len(members)
@@ -100,7 +102,7 @@ class Step:
         for i, tasks in enumerate(members):
             own = [place[p] + 1 for t in tasks for p in graph.preds[t].tolist() if p in place]
             release[i] = max([*own, *(release[p] for p in preds[i])], default=0)
-        for i in reversed(range(len(members))):  # what waits for nothing, such as a counter, comes just in time
+        for i in reversed(range(len(members))):  # an item that waits for nothing, such as a counter, comes just in time
             if not release[i] and succs[i]:
                 release[i] = min(release[s] for s in succs[i])
         needed = _first_readers(graph, chain)
@@ -110,8 +112,8 @@ class Step:
                       for i, tasks in enumerate(members))
         return cls(graph, cost, chain, items)
 
-    def taken_apart(self, places: Places) -> tuple[Step, Places]:
-        """The same step with updates as items of their own, and the same places."""
+    def with_separate_updates(self, places: Places) -> tuple[Step, Places]:
+        """The same step with all updates as items of their own, at the same places."""
         fine = Step.of(self.graph, self.cost, apart=True)
         of_task = {t: places[i] for i, item in enumerate(self.items) if i in places for t in item.tasks}
         return fine, {i: of_task[item.tasks[0]] for i, item in enumerate(fine.items) if item.tasks[0] in of_task}
@@ -137,14 +139,14 @@ class Step:
 
     @cached_property
     def _edges(self) -> tuple[list[list[int]], list[list[int]]]:
-        """Predecessors of each task within a step, and in the step before."""
+        """The predecessors of each task: within its step, and in the step before."""
         graph, n = self.graph, len(self.graph)
         carried = Carried.of(graph, own=np.array([not ROLES[r].persistent for r in graph.buffer_role], bool))
         before = Rows.from_pairs(carried.target, carried.source, n)
         return [graph.preds[t].tolist() for t in range(n)], [before[t].tolist() for t in range(n)]
 
     def order(self, places: Places) -> Order:
-        """The tasks of both streams in order. What is late goes first."""
+        """The tasks of both streams in order; late tasks go first."""
         keyed: dict[str, list[tuple[float, int, int, int]]] = {MAIN: [(i, 1, 0, t) for i, t in enumerate(self.chain)],
                                                                SUB: []}
         for i, item in enumerate(self.items):
@@ -157,15 +159,15 @@ class Step:
 
     @cached_property
     def _recorded(self) -> list[int]:
-        """Of each task how many tasks of the chain were recorded before it."""
+        """For each task, how many tasks of the chain were recorded before it."""
         return np.searchsorted(self.chain, np.arange(len(self.graph))).tolist()
 
     def makespan(self, places: Places) -> float:
-        """Of a step as it repeats; infinite where the streams would wait for each other for ever."""
+        """The makespan of a repeated step; infinite where the streams would wait for each other for ever."""
         return self.makespan_of(self.order(places))
 
     def makespan_of(self, order: Order) -> float:
-        """As `makespan`. A search asks for the same order again and again."""
+        """As `makespan`; keeps the result, since a search asks for the same order again and again."""
         key = (frozenset(order.delayed), *map(tuple, order.lanes.values()))
         if key not in self._known:
             try:
@@ -179,7 +181,8 @@ class Step:
         return {}
 
     def times(self, order: Order) -> Times:
-        """Of each task in a step as it repeats. Raises ScheduleError for streams that wait for each other for ever."""
+        """The times of each task in a repeated step. Raises ScheduleError for streams that wait for each other for
+        ever."""
         delayed, lanes = frozenset(order.delayed), Lanes.of_tasks(list(order.lanes.values()))
         if delayed not in self._clocks:
             clock = Clock.of(self.graph, self.cost, lanes)
@@ -191,8 +194,8 @@ class Step:
         return {}
 
     def live_bytes(self, order: Order) -> int:
-        """What is alive at one moment of a step as it repeats, and what outlives it: no plan of its
-        memory takes less."""
+        """A lower bound on the bytes of any memory plan: the most that is alive at one moment of a repeated step, and
+        what outlives it."""
         graph, users = self.graph, self.graph.storage_users
         begin, end, _ = self.times(order)
         size = rounded(np.array([s.bytes for s in graph.storages], np.int64))
@@ -215,7 +218,7 @@ class Step:
         return {t for i, p in places.items() if p.late for t in self.items[i].tasks}
 
     def preds(self, delayed: Set[int]) -> list[list[int]]:
-        """Predecessors of each task in a step as it repeats, where these run one step late."""
+        """The predecessors of each task in a repeated step in which the tasks `delayed` run one step late."""
         here, across = self._edges
         if not delayed:
             return here
@@ -230,7 +233,7 @@ class Step:
         return with_late(schedule, self.graph, np.array(sorted(order.delayed), np.int64)) if order.delayed else schedule
 
     def bounds(self, places: Places, i: int, crossing: bool) -> tuple[int, int]:
-        """The numbers of the first and last place of item i, as the other items stand."""
+        """The numbers of the first and last possible place of item i, given the places of the others."""
         item, end = self.items[i], len(self.chain)
 
         first = max([item.release, *(self.number(places, p) for p in item.preds)])
@@ -238,13 +241,13 @@ class Step:
         return first, last
 
     def number(self, places: Places, i: int) -> int:
-        """Of the place of item i."""
+        """The number of the place of item i."""
         place = places.get(i)
         return self.items[i].home if place is None else place.before + self.round * place.late
 
     @property
     def round(self) -> int:
-        """How many places a step has. Numbers of places count on into the next one."""
+        """How many places a step has. The numbers of places count on into the next step."""
         return len(self.chain) + 1
 
     def place(self, lane: str, number: int) -> Place:
@@ -252,7 +255,7 @@ class Step:
 
 
 def _first_readers(graph: TaskGraph, chain: Sequence[int]) -> dict[int, int]:
-    """For each buffer that outlives a step the first task of the chain, by its number, that reads or writes it."""
+    """For each buffer that outlives a step, the number of the first task of the chain that reads or writes it."""
     found: dict[int, int] = {}
     for i, task in enumerate(chain):
         for b in (*graph.reads[task].tolist(), *graph.writes[task].tolist()):

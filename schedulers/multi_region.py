@@ -1,9 +1,9 @@
-"""Multi-region joint scheduling: every weight gradient beside the region of the chain that it goes best with.
+"""Multi-region joint scheduling: every weight gradient runs beside the region of the chain where it gains most.
 
 Oh, Lee, Kim, Seo, "Out-of-order backprop", EuroSys 2022, section 4; reconstructed, since only the idea is published:
-cut the chain into regions, know the gain of running a weight gradient beside each region, and give out the largest
-gains first, as far as time, order and memory allow. What is left over stays where it was recorded. Then single items
-are moved as long as the simulator says that it helps.
+cut the chain into regions, find the gain of running a weight gradient beside each region, and assign the largest gains
+first, as far as time, order and memory allow. The others stay where they were recorded. Then single items are moved as
+long as the simulator shows an improvement.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from .movable import MAIN, SUB, Order, Place, Places, Step
 from .regions import Region, regions
 from .single import in_order, multi_stream
 
-EFFORT = 30_000  #: tasks that the search may simulate
-SMALL = 64  #: tasks of a graph up to which updates are moved apart from their weight gradients, and items in pairs
-LATE_SETS = 64  #: of either kind that branch and bound tries
-LEAST = 0.001  #: share of a step that is worth memory
+EFFORT = 30_000  #: how many tasks the search may simulate
+SMALL = 64  #: up to this many tasks, updates move apart from their weight gradients, and items move in pairs
+LATE_SETS = 64  #: how many late sets of either kind branch and bound tries
+LEAST = 0.001  #: a gain below this share of a step is not worth more memory
 
 
 @dataclass(frozen=True)
 class Priced:
-    """A plan with its price: the time of a step as it repeats, in the costs' unit, and the bytes at its peak."""
+    """A plan with its price: the time of a repeated step, in the costs' unit, and its peak in bytes."""
 
     name: str
     schedule: Schedule
@@ -46,8 +46,8 @@ class Priced:
 
 @dataclass(frozen=True)
 class RegionPlan:
-    """The best plan that fits. `candidates`: it alone, or all that there are, where a curve was asked for. `places`:
-    what the scheduler assigned before anything was given back; `notes`: what a person should know."""
+    """The best plan that fits. `candidates`: that plan alone, or all plans where a curve was asked for. `places`: the
+    assignment before any overlap was given back; `notes`: remarks for the user."""
 
     step: Step
     regions: list[Region]
@@ -62,12 +62,12 @@ class RegionPlan:
 
     @property
     def smallest_limit(self) -> int:
-        """Below this no candidate fits."""
+        """The smallest memory limit, in bytes, within which a candidate fits."""
         return min(c.peak_bytes for c in self.candidates)
 
     @property
     def curve(self) -> list[Priced]:
-        """The candidates that no other beats in both, from the smallest peak to the shortest step."""
+        """The candidates that no other beats in both time and memory, from the smallest peak to the shortest step."""
         found: list[Priced] = []
         for c in sorted(self.candidates, key=lambda c: (c.peak_bytes, c.makespan)):
             if not found or c.makespan < found[-1].makespan:
@@ -77,19 +77,19 @@ class RegionPlan:
 
 def multi_region(graph: TaskGraph, cost: CostModel | None = None, machine: Machine | None = None, *,
                  crossing: bool = True, streams: int = 2) -> Schedule:
-    """Weight gradients beside the regions that they go best with, on `main` and `sub`; `4W0@1` runs one step late.
+    """Weight gradients beside the regions where they gain most, on `main` and `sub`; `4W0@1` runs one step late.
 
-    `cost` says how long tasks take and how much pairs slow each other down (default: from flops and bytes, not at all);
-    `crossing=False` keeps the iteration boundary. Raises MemoryLimitError, with the smallest limit that can work,
-    where nothing fits the machine's, and ValueError for other than 2 `streams`.
+    `cost`: how long tasks take and how much pairs slow each other down (default: from flops and bytes, and not at all).
+    `crossing=False`: nothing crosses the iteration boundary. Raises MemoryLimitError, with the smallest limit that can
+    work, where no plan fits the machine's limit, and ValueError unless `streams` is 2.
     """
     return search(graph, cost, (machine or Machine()).memory_limit, crossing, streams).schedule
 
 
 def planned(graph: TaskGraph, cost: CostModel, machine: Machine, *, crossing: bool = True, streams: int = 2,
             curve: bool = False) -> Plan:
-    """Every weight gradient beside the region of the chain that it goes best with, and updates as late as the next
-    forward pass allows (Oh, Lee, Kim, Seo, EuroSys 2022, section 4; reconstructed).
+    """Every weight gradient beside the region of the chain where it gains most, and updates as late as the next forward
+    pass allows (Oh, Lee, Kim, Seo, EuroSys 2022, section 4; reconstructed).
 
     `crossing`: whether they may cross the iteration boundary. `streams`: the main one included. `curve`: also the
     fastest plan for every memory limit.
@@ -101,7 +101,8 @@ def planned(graph: TaskGraph, cost: CostModel, machine: Machine, *, crossing: bo
 
 def search(graph: TaskGraph, cost: CostModel | None = None, memory_limit: int | None = None, crossing: bool = True,
            streams: int = 2, curve: bool = False) -> RegionPlan:
-    """What led to the schedule, too. `curve`: prices every level of giving back, also without a limit."""
+    """As `multi_region`, with everything that led to the schedule. `curve`: prices every level of given-back overlap,
+    even without a limit."""
     _check(memory_limit, crossing, streams)
     step = Step.of(replace(graph, launches=()), cost or CostModel.analytic())
     cut = regions(graph, step.chain, step.duration)
@@ -112,13 +113,13 @@ def search(graph: TaskGraph, cost: CostModel | None = None, memory_limit: int | 
                      "layers, as clipping by global norm does")
     crossing = crossing and not graph.iteration.any()
     early, late = _starts(step, cut, crossing)
-    better = late if step.makespan(late) < step.makespan(early) * (1 - LEAST) else early  # late items take memory
+    better = late if step.makespan(late) < step.makespan(early) * (1 - LEAST) else early  # late items need memory
     places = improve(step, cut, better, crossing)
-    if len(graph) <= SMALL:  # where it costs nothing, more is tried
+    if len(graph) <= SMALL:  # cheap enough to try more
         starts = [assign(step, cut, crossing), early_filled(step, crossing), places, {},
                   {i: step.place(SUB, step.bounds({}, i, crossing)[1]) for i in range(len(step.items))}]
         places = min((improve(step, cut, start, crossing, pairs=True) for start in starts), key=step.makespan)
-        step, places = step.taken_apart(places)
+        step, places = step.with_separate_updates(places)
         places = improve(step, cut, places, crossing, pairs=True)
     trials = _trials(step, places, crossing)
     fastest = _best(trials, lambda trial: True)
@@ -128,30 +129,30 @@ def search(graph: TaskGraph, cost: CostModel | None = None, memory_limit: int | 
         raise MemoryLimitError(f"no plan fits {memory_limit:,} bytes; the smallest limit that can work is "
                                f"{least.peak_bytes:,} ({least.name})")
     if chosen is not fastest:
-        notes.append(f"overlap is given back to fit {memory_limit:,} bytes; the plan is that of {chosen.name}")
+        notes.append(f"overlap is given back to fit {memory_limit:,} bytes: the plan is {chosen.name}")
     elif chosen.name in OTHERS:
-        notes.append(f"the plan is that of {chosen.name}, which is no slower")
+        notes.append(f"the plan is {chosen.name}, which is as fast")
     return RegionPlan(step, cut, places, chosen.priced, tuple(notes),
                       tuple(t.priced for t in (trials if curve else [chosen])))
 
 
 def _check(memory_limit: object, crossing: object, streams: int) -> None:
     if streams != 2:
-        raise ValueError(f"multi_region plans for 2 streams, not {streams}")
+        raise ValueError(f"multi_region needs 2 streams, not {streams}")
     if not isinstance(crossing, bool):
-        raise ValueError(f"crossing is True or False, not {crossing!r}")
+        raise ValueError(f"crossing must be True or False, not {crossing!r}")
     if memory_limit is not None and not isinstance(memory_limit, int):
-        raise ValueError(f"memory_limit is a number of bytes, not {memory_limit!r}")
+        raise ValueError(f"memory_limit must be a whole number of bytes, not {memory_limit!r}")
 
 
 # --------------------------------------------------------------------------------------------------------------- choice
-OTHERS = ("multi_stream", "in_order")  #: plans of which none that fits is faster than the one that is chosen
+OTHERS = ("multi_stream", "in_order")  #: the chosen plan is never slower than these, if they fit
 
 
 @dataclass(eq=False)
 class Trial:
-    """A plan that might be chosen. `makespan` and `live`, which no memory plan goes below, are known at once; the rest
-    takes a hundred times as long."""
+    """A plan that may be chosen. `makespan` and `live`, a lower bound on its memory, are quickly known; `priced` takes
+    a hundred times as long."""
 
     step: Step
     name: str
@@ -192,7 +193,8 @@ def _trials(step: Step, places: Places, crossing: bool) -> list[Trial]:
 
 
 def _best(trials: Iterable[Trial], fits: Callable[[Trial], bool]) -> Trial | None:
-    """The fastest that fits, or one that takes less memory and hardly longer, but no longer than any of the OTHERS."""
+    """The fastest plan that fits; or one that needs less memory and is at most LEAST slower, but not slower than any of
+    the OTHERS."""
     left = sorted(trials, key=lambda t: t.makespan)
     while left:
         bar = min(left[0].makespan * (1 + LEAST), *(t.makespan for t in left if t.name in OTHERS), float("inf"))
@@ -214,17 +216,16 @@ def _smallest(trials: Iterable[Trial]) -> Priced:
 
 # ----------------------------------------------------------------------------------------------------------- assignment
 def _starts(step: Step, cut: list[Region], crossing: bool) -> list[Places]:
-    """What is known to go well: nothing late, as much on the second stream as pays; and the better of two
-    with late items."""
+    """Two starting points: the best without late items, with as much on the second stream as pays; and the better one
+    of two with late items."""
     longest_first = sorted(range(len(step.items)), key=lambda i: (-step.items[i].work, i))
     return [min(partly_beside(step, longest_first), key=step.makespan),
             min(assign(step, cut, crossing), early_filled(step, crossing), key=step.makespan)]
 
 
 def assign(step: Step, cut: list[Region], crossing: bool = True) -> Places:
-    """Greedy: the pair of item and region with the largest gain above 1 first, the earlier region where gains are
-    equal, as long as the item fits the room that is left from there on. Regions after the border follow those before
-    it."""
+    """Greedy: the pair of item and region with the largest gain above 1 first (of equal ones, the earlier region), if
+    the item fits into the room left from there on. The regions of the next iteration follow those of this one."""
     corun, names = step.corun, step.graph.name
     theirs = [corun.groups.get(names(step.chain[r.begin]), "") for r in cut] * 2
     own = [corun.groups.get(names(item.tasks[0]), "") for item in step.items]
@@ -235,30 +236,30 @@ def assign(step: Step, cut: list[Region], crossing: bool = True) -> Places:
              for r, (begin, end) in enumerate(spans) if end > item.release and begin < ends[i]]
     places: dict[int, Place] = {}
     ranked = sorted(pair for pair in pairs if pair[0] < -1)
-    for _, r, _, i in [*ranked, *ranked]:  # twice, for what had to wait until another had its place
+    for _, r, _, i in [*ranked, *ranked]:  # twice, for items that had to wait until another had its place
         if i in places:
             continue
         first, last = step.bounds(places, i, crossing)
         at = max(spans[r][0], first)
         if at > last or at >= spans[r][1]:
             continue
-        need, taken = step.items[i].work, []  # from this region on, until the border or the deadline
+        need, uses = step.items[i].work, []  # from this region on, until the iteration boundary or the deadline
         for q in range(r, len(spans) if r >= len(cut) else len(cut)):
             if need <= 0 or spans[q][0] >= ends[i]:
                 break
             rate = corun.factor(own[i], theirs[q]) / corun.factor(theirs[q], own[i])  # main's time for sub's
-            taken.append((q % len(cut), min(room[q % len(cut)], need * rate)))
-            need -= taken[-1][1] / rate
+            uses.append((q % len(cut), min(room[q % len(cut)], need * rate)))
+            need -= uses[-1][1] / rate
         if need <= 1e-9 * step.items[i].work:
             places[i] = step.place(SUB, at)
-            for q, used in taken:
+            for q, used in uses:
                 room[q] -= used
     return places
 
 
 def early_filled(step: Step, crossing: bool = True) -> Places:
-    """The second stream busy from the start: late items, the next to be needed first, until weight gradients of the
-    step itself are there; these as they come."""
+    """Keeps the second stream busy from the start: with late items, those needed next first, until the step's own
+    weight gradients are ready; then with these as they become ready."""
     time, reached = 0.0, [0.0, *accumulate(step.duration[t] for t in step.chain)]
     first = min((reached[item.release] for item in step.items), default=0.0)
     places = {i: Place(SUB, item.release) for i, item in enumerate(step.items)}
@@ -271,8 +272,8 @@ def early_filled(step: Step, crossing: bool = True) -> Places:
 
 # ---------------------------------------------------------------------------------------------------------- improvement
 def improve(step: Step, cut: list[Region], places: Places, crossing: bool = True, pairs: bool = False) -> Places:
-    """Moves single items, the longest first, wherever the simulated step becomes shorter, and with `pairs` then two at
-    a time; until nothing helps, or EFFORT is spent."""
+    """Moves single items, the longest first, to wherever the simulated step becomes shorter; with `pairs`, then two at
+    a time; until nothing helps or EFFORT is used up."""
     search = _Search(step, sorted({r.begin for r in cut} | {len(step.chain)}), crossing, dict(places))
     order = sorted(range(len(step.items)), key=lambda i: (-step.items[i].work, i))
     while (sum(search.move([i]) for i in order)
@@ -282,7 +283,7 @@ def improve(step: Step, cut: list[Region], places: Places, crossing: bool = True
 
 
 class _Search:
-    """The best places so far, and how much effort is left."""
+    """The state of `improve`: the best places so far, and how much effort is left."""
 
     def __init__(self, step: Step, starts: list[int], crossing: bool, places: dict[int, Place]) -> None:
         self.step, self.starts, self.crossing, self.places = step, starts, crossing, places
@@ -291,7 +292,7 @@ class _Search:
         self.left = EFFORT // max(len(step.graph), 1)
 
     def move(self, items: list[int], trial: dict[int, Place] | None = None) -> bool:
-        """Tries every choice of places for these items; keeps what is shorter."""
+        """Tries all places for these items and keeps shorter results. Returns whether there was one."""
         improved = False
         trial = self.places if trial is None else trial
         for choice in self._choices(trial, items[0]):
@@ -317,8 +318,9 @@ class _Search:
 
 
 def searched(step: Step, places: Places, crossing: bool = True) -> Order | None:
-    """By branch and bound, also with the chain on both streams, where that is shorter than these places without
-    contention: for late items as they are here, and for others as far as EFFORT goes. For a step taken apart."""
+    """An order found by branch and bound, in which the chain may use both streams, if it is shorter than these places
+    without contention. It tries the late items of `places`, and other sets of late items as far as EFFORT goes. The
+    step must have separate updates."""
     now = frozenset(step.delayed(places))
     others = (chain(islice(_whole_sets(step), LATE_SETS), islice(_late_sets(step), LATE_SETS)) if crossing
               else [frozenset[int]()])
@@ -326,7 +328,7 @@ def searched(step: Step, places: Places, crossing: bool = True) -> Order | None:
                            5 * EFFORT // max(len(step.graph), 1))
     for delayed in dict.fromkeys(chain([now], others)):
         preds = step.preds(delayed)
-        # what is late waits for nothing but its like
+        # late tasks wait only for late tasks
         order = sorted(range(len(preds)), key=lambda t: (t not in delayed, t))
         number = {t: i for i, t in enumerate(order)}
         best, lanes, effort = shortest([[number[p] for p in preds[t]] for t in order],
@@ -340,18 +342,18 @@ def searched(step: Step, places: Places, crossing: bool = True) -> Order | None:
 
 
 def _whole_sets(step: Step) -> Iterator[frozenset[int]]:
-    """Tasks that may be late together: those of some updates and of all that nothing else waits for,
-    fewer before more."""
+    """Sets of tasks that may be late together: some updates and everything for which only these wait; small sets
+    first."""
     last = [i for i, item in enumerate(step.items) if not item.succs]
     for late in (set(some) for n in range(len(last) + 1) for some in combinations(last, n)):
-        for i in reversed(range(len(step.items))):  # what waits comes later
+        for i in reversed(range(len(step.items))):  # waiting items have higher numbers
             if step.items[i].succs and late.issuperset(step.items[i].succs):
                 late.add(i)
         yield frozenset(t for i in late for t in step.items[i].tasks)
 
 
 def _late_sets(step: Step) -> Iterator[frozenset[int]]:
-    """All sets of tasks that may be late together, which are those with all that waits for them; fewer before more."""
+    """All sets of tasks that may be late together: with a task, all tasks that wait for it; small sets first."""
     sets = {frozenset[int]()}
     while sets:
         yield from (frozenset(t for i in late for t in step.items[i].tasks) for late in sorted(sets, key=sorted))
@@ -361,9 +363,9 @@ def _late_sets(step: Step) -> Iterator[frozenset[int]]:
 
 # ----------------------------------------------------------------------------------------------------- pairs to profile
 def profile_groups(graph: TaskGraph, cost: CostModel) -> tuple[dict[str, str], list[tuple[str, str]]]:
-    """Which tasks are alike, and which pairs of groups can meet: every region with every kind of weight gradient.
+    """(task name -> group, pairs of groups that can run side by side: every region with every kind of weight gradient).
 
-    Weight gradients are alike where they call the same kernels and take about as long, within a factor of four.
+    Weight gradients are one group if they call the same kernels and take about as long, within a factor of four.
     """
     step = Step.of(graph, cost)
     groups: dict[str, str] = {}
@@ -375,7 +377,7 @@ def profile_groups(graph: TaskGraph, cost: CostModel) -> tuple[dict[str, str], l
         first = graph[item.tasks[0]]
         kernels = "+".join(sorted({launch.kernel for launch in first.launches}))
         size = int(math.log(max(step.duration[item.tasks[0]], 1.0), 4))
-        for t in item.tasks:  # what moves with it counts as it does
+        for t in item.tasks:  # tasks that move with it are in its group
             groups[graph.name(t)] = f"{first.kind.name} {kernels} {4**size}".replace("  ", " ")
     mine = [g for g in dict.fromkeys(groups.values()) if g not in set(theirs)]
     return groups, [(a, b) for a in theirs for b in mine]

@@ -1,10 +1,10 @@
-"""LayerPipe: the forward, output-gradient and weight-gradient computations of layers spread over processors.
+"""LayerPipe: spreads the forward, output-gradient and weight-gradient computations of layers over processors.
 
-Delayed gradients break the loop of training, so that layers can work on different batches at once; what is left is to
-give every processor as much work as the others. PipeDream puts whole layers on processors. LayerPipe puts the three
-computations of a layer apart (intra-layer) and also cuts the output gradient between two neighbours (inter-layer).
-Unnikrishnan and Parhi, ICCAD 2021; the partition model is reconstructed. It knows neither order nor clock: see
-`pipeline.layerpipe`.
+Delayed gradients break the loop of training, so that layers can work on different batches at the same time. The
+remaining problem is to give all processors equal work. PipeDream assigns whole layers to processors. LayerPipe assigns
+the three computations of a layer separately (intra-layer) and can also cut an output gradient between two neighbours
+(inter-layer). Unnikrishnan and Parhi, ICCAD 2021; the partition model is reconstructed. This module knows neither order
+nor clock: see `pipeline.layerpipe`.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ ROUNDING = 1e-12
 
 
 class PartitionError(ValueError):
-    """Layers that cannot be partitioned as asked; the message says why."""
+    """Layers cannot be partitioned as asked. The message says why."""
 
 
 @dataclass(frozen=True)
 class LayerCosts:
-    """Per layer the times of F, O and W and the bytes of weights; `activation[l]` is what enters layer l, in bytes, and
-    its last entry is what the last layer puts out. A gradient is as large as its activation."""
+    """For each layer the times of F, O and W and the bytes of its weights. `activation[l]`: the bytes of the input of
+    layer l; the last entry is the output of the last layer. A gradient is as large as its activation."""
 
     forward: Floats
     output_grad: Floats
@@ -42,12 +42,13 @@ class LayerCosts:
     @classmethod
     def given(cls, forward: Sequence[float], output_grad: Sequence[float], weight_grad: Sequence[float],
               activation: Sequence[int] | int = 1, weights: Sequence[int] | int = 0) -> LayerCosts:
-        """Raises PartitionError for lists of unequal length and times that are not finite or negative."""
+        """Costs from lists. Raises PartitionError for lists of unequal length, and for times that are negative or not
+        finite."""
         times = [np.asarray(t, np.float64) for t in (forward, output_grad, weight_grad)]
         layers = len(times[0])
         if not layers or any(t.shape != (layers,) for t in times):
             raise PartitionError(f"the times of F, O and W are given for {', '.join(str(t.size) for t in times)} "
-                                 f"layers; they must be as many, and at least one")
+                                 f"layers; the three numbers must be equal, and at least 1")
         for what, values in zip("FOW", times, strict=True):
             if not (np.isfinite(values).all() and (values >= 0).all()):
                 raise PartitionError(f"the {what} times are {values.tolist()}; they must be finite and not negative")
@@ -57,23 +58,23 @@ class LayerCosts:
             sizes = (np.broadcast_to(np.asarray(activation, np.int64), layers + 1),
                      np.broadcast_to(np.asarray(weights, np.int64), layers))
         except ValueError:
-            raise PartitionError(f"{layers} layers have {layers + 1} activations and {layers} weights, not "
+            raise PartitionError(f"{layers} layers need {layers + 1} activations and {layers} weights, not "
                                  f"{np.size(activation)} and {np.size(weights)}") from None
         return cls(times[0], times[1], times[2], *sizes)
 
     @classmethod
     def of(cls, graph: TaskGraph, cost: CostModel) -> LayerCosts:
-        """Of a recorded graph: a layer is a unit, in the order of their numbers; units without time are left out.
+        """The costs of a recorded graph: layers are its units in order; units without time are left out.
 
-        What enters a layer is everything that forwards before it wrote and forwards from it on read, so a skip
-        connection counts on every border that it crosses.
+        The input of a layer is everything that earlier forwards wrote and that its own or later forwards read, so a
+        skip connection counts at every border that it crosses.
         """
         units = int(graph.unit.max()) + 1
         time = cost.durations(graph)
         f, o, w = (np.bincount(graph.unit, time * (graph.kind == kind), units) for kind in (Kind.F, Kind.O, Kind.W))
         fused = np.flatnonzero(graph.kind == Kind.B)
         if fused.size:
-            raise PartitionError(f"task {graph.name(int(fused[0]))} is a fused backward; O and W must be apart")
+            raise PartitionError(f"task {graph.name(int(fused[0]))} is a fused backward; O and W must be separate")
         crossing = np.zeros(units + 2, np.int64)
         weights = np.zeros(units, np.int64)
         forward = graph.kind == Kind.F
@@ -116,7 +117,8 @@ class Piece:
 
 @dataclass(frozen=True)
 class Assignment:
-    """Which processor computes what, in pipeline order. `period`: the time per batch, that of the busiest processor."""
+    """The pieces of each processor, in pipeline order. `period`: the time per batch, which is that of the busiest
+    processor."""
 
     method: str
     processors: int
@@ -134,17 +136,18 @@ class Assignment:
 
     @property
     def utilisation(self) -> float:
-        """The share of all processors' time that is work."""
+        """The share of the processors' time in which they work."""
         return float(self.loads.sum() / (self.processors * self.period))
 
     @property
     def used(self) -> int:
-        """Processors with work."""
+        """How many processors have work."""
         return int((self.loads > 0).sum())
 
 
 def atoms(costs: LayerCosts, method: str) -> list[list[Piece]]:
-    """What is never taken apart, in pipeline order: whole layers, or F, O, W of layer 0, of layer 1 and so on."""
+    """The pieces that stay together, in pipeline order: whole layers, or F, O, W of layer 0, then of layer 1, and so
+    on."""
     layers = [[Piece(i, Kind.F, float(costs.forward[i])), Piece(i, Kind.O, float(costs.output_grad[i])),
                Piece(i, Kind.W, float(costs.weight_grad[i]))] for i in range(len(costs))]
     if method == "pipedream":
@@ -153,10 +156,11 @@ def atoms(costs: LayerCosts, method: str) -> list[list[Piece]]:
 
 
 def assign(costs: LayerCosts, processors: int, method: str = "inter") -> Assignment:
-    """The smallest period of a linear partition: each processor takes a run of atoms, `inter` may cut an O in two.
+    """The linear partition with the smallest period: each processor gets consecutive atoms, and `inter` may cut an O in
+    two.
 
-    Found by binary search on the period; exact up to rounding. Output gradients are cut only where that shortens the
-    period. Raises PartitionError for an unknown method or fewer than one processor.
+    A binary search on the period; exact up to rounding. Output gradients are cut only where that shortens the period.
+    Raises PartitionError for an unknown method or fewer than one processor.
     """
     if method not in METHODS:
         raise PartitionError(f"unknown method {method!r}; known: {', '.join(METHODS)}")
@@ -174,10 +178,11 @@ def assign(costs: LayerCosts, processors: int, method: str = "inter") -> Assignm
 
 
 def _whole(times: Sequence[float], processors: int) -> list[int]:
-    """The processor of each atom in the best linear partition of atoms that stay whole."""
+    """The processor of each atom in the best linear partition that cuts no atom."""
 
     def fill(period: float) -> tuple[list[int], float, float]:
-        """Owners when each takes what fits, the largest load, and the next period at which anything changes."""
+        """(owners where each processor takes as much as fits, the largest load, the next period that gives another
+        result)."""
         owner, load, largest, enough, p = [], 0.0, 0.0, np.inf, 0
         for time in times:
             if load + time > period and load > 0:
@@ -201,7 +206,7 @@ def _whole(times: Sequence[float], processors: int) -> list[int]:
 
 
 def _cut(parts: list[Piece], processors: int) -> list[Piece]:
-    """The best linear partition in which an O may be cut once, its two parts for consecutive processors."""
+    """The best linear partition in which an O may be cut once, into parts for two consecutive processors."""
 
     def fill(period: float) -> list[Piece] | None:
         out: list[Piece] = []
@@ -210,7 +215,7 @@ def _cut(parts: list[Piece], processors: int) -> list[Piece]:
             rest = part
             if load + part.time > period * (1 + ROUNDING):
                 if load > 0 and (part.kind != Kind.O or part.time > (2 * period - load) * (1 + ROUNDING)):
-                    p, load = p + 1, 0.0  # no two parts from here on would do
+                    p, load = p + 1, 0.0  # from here on, two parts are not enough
                 share = (period - load) / part.time
                 if part.kind == Kind.O and ROUNDING < share < 1:
                     out.append(replace(part, time=part.time * share, share=share, processor=p))
@@ -241,11 +246,11 @@ def _cut(parts: list[Piece], processors: int) -> list[Piece]:
 def bytes_moved(costs: LayerCosts, assignment: Assignment) -> float:
     """Bytes that go between processors per batch.
 
-    F and W of a layer read its input; O and W read the gradient of its output; F and O read its weights, which live
-    where W is and change with every batch. Each processor gets what it reads once, from where it was made; a share of
-    an O reads its share of the weights and makes its share of the gradient. Reconstructed.
+    F and W of a layer read its input; O and W read the gradient of its output; F and O read its weights, which are on
+    W's processor and change with every batch. Each processor receives what it reads once, from the processor that made
+    it; a part of an O reads its share of the weights and makes its share of the gradient. Reconstructed.
     """
-    home: dict[tuple[int, Kind], dict[int, float]] = {}  # the shares of a computation by processor
+    home: dict[tuple[int, Kind], dict[int, float]] = {}  # computation -> its share on each processor
     for part in assignment.parts:
         home.setdefault((part.layer, part.kind), {})[part.processor] = part.share
 
@@ -281,12 +286,12 @@ def compare(costs: LayerCosts, processors: Sequence[int] = range(2, 17)) -> list
 
 
 def delays(group: Sequence[int]) -> list[int]:
-    """LayerPipe2's Delay(l) = 2 S(l), in batches, for each layer: S(l) is how many stages come after the layer's.
+    """LayerPipe2's Delay(l) = 2 S(l), in batches, for each layer; S(l) is the number of stages after the layer's own.
 
-    `group[l]` is the stage of layer l, ascending from 0; layers of one stage share a delay, the last stage has none.
-    Raises PartitionError where stages are left out or go back.
+    `group[l]`: the stage of layer l, ascending from 0. Layers of one stage share a delay; the last stage has none.
+    Raises PartitionError where a stage is missing or stages descend.
     """
     if not group or group[0] != 0 or any(after - before not in (0, 1)
                                          for before, after in pairwise(group)):
-        raise PartitionError(f"the stages of the layers are {list(group)}; they must go up from 0 in steps of 1")
+        raise PartitionError(f"the stages of the layers are {list(group)}; they must ascend from 0 in steps of 1")
     return [2 * (group[-1] - stage) for stage in group]

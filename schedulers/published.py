@@ -1,9 +1,10 @@
-"""The two maps that the authors of out-of-order backprop published, to compare ours with (their released code).
+"""The two hand-written schedules (maps) in the released code of out-of-order backprop, to compare ours with.
 
-DenseNet-121: every weight gradient on the second stream beside the backward pass of its own layer, those of the last
-dense block one step late, beside the next forward, the highest layer first. MobileNetV3-Large: the same without the
-border; the first depthwise convolution stays on the main stream, and the one of layer 7 waits for the output gradient
-of layer 2. (Their network has one more convolution in its first block, so their numbers from 2 on are one higher.)
+DenseNet-121: every weight gradient runs on the second stream beside the backward pass of its own layer; those of the
+last dense block run one step late, beside the next forward, the highest layer first. MobileNetV3-Large: the same, but
+nothing is late; the first depthwise convolution stays on the main stream, and the one of layer 7 waits for the output
+gradient of layer 2. (Their network has one more convolution in its first block, so their numbers from 2 on are one
+higher.)
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ MAPS = ("densenet121", "mobilenet_v3")
 
 
 def published(graph: TaskGraph, name: str, cost: CostModel | None = None) -> Schedule:
-    """The named map on a graph of its network, of any width or growth. Raises ValueError for another
-    network or name."""
+    """The map of this name for a graph of its network, with any width or growth. Raises ValueError for another network
+    or name."""
     if name not in MAPS:
         raise ValueError(f"unknown map {name!r}; known: {', '.join(MAPS)}")
     step = Step.of(graph, cost or CostModel.analytic())
@@ -33,7 +34,7 @@ def published(graph: TaskGraph, name: str, cost: CostModel | None = None) -> Sch
         places |= {i: Place(SUB, 0, late=True) for i in late}
         return step.schedule(places)
     layers = [i for i, item in sorted(enumerate(step.items), key=lambda pair: graph.unit[pair[1].tasks[0]])
-              if _is_weight_grad(step, item) and "/fc" not in _unit(step, item)]  # squeeze and excite is not counted
+              if _is_weight_grad(step, item) and "/fc" not in _unit(step, item)]  # without squeeze-and-excite
     if len(layers) != 48:
         raise ValueError(f"the map mobilenet_v3 is for MobileNetV3-Large with its 48 layers; "
                          f"{graph.name_of_graph} has {len(layers)}")

@@ -1,6 +1,6 @@
-"""Regions: the chain of a step cut where its kernels change, forward and backward apart.
+"""Regions: pieces of the chain of a step, cut where its kernels change; forward and backward are cut separately.
 
-A region is a dense block or a stage where the units' names tell them apart, else a piece of about equal time.
+A region is a dense block or a stage, if the units' names show them; else a piece of about equal time.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import numpy as np
 from ..graph import TaskGraph
 from ..tasks import Kind
 
-MOST = 24  #: regions of one pass
-FEWEST = 4  #: with fewer, the names say too little
+MOST = 24  #: the most regions of one pass
+FEWEST = 4  #: with fewer regions by names, pieces of equal time are used
 
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Tasks number `begin` to `end` of the chain, and their time."""
+    """Tasks number `begin` to `end` of the chain, and their total time."""
 
     name: str
     begin: int
@@ -29,7 +29,7 @@ class Region:
 
 
 def regions(graph: TaskGraph, chain: Sequence[int], duration: Sequence[float]) -> list[Region]:
-    """The regions of a chain (task ids) in order; together they are all of it."""
+    """The regions of a chain (task ids) in order; together they cover it."""
     found: list[Region] = []
     for forward, part in groupby(range(len(chain)), lambda i: bool(graph.kind[chain[i]] == Kind.F)):
         for name, first, last in _cut(graph, chain, list(part), duration):
@@ -40,7 +40,7 @@ def regions(graph: TaskGraph, chain: Sequence[int], duration: Sequence[float]) -
 
 def _cut(graph: TaskGraph, chain: Sequence[int], part: Sequence[int],
          duration: Sequence[float]) -> list[tuple[str, int, int]]:
-    """(name, begin, end) of the regions of one pass: by the longest part of the names that makes at most MOST."""
+    """(name, begin, end) of the regions of one pass: cut by the longest prefix of the names that gives at most MOST."""
     paths = [graph.unit_names[graph.unit[chain[i]]].split("/") if graph.unit_names else [""] for i in part]
     best: list[tuple[str, int, int]] = []
     for depth in range(1, max(map(len, paths)) + 1):

@@ -1,8 +1,8 @@
-"""Every scheduler by its name, and the one door to plans: a policy makes a schedule or a plan, and `plan` proves it.
+"""Every scheduler by its name, and the only way to a plan: a policy makes a schedule or a plan, and `plan` proves it.
 
-A policy is a function `(graph, cost, machine, **options)` to a Schedule, or to a Plan where it has more to say. A new
-one is a line of SCHEDULERS, or stays in a file of its own: wherever a name is taken, `file.py:function` and
-`package.module:function` are names too. Nothing here knows a device.
+A policy is a function `(graph, cost, machine, **options)` to a Schedule, or to a Plan if it adds more. A new policy is
+one line in SCHEDULERS, or stays in a file of its own: wherever a scheduler is named, `file.py:function` and
+`package.module:function` work too. Nothing here knows a device.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from .multi_region import planned
 from .single import in_order, multi_stream
 
 Function = Callable[..., Schedule | Plan]
-#: how training is spread over ranks, and what a scheduler for it is called
+#: how training is spread over ranks -> how messages describe such schedulers
 KINDS = {"none": "for one device", "data": "for data-parallel ranks", "pipeline": "for a pipeline"}
 
 
 @dataclass(frozen=True)
 class Scheduler:
-    """A policy with its name. `parallel`: which of KINDS it is for. `pairs`: whether it plans better when costs tell
-    how much tasks on two streams slow each other down."""
+    """A policy with its name. `parallel`: the one of KINDS that it is for. `pairs`: whether it plans better if costs
+    include how much tasks on two streams slow each other down."""
 
     name: str
     parallel: str
@@ -39,10 +39,10 @@ class Scheduler:
 
     @property
     def options(self) -> Mapping[str, inspect.Parameter]:
-        """What it can be told beside graph, costs and machine."""
+        """Its parameters besides graph, costs and machine."""
         try:
             found = inspect.signature(self.function, eval_str=True)
-        except (TypeError, ValueError, NameError):  # annotations of a user's that mean nothing here
+        except (TypeError, ValueError, NameError):  # a user's annotations may use names that are not defined
             found = inspect.signature(self.function)
         return dict(list(found.parameters.items())[3:])
 
@@ -53,7 +53,7 @@ class Scheduler:
         return " ".join(text.partition("Raises ")[0].split())
 
     def known(self, **given: Any) -> dict[str, Any]:
-        """Of these options those that it takes; None stands for one that is not given."""
+        """Those of these options that it takes and that are not None."""
         return {option: value for option, value in given.items() if option in self.options and value is not None}
 
     def check(self, given: Mapping[str, Any]) -> None:
@@ -73,7 +73,7 @@ def _fits(value: Any, kind: Any) -> bool:
     try:
         return (isinstance(value, kind)
                 or (isinstance(value, int) and isinstance(0.0, kind) and not isinstance(value, bool)))
-    except TypeError:  # such as list[int], of which Python cannot say
+    except TypeError:  # Python cannot check such types as list[int]
         return True
 
 
@@ -87,13 +87,13 @@ SCHEDULERS: dict[str, Scheduler] = {s.name: s for s in (
 
 
 def names(parallel: str) -> list[str]:
-    """The schedulers of that kind, in the order in which they are listed."""
+    """The names of the schedulers of this kind, in the order of SCHEDULERS."""
     return [s.name for s in SCHEDULERS.values() if s.parallel == parallel]
 
 
 def find(name: str, parallel: str | None = None) -> Scheduler:
-    """The scheduler of that name, of that kind if one is given. Raises ValueError with near names
-    for an unknown one."""
+    """The scheduler of this name; `parallel`: of this kind. Raises ValueError, with similar names, for an unknown
+    one."""
     if ":" in name:
         return Scheduler(name, parallel or "none", function_of(name))
     found = SCHEDULERS.get(name)
@@ -101,21 +101,21 @@ def find(name: str, parallel: str | None = None) -> Scheduler:
         known = names(parallel) if parallel else list(SCHEDULERS)
         near = difflib.get_close_matches(name, known, 3, 0.3) or known
         raise ValueError(f"unknown scheduler {name!r}{f' {KINDS[parallel]}' if parallel else ''}; "
-                         f"near it: {', '.join(near)}")
+                         f"similar names: {', '.join(near)}")
     if parallel is not None and found.parallel != parallel:
-        raise ValueError(f"scheduler {name} is {KINDS[found.parallel]}, not {KINDS[parallel]}; there are: "
+        raise ValueError(f"scheduler {name} is {KINDS[found.parallel]}, not {KINDS[parallel]}; use one of: "
                          f"{', '.join(names(parallel))}")
     return found
 
 
 def plan(graph: TaskGraph, policy: str | Function | Schedule | Scheduler, cost: CostModel | None = None,
          machine: Machine | None = None, **options: Any) -> Plan:
-    """The plan that a policy makes of a recorded graph, proved: it is valid on every rank and within the
-    machine's limits.
+    """The plan that a policy makes of a recorded graph, proved: it is valid on every rank and within the machine's
+    limits.
 
-    `policy`: a name, a function, or a schedule that somebody wrote. `cost`: by default from flops and bytes. Raises
-    ValueError for what the policy cannot do, PipelineError where a pipeline cannot be, ScheduleError for a schedule
-    that is not valid, MemoryLimitError above the limit.
+    `policy`: a name, a function, or a schedule. `cost`: by default from flops and bytes. Raises ValueError where the
+    policy cannot plan this, PipelineError where the graph cannot be a pipeline, ScheduleError for a schedule that is
+    not valid, and MemoryLimitError for a plan above the limit.
     """
     cost, machine = cost or CostModel.analytic(), machine or Machine()
     if isinstance(policy, Schedule):
@@ -127,8 +127,8 @@ def plan(graph: TaskGraph, policy: str | Function | Schedule | Scheduler, cost: 
     if isinstance(made, Schedule):
         made = Plan(chosen.name, graph, made, cost, machine.ranks, machine.memory_limit, notes=options)
     if not isinstance(made, Plan):
-        raise ValueError(f"scheduler {chosen.name} gave a {type(made).__name__}; it must give a Schedule or a Plan")
-    made = replace(made, limit=machine.memory_limit, cap=machine.activation_cap)  # whatever the policy thought of them
+        raise ValueError(f"scheduler {chosen.name} returned a {type(made).__name__}, not a Schedule or a Plan")
+    made = replace(made, limit=machine.memory_limit, cap=machine.activation_cap)  # even if the policy has set others
     try:
         return proved(made)
     except ScheduleError as error:
@@ -138,7 +138,8 @@ def plan(graph: TaskGraph, policy: str | Function | Schedule | Scheduler, cost: 
 
 
 def proved(plan: Plan) -> Plan:
-    """The plan with what its proof counts. Raises ScheduleError, or MemoryLimitError above the limit."""
+    """The plan after its proof, with the figures that the proof counts. Raises ScheduleError, or MemoryLimitError above
+    the limit."""
     return plan.lowered() if plan.placement is None else pipeline.prove(plan)
 
 
@@ -147,10 +148,10 @@ def _name(function: Function) -> str:
 
 
 def _called(chosen: Scheduler, graph: TaskGraph, cost: CostModel, machine: Machine, options: Mapping[str, Any]) -> Any:
-    """What the policy makes; what fails within one of a user's says so."""
+    """The result of the policy. An error inside a user's policy becomes a ValueError that names the policy."""
     try:
         return chosen.function(graph, cost, machine, **options)
     except Exception as error:
-        if chosen.name in SCHEDULERS or isinstance(error, ValueError):  # which says itself what is wrong
+        if chosen.name in SCHEDULERS or isinstance(error, ValueError):  # its message is clear
             raise
         raise ValueError(f"scheduler {chosen.name} failed: {type(error).__name__}: {error}") from error

@@ -1,8 +1,9 @@
-"""One device: everything in order on one stream, or weight gradients beside the output gradients on others.
+"""Schedulers for one device: all tasks in order on one stream, or weight gradients on other streams beside the output
+gradients.
 
 Multi-stream out-of-order computation: Oh, Lee, Kim, Seo, "Out-of-order backprop", EuroSys 2022, section 4: forward and
 output gradients on the main stream, weight gradients and updates on sub streams, events only where they are needed
-(those are `Schedule.waits`).
+(`Schedule.waits`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from ..schedule import Lane, Schedule
 from ..tasks import Kind
 from .published import published
 
-CHAIN = (Kind.F, Kind.O, Kind.B)  #: what a step's critical chain is made of
+CHAIN = (Kind.F, Kind.O, Kind.B)  #: the kinds of the critical chain of a step
 
 
 def in_order(graph: TaskGraph, cost: CostModel | None = None, machine: Machine | None = None) -> Schedule:
@@ -30,9 +31,9 @@ def multi_stream(graph: TaskGraph, cost: CostModel | None = None, machine: Machi
                  map: str | None = None) -> Schedule:
     """F and O on `main`, W and U on `streams - 1` sub streams in the order in which they become ready.
 
-    A weight gradient whose result an output gradient needs (the sums of a batch norm) stays on `main`. `cost` tells
-    when tasks become ready; by default from flops and bytes. `map`: as the authors placed them in densenet121 or
-    mobilenet_v3. Raises ValueError for fewer than 2 streams, and for a map that does not fit.
+    A weight gradient that an output gradient needs (the sums of a batch norm) stays on `main`. `cost`: determines when
+    tasks become ready; by default from flops and bytes. `map`: the authors' own placement for densenet121 or
+    mobilenet_v3. Raises ValueError for fewer than 2 streams, and for a map that does not fit the graph.
     """
     if map is not None:
         if streams != 2:

@@ -216,11 +216,11 @@ def test_what_cannot_be_asked_for():
         planned("reverse_first_k", HEAD_HEAVY, 5)
     with pytest.raises(ValueError, match="scheduler priority takes no argument 'k'; it takes: part_bytes"):
         ml.plan(graph, "priority", cost, k=1)
-    with pytest.raises(ValueError, match=r"unknown scheduler 'prio' for data-parallel ranks; near it: priority"):
+    with pytest.raises(ValueError, match=r"unknown scheduler 'prio' for data-parallel ranks; similar names: priority"):
         schedulers.find("prio", "data")
-    with pytest.raises(ValueError, match="cannot fill 9 buckets"):
+    with pytest.raises(ValueError, match="too few for 9 buckets"):
         ml.plan(graph, "buckets", cost, buckets=9)
-    with pytest.raises(ValueError, match="one time for each layer"):
+    with pytest.raises(ValueError, match="one time per layer"):
         layers([1, 2], [1], [1, 2])
 
 
@@ -403,7 +403,7 @@ def test_the_command_prices_a_network_on_many_ranks(capsys):
 
 
 @pytest.mark.parametrize(("flags", "says"), [
-    (["--scheduler", "prio", *TIMES], "near it: priority"),
+    (["--scheduler", "prio", *TIMES], "similar names: priority"),
     (["--scheduler", "priority", "--k", "2", *TIMES], "--k has no effect here; it is for --scheduler reverse_first_k"),
     (["--scheduler", "reverse_first_k", "--k", "7", *TIMES], "from 0 to 4"),
     (["--scheduler", "priority", *TIMES[:-2]], "--comm"),

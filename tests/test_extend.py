@@ -94,13 +94,13 @@ def told(graph, cost, machine, width: int = 2):
 @pytest.mark.parametrize(("name", "more", "code", "says"), [
     ("own.py:failing", [], 2, "scheduler own.py:failing failed: ZeroDivisionError: division by zero"),
     ("own.py:backwards", [], 2, "needs it"), ("own.py:half", [], 2, "missing"),
-    ("own.py:nothing", [], 2, "gave a NoneType; it must give a Schedule or a Plan"),
+    ("own.py:nothing", [], 2, "returned a NoneType, not a Schedule or a Plan"),
     ("own.py:told", ["--scheduler-arg", "width=x"], 2, "width must be of type int, not 'x'"),
     ("own.py:told", ["--scheduler-arg", "depth=1"], 2, "takes no argument 'depth'; it takes: width"),
     ("own.py:missing", [], 2, "has no function missing"), ("none.py:told", [], 2, "none.py: no such file"),
     ("no.module:told", [], 2, "no.module: ModuleNotFoundError"), ("own.py:", [], 2, "is not the name of a function"),
     ("gpipe", [], 2, "scheduler gpipe is for a pipeline, not for one device"),
-    ("multi_streem", [], 2, "near it: multi_stream")])
+    ("multi_streem", [], 2, "similar names: multi_stream")])
 def test_what_is_wrong_with_a_scheduler_is_said(name: str, more: list[str], code: int, says: str, tmp_path: Path,
                                                 monkeypatch: pytest.MonkeyPatch,
                                                 capsys: pytest.CaptureFixture[str]) -> None:

@@ -170,7 +170,7 @@ def test_views_tell_what_their_rows_hold():
 
 def test_an_unknown_task_is_told_with_the_nearest():
     graph = planned(("4W0", "", ""), ("4W1", "", ""), ("7F0", "", ""))
-    with pytest.raises(GraphError, match=r"no task 4W2 in this graph; near it: 4W[01]"):
+    with pytest.raises(GraphError, match=r"no task 4W2 in this graph; similar names: 4W[01]"):
         graph.index("4W2")
     with pytest.raises(IndexError):
         graph[3]
@@ -187,7 +187,7 @@ def test_a_graph_without_tasks():
     assert (len(graph), graph.edges, list(graph)) == (0, 0, [])
     schedule = Schedule.of(graph, {Lane(0): []}).validate(graph)
     assert schedule.waits(graph).tolist() == []
-    with pytest.raises(GraphError, match=r"near it: none"):
+    with pytest.raises(GraphError, match=r"similar names: none"):
         graph.index("0F0")
 
 

@@ -164,12 +164,12 @@ def test_delays_are_twice_the_stages_after():
     assert delays([0, 1, 2, 3]) == [6, 4, 2, 0]
     assert delays([0, 0, 1, 1, 1, 2]) == [4, 4, 2, 2, 2, 0]
     for bad in ([], [1, 2], [0, 2], [0, 1, 0]):
-        with pytest.raises(PartitionError, match="go up from 0"):
+        with pytest.raises(PartitionError, match="ascend from 0"):
             delays(bad)
 
 
 @pytest.mark.parametrize(("times", "message"), [
-    (([1, 2], [1], [1, 2]), "given for 2, 1, 2 layers"), (([], [], []), "at least one"),
+    (([1, 2], [1], [1, 2]), "given for 2, 1, 2 layers"), (([], [], []), "at least 1"),
     (([1], [-1], [1]), "not negative"), (([np.nan], [1], [1]), "finite"), (([0], [0], [0]), "nothing to partition")])
 def test_bad_times_are_one_clear_line(times, message):
     with pytest.raises(PartitionError, match=message):
@@ -182,5 +182,5 @@ def test_bad_requests_are_one_clear_line():
         assign(costs, 0)
     with pytest.raises(PartitionError, match="unknown method 'outer'; known: pipedream, intra, inter"):
         assign(costs, 2, "outer")
-    with pytest.raises(PartitionError, match="1 layers have 2 activations"):
+    with pytest.raises(PartitionError, match="1 layers need 2 activations"):
         LayerCosts.given([1], [1], [1], activation=[1, 2, 3])

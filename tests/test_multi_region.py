@@ -161,7 +161,7 @@ def test_what_branch_and_bound_makes_late_can_cross() -> None:
 
     for optimizer in (optim.SGD, optim.Adam):
         graph = branches(optimizer)
-        step, _ = Step.of(graph, ml.CostModel.analytic()).taken_apart({})
+        step, _ = Step.of(graph, ml.CostModel.analytic()).with_separate_updates({})
         for late in _whole_sets(step):
             cross_boundary(graph, late)
         assert sorted(map(sorted, _late_sets(step))) == sorted(map(sorted, sets_that_may_cross(graph)))

@@ -1,8 +1,8 @@
-"""Pipeline schedules: policies from a problem to an order, each a few lines; plans of them are proved and priced.
+"""Pipeline schedules: policies from a problem to an order, each a few lines; their plans are proved and priced.
 
-`plan(name, ranks, micro_batches, ...)` makes a `Plan` of a synthetic pipeline, `read_plan(schedule, ...)` one of a
-schedule that someone wrote; `minidl.plan` makes one of a recorded network, by `plan_network`. All of them go through
-`prove`, and `price(plan)` tells the plan's `Price`. Nothing here knows a device.
+`plan(name, ranks, micro_batches, ...)` makes the `Plan` of a synthetic pipeline, `read_plan(schedule, ...)` that of a
+given schedule, and `minidl.plan` that of a recorded network (by `plan_network`). All plans go through `prove`, and
+`price(plan)` is a plan's `Price`. Nothing here knows a device.
 """
 
 from ...passes.send_receive import add_communication, swap

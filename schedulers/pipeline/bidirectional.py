@@ -10,11 +10,12 @@ from .stages import stage_graph
 
 
 def chimera(problem: Problem) -> Schedule:
-    """Half of the micro-batches each way (Li, Hoefler, 2021); ranks and micro-batches even, weights held twice.
+    """Half of the micro-batches in each direction (Li, Hoefler, 2021). Needs even numbers of ranks and micro-batches,
+    and holds every stage's weights twice.
 
     Reconstructed from its rule: the older micro-batch of its direction first, at most p/2 in flight per direction, in
-    slots of F = 1 and B = 2. Up to m = p backward goes before forward: for m = p the makespan is mF + (2m-2)(O+W).
-    Beyond, forward goes first, so that a new micro-batch enters as soon as one is out. Peak at most p.
+    slots of F = 1 and B = 2. Up to m = p, backward goes before forward: for m = p the makespan is mF + (2m-2)(O+W).
+    Beyond that, forward goes first, so that a new micro-batch enters as soon as one has left. Peak at most p.
     """
     p, m = problem.ranks, problem.micro_batches
     graph = stage_graph(p, m, True, directions=2)

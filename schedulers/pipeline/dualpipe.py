@@ -1,7 +1,7 @@
-"""DualPipe and DualPipeV (DeepSeek, 2024 and 2025): a forward of one stream runs as a pair with a
-backward of the other.
+"""DualPipe and DualPipeV (DeepSeek, 2024 and 2025): a forward of one stream runs as a pair with a backward of the
+other.
 
-Both walk the same eight steps; they differ in what the two streams are. In a pair, both results show at its end.
+Both have the same eight steps; they differ in what the two streams are. The results of a pair are visible at its end.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ Entry = tuple[Kind, int, bool]  # kind, stream, whether it is a pair with the en
 
 
 def dualpipe(problem: Problem) -> Schedule:
-    """Two directions, half of the micro-batches each; two full stages and so two copies of weights on every rank.
+    """Two directions with half of the micro-batches each; every rank holds two full stages, so weights exist twice.
 
-    Needs an even number of ranks and of micro-batches, and m >= 2p. Peak p + 1.
+    Needs even numbers of ranks and micro-batches, and m >= 2p. Peak p + 1.
     """
     p, half = problem.ranks, problem.micro_batches // 2
     orders = []
@@ -31,7 +31,7 @@ def dualpipe(problem: Problem) -> Schedule:
 
 
 def dualpipe_v(problem: Problem) -> Schedule:
-    """One direction over a V of 2p stages: the streams are a rank's two chunks. Needs m >= 2p. Peak p + 1/2."""
+    """One direction over a V of 2p stages; the two streams are a rank's two chunks. Needs m >= 2p. Peak p + 1/2."""
     p, m = problem.ranks, problem.micro_batches
     return schedule_of([_order(_steps(p, rank, m), [(rank, 0), (2 * p - 1 - rank, 0)]) for rank in range(p)])
 
@@ -40,7 +40,7 @@ def _steps(depth: int, place: int, micro_batches: int) -> list[Entry]:
     """The eight steps of the rank at `place` of `depth` (depth - 1: where the streams turn or meet)."""
     inner = depth - place - 1
     entries: list[Entry] = []
-    waiting: list[int] = []  # streams of the weight gradients that are put off, oldest first
+    waiting: list[int] = []  # streams of the postponed weight gradients, oldest first
 
     def forward(stream: int) -> None:
         entries.append((Kind.F, stream, False))
@@ -66,7 +66,7 @@ def _steps(depth: int, place: int, micro_batches: int) -> list[Entry]:
         weight()
         forward(1)
     for i in range(micro_batches - 2 * depth + place + 1):  # 4
-        if i == 0 and inner == 0:  # here a pair would only delay what both neighbours wait for
+        if i == 0 and inner == 0:  # a pair would only delay what both neighbours wait for
             forward(0)
             backward(1)
         else:
@@ -76,7 +76,7 @@ def _steps(depth: int, place: int, micro_batches: int) -> list[Entry]:
         backward(1)
         pair(1, 0)
     split, turn = False, (place + 1) // 2
-    for i in range(place + 1):  # 6: the second half of these backwards puts its weight gradients off
+    for i in range(place + 1):  # 6: the second half of these backwards postpones its weight gradients
         split = split or (i == turn and place % 2 == 1)
         backward(1, split)
         split = split or (i == turn and place % 2 == 0)
@@ -97,7 +97,7 @@ def _order(entries: list[Entry], streams: list[tuple[int, int]]) -> RankOrder:
         row = Kind.B if kind == Kind.O else kind  # O and B share one sequence
         i = taken[row, stream] = taken.get((row, stream), -1) + 1
         micro.append(streams[stream][1] + i)
-    # the weight gradients put off belong to the backwards that were split, in their order
+    # the postponed weight gradients belong to the split backwards, in their order
     split: dict[int, list[int]] = {0: [], 1: []}
     for i, (kind, stream, _) in enumerate(entries):
         if kind == Kind.O:

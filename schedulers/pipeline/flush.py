@@ -19,7 +19,8 @@ def gpipe(problem: Problem) -> Schedule:
 
 
 def one_f_one_b(problem: Problem) -> Schedule:
-    """p - s forwards on rank s, then one backward, one forward in turn (DAPPLE, 2020). Peak p - s, bubble of GPipe."""
+    """p - s forwards on rank s, then one backward and one forward in turn (DAPPLE, 2020). Peak p - s, the bubble of
+    GPipe."""
     p, m = problem.ranks, problem.micro_batches
     return schedule_of([_alternate(min(p - rank, m), np.arange(m), np.full(m, rank), np.arange(m), np.full(m, rank))
                         for rank in range(p)])
@@ -41,14 +42,14 @@ def interleaved(problem: Problem, round_size: int | None = None) -> Schedule:
 
 
 def checked_round(problem: Problem, round_size: int | None) -> int:
-    """The checked round size of an interleaved schedule."""
+    """The round size of an interleaved schedule, by default p. Raises PipelineError where it does not fit."""
     p, m = problem.ranks, problem.micro_batches
     size = p if round_size is None else round_size
     if size < p:
         raise PipelineError(f"interleaving needs rounds of at least {p} micro-batches (one per rank), not {size}")
     if m % size:
         raise PipelineError(f"interleaving over {p} ranks needs micro-batches in multiples of {size}, not {m}; "
-                            f"take {max(1, m // size) * size} or {(m // size + 1) * size}, or give another round_size")
+                            f"use {max(1, m // size) * size} or {(m // size + 1) * size}, or another round_size")
     return size
 
 
@@ -63,7 +64,7 @@ def rounds(rank: int, p: int, m: int, v: int, size: int
 
 def _alternate(warm_up: int, f_micro: np.ndarray, f_stage: np.ndarray, b_micro: np.ndarray,
                b_stage: np.ndarray) -> RankOrder:
-    """`warm_up` forwards, then backward and forward in turn, then the rest of the backwards."""
+    """`warm_up` forwards, then backward and forward in turn, then the remaining backwards."""
     n = len(f_micro)
     place_f = np.where(np.arange(n) < warm_up, np.arange(n), 2 * np.arange(n) - warm_up + 1)
     place_b = np.where(np.arange(n) < n - warm_up, warm_up + 2 * np.arange(n), n + np.arange(n))

@@ -1,4 +1,4 @@
-"""A plan over time as text: ranks as rows, every task as long as it takes, gaps visible."""
+"""A plan over time as text: ranks as rows, every task as wide as it is long, gaps visible."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from ...plans import Plan
 from ...tasks import task_name
 from ...views.timeline import Timeline
 
-BLOCKS = 12  #: the most pieces that a grid is wrapped into; beyond, time is compressed
-SMALL = 0.05  #: the share of all work that may lie in tasks too short for their names
+BLOCKS = 12  #: the most blocks into which a grid is wrapped; a longer one is compressed in time
+SMALL = 0.05  #: the share of all work that may be in tasks too short for their names
 
 
 def grid(plan: Plan, timeline: Timeline, width: int = 110) -> str:
     """Rank x time, wrapped at `width` columns under a ruler of times; `·` is idle time.
 
-    A task shows its name (and where the plan is stale the weight version that it reads, `2F3v1`), shortened where time
-    is compressed, and the few that are much shorter than the rest, such as a network's updates, may not show. Messages
-    that take no time do not.
+    A task shows its name, and in a stale plan the weight version that it reads: `2F3v1`. Names are shortened where time
+    is compressed; tasks that are much shorter than the others, such as a network's updates, may not appear. Messages
+    that take no time never do.
     """
     timeline = timeline.without_free_messages()
     records = timeline.tasks

@@ -1,4 +1,4 @@
-"""Hanayo: one direction that runs in waves through the ranks, with no second copy of the weights."""
+"""Hanayo: one direction, in waves through the ranks, without a second copy of the weights."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from .problem import Problem
 
 
 def hanayo(problem: Problem) -> Schedule:
-    """Waves 0 1 .. p-1 p-1 .. 0, an even number of chunks per rank (Liu et al., 2023).
+    """Waves 0 1 .. p-1 p-1 .. 0 with an even number of chunks per rank (Liu et al., 2023).
 
     Reconstructed from its idea: work-conserving on the wave placement, backward before forward, the oldest micro-batch
-    first. Faster than 1F1B, for activations somewhat above p where m is much larger than p.
+    first. Faster than 1F1B; where m is much larger than p, its peak is somewhat above p.
     """
     return work_conserving(problem, (Kind.B, Kind.F), fused=True)

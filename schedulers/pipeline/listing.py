@@ -1,7 +1,8 @@
-"""List scheduling: a free rank never waits while a task of its own is ready, and takes the one of least priority value.
+"""List scheduling: a free rank never waits while one of its tasks is ready, and runs the one with the lowest priority
+value.
 
-The loop is one pass over the tasks in order of their start, with two heaps per rank: tasks on their way, by the time
-at which they will be ready, and ready tasks, by priority.
+The loop is one pass over the tasks in order of their start, with two heaps per rank: coming tasks, by the time at which
+they will be ready, and ready tasks, by priority.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from .stages import stage_graph
 
 
 def work_conserving(problem: Problem, kinds: Sequence[Kind], fused: bool = False) -> Schedule:
-    """A free rank takes a ready task in order of `kinds`, then of micro-batch, then of stage."""
+    """The schedule in which a free rank runs its ready tasks in order of `kinds`, then of micro-batch, then of
+    stage."""
     graph = stage_graph(problem.stages, problem.micro_batches, fused, problem.placement.directions)
     rank = problem.placement.rank(graph.unit, graph.micro_batch, problem.micro_batches)
     place = np.empty(max(Kind) + 1, np.int64)
@@ -38,7 +40,7 @@ def durations(problem: Problem, graph: TaskGraph) -> Floats:
 
 
 def admission(graph: TaskGraph, micro_batches: int, admit: int, directions: int = 1) -> Rows:
-    """Extra edges: the last backward of micro-batch i admits the first forward of i + admit of its direction."""
+    """Extra edges: the last backward of micro-batch i admits the first forward of i + admit of the same direction."""
     ends = np.flatnonzero((graph.unit == 0) & ((graph.kind == Kind.O) | (graph.kind == Kind.B)))
     starts = np.flatnonzero((graph.unit == 0) & (graph.kind == Kind.F))
     each = micro_batches // directions
@@ -48,10 +50,10 @@ def admission(graph: TaskGraph, micro_batches: int, admit: int, directions: int 
 
 def list_schedule(graph: TaskGraph, rank: Ints, duration: Floats, priority: Ints, ranks: int, latency: float,
                   extra: Rows | None = None) -> Schedule:
-    """The schedule that the rule in this module's docstring yields: one lane per rank.
+    """The schedule by the rule in this module's docstring, with one lane per rank.
 
     `rank`, `duration`, `priority`: one per task. `extra`: more edges (successors of each task), for rules of admission;
-    they carry no data and so no latency. Raises PipelineError where those make a circle.
+    they carry no data and so no latency. Raises PipelineError where they make a circle.
     """
     n = len(graph)
     succs = graph.succs
@@ -70,7 +72,7 @@ def list_schedule(graph: TaskGraph, rank: Ints, duration: Floats, priority: Ints
                            np.zeros(ranks, np.int64), np.zeros(ranks), np.zeros(ranks, np.int64), np.zeros(ranks),
                            np.zeros(ranks, np.int64), np.zeros(ranks, np.int64), order)
     if done < n:
-        raise PipelineError("the rule of admission leaves no task that could run")
+        raise PipelineError("the rule of admission blocks all remaining tasks")
     ptr = np.append(base, n)
     return Schedule(tuple(Lane(r) for r in range(ranks)), ptr, graph.keys[rest[-1]])
 
@@ -80,7 +82,7 @@ def _list(succ_ptr, succ_ids, extra_ptr, extra_ids, missing, rank, duration, pri
     """Returns how many tasks were placed; `order[base[r] + i]` is the i-th task of rank r.
 
     `coming` and `ready` hold one binary heap per rank, from `base[r]` on; `heap` is a heap of ranks by `next_start`,
-    and `where` says where in it a rank stands (or -1).
+    and `where[r]` is the place of rank r in it (or -1).
     """
     n, ranks = len(missing), len(base)
     inf = 1e300
@@ -90,7 +92,7 @@ def _list(succ_ptr, succ_ids, extra_ptr, extra_ids, missing, rank, duration, pri
     done = 0
     task = -1
     while True:
-        # tasks freed by the one placed last (at first: all that wait for nothing)
+        # tasks freed by the last placed task (at first: all that wait for nothing)
         begin = 0 if task < 0 else succ_ptr[task]
         end = n if task < 0 else succ_ptr[task + 1] + (extra_ptr[task + 1] - extra_ptr[task])
         for i in range(begin, end):
@@ -140,7 +142,7 @@ def _list(succ_ptr, succ_ids, extra_ptr, extra_ids, missing, rank, duration, pri
         if now >= inf:
             return done
         b = base[r]
-        # what is ready by now moves to the heap by priority
+        # tasks that are ready by now move to the heap by priority
         while coming_size[r] > 0 and ready_at[coming[b]] <= now + eps:
             s = coming[b]
             coming_size[r] -= 1

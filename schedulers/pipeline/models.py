@@ -1,7 +1,7 @@
-"""A recorded model as stages: where to cut it, and the graph of what is cut.
+"""A recorded model as stages: where to cut it, and the resulting graph.
 
-Cuts lie between blocks, so that what crosses them is one activation; a block is what shares the first parts of its
-units' names.
+Cuts are between blocks, where one activation crosses them; the units of a block share all but the last part of their
+names.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ class Stages:
 
 def cut(graph: TaskGraph, cost: CostModel, stages: int, stage_of_unit: Ints | None = None,
         rank_of_stage: Ints | None = None) -> Stages:
-    """The step in stages, balanced by `cost` or as given.
+    """The step in stages, balanced by `cost` or given by `stage_of_unit`.
 
-    `rank_of_stage`: by default each stage has a rank of its own; two rows for the directions of a pipeline that holds
-    every stage twice. Raises PipelineError or GraphError where the step cannot be cut so.
+    `rank_of_stage`: by default each stage has its own rank; two rows for the two directions of a pipeline that holds
+    every stage twice. Raises PipelineError or GraphError where the step cannot be cut in this way.
     """
     of = balanced(graph, cost, stages) if stage_of_unit is None else np.asarray(stage_of_unit)
     time = cost.durations(graph) + cost.launch
     both = rank_of_stage is not None and np.size(rank_of_stage) == 2 * stages
-    if len(of) > graph.unit.max(initial=-1):  # else `coarsen` says what is wrong
+    if len(of) > graph.unit.max(initial=-1):  # else `coarsen` raises the error
         ranks = (np.arange(max(stages, int(of.max(initial=0)) + 1)) if rank_of_stage is None
                  else np.ravel(rank_of_stage))
         if both:
@@ -56,31 +56,31 @@ def cut(graph: TaskGraph, cost: CostModel, stages: int, stage_of_unit: Ints | No
         graph, of, time = unscaled_by_each(graph, of, time)
         graph, of, tied = with_copies(graph, with_their_gradients(graph, of), ranks)
         graph, of, origin = counted_by_each(graph, of, ranks)
-        time = np.append(time, 0.0)[tied[origin]]  # what is new takes next to no time
+        time = np.append(time, 0.0)[tied[origin]]  # new tasks take almost no time
     coarse, group = coarsen(graph, of.tolist())
     time = np.bincount(group, time, len(coarse)).astype(np.float64)
     return Stages(together(coarse, stages) if both else coarse, time)
 
 
 def with_their_gradients(graph: TaskGraph, stage_of_unit: Ints) -> Ints:
-    """The stage of each unit, where the sum of a gradient's squares is taken on the stage that makes the gradient."""
+    """The stage of each unit, with the sum of a gradient's squares on the stage that computes the gradient."""
     of, maker = np.array(stage_of_unit), makers(graph)
     for t in np.flatnonzero(sums(graph)).tolist():
         found = maker[graph.reads[t]]
         if (found >= 0).any():
             of[graph.unit[t]] = of[found[found >= 0][0]]
-            maker[graph.writes[t]] = graph.unit[t]  # such as gradients in another type
+            maker[graph.writes[t]] = graph.unit[t]  # for example gradients in another type
     return of
 
 
 def counted_by_each(graph: TaskGraph, stage_of_unit: Ints,
                     rank_of_stage: Ints | None = None) -> tuple[TaskGraph, Ints, Ints]:
-    """(the graph, the stage of each unit, the task that each is made of) where every rank that needs them makes a
-    step's scalars for itself, on the first of its stages that does (by default each stage has a rank of its own): the
-    number of dropouts, Adam's powers, from the sums of squares of all stages the factor that clips, and from their
-    flags the loss scale. So that no rank waits for another's count.
+    """(the graph, the stage of each unit, the original of each task) in which every rank that needs a step's scalars
+    computes them itself, on the first of its stages that needs them (by default each stage has its own rank), so that
+    no rank waits for another's count. The scalars: the number of dropouts, Adam's powers, the clip factor (from the
+    sums of squares of all stages), and the loss scale (from their flags).
 
-    Copies have units and buffers of their own. Their storage is the same: each rank has its own memory for it.
+    Copies have units and buffers of their own, but the same storage: each rank has its own memory for it.
     """
     scalar = graph.buffer_role == ROLES.index(Role.SCALAR)
     lasting = np.isin(graph.buffer_role, [i for i, role in enumerate(ROLES) if role.persistent]) & ~scalar
@@ -93,7 +93,7 @@ def counted_by_each(graph: TaskGraph, stage_of_unit: Ints,
             counts.append(t)
             known[made] = True
     stage_of_unit, readers = stage_of_unit.copy(), graph.reads.transposed(len(graph.buffer_bytes))
-    for t in reversed(counts):  # on the first stage that needs it, as a stage's updates may wait for earlier ones only
+    for t in reversed(counts):  # on the first stage that needs it: updates may wait only for earlier stages
         needing = [u for b in graph.writes[t].tolist() for u in readers[b].tolist() if u != t]
         if needing and np.count_nonzero(graph.unit == graph.unit[t]) == 1:
             stage_of_unit[graph.unit[t]] = stage_of_unit[graph.unit[needing]].min()
@@ -105,7 +105,7 @@ def counted_by_each(graph: TaskGraph, stage_of_unit: Ints,
             users[b].add(stage[t])
     stages = int(stage_of_unit.max(initial=0)) + 1
     rank = list(range(stages)) if rank_of_stage is None else np.asarray(rank_of_stage).tolist()
-    home: dict[tuple[int, int], int] = {}  # (task, a stage that needs what it counts) -> the stage that counts for it
+    home: dict[tuple[int, int], int] = {}  # (task, a stage that needs its count) -> the stage that counts for it
     for t in counts:
         needing = sorted(set[int]().union(*(users[b] for b in graph.writes[t].tolist())))
         first = {rank[s]: s for s in reversed(needing)} | {rank[stage[t]]: stage[t]}
@@ -119,7 +119,7 @@ def counted_by_each(graph: TaskGraph, stage_of_unit: Ints,
     task, where, unit = (np.array(column) for column in zip(*rows, strict=True))
     own = sorted({(b, s) for t, s in copies for b in graph.writes[t].tolist()})
     old, of_stage = (np.array(column) for column in zip(*own, strict=True))
-    number = np.repeat(np.arange(len(graph.buffer_bytes))[:, None], stages, axis=1)  # [buffer, stage]: what it is there
+    number = np.repeat(np.arange(len(graph.buffer_bytes))[:, None], stages, axis=1)  # [buffer, stage] -> its copy
     number[old, of_stage] = len(graph.buffer_bytes) + np.arange(len(old))
     for (t, s), at in home.items():
         number[graph.writes[t], s] = number[graph.writes[t], at]
@@ -133,12 +133,13 @@ def counted_by_each(graph: TaskGraph, stage_of_unit: Ints,
 
 
 def balanced(graph: TaskGraph, cost: CostModel, stages: int) -> Ints:
-    """The stage of each unit: consecutive blocks, the largest stage as small as can be (forward and backward time)."""
+    """The stage of each unit: consecutive blocks, with the largest stage as small as possible (forward and backward
+    time). Raises PipelineError for more stages than blocks."""
     units = int(graph.unit.max(initial=-1)) + 1
     work = np.isin(graph.kind, (Kind.F, Kind.O, Kind.W, Kind.B))
     time = np.bincount(graph.unit[work], cost.durations(graph)[work], units)
     names = [graph.unit_names[u] if u < len(graph.unit_names) else "" for u in range(units)]
-    # what has updates alone, sums of uses, or no task, goes with what comes before
+    # units with updates only, with sums of uses, or without tasks go with the unit before
     works = np.bincount(graph.unit[work & ~sums_of_uses(graph)], minlength=units) > 0
     begins = works & np.array([u == 0 or not names[u - 1] or _block(names[u - 1]) != _block(names[u])
                                for u in range(units)], bool)
@@ -152,8 +153,8 @@ def balanced(graph: TaskGraph, cost: CostModel, stages: int) -> Ints:
 
 
 def _inside_storages(graph: TaskGraph, units: int) -> Mask:
-    """Of each unit whether a cut before it would have the parts of one storage made on two ranks, as layers that
-    concatenate their results make them."""
+    """For each unit, whether a cut before it would divide the writers of one storage, as with layers that concatenate
+    their results."""
     inside = np.zeros(units + 1, np.int64)
     writer, storage = graph.writes.row_of_each(), graph.buffer_storage[graph.writes.ids]
     several = np.bincount(graph.buffer_storage, minlength=len(graph.storages)) > 1
@@ -172,7 +173,7 @@ def _block(name: str) -> str:
 
 
 def linear_partition(time: Floats, parts: int) -> Ints:
-    """The part of each item: consecutive, none empty, the largest sum as small as can be (dynamic programming)."""
+    """The part of each item: consecutive, none empty, the largest sum as small as possible (dynamic programming)."""
     n = len(time)
     total = np.concatenate([[0.0], np.cumsum(time)])
     best, cut = total[1:].copy(), np.zeros((parts, n), np.int64)

@@ -2,9 +2,9 @@
 `0B2`.
 
 An empty cell is a bubble. A pair is `(2F3;5B1)OVERLAP_F_B`; its suffix may be missing. Sends and receives are
-`SEND_F`, `RECV_F`, `SEND_B`, `RECV_B`, each with the stage that does it; what it sends goes to the next stage, or the
+`SEND_F`, `RECV_F`, `SEND_B`, `RECV_B`, each with the stage that does it; the message goes to the next stage, or to the
 one before: `2SEND_F0` and `3RECV_F0` are our `2SF0>r` and `2RF0>r` where rank r has stage 3. The format has no lanes:
-everything of a rank is on its `main` lane.
+all tasks of a rank are on its `main` lane.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ...tasks import RECEIVES, SENDS, GraphError, Kind, pack, parse_task, repack
 THEIRS = {Kind.F: "F", Kind.O: "I", Kind.W: "W", Kind.B: "B", Kind.SF: "SEND_F", Kind.RF: "RECV_F", Kind.SO: "SEND_B",
           Kind.RO: "RECV_B"}
 OURS = {theirs: kind for kind, theirs in THEIRS.items()}
-_SHIFT = {Kind.RF: 1, Kind.RO: -1}  # theirs is the stage that receives, ours the one whose result it is
+_SHIFT = {Kind.RF: 1, Kind.RO: -1}  # torch names the stage that receives, we name the stage whose result it is
 PAIR = "OVERLAP_F_B"
 _ACTION = re.compile(r"(\d+)(SEND_F|RECV_F|SEND_B|RECV_B|[FIWB])(\d+)")
 
@@ -39,7 +39,7 @@ def read_schedule(text: str, where: str = "the plan") -> Schedule:
 
 
 def from_torch(text: str, where: str = "the plan") -> Schedule:
-    """Raises ScheduleError that names row and cell."""
+    """Reads torch's grid. Raises ScheduleError that names row and cell."""
     def names(row: int, cells: Iterator[str]) -> Iterator[str]:
         for column, cell in enumerate(cells, 1):
             if cell:
@@ -68,14 +68,14 @@ def from_torch(text: str, where: str = "the plan") -> Schedule:
 
 
 def _is_message(keys: Ints) -> Mask:
-    """In blocks, since the fields of a key take many times its memory."""
+    """Mask of messages; computed in blocks, since the fields of a key take many times its memory."""
     blocks = range(0, max(1, len(keys)), 1 << 16)
     return np.concatenate([np.isin(unpack(keys[i : i + (1 << 16)]).kind, SENDS + RECEIVES) for i in blocks])
 
 
 def _rank_of_reader(schedule: Schedule) -> Ints:
-    """For each message of a schedule the rank that has the forward of the stage that it goes to in this notation, -1
-    where none has; for other tasks 0."""
+    """For each message, the rank with the forward of the stage to which it goes in this notation, -1 without one; 0 for
+    other tasks."""
     keys, message = schedule.keys, _is_message(schedule.keys)
     found = np.zeros(len(keys), np.int64)
     if not message.any():
@@ -93,13 +93,14 @@ def _rank_of_reader(schedule: Schedule) -> Ints:
 
 
 def to_torch(schedule: Schedule) -> str:
-    """Compute tasks rank by rank, at their slots with bubbles in between after `validate`, else in plain order.
+    """Torch's grid of a schedule: tasks rank by rank, at their slots with bubbles in between after `validate`, else in
+    plain order.
 
-    Raises ScheduleError for more than one lane per rank, or for a task that the notation has no name for.
+    Raises ScheduleError for more than one lane per rank, or for a task that the notation cannot name.
     """
     ranks = [lane.rank for lane in schedule.lanes]
     if len(set(ranks)) < len(ranks):
-        raise ScheduleError("the grid notation has one lane per rank; take the schedule without its communication")
+        raise ScheduleError("the grid notation has one lane per rank; use the schedule without its communication")
     past = np.flatnonzero(_is_message(schedule.keys) & (_rank_of_reader(schedule) != unpack(schedule.keys).destination))
     if past.size:
         raise ScheduleError(f"the grid notation has no name for {task_name(schedule.keys[past[0]])}: there a message "
@@ -138,7 +139,7 @@ def _single(cell: str) -> str:
     if kind not in SENDS + RECEIVES:
         parse_task(name)
         return name
-    own = unpack(parse_task(name + ">0"))  # the rank is found when all forwards are known
+    own = unpack(parse_task(name + ">0"))  # the rank is filled in when all forwards are known
     return task_name(pack(own.unit - _SHIFT.get(kind, 0), kind, own.micro_batch))
 
 

@@ -1,8 +1,8 @@
-"""The proved optimum of small pipelines, by OR-tools' CP-SAT: what every other policy is measured against.
+"""The proved optimum of small pipelines, by OR-tools' CP-SAT: the measure for every other policy.
 
-One stage per rank, O and W apart, each kind first in first out, at most `cap` live activations on a rank. Weight
-gradients of one rank may change places freely, so their order costs nothing; that of F and O is an assumption. The
-solver's package comes with the extra `optimal`.
+One stage per rank, O and W apart, each kind first in first out, at most `cap` live activations on a rank. The weight
+gradients of a rank are interchangeable, so fixing their order loses nothing; fixing the order of F and O is an
+assumption. The solver's package comes with the extra `optimal`.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ from .zb_auto import cap_of, lower_bounds, order_of, zb_auto
 
 OBJECTIVES = ("makespan", "span", "period")
 KINDS = (Kind.F, Kind.O, Kind.W)
-FINEST = 2**40  #: ticks of a whole schedule, at most
+FINEST = 2**40  #: the most ticks of a whole schedule
 
 
 @dataclass(frozen=True)
 class Optimum:
-    """`value` of the objective and the best proved `bound` on it, in the problem's time unit; `proved`: they are equal.
+    """`value`: of the objective; `bound`: the best proved bound on it; both in the problem's time unit. `proved`:
+    whether they are equal.
 
-    `status` is the solver's: OPTIMAL, or FEASIBLE where the time limit came first.
+    `status`: the solver's: OPTIMAL, or FEASIBLE where the time limit came first.
     """
 
     schedule: Schedule
@@ -53,23 +54,23 @@ def optimal(problem: Problem, objective: str = "makespan", time_limit: float = 6
 
 
 def solve(problem: Problem, objective: str = "makespan", time_limit: float = 60.0, seed: int = 0) -> Optimum:
-    """The optimum with its proof status. Never worse than `zb_auto`, where the search begins.
+    """The optimum with its proof status. It is never worse than `zb_auto`, where the search begins.
 
-    With `makespan` and `span` every rank starts as early as it can, as a schedule that runs does. Iterations that are
-    chained without a barrier settle into a rhythm in which ranks start when they like, and a rank's iterations follow
-    each other: the period is the smallest max_span over all starts. Raises PipelineError for an unknown objective, a
-    cap below 1, several stages per rank, times that have no common tick, or without OR-tools.
+    With `makespan` and `span`, every rank starts as early as possible, as in a real run. Iterations that are chained
+    without a barrier settle into a rhythm in which ranks may start at any time, and each rank's iterations follow each
+    other: the period is the smallest max_span over all starts. Raises PipelineError for an unknown objective, a cap
+    below 1, several stages per rank, times without a common tick, or a missing OR-tools.
     """
     if objective not in OBJECTIVES:
         raise PipelineError(f"unknown objective {objective!r}; known: {', '.join(OBJECTIVES)}")
     if not time_limit > 0:
         raise PipelineError(f"the time limit is {time_limit} s; it must be positive")
     if problem.chunks != 1:
-        raise PipelineError(f"optimal plans one stage per rank, not {problem.chunks}")
+        raise PipelineError(f"optimal needs one stage per rank, not {problem.chunks}")
     try:
         from ortools.sat.python import cp_model
     except ImportError:
-        raise PipelineError("optimal needs OR-tools; install the extra: pip install 'minidl[optimal]'") from None
+        raise PipelineError("optimal needs OR-tools: pip install 'minidl[optimal]'") from None
     p, m, cap = problem.ranks, problem.micro_batches, int(cap_of(problem))
     ticks, unit = in_ticks(problem)
     duration, latency = ticks[:3], int(ticks[3, 0])
@@ -77,7 +78,7 @@ def solve(problem: Problem, objective: str = "makespan", time_limit: float = 60.
     horizon = int(m * ticks[:3].sum() + 2 * m * p * latency)  # one task after another: no path is longer
     first, last = hint[0, :, 0], hint[2, :, -1] + duration[2]
     known = int((last if objective == "makespan" else last - first).max())
-    # of spans it holds wherever ranks start
+    # for spans this holds whenever ranks start
     floor = int(np.floor(lower_bounds(problem, cap)[objective == "makespan"] / unit * (1 - 1e-9)))
 
     model = cp_model.CpModel()
@@ -111,7 +112,7 @@ def solve(problem: Problem, objective: str = "makespan", time_limit: float = 60.
         model.add(cost >= (ends if objective == "makespan" else ends - start[0][s][0]))
     model.minimize(cost)
     solver = cp_model.CpSolver()
-    solver.parameters.catch_sigint_signal = False  # the solver would take Ctrl-C away from the whole process
+    solver.parameters.catch_sigint_signal = False  # else the solver would catch Ctrl-C for the whole process
     solver.parameters.max_time_in_seconds = time_limit
     solver.parameters.random_seed = seed
     status = solver.solve(model)
@@ -127,9 +128,10 @@ def solve(problem: Problem, objective: str = "makespan", time_limit: float = 60.
 
 
 def in_ticks(problem: Problem) -> tuple[Ints, float]:
-    """Forward, output-gradient and weight-gradient times and the latency per stage as whole ticks, and a tick's length.
+    """(the forward, output-gradient and weight-gradient times and the latency per stage in whole ticks, the length of a
+    tick).
 
-    Raises PipelineError where the times are so odd that a schedule would take 2**40 ticks.
+    Raises PipelineError where the times need such a fine tick that a schedule would have 2**40 ticks.
     """
     latency = np.full(problem.ranks, problem.latency)
     rows = (problem.forward, problem.output_grad, problem.weight_grad, latency)
@@ -139,7 +141,8 @@ def in_ticks(problem: Problem) -> tuple[Ints, float]:
     step = gcd(*(int(t * scale) for t in flat))
     ticks = [[int(t * scale) // step for t in row] for row in exact]
     if sum(map(sum, ticks)) * problem.micro_batches > FINEST:
-        raise PipelineError("the times have no common tick that the solver can count in; round them to a few digits")
+        raise PipelineError("the times have no common tick that is long enough for the solver; round them to a few "
+                            "digits")
     return np.array(ticks, np.int64), float(Fraction(step, scale))
 
 

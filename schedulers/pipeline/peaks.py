@@ -1,8 +1,8 @@
-"""How many activations a plan holds at most on each rank. Counted, on any timing.
+"""Peak activations: how many activations a plan holds at most on each rank. The count is valid for any timing.
 
 An activation lives on its rank from the start of F to the end of the last O, W or B of its stage and micro-batch there.
-On another rank that computes one of these it lives from when it may arrive. What is joined to one action starts and
-ends together.
+On another rank that computes one of these, it lives from its earliest possible arrival. The tasks of one action start
+and end together.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ COMPUTE = (Kind.F, Kind.O, Kind.W, Kind.B)
 
 
 def activations(plan: Plan) -> Floats:
-    """For every entry of a valid schedule with slots: live full-stage activations on its rank while it runs."""
+    """For every entry of a valid schedule with slots, the live activations on its rank while it runs, in units of a
+    full stage."""
     schedule, stages = plan.schedule, plan.placement.stages
     kind = unpack(schedule.keys).kind
     action, _ = schedule.actions()
     which = _activation(schedule.keys, stages)
     home = which
-    if plan.placement.parts is not None:  # several ranks may hold one
+    if plan.placement.parts is not None:  # several ranks may hold the same activation
         rank = np.array([lane.rank for lane in schedule.lanes], np.int64)[schedule.lane_of_each()]
         home = which + rank * (plan.micro_batches * stages)
     size = int(home.max(initial=0)) + 1
@@ -40,7 +41,7 @@ def activations(plan: Plan) -> Floats:
     count = int(action.max(initial=-1)) + 2
     change: Floats = np.bincount(begin[held], minlength=count).astype(np.float64)
     change -= np.bincount(end[held] + 1, minlength=count)
-    if plan.kept != 1:  # part of it goes between O and the last use
+    if plan.kept != 1:  # a part of it is freed between O and the last use
         last = split & (end[home] > action)
         freed = 1 - plan.kept
         change += freed * (np.bincount(end[home[last]] + 1, minlength=count)
@@ -50,7 +51,8 @@ def activations(plan: Plan) -> Floats:
 
 
 def _arrivals(plan: Plan, action: Ints) -> Ints:
-    """[rank, micro-batch * stages + stage]: the first action of the rank beside which this forward may end."""
+    """[rank, micro-batch * stages + stage] -> the first action of the rank that may still run when this forward
+    ends."""
     graph, schedule, stages = plan.graph, plan.schedule, plan.placement.stages
     ids, ranks = schedule.ids(graph), plan.placement.ranks
     rank = np.empty(len(graph), np.int64)
@@ -61,7 +63,7 @@ def _arrivals(plan: Plan, action: Ints) -> Ints:
     first = np.zeros(ranks, np.int64)
     for i, lane in enumerate(schedule.lanes):
         first[lane.rank] = action[schedule.ptr[i]] if schedule.ptr[i] < schedule.ptr[i + 1] else 0
-    # of each rank the first action that may still run when a task starts
+    # for each rank, the first action that may still run when a task starts
     next_one = np.zeros((len(graph), ranks), np.int64)
     for task in ids[np.argsort(schedule.slots, kind="stable")].tolist():
         here = next_one[task]
@@ -77,7 +79,7 @@ def _arrivals(plan: Plan, action: Ints) -> Ints:
 
 
 def _activation(keys: Ints, stages: int) -> Ints:
-    """The activation, by a number, that each task makes or uses."""
+    """The number of the activation that each task makes or uses."""
     own = unpack(keys)
     number: Ints = own.micro_batch * stages + own.unit
     return number

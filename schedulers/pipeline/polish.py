@@ -1,8 +1,8 @@
-"""Makes an order of F, O and W better, one move at a time, and never worse.
+"""Improves an order of F, O and W, one move at a time; the result is never worse.
 
 A rank's span is as long as the longest path to its end. Only a move that takes an entry out of that path can shorten
-it, so moves are drawn from there, each is priced exactly, and it stays unless max_span or makespan grew: walking along
-equals leads out of most dead ends. Deterministic: the draws come from a fixed seed. One stage per rank.
+it, so moves are drawn from there. Each is priced exactly, and kept unless max_span or makespan grew: moves that change
+nothing lead out of most dead ends. Deterministic: the draws come from a fixed seed. One stage per rank.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from ...graph import Ints
 from ...loops import run_loop
 from .problem import Problem
 
-EFFORT = 8_000_000  #: tasks timed for one order, at most
-MOVES = 40  #: tried per task, at most
-SAME = 1e-11  #: times that differ by less, relatively, are equal
+EFFORT = 8_000_000  #: the most tasks timed for one order
+MOVES = 40  #: the most moves tried per task
+SAME = 1e-11  #: times with a smaller relative difference are equal
 
 
 def polish(problem: Problem, cap: float, kept: float, kinds: Ints,
@@ -88,7 +88,7 @@ def _polish(p, m, cap, kept, f, o, w, c, span_bound, end_bound, below, tries, ki
                 now[0], worst = span, s
             if end[s * n + n - 1] > now[1]:
                 now[1], latest = end[s * n + n - 1], s
-        if now[0] <= span_bound:  # nothing to win there
+        if now[0] <= span_bound:  # nothing to gain there
             worst = latest
         if ran == p * n and (attempt == 0 or now[0] < best[0] * below or (
                 now[0] * below <= best[0] and now[1] * below <= best[1])):

@@ -1,4 +1,4 @@
-"""What a plan costs: three step times, spans, peak activations, bubble rate. The timing model is the simulator's."""
+"""The price of a plan: three step times, spans, peak activations, bubble rate. The simulator gives the times."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from ...tasks import COMMUNICATION, unpack
 
 @dataclass(frozen=True)
 class Price:
-    """`makespan`: barrier to barrier. `spans`: last end minus first start per rank. `period`: time per iteration when
-    iterations are chained without a barrier. `peak_activations`: live full-stage activations per rank. `bubble_rate`:
-    the idle share of the largest span."""
+    """`makespan`: from barrier to barrier. `spans`: last end minus first start, per rank. `period`: time per iteration
+    if iterations follow each other without a barrier. `peak_activations`: the most live activations per rank, in units
+    of a full stage. `bubble_rate`: the idle share of the largest span."""
 
     makespan: float
     max_span: float
@@ -31,7 +31,7 @@ class Price:
 
 
 def price(plan: Plan, cost: CostModel | None = None) -> Price:
-    """Of a proved plan, on its own costs or on others. Raises CostError where a cost is unknown."""
+    """The price of a proved plan, on its own costs or on `cost`. Raises CostError where a cost is unknown."""
     plan = plan if cost is None else replace(plan, cost=cost)
     graph, schedule, _ = plan.priced
     lanes = Lanes.of(graph, schedule)
@@ -47,7 +47,7 @@ def price(plan: Plan, cost: CostModel | None = None) -> Price:
     computes = plan.cost.durations(graph)[tasks] + plan.cost.launch  # without the messages that its core moves
     busy = np.bincount(rank, computes, ranks)
     spans = np.where(np.isfinite(first), last - first, 0.0)
-    # of a stale plan that never drains, the bubble is what its steady state leaves idle
+    # for a stale plan that never drains, the bubble is the idle time of its steady state
     whole = (spans.max() if plan.steady is None or plan.versions is None
              else plan.period * (plan.micro_batches // plan.versions.every))
     rate = 1 - busy.max() / whole

@@ -1,6 +1,6 @@
-"""What a pipeline policy is given: ranks, micro-batches, where stages live, and what their tasks cost.
+"""The input of a pipeline policy: ranks, micro-batches, the placement of stages, and the costs of their tasks.
 
-It knows no order: that is the policy's answer.
+It knows no order: that is the policy's result.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from ...tasks import Kind, pack
 from .placement import PipelineError, Placement
 from .stages import stage_graph
 
-LARGEST = 10**8  #: tasks of a plan
+LARGEST = 10**8  #: the most tasks of a plan
 
 
 def check_numbers(stages: int, micro_batches: int, cap: float | None) -> None:
     """Raises PipelineError for numbers that no plan can have."""
     if micro_batches < 1:
-        raise PipelineError(f"{micro_batches} micro-batches; at least 1 is needed")
+        raise PipelineError(f"the number of micro-batches is {micro_batches}; it must be at least 1")
     if 3 * stages * micro_batches > LARGEST or micro_batches >= 1 << 20:
-        raise PipelineError(f"{stages:,} stages and {micro_batches:,} micro-batches are too many: a plan can have "
+        raise PipelineError(f"{stages:,} stages and {micro_batches:,} micro-batches are too many: a plan has at most "
                             f"{LARGEST:,} tasks and {(1 << 20) - 1:,} micro-batches")
     if cap is not None and not cap > 0:
         raise PipelineError(f"the activation cap is {cap}; it must be positive")
@@ -33,8 +33,8 @@ def check_numbers(stages: int, micro_batches: int, cap: float | None) -> None:
 
 @dataclass(frozen=True)
 class Problem:
-    """`forward`, `output_grad`, `weight_grad`: one time per stage. `cap`: live full-stage activations
-    allowed per rank."""
+    """`forward`, `output_grad`, `weight_grad`: one time per stage. `cap`: the most live activations per rank, in units
+    of a full stage."""
 
     placement: Placement
     micro_batches: int
@@ -46,8 +46,8 @@ class Problem:
 
     @classmethod
     def of(cls, placement: Placement, micro_batches: int, cost: CostModel, cap: float | None = None) -> Problem:
-        """Raises PipelineError for fewer than one micro-batch, more tasks than can be planned, a cap or a time that
-        is not positive."""
+        """The problem on these costs. Raises PipelineError for fewer than one micro-batch, too many tasks, and a cap or
+        a time that is not positive."""
         check_numbers(placement.stages, micro_batches, cap)
         one = stage_graph(placement.stages, 1)
         time = cost.durations(one) + cost.launch
@@ -75,7 +75,7 @@ class Problem:
 
 def costs(placement: Placement, forward: float | Sequence[float], output_grad: float | Sequence[float],
           weight_grad: float | Sequence[float], latency: float = 0.0, bandwidth: float | None = None) -> CostModel:
-    """Costs per stage. A number is a rank's time, of which each of its chunks takes its share; a sequence is per stage.
+    """Costs per stage. A number is the time of a rank, shared by its chunks; a sequence has one time per stage.
 
     Raises PipelineError for a sequence of another length than there are stages, CostError for bad numbers.
     """
@@ -92,8 +92,8 @@ def costs(placement: Placement, forward: float | Sequence[float], output_grad: f
 
 @dataclass(frozen=True)
 class RankOrder:
-    """The tasks of one rank in order: columns kind, stage, micro-batch, part; `joined`: one action with the entry
-    before."""
+    """The tasks of one rank in order: columns kind, stage, micro-batch, part. `joined`: whether an entry is one action
+    with the entry before."""
 
     kind: Sequence[int] | np.ndarray
     stage: Sequence[int] | np.ndarray
@@ -103,7 +103,7 @@ class RankOrder:
 
 
 def schedule_of(orders: Sequence[RankOrder]) -> Schedule:
-    """One `main` lane per rank, rank after rank."""
+    """The schedule with one `main` lane per rank."""
     ptr = np.zeros(len(orders) + 1, np.int64)
     np.cumsum([len(o.kind) for o in orders], out=ptr[1:])
     keys = np.empty(ptr[-1], np.int64)

@@ -1,8 +1,8 @@
-"""The one door of pipeline plans: everything once and where it belongs, messages for all that crosses ranks, no
-deadlock, caps, limits and weight versions kept; peaks counted.
+"""The proof of pipeline plans: every task once and on its rank, messages for all data between ranks, no deadlock; caps,
+limits and weight versions are kept, and peaks are counted.
 
-`prove` is what every plan goes through, a policy's or a user's. `read_plan` makes one of a schedule that someone wrote,
-finding out where its stages live. Both raise ScheduleError with the grid and the culprit marked.
+Every plan goes through `prove`, a policy's or a user's. `read_plan` makes a plan of a given schedule and finds out
+where its stages live. Both raise ScheduleError with the grid and the culprit marked.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from .stages import fused_in, stage_graph
 
 
 class CapError(ScheduleError):
-    """A plan that needs more activations than its cap."""
+    """A plan needs more activations than its cap."""
 
 
 def prove(plan: Plan) -> Plan:
-    """The plan with its slots and peaks, if it holds; deadlock freedom is proved for buffered and for rendezvous sends.
+    """The proved plan, with its slots and peaks; it is free of deadlock with buffered and with rendezvous sends.
 
-    Raises ScheduleError that names the culprit, MemoryLimitError above the limit of bytes.
+    Raises ScheduleError that names the culprit, and MemoryLimitError for a plan above the limit of bytes.
     """
     schedule, graph, placement = plan.schedule, plan.graph, plan.placement
-    schedule.ids(graph)  # what the graph does not know has no home
+    schedule.ids(graph)  # a task that the graph lacks has no rank
     _at_home(schedule, placement, plan.micro_batches)
     _one_lane(schedule)
     plan = replace(plan, schedule=schedule.validate(graph))
@@ -42,7 +42,7 @@ def prove(plan: Plan) -> Plan:
                    None if placement.parts is None else graph.buffer_role == ROLES.index(Role.PARAMETER))
     if talks(schedule):
         check_rendezvous(graph, schedule)
-    if plan.versions is not None and placement.parts is None:  # with parts the graph says what is read
+    if plan.versions is not None and placement.parts is None:  # with parts, the graph itself says which version is read
         _versions(plan)
     plan = _counted(plan)
     if graph.launches:  # a recorded network, whose buffers have sizes
@@ -51,25 +51,23 @@ def prove(plan: Plan) -> Plan:
 
 
 def chunks_in(schedule: Schedule, ranks: int) -> int:
-    """How many stages a rank seems to have: forwards tell."""
+    """How many stages each rank seems to have, by the number of stages with forwards."""
     own = unpack(schedule.keys)
     return max(1, round((int(own.unit[own.kind == Kind.F].max(initial=0)) + 1) / ranks))
 
 
 def read_plan(schedule: Schedule, ranks: int, micro_batches: int, chunks: int | None = None, cap: float | None = None,
               *, graph: TaskGraph | None = None, limit: int | None = None, like: Plan | None = None) -> Plan:
-    """The plan that a schedule of unknown origin means, for `ranks * chunks` stages (or bidirectional: `ranks`),
-    proved.
+    """The proved plan of any schedule, for `ranks * chunks` stages (or `ranks`, if it is bidirectional).
 
-    Where its stages live is read off its forwards, and how many of them a rank has unless `chunks` says it. `graph`: a
-    recorded network's stages, O and W apart. Where the schedule has tasks of communication, they are checked against
-    those that the compute order needs. `like`: a plan whose stages live in the same places, of as many micro-batches,
-    which says how activations count and which weight versions are read. Raises PipelineError for numbers that make no
-    sense.
+    The forwards show where its stages live, and how many a rank has unless `chunks` is given. `graph`: the stages of a
+    recorded network, O and W apart. If the schedule has communication tasks, they are compared with those that the
+    compute order needs. `like`: a plan with the same placement and number of micro-batches, which says how activations
+    count and which weight versions are read. Raises PipelineError for impossible numbers.
     """
     for what, value in (("ranks", ranks), ("chunks", chunks)):
         if value is not None and value < 1:
-            raise PipelineError(f"{value} {what}; at least 1 is needed")
+            raise PipelineError(f"the number of {what} is {value}; it must be at least 1")
     asked, chunks = chunks, chunks or chunks_in(schedule, ranks)
     check_numbers(ranks * chunks, micro_batches, cap)
     if like is not None and like.placement.parts is not None:
@@ -88,7 +86,7 @@ def read_plan(schedule: Schedule, ranks: int, micro_batches: int, chunks: int | 
     else:
         try:
             graph = fuse(graph, np.broadcast_to(joint, (placement.stages, micro_batches)))
-        except GraphError as error:  # there O and W cannot be one task
+        except GraphError as error:  # O and W cannot be one task in this network
             raise compute.error(str(error)) from None
     if talk:
         _at_home(compute, placement, micro_batches)
@@ -103,8 +101,8 @@ def read_plan(schedule: Schedule, ranks: int, micro_batches: int, chunks: int | 
 
 
 def _versions_of(schedule: Schedule, like: Plan) -> Versions | None:
-    """The weight versions that the schedule reads, if the forward and the backward of every stage and micro-batch read
-    what they read in the other plan."""
+    """The weight versions that the schedule reads, if every forward and backward reads the same ones as in the other
+    plan."""
     if like.versions is None:
         return None
     works = np.isin(unpack(like.schedule.keys).kind, COMPUTE)
@@ -127,7 +125,8 @@ def split(schedule: Schedule) -> tuple[Schedule, bool]:
 
 
 def _once(schedule: Schedule, ranks: int, stages: int, micro_batches: int, graph: TaskGraph | None) -> None:
-    """Kinds, ranks and ids in range, and no task twice. Updates are those of the graph."""
+    """Raises ScheduleError for a kind, rank or id out of range, a task that stands twice, or an update that the graph
+    does not have."""
     own = unpack(schedule.keys)
     unit, kind, micro_batch = own.unit, own.kind, own.micro_batch
     rank = np.array([lane.rank for lane in schedule.lanes], np.int64)[schedule.lane_of_each()]
@@ -152,7 +151,7 @@ def _once(schedule: Schedule, ranks: int, stages: int, micro_batches: int, graph
 
 
 def _complete(schedule: Schedule, stages: int, micro_batches: int) -> None:
-    """Each (stage, micro-batch) has one F, and one B or one O and one W."""
+    """Raises ScheduleError unless each (stage, micro-batch) has one F, and one B or one O and one W."""
     own = unpack(schedule.keys)
     has = np.zeros((max(COMPUTE) + 1, micro_batches, stages), bool)
     has[own.kind, own.micro_batch, own.unit] = True
@@ -173,9 +172,9 @@ def _complete(schedule: Schedule, stages: int, micro_batches: int) -> None:
 
 def _placement(schedule: Schedule, ranks: int, micro_batches: int, chunks: int, asked: int | None,
                complete: bool) -> Placement:
-    """Where the stages live, read off the forwards (of what has none, off any task): on one rank each, or with `asked`
-    2 or None as in a bidirectional pipeline. Raises ScheduleError where neither is so, or where `complete` and a stage
-    has none."""
+    """The placement that the forwards show (for a stage without forwards, any of its tasks): one rank for each stage;
+    or that of a bidirectional pipeline, if `asked` is 2 or None. Raises ScheduleError where it is neither, or where
+    `complete` is true and a stage has no tasks."""
     own = unpack(schedule.keys)
     unit, kind, micro_batch = own.unit, own.kind, own.micro_batch
     rank = np.array([lane.rank for lane in schedule.lanes], np.int64)[schedule.lane_of_each()]
@@ -191,14 +190,15 @@ def _placement(schedule: Schedule, ranks: int, micro_batches: int, chunks: int, 
             return both
     missing = np.flatnonzero(table < 0)
     if missing.size:
-        raise schedule.error(f"stage {missing[0]} has no forward at all; {ranks} ranks with {chunks} "
+        raise schedule.error(f"stage {missing[0]} has no forward; {ranks} ranks with {chunks} "
                              f"chunk{'s' * (chunks > 1)} each hold stages 0..{ranks * chunks - 1}")
     _same_rank(schedule, rank, table[unit])
     return Placement("given", ranks, table[None])
 
 
 def _at_home(schedule: Schedule, placement: Placement, micro_batches: int) -> None:
-    """Every task on the rank of its stage, sends included; a receive where its message goes."""
+    """Raises ScheduleError unless every task, sends included, is on the rank of its stage, and every receive on the
+    rank to which its message goes."""
     rank = np.array([lane.rank for lane in schedule.lanes], np.int64)[schedule.lane_of_each()]
     own = unpack(schedule.keys)
     receives = np.isin(own.kind, RECEIVES)
@@ -211,7 +211,7 @@ def _at_home(schedule: Schedule, placement: Placement, micro_batches: int) -> No
 
 
 def _one_lane(schedule: Schedule) -> None:
-    """A rank computes on one lane; messages may have lanes of their own, and are not part of pairs."""
+    """Raises ScheduleError where a rank computes on several lanes, or a message is part of a pair."""
     message = np.isin(unpack(schedule.keys).kind, COMMUNICATION)
     if schedule.joined is not None:
         second = np.asarray(schedule.joined, bool)
@@ -227,7 +227,7 @@ def _one_lane(schedule: Schedule) -> None:
         rank = schedule.lanes[lane].rank
         if seen.setdefault(rank, lane) != lane:
             raise schedule.error(f"rank {rank} computes on the lanes {schedule.lanes[seen[rank]].name} and "
-                                 f"{schedule.lanes[lane].name}; a rank of a pipeline computes on one",
+                                 f"{schedule.lanes[lane].name}; a rank of a pipeline must compute on one lane",
                                  [int(schedule.keys[entry[at]])])
 
 
@@ -240,7 +240,7 @@ def _same_rank(schedule: Schedule, rank: Ints, home: Ints) -> None:
 
 
 def _counted(plan: Plan) -> Plan:
-    """The plan with its peaks of live activations. Raises ScheduleError above the cap."""
+    """The plan with its peak activations. Raises CapError above the cap."""
     schedule, live = plan.schedule, activations(plan)
     rank = np.array([lane.rank for lane in schedule.lanes], np.int64)[schedule.lane_of_each()]
     peaks = np.zeros(plan.placement.ranks)
@@ -254,13 +254,13 @@ def _counted(plan: Plan) -> Plan:
 
 
 def _versions(plan: Plan) -> None:
-    """A version must exist when it is read. A backward must read what its forward read; where no history is kept,
-    every task the newest."""
+    """Raises ScheduleError where a task reads a weight version that does not exist yet, or a backward reads another one
+    than its forward; where no history is kept, every task must read the newest one."""
     versions, schedule = plan.versions, plan.schedule
     assert versions is not None
     if len(versions.read) != len(schedule):
         raise schedule.error(f"{len(versions.read)} weight versions are given for {len(schedule)} tasks")
-    action, _ = schedule.actions()  # what a pair makes shows at its end
+    action, _ = schedule.actions()  # the results of a pair are visible at its end
     works = np.isin(unpack(schedule.keys).kind, COMPUTE)
     keys, read, action = schedule.keys[works], versions.read[works], action[works]
     own = unpack(keys)

@@ -1,8 +1,8 @@
 """Moves single tasks of any schedule while neither makespan nor largest span grows, under an activation cap.
 
 A span is as long as the longest path to its end; only a move of a task on that path can shorten it, so moves are drawn
-from there. Each is timed exactly, and kept where nothing got worse: walking along equals leads out of most dead ends.
-Deterministic: the draws come from a fixed seed.
+from there. Each is timed exactly and kept unless something got worse: moves that change nothing lead out of most dead
+ends. Deterministic: the draws come from a fixed seed.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from ...graph import Floats, TaskGraph
 from ...loops import run_loop
 from ...schedule import Schedule
 
-EFFORT = 4_000_000  #: tasks that are timed altogether, about
-REACH = 4  #: a task moves by at most so many places
+EFFORT = 4_000_000  #: about how many tasks are timed in all
+REACH = 4  #: the most places by which a task moves
 
 
 def refine(graph: TaskGraph, schedule: Schedule, duration: Floats, latency: float,
            cap: int) -> tuple[float, float, Schedule]:
-    """(makespan, largest span, schedule) after as many tries as the effort allows. `cap`: live activations of one chunk
-    per rank.
+    """(makespan, largest span, schedule) after as many tries as the effort allows. `cap`: the most live activations per
+    rank, in units of one chunk.
 
-    For one lane per rank with equally many tasks of a split graph, no pairs.
+    The schedule must have one lane per rank, equally many tasks on each, O and W apart, and no pairs.
     """
     ids = schedule.ids(graph)
     n, ranks = len(ids), len(schedule.lanes)
@@ -42,14 +42,14 @@ def refine(graph: TaskGraph, schedule: Schedule, duration: Floats, latency: floa
 
 def _refine(n, tries, cap, latency, eps, kind, rank, pred_ptr, preds, duration, order,  # type: ignore[no-untyped-def]
             place, end, cause, path, at, free, best):
-    """`order[r * n + i]` is the i-th task of rank r, `cause[t]` what t waited for last, -1 for nothing."""
+    """`order[r * n + i]`: the i-th task of rank r; `cause[t]`: the task for which t waited last, or -1."""
     ranks = len(at)
     best[0], best[1] = 1e300, 1e300
     length, source, target, dice = 0, 0, 0, 12345
     for attempt in range(tries):
         live, fits = 0, True
         first = source // n * n
-        for e in range(first, first + n):  # the rank of the last move must keep the cap
+        for e in range(first, first + n):  # the rank of the last move must stay within the cap
             k = kind[order[e]]
             if k == 0:
                 live += 1
@@ -101,7 +101,7 @@ def _refine(n, tries, cap, latency, eps, kind, rank, pred_ptr, preds, duration, 
                 path[length] = place[t]
                 length += 1
                 t = cause[t]
-        else:  # back
+        else:  # undo the move
             t = order[target]
             step = 1 if source > target else -1
             while target != source:

@@ -1,7 +1,7 @@
 """The graph of a pipeline at the level of stages: F, O and W, or F and B, for every stage and micro-batch.
 
-Edges come from what tasks read and write, as in every graph. Parameters are only read within a step, so they order
-nothing and are left out. It knows no ranks: where stages live is a placement's matter.
+Edges come from what tasks read and write, as in every graph. Within a step parameters are only read, so they order
+nothing and are left out. The graph knows no ranks: a placement says where stages live.
 """
 
 from __future__ import annotations
@@ -12,17 +12,16 @@ from ...graph import ROLES, Ints, Role, Rows, TaskGraph
 from ...schedule import Schedule
 from ...tasks import Kind, pack, unpack
 
-NAMED = 100_000  #: up to so many buffers have names for messages
+NAMED = 100_000  #: up to this many buffers, each has a name for messages
 
 
 def stage_graph(stages: int, micro_batches: int, fused: bool | np.ndarray = False, directions: int = 1,
                 message_bytes: int = 0, stage_names: tuple[str, ...] = ()) -> TaskGraph:
     """Tasks in sequential order: micro-batch after micro-batch, forward up, backward down.
 
-    `fused`: whether the backward of (stage, micro-batch) is one task B; a bool or bools of shape (stages,
-    micro_batches). Weight gradients are added up in ascending order of micro-batches; with two directions each half
-    has a sum of its own (the two are added once, first half first). `message_bytes`: what goes over a link per
-    activation or gradient.
+    `fused`: whether the backward of (stage, micro-batch) is one task B; a bool, or bools (stages, micro_batches).
+    Weight gradients are added up in ascending order of micro-batches; with two directions each half has its own sum,
+    and the two are added once, first half first. `message_bytes`: the bytes of each activation or gradient on a link.
     """
     s, m = stages, micro_batches
     joint = np.broadcast_to(np.asarray(fused, bool), (s, m)).T  # (m, s)
@@ -38,7 +37,7 @@ def stage_graph(stages: int, micro_batches: int, fused: bool | np.ndarray = Fals
     kind = kinds[keep]
     del keep, kinds
     direction = (micro.astype(np.int64) * directions >= m) * (directions - 1)
-    activation = (micro * np.int32(s) + unit).astype(np.int32)  # of (stage, micro-batch); gradients follow, then sums
+    activation = (micro * np.int32(s) + unit).astype(np.int32)  # by (stage, micro-batch); gradients follow, then sums
     gradient = activation + np.int32(s * m)
     total = (2 * s * m + direction * s + unit).astype(np.int32)
     del direction
@@ -67,7 +66,8 @@ def stage_graph(stages: int, micro_batches: int, fused: bool | np.ndarray = Fals
 
 
 def fused_in(schedule: Schedule, stages: int, micro_batches: int) -> bool | np.ndarray:
-    """For `stage_graph`: where the schedule has one B in place of O and W. Tasks out of range are left to the proof."""
+    """The argument `fused` of `stage_graph`: where the schedule has one B in place of O and W. The proof reports tasks
+    out of range."""
     own = unpack(schedule.keys)
     unit, micro_batch = own.unit, own.micro_batch
     joint = (own.kind == Kind.B) & (unit < stages) & (micro_batch < micro_batches)

@@ -1,8 +1,8 @@
 """Zero bubble on a V: every rank holds stage r and stage 2p-1-r, so the last stage's gradient starts on rank 0.
 
 ZB-V, V-Half and V-Min (Qi et al., 2024) differ in how many activations a rank may hold. The published schedules come
-from heuristics; ours is a search of its own for any times and any cap: one rule with a few knobs, walked once for each
-setting of the knobs; the fastest walk is kept and refined.
+from heuristics; ours from a search, for any times and any cap: one rule with a few parameters builds an order (a walk)
+for each setting; the fastest walks are refined, and the best is kept.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from .problem import Problem, RankOrder, schedule_of
 from .refine import refine
 from .stages import stage_graph
 
-EFFORT = 6_000_000  #: steps of walking that a search may take
-FEWEST = 24  #: settings that are always tried
-REFINED = 3  #: so many of the best walks are refined
+EFFORT = 6_000_000  #: the most steps of all walks together
+FEWEST = 24  #: how many settings are always tried
+REFINED = 3  #: how many of the best walks are refined
 
 Setting = tuple[Ints, tuple[int, ...], float, float]
 
 
 def zb_v(problem: Problem) -> Schedule:
-    """Peak p, as 1F1B's first rank; no bubble in the spans at F = O = W and enough micro-batches."""
+    """Peak p, as the first rank of 1F1B; no bubble in the spans where F = O = W and micro-batches suffice."""
     return v_schedule(problem, problem.ranks)
 
 
@@ -45,9 +45,10 @@ def v_min(problem: Problem) -> Schedule:
 
 
 def v_schedule(problem: Problem, peak: float) -> Schedule:
-    """The fastest schedule found on the V with at most `peak` live full-stage activations (or the problem's cap).
+    """The fastest schedule found on the V with at most `peak` live activations per rank (or the problem's cap), in
+    units of a full stage.
 
-    Raises PipelineError for a cap below one activation: both chunks of one micro-batch.
+    Raises PipelineError for a cap below 1, which is both chunks of one micro-batch.
     """
     cap = int(2 * (peak if problem.cap is None else problem.cap))
     if cap < 2:
@@ -72,7 +73,7 @@ def v_schedule(problem: Problem, peak: float) -> Schedule:
 
 
 def handcrafted(problem: Problem) -> Schedule:
-    """ZB-V's order for equal times, drawn by hand in the paper: no bubble in the spans for m >= 2p - 1."""
+    """ZB-V's order for equal times, given by hand in the paper: no bubble in the spans for m >= 2p - 1."""
     p, m = problem.ranks, problem.micro_batches
     enough = max(m, 2 * p - 1)
     orders = []
@@ -106,8 +107,8 @@ def _walk_all(problem: Problem, cap: int, settings: list[Setting]) -> tuple[Floa
 
 
 def _settings(problem: Problem, cap: int) -> Iterator[Setting]:
-    """Knobs, the most promising first: (limit of first chunks per rank, ranking of O, F of chunk 1 and 0, pace of
-    admission, the longest idle time that a rank may spend waiting for O or F instead of starting a W)."""
+    """The settings, the most promising first: (the most first chunks in flight per rank, the ranking of O, F of chunk 1
+    and F of chunk 0, the pace of admission, the longest time that a rank may wait for O or F before it starts a W)."""
     p = problem.ranks
     rank = np.arange(p)
     period = float((problem.forward + problem.output_grad + problem.weight_grad).max() * 2)
@@ -126,7 +127,7 @@ def _settings(problem: Problem, cap: int) -> Iterator[Setting]:
 
 
 def _search(p, m, times, latency, cap, limits, ranking, pace, patience, eps, cost, order):  # type: ignore[no-untyped-def]
-    """Walks every setting; notes makespan plus largest span of each in `cost` and leaves the last walk in `order`.
+    """Walks every setting; writes makespan plus largest span of each to `cost`, and the last walk to `order`.
 
     Task code: (kind * stages + stage) * m + micro-batch, kinds F, O, W.
     """

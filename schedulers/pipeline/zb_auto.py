@@ -21,20 +21,20 @@ from .polish import SAME, polish
 from .problem import Problem, RankOrder, schedule_of
 from .zero_bubble import zb_h1, zb_h2
 
-#: forwards ahead per rank to the end, the most telling first: ZB-H1, ZB-H2, and what lies around them
+#: forwards ahead, per rank between this one and the last; the most useful first: ZB-H1, ZB-H2, and values near them
 SLOPES = (1.0, 2.0, 1.4, 2.4, 2.1, 1.2, 1.6, 1.8, 2.2, 3.0, 2.6, 0.75, 0.5, 0.0)
-#: time a rank may idle before gaps are filled, in weight gradients
+#: how long a rank may idle before it fills a gap, in weight-gradient times
 IDLE = (np.inf, 0.0, 0.5, 1.0, 2.0, 4.0, 10.0, 30.0)
-EFFORT = 3e9  #: steps of all candidates together, about; large problems get fewer candidates
-ROUNDS = 40  #: of changing the best candidate rank by rank, at most
-POLISHED = 4  #: so many of the best orders are polished
+EFFORT = 3e9  #: about how many steps all candidates take together; large problems get fewer candidates
+ROUNDS = 40  #: the most rounds of changing the best candidate rank by rank
+POLISHED = 4  #: how many of the best orders are polished
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """`ahead[s]`: forwards of rank s without their output gradient, at most. `idle`: time that a rank may stand idle
-    until the forwards are over, `tail`: and after that. `eager`: what is there first runs first, where it is false a
-    forward and an output gradient alternate."""
+    """`ahead[s]`: the most forwards of rank s whose output gradient has not run. `idle`: how long a rank may idle
+    before the forwards are over; `tail`: after that. `eager`: the task that is ready first runs first; if false,
+    forwards and output gradients alternate."""
 
     ahead: tuple[int, ...]
     idle: float
@@ -43,17 +43,17 @@ class Candidate:
 
 
 def zb_auto(problem: Problem, kept: float = 1.0) -> Schedule:
-    """The order of the smallest max_span, then makespan, that the search finds under `problem.cap` (ZB-1p, ZB-2p).
+    """The order with the smallest max_span, then makespan, that the search finds under `problem.cap` (ZB-1p, ZB-2p).
 
-    `kept`: the share of an activation that a weight gradient still needs after its output gradient. 1 counts as
-    everywhere else here; the published ZB-2p rates need less: with 1 a cap of 2p rules them out (`lower_bounds`).
+    `kept`: the share of an activation that a weight gradient still needs after its output gradient; 1 is the count of
+    all other policies here. The published ZB-2p rates need less: with 1, a cap of 2p excludes them (`lower_bounds`).
     Reconstructed from the paper's description of its heuristic; the search is our own. Raises PipelineError for a cap
     below 1, a `kept` outside 0..1, or several stages per rank.
     """
     if problem.chunks != 1:
-        raise PipelineError(f"zb_auto plans one stage per rank, not {problem.chunks}")
+        raise PipelineError(f"zb_auto needs one stage per rank, not {problem.chunks}")
     if not 0 < kept <= 1:
-        raise PipelineError(f"kept is {kept}; it is a share of an activation, above 0 and at most 1")
+        raise PipelineError(f"kept is {kept}; it must be a share of an activation, above 0 and at most 1")
     cap = cap_of(problem)
     bounds = tuple(b * (1 + SAME) for b in lower_bounds(problem, cap, kept))
     grid = candidates(problem, cap, kept)
@@ -76,8 +76,8 @@ def zb_auto(problem: Problem, kept: float = 1.0) -> Schedule:
 
 
 def _handmade(problem: Problem, cap: float) -> list[Ints]:
-    """The kinds, rank by rank, of the published orders that fit the cap: what the search finds is no
-    worse than they are."""
+    """The kinds, rank by rank, of the published orders that fit the cap, so that the search is never worse than they
+    are."""
     p, m = problem.ranks, problem.micro_batches
     fitting = [zb_h1, one_f_one_b] if cap >= min(p, m) else []
     fitting += [zb_h2] if cap >= 2 * p - 1 <= m else []
@@ -92,7 +92,7 @@ def _handmade(problem: Problem, cap: float) -> list[Ints]:
 
 
 def cap_of(problem: Problem) -> float:
-    """Live activations allowed per rank. Raises PipelineError below one."""
+    """The most live activations per rank. Raises PipelineError below 1."""
     cap = problem.micro_batches if problem.cap is None else problem.cap
     if cap < 1:
         raise PipelineError(f"no order fits an activation cap of {cap:g}; the smallest feasible cap is 1")
@@ -100,11 +100,12 @@ def cap_of(problem: Problem) -> float:
 
 
 def lower_bounds(problem: Problem, cap: float, kept: float = 1.0) -> tuple[float, float]:
-    """No max_span and no makespan is smaller under the cap (one stage per rank, first in first out).
+    """Lower bounds on max_span and makespan under the cap (one stage per rank, first in first out).
 
-    For each rank the larger of two bounds. Its work, and its idle time before its first output gradient comes, as only
-    `cap` forwards can run before. And when rank r ends its last output gradient, at most `(cap - 1) / kept` weight
-    gradients of its own are open besides the last one, and the gradient must still reach rank s and its last W.
+    For each rank the larger of two bounds counts. First: its work, plus its idle time before its first output gradient
+    arrives, since only `cap` forwards can run before. Second: when rank r ends its last output gradient, at most
+    `(cap - 1) / kept` of its weight gradients are open besides the last one, and the gradient must still reach rank s
+    and its last W.
     """
     f, o, w, c, m = problem.forward, problem.output_grad, problem.weight_grad, problem.latency, problem.micro_batches
     first = np.concatenate([[0.0], np.cumsum(f + c)[:-1]])  # the start of each rank
@@ -124,7 +125,7 @@ def limit(problem: Problem) -> int:
 
 
 def candidates(problem: Problem, cap: float, kept: float) -> list[Candidate]:
-    """The grid: straight lines of forwards ahead, times idle times, times both ways to choose the next task."""
+    """The grid: linear slopes of forwards ahead, times idle times, times both ways to choose the next task."""
     to_end = np.arange(problem.ranks)[::-1]
     work = float((problem.forward + problem.output_grad + problem.weight_grad).max()) * problem.micro_batches
     slack = lower_bounds(problem, cap, kept)[0] - work
@@ -146,8 +147,7 @@ def neighbours(candidate: Candidate, cap: int) -> list[Candidate]:
 
 
 def _spans(problem: Problem, cap: float, kept: float, batch: list[Candidate]) -> list[tuple[float, float]]:
-    """(max_span, makespan) of each candidate's schedule, to as many digits as rounding leaves, so that
-    equals are equal."""
+    """(max_span, makespan) of each candidate's schedule, rounded so that equal times compare equal."""
     spans, makespans, _ = list_schedule(problem, cap, kept, batch)
     return [(float(f"{span:.11g}"), float(f"{makespan:.11g}")) for span, makespan in zip(spans, makespans, strict=True)]
 
@@ -156,7 +156,7 @@ def list_schedule(problem: Problem, cap: float, kept: float, batch: list[Candida
                   keep: bool = False) -> tuple[Floats, Floats, Ints]:
     """(max_span, makespan, order) of each candidate's schedule, infinite where it gets stuck.
 
-    An order is the kinds of each rank's tasks; without `keep` only the last candidate's is there.
+    An order is the kinds of each rank's tasks. Without `keep`, only the last candidate's is returned.
     """
     p, m, n = problem.ranks, problem.micro_batches, len(batch)
     work = m * (problem.forward + problem.output_grad + problem.weight_grad)
@@ -183,7 +183,7 @@ def order_of(kinds: Ints) -> Schedule:
 
 def _list_schedule(n, p, m, cap, kept, f, o, w, c, ahead, allowed, eager, stride,  # type: ignore[no-untyped-def]
                    free, first, idle, count, f_end, o_end, action, at, spans, makespans, orders):
-    """In order of time: each rank that is free takes what is there, a gradient before a forward before a gap's W."""
+    """In order of time: each free rank runs a ready task, a gradient before a forward before a W that fills a gap."""
     never = 1e308
     for i in range(n):
         for s in range(p):

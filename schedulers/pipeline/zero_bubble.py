@@ -1,6 +1,6 @@
 """Zero Bubble with fixed orders: ZB-H1, ZB-H2, and ZB-H1 over interleaved chunks. The backward is O and W apart.
 
-O goes ahead because the rank below waits for it; W fills the time in which nothing else could run.
+O goes first because the rank below waits for it; W fills the time in which nothing else can run.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _same_stage(stage: int, micro_batches: int, warm_up: int, lag: int) -> RankO
 
 
 def lagging(forward: tuple[Ints, Ints], backward: tuple[Ints, Ints], warm_up: int, lag: int) -> RankOrder:
-    """`warm_up` forwards; then in turn O, the W of `lag` backwards before, F; then what is left of W.
+    """`warm_up` forwards; then in turn O, the W of `lag` backwards before, F; then the remaining W.
 
     `forward` and `backward` are (stage, micro-batch) in order.
     """
