@@ -1,4 +1,4 @@
-"""What runs on a device, one file per family: the reference of each kernel over any array module, and its CPU form.
+"""Kernels, one file per family: for each a reference over any array module, its CPU form and its CUDA form.
 
 A kernel is looked up by name, so that every executor picks the same one for the same launch. Kernels know arrays and
 nothing else of the engine.

@@ -1,5 +1,5 @@
-"""Scaled dot-product attention: with its probabilities kept for the gradient, and ("flash") with one number for each
-query instead, from which the gradient makes them anew."""
+"""Scaled dot-product attention: with its probabilities kept for the gradient, or ("flash") with one number for each
+query, from which the gradient computes them again."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def _wide(*arrays: Any) -> list[Any]:
 
 
 def _flash_scores(reads: Any) -> Any:
-    """Shape and type of the scores, in memory."""
+    """The scratch array of the scores: shape and type."""
     return (*reads[0].shape[:3], reads[1].shape[2]), reads[0].dtype
 
 
@@ -150,8 +150,8 @@ def _flash_score(xp: Any, q: Any, k: Any, scale: float, causal: bool) -> Any:
 
 @kernel("flash_attention", work=lambda reads, writes, **constants: [_flash_scores(reads)], flops=_flops)
 def flash_attention(xp: Any, q: Any, k: Any, v: Any, *, scale: float, causal: bool) -> Any:
-    """As `attention` without a mask, of no empty array -> (y (n, h, t, e), lse (n, h, t), the logarithm of the sum of
-    exp(score) over the keys that a query sees, in the type of sums)."""
+    """As `attention`, without a mask and for arrays that are not empty -> (y (n, h, t, e), lse (n, h, t)). lse is the
+    logarithm of the sum of exp(score) over the keys that a query sees, in the type of sums."""
     dtype, (q, k, v) = q.dtype, _wide(q, k, v)
     score = _flash_score(xp, q, k, scale, causal)
     top = score.max(axis=-1, keepdims=True)

@@ -1,4 +1,4 @@
-"""Convolution over images with channels last: forward and its two gradients, each apart.
+"""Convolution over images with channels last: forward and its two separate gradients.
 
 x (n, h, w, c), weight (o, kh, kw, c / groups), y (n, oh, ow, o); all contiguous. The CPU lowers to matrix products:
 a chunk of rows of patches is gathered, then multiplied, so that the patches stay in the cache. A 1x1 convolution is
@@ -26,7 +26,7 @@ Pair = tuple[int, int]
 
 
 class Geometry(NamedTuple):
-    """How a window moves over an image: (vertical, horizontal) each; and how many groups of channels keep apart."""
+    """How a window moves over an image: (vertical, horizontal) each; and the number of groups of channels."""
 
     stride: Pair
     padding: Pair
@@ -52,7 +52,7 @@ def _slices(tap: int, axis: int, count: int, geometry: Geometry) -> slice:
 
 
 def _taps(taps: Sequence[int], y: Sequence[int], geometry: Geometry) -> Iterator[tuple[int, int, Any]]:
-    """(ky, kx, what of a padded image this tap sees) for every tap; y (n, oh, ow, ...)."""
+    """(ky, kx, slice of the padded image that this tap reads) for every tap; y (n, oh, ow, ...)."""
     for ky in range(taps[0]):
         for kx in range(taps[1]):
             yield ky, kx, (slice(None), _slices(ky, 0, y[1], geometry), _slices(kx, 1, y[2], geometry))
@@ -85,7 +85,7 @@ def conv2d(xp: Any, x: Any, w: Any, b: Any = None, *, geometry: Geometry, act: s
 @kernel("conv2d_input_grad", flops=lambda reads, writes: _flops(reads[0], reads[1]),
         work=lambda reads, writes, size, geometry: _work(writes[0], reads[1], reads[0], geometry)[:2])
 def conv2d_input_grad(xp: Any, dy: Any, w: Any, *, size: Pair, geometry: Geometry) -> Any:
-    """dx (n, *size, c): every tap's product goes back to the pixel that it came from."""
+    """dx (n, *size, c): every tap's product is added to the pixel from which it came."""
     groups, each = geometry.groups, w.shape[3]
     padded = _padded(xp, xp.zeros((len(dy), *size, each * groups), dy.dtype), geometry)
     for ky, kx, seen in _taps(w.shape[1:3], dy.shape, geometry):
@@ -110,7 +110,7 @@ def conv2d_weight_grad(xp: Any, x: Any, dy: Any, *, taps: Pair, bias: bool, geom
 
 # ----------------------------------------------------------------------------------------------- CPU forms
 def _is_plain(w: Any, geometry: Geometry) -> bool:
-    """A product of pixels and weights as they lie."""
+    """Whether the convolution is a matrix product of pixels and weights, without patches."""
     return bool(w.shape[1:3] == (1, 1) and geometry == Geometry((1, 1), (0, 0), geometry.dilation, 1))
 
 
@@ -119,13 +119,13 @@ def _is_depthwise(x: Any, w: Any, geometry: Geometry) -> bool:
 
 
 def _lines(y: Any) -> int:
-    """How many lines of the output make a chunk."""
+    """How many lines of the output are a chunk."""
     return int(max(1, min(CHUNK // max(y.shape[2], 1), y.shape[0] * y.shape[1])))
 
 
 def _work(x: Any, w: Any, y: Any, geometry: Geometry, sums: bool = False) -> list[Any]:
-    """Scratch arrays of all three: a chunk of patches, and with `sums` the product of one chunk. Few channels lie
-    better with the taps first, since then the pixels run on for longer."""
+    """Scratch arrays of the three kernels: a chunk of patches, and with `sums` the product of one chunk. With few
+    channels, patches have the taps first, so that runs of contiguous numbers are longer."""
     if _is_plain(w, geometry):
         return []
     if _is_depthwise(x, w, geometry):

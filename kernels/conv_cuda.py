@@ -1,4 +1,4 @@
-"""Convolution on CUDA. Which way it goes depends on shapes, type and geometry alone:
+"""Convolution on CUDA. The way it is computed depends only on shapes, type and geometry:
 
 | way       | where                                       | forward          | input gradient  | weight gradient  |
 |-----------|---------------------------------------------|------------------|-----------------|------------------|
@@ -7,7 +7,8 @@
 | lowered   | float64, for which cuDNN has little         | im2col, product  | product, col2im | im2col, product  |
 | library   | all others                                  | cuDNN            | cuDNN           | cuDNN            |
 
-The first two add the bias themselves; after the others a launch adds it. Its gradient is the sum of dy over all pixels.
+The first two add the bias themselves; for the others another launch adds it. The bias's gradient is the sum of dy over
+all pixels.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from .registry import flat
 from .sums import cuda_row_sums, cuda_row_sums_work
 from .window import window
 
-PATCHES = 256 * 2**20  #: bytes of patches at a time, unless one sample needs more
+PATCHES = 256 * 2**20  #: the most bytes of patches at a time, unless one sample needs more
 
 
 def way(x: Any, w: Any, geometry: Geometry) -> str:
-    """The way's name, for x (n, h, w, c) and w (o, kh, kw, c / groups)."""
+    """The name of the way, for x (n, h, w, c) and w (o, kh, kw, c / groups)."""
     if tuple(w.shape[1:3]) == (1, 1) and geometry == Geometry((1, 1), (0, 0), geometry.dilation, 1):
         return "pointwise"
     if 1 < x.shape[3] == w.shape[0] == geometry.groups:
@@ -44,7 +45,7 @@ def _samples(x: Any, w: Any, y: Any, geometry: Geometry) -> int:
 
 
 def _work(x: Any, w: Any, y: Any, geometry: Geometry) -> list[Any]:
-    """The patches, where there are any."""
+    """The scratch array of patches, if any."""
     if way(x, w, geometry) != "lowered":
         return []
     rows = _samples(x, w, y, geometry) * y.shape[1] * y.shape[2]
@@ -64,8 +65,8 @@ def _filters(w: Any, groups: int) -> Any:
 
 def _parts(kernel: str, x: Any, w: Any, y: Any, patches: Any,
            geometry: Geometry) -> Iterator[tuple[slice, Any, Sequence[Call]]]:
-    """For each part of the samples: which they are, the matrix (or matrices) of their patches, and the launch of im2col
-    or col2im between these and x."""
+    """For each part of the samples: its slice, the matrix (or matrices) of its patches, and the launch of im2col or
+    col2im between the patches and x."""
     step, groups = _samples(x, w, y, geometry), geometry.groups
     for start in range(0, x.shape[0], step):
         part = slice(start, start + step)

@@ -1,7 +1,7 @@
-"""What a launch is on CUDA, as data: a grid of one of our kernels, a product, a convolution, attention, zeros, a copy.
+"""Launches on CUDA as data: a grid of one of our kernels, a product, a convolution, attention, zeros, a copy.
 
-A kernel's CUDA form (`@relu.cuda()`) returns these calls on the arrays it is given and runs nothing, so the same form
-is run by the driver, run on the CPU by the tests, and checked everywhere. Sources are the `.cu` files beside this one.
+A kernel's CUDA form (`@relu.cuda()`) returns these calls for its arrays and runs nothing. So the driver can run them,
+the tests can run them on the CPU, and all can be checked without a GPU. Sources are the `.cu` files in this folder.
 Knows no device: an array is anything with a pointer, shape, strides (bytes) and dtype.
 """
 
@@ -19,21 +19,21 @@ from typing import Any
 import numpy as np
 
 SOURCES = Path(__file__).parent
-THREADS = 256  #: of a block, where a kernel has no reason for another number
-WAVES = 16  #: blocks of one launch at most, in units of 132 (the multiprocessors of an H200); loops take the rest
+THREADS = 256  #: threads of a block, by default
+WAVES = 16  #: the most blocks of a launch, in units of 132 (the multiprocessors of an H200); kernels loop over the rest
 
-#: NumPy's type as C names it
+#: NumPy's type -> C's name of it
 C_TYPES = {"float32": "float", "float64": "double", "float16": "__half", "bfloat16": "__nv_bfloat16", "bool": "bool",
            "int8": "signed char", "uint8": "unsigned char", "int32": "int", "uint32": "unsigned int",
            "int64": "long long", "uint64": "unsigned long long"}
-HALVES = ("__half", "__nv_bfloat16")  #: types whose `Sum` of common.cuh is float; that of others is themselves
+HALVES = ("__half", "__nv_bfloat16")  #: types whose `Sum` in common.cuh is float; the others are their own
 _SCALARS: dict[str, Any] = {"float": ctypes.c_float, "double": ctypes.c_double, "int": ctypes.c_int,
                             "unsigned int": ctypes.c_uint, "long long": ctypes.c_longlong,
                             "unsigned long long": ctypes.c_ulonglong, "bool": ctypes.c_bool}
 
 
 class LaunchError(ValueError):
-    """A launch that does not fit its kernel; the message names the kernel and the argument."""
+    """A launch does not fit its kernel. The message names the kernel and the argument."""
 
 
 @dataclass(frozen=True)
@@ -45,10 +45,10 @@ class Struct:
 
 
 class Flag:
-    """What FLAG is an instance of: among a launch's arguments it means the int32 (1,) of the device that runs it.
+    """The class of FLAG: as an argument of a launch, FLAG stands for an int32 (1,) of the device that runs it.
 
-    Updates set it to 1, atomically, where they use a gradient that is not finite; no kernel reads it. So it is not a
-    buffer of a graph, and orders nothing.
+    Updates set it to 1, atomically, if they use a gradient that is not finite; no kernel reads it. So it is not a
+    buffer of the graph, and orders nothing.
     """
 
     def __repr__(self) -> str:
@@ -72,7 +72,7 @@ class Grid:
     shared: int = 0
 
     def flagged(self, flag: Any) -> Grid:
-        """The launch with this int32 array (1,) in the place of FLAG: what a device packs and runs."""
+        """The launch with this int32 array (1,) in place of FLAG, ready to be packed."""
         if not any(a is FLAG for a in self.arguments):
             return self
         return replace(self, arguments=tuple(flag if a is FLAG else a for a in self.arguments))
@@ -80,10 +80,10 @@ class Grid:
 
 @dataclass(frozen=True)
 class Product:
-    """out = a @ b for matrices, or for equally many of them along leading axes. Strides may transpose a and b.
+    """out = a @ b for matrices, or for equally many matrices along leading axes. Strides may transpose a and b.
 
-    `bias` (n,): added to every row of out, in the same call. `accumulate`: added to what out holds. `act`: "relu", or
-    nothing, at the end.
+    `bias` (n,): added to every row of out in the same call. `accumulate`: the result is added to out. `act`: "relu" or
+    nothing, applied last.
     """
 
     a: Any
@@ -129,14 +129,14 @@ class Attention:
 
 @dataclass(frozen=True)
 class Zeros:
-    """All bytes of a contiguous array become 0."""
+    """Sets all bytes of a contiguous array to 0."""
 
     out: Any
 
 
 @dataclass(frozen=True)
 class Copy:
-    """Bytes of one contiguous array to another."""
+    """Copies the bytes of one contiguous array to another."""
 
     source: Any
     out: Any
@@ -156,15 +156,15 @@ def sum_type(array: Any) -> Any:
 
 
 def each(source: str, kernel: str, count: int, *arguments: Any, threads: int = THREADS) -> list[Grid]:
-    """A launch with a thread for each of `count` elements, up to a limit: kernels loop over what is
-    left. None for 0."""
+    """A launch with a thread for each of `count` elements, up to a limit: kernels loop over the rest. No launch for
+    0."""
     blocks = min(-(-count // threads), 132 * WAVES)
     return [Grid(source, kernel, (blocks,), (threads,), arguments)] if count else []
 
 
 def each_row(source: str, kernel: str, rows: int, width: int, *arguments: Any) -> list[Grid]:
-    """A launch with a warp for each of `rows` rows, or a block where they are wider than 1024: the last argument that
-    the kernel gets is how many threads share a row, see `first_row` in common.cuh. None for no rows."""
+    """A launch with a warp for each of `rows` rows, or a block if they are wider than 1024. The kernel's last argument
+    is the number of threads per row, see `first_row` in common.cuh. No launch for 0 rows."""
     threads, lanes = (THREADS, 32) if width <= 1024 else (512, 512)
     blocks = min(-(-rows * lanes // threads), 132 * WAVES)
     return [Grid(source, kernel, (blocks,), (threads,), (*arguments, lanes))] if rows else []
@@ -176,17 +176,17 @@ STRIDES = np.dtype([("axes", np.int32), ("vector", np.int32), ("count", np.int64
 
 
 def steps(array: Any, shape: Sequence[int]) -> list[int]:
-    """Elements from one place to the next along each axis of `shape`, to which the array is broadcast."""
+    """The steps, in elements, along each axis of `shape`, to which the array is broadcast."""
     own = [0 if n == 1 else s // array.dtype.itemsize for n, s in zip(array.shape, array.strides, strict=True)]
     return [0] * (len(shape) - len(own)) + own
 
 
 def strides(lengths: Sequence[int], *rows: Sequence[int], vector: int = 1) -> Struct:
-    """A `Strides` of these lengths, a row of steps for each array. Axes that are one in memory become one; raises
-    LaunchError where more than six are left."""
+    """A `Strides` of these lengths, with a row of steps for each array. Axes that are contiguous with each other are
+    merged; raises LaunchError where more than six are left."""
     axes = _collapsed(lengths, rows) or [(1, *(0 for _ in rows))]
     if len(axes) > 6:
-        raise LaunchError(f"lengths {tuple(lengths)} with steps {rows}: kernels take at most six axes")
+        raise LaunchError(f"lengths {tuple(lengths)} with steps {rows}: kernels support at most six axes")
     value = np.zeros((), STRIDES)
     value["axes"], value["vector"], value["count"] = len(axes), vector, math.prod(lengths)
     for a, (n, *step) in enumerate(axes):
@@ -195,7 +195,7 @@ def strides(lengths: Sequence[int], *rows: Sequence[int], vector: int = 1) -> St
 
 
 def _collapsed(lengths: Sequence[int], rows: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
-    """Axes as (length, step of each array), those merged that are one in memory."""
+    """Axes as (length, step of each array); axes that are contiguous with each other are merged."""
     axes: list[tuple[int, ...]] = []
     for n, *step in zip(lengths, *rows, strict=True):
         if n == 1:
@@ -208,8 +208,8 @@ def _collapsed(lengths: Sequence[int], rows: Sequence[Sequence[int]]) -> list[tu
 
 
 def elements(source: str, kernel: str, inputs: Sequence[Any], out: Any, *numbers: Any) -> list[Grid]:
-    """A launch of a kernel (inputs, out, Strides, numbers) that makes each element of `out` from the inputs, which are
-    broadcast to it: array 0 of the Strides is `out`. None where `out` is empty."""
+    """A launch of a kernel (inputs, out, Strides, numbers) that computes each element of `out` from the inputs, which
+    are broadcast to it. Array 0 of the Strides is `out`. No launch if `out` is empty."""
     arrays = (out, *inputs)
     rows = [steps(a, out.shape) for a in arrays]
     order = sorted(range(out.ndim), key=lambda a: [-abs(row[a]) for row in rows])  # neighbours of `out` come last
@@ -219,8 +219,8 @@ def elements(source: str, kernel: str, inputs: Sequence[Any], out: Any, *numbers
 
 
 def dense(source: str, kernel: str, *arrays: Any) -> list[Grid]:
-    """A launch of a kernel (arrays, count) element by element over contiguous arrays of one size, four at a time. None
-    for empty ones. Raises LaunchError for a strided one."""
+    """A launch of a kernel (arrays, count) element by element over contiguous arrays of one size, four elements at a
+    time. No launch for empty arrays. Raises LaunchError for a strided one."""
     if not contiguous(*arrays):
         raise LaunchError(f"{kernel} needs contiguous arrays, not strides {', '.join(str(a.strides) for a in arrays)}")
     count = arrays[-1].size
@@ -228,8 +228,7 @@ def dense(source: str, kernel: str, *arrays: Any) -> list[Grid]:
 
 
 def _by_four(arrays: Sequence[Any], axes: Sequence[tuple[int, ...]]) -> bool:
-    """Four neighbours on the last axis are one aligned piece of memory (at most 16 bytes are loaded at
-    once), or one value."""
+    """Whether four neighbours on the last axis are one aligned access to memory (of at most 16 bytes), or one value."""
     if not axes or axes[-1][0] % 4 or axes[-1][1] != 1:
         return False
     for k, array in enumerate(arrays, 1):
@@ -257,14 +256,14 @@ _KERNEL = re.compile(
 
 @cache
 def text(source: str) -> str:
-    """A source with the files of ours that it includes."""
+    """The text of a source, with our own files that it includes."""
     lines = (SOURCES / source).read_text(encoding="utf-8")
     return re.sub(r'^#include "(\w+\.cuh)"$', lambda m: text(m[1]), lines, flags=re.MULTILINE)
 
 
 @cache
 def kernels_of(source: str) -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
-    """Of every kernel in a source: its template parameters (`typename T`) and its parameters' types."""
+    """Kernel of a source -> its template parameters (`typename T`) and its parameters' types."""
     plain = re.sub(r"//[^\n]*|/\*.*?\*/", "", text(source), flags=re.DOTALL)
     return {name: (tuple(p.strip() for p in (template or "").split(",") if p.strip()),
                    tuple(_type_of(p) for p in parameters.split(",") if p.strip()))
@@ -306,7 +305,7 @@ def check(grid: Grid) -> None:
         raise LaunchError(f"{grid.kernel}: {threads} threads a block; there can be 1 to 1024, 64 of "
                           f"them along the third axis")
     if not 0 <= grid.shared <= 48 * 1024:
-        raise LaunchError(f"{grid.kernel}: {grid.shared} bytes of shared memory; there are at most 49152")
+        raise LaunchError(f"{grid.kernel}: {grid.shared} bytes of shared memory; the limit is 49152")
     types = signature(grid.source, grid.kernel)
     if len(types) != len(grid.arguments):
         raise LaunchError(f"{grid.kernel} takes {len(types)} arguments, not {len(grid.arguments)}")
@@ -332,7 +331,7 @@ def _fits(kind: str, value: Any) -> bool:
 
 
 class Packed:
-    """A launch's arguments as the driver takes them: `address` of an array of pointers to the values."""
+    """A launch's arguments in the driver's form. `address`: of an array of pointers to the values."""
 
     def __init__(self, grid: Grid) -> None:
         check(grid)

@@ -1,6 +1,6 @@
-"""Dropout whose bits are counted, not drawn: a pure function of (seed, draw, sample, element).
+"""Dropout with a counter-based generator: its bits are a pure function of (seed, draw, sample, element).
 
-So every executor, device and layout of ranks drops the same elements, and the backward pass makes the bits again
+So every executor, device and layout of ranks drops the same elements, and the backward pass computes the bits again
 instead of keeping a mask. The generator is Philox4x32-10 (Salmon et al., SC 2011).
 """
 
@@ -27,10 +27,11 @@ def philox(xp: Any, c0: Any, c1: Any, c2: Any, c3: Any, k0: int, k1: int) -> tup
 
 @kernel("dropout", flops=lambda reads, writes: 10.0 * writes[0].size)
 def dropout(xp: Any, x: Any, counter: Any, *, rate: float, seed: int, draw: int, sample: int) -> Any:
-    """x (n, ...): each element is zero with probability `rate`, else x / (1 - rate). Applied to dy it is the gradient.
+    """x (n, ...): each element becomes 0 with probability `rate`, else x / (1 - rate). Applied to dy it is the
+    gradient.
 
-    `counter` (1,) uint64 is read from a buffer; with `draw` added, modulo 2^64, it is the number of this dropout.
-    `sample` is the global index of the first sample.
+    `counter` (1,) uint64, read from a buffer, plus `draw`, modulo 2^64, is the number of this dropout. `sample`: the
+    global index of the first sample.
     """
     n, size = x.shape[0], x.size // max(x.shape[0], 1)
     blocks = (size + 3) // 4
@@ -78,7 +79,7 @@ def _dropout(x, counter, y, threshold, factor, seed0, seed1, draw, sample):  # t
 
 @kernel("tick")
 def tick(xp: Any, counter: Any, *, draws: int) -> Any:
-    """The dropout counter (1,) uint64 so many dropouts on, modulo 2^64."""
+    """The dropout counter (1,) uint64, increased by `draws`, modulo 2^64."""
     return counter + xp.uint64(draws)
 
 

@@ -16,8 +16,8 @@ def _one_each(reads: Any, writes: Any) -> float:
 
 
 def _strided(definition: Kernel, function: str = "") -> None:
-    """Its CUDA form over arrays of any strides: `function` in elementwise.cu, named as the kernel, on the reads, the
-    output and the constants."""
+    """Adds the CUDA form for arrays of any strides: `function` of elementwise.cu (by default of the kernel's name) on
+    the inputs, the output and the constants."""
     def calls(*arrays: Any, **constants: Any) -> list[Call]:
         *inputs, y = arrays
         return [*elements("elementwise.cu", f"{function or definition.name}<{c_type(y)}>", inputs, y,
@@ -27,7 +27,7 @@ def _strided(definition: Kernel, function: str = "") -> None:
 
 
 def _dense(definition: Kernel) -> None:
-    """The same for a kernel that takes contiguous arrays."""
+    """Adds the CUDA form of a kernel that takes contiguous arrays."""
     definition.cuda()(lambda *arrays: [*dense("elementwise.cu", f"{definition.name}<{c_type(arrays[-1])}>", *arrays)])
 
 
@@ -35,7 +35,7 @@ C_FUNCTIONS = ("abs", "div", "exp", "log", "sqrt", "tanh")  #: kernels of these 
 
 
 def _ufunc_kernel(name: str, function: Any) -> None:
-    """Inputs broadcast to the output's shape."""
+    """Defines a kernel from a NumPy ufunc; inputs broadcast to the output's shape."""
     definition = kernel(name, flops=_one_each)(lambda xp, *inputs: getattr(xp, function.__name__)(*inputs))
     definition.cpu(lambda *arrays: [ufunc(function, *arrays)])
     _strided(definition, f"{name}_" if name in C_FUNCTIONS else name)
@@ -80,7 +80,7 @@ def _(x: Any, y: Any, *, dtype: str) -> Any:
 
 @kernel("fill")
 def fill(xp: Any, x: Any, *, value: float) -> Any:
-    """An array like x, full of one value; x itself is not looked at."""
+    """An array like x, full of one value; the values of x are not read."""
     return xp.full_like(x, value)
 
 
@@ -180,7 +180,7 @@ def _relu_grad(y, dy, dx):  # type: ignore[no-untyped-def]
 
 @kernel("sigmoid", flops=_one_each)
 def sigmoid(xp: Any, x: Any) -> Any:
-    """1 / (1 + exp(-x)), by way of tanh, which never overflows."""
+    """1 / (1 + exp(-x)), computed with tanh, which never overflows."""
     half = x.dtype.type(0.5)
     return xp.tanh(x * half) * half + half
 
@@ -249,7 +249,7 @@ def _(x: Any, dy: Any, dx: Any) -> Any:
 
 @kernel("div_grad", flops=_one_each)
 def div_grad(xp: Any, y: Any, b: Any, dy: Any) -> Any:
-    """db of y = a / b, before any broadcast is summed away: -dy * y / b."""
+    """db of y = a / b, before the sum over broadcast axes: -dy * y / b."""
     return -(dy * y) / b
 
 
@@ -264,7 +264,7 @@ def _pick(name: str, wins: Any) -> None:
         lambda xp, x, other, dy: xp.where(x == other, dy * dy.dtype.type(0.5),
                                           xp.where(wins(x, other), dy, dy.dtype.type(0))))
     compare = {"maximum_grad": np.greater, "minimum_grad": np.less}[name]
-    # masked copies, not products with a mask: infinity times zero is not a number
+    # masked copies, not products with a mask: infinity times zero is NaN
     definition.cpu(lambda x, other, dy, dx, mask: [
         partial(dx.fill, 0), ufunc(compare, x, other, mask), partial(np.copyto, dx, dy, where=mask),
         ufunc(np.equal, x, other, mask), partial(np.multiply, dy, like(dy, 0.5), out=dx, where=mask)])

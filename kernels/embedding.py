@@ -40,13 +40,14 @@ def _embedding(table, index, y):  # type: ignore[no-untyped-def]
 def embedding_grad(xp: Any, index: Any, dy: Any, *, rows: int) -> Any:
     """d table (rows, d): row r is the sum of dy where index is r, added in the order of the positions.
 
-    One round adds each row's next gradient, so no two of a round meet and the order is fixed on any device.
+    Each round adds the next gradient of every row, so no two additions of a round collide, and the order is fixed on
+    any device.
     """
     index, dy = index.reshape(-1), dy.reshape(index.size, -1)
     grad = xp.zeros((rows, dy.shape[1]), dy.dtype)
     order = xp.argsort(index, kind="stable")
     place = xp.arange(index.size)
-    place = place - xp.searchsorted(index[order], index[order])  # how many of the same row come before
+    place = place - xp.searchsorted(index[order], index[order])  # how many earlier positions have the same row
     for turn in range(int(place.max()) + 1 if index.size else 0):
         mine = order[place == turn]
         grad[index[mine]] += dy[mine]
@@ -60,23 +61,23 @@ def _(index: Any, dy: Any, grad: Any, *, rows: int) -> Any:
 
 
 def _few(positions: int, rows: int, width: int) -> bool:
-    """Whether CUDA looks through all positions for each row: neither are there many, nor has a row many of them."""
+    """Whether CUDA searches all positions for each row: if there are few positions, and few per row."""
     return positions <= min(1024, 32 * rows) and positions * rows * -(-width // 128) <= 2**24
 
 
 def _sorted(reads: Any, writes: Any, *, rows: int) -> list[Any]:
-    """Keys, positions by row, and where each row's begin."""
+    """The scratch arrays: keys, positions by row, and where the positions of each row begin."""
     n = math.prod(reads[0].shape)
     return [] if _few(n, rows, writes[0].shape[1]) else [((n,), "uint64"), ((n,), "int32"), ((rows + 1,), "int32")]
 
 
 @embedding_grad.cuda(_sorted)
 def _(index: Any, dy: Any, grad: Any, *work: Any, rows: int) -> Any:
-    """For few positions one launch, rows * positions / 32 steps of a warp. Else three: pieces of the positions are
-    sorted by row, ranked in each other, which takes (rows + positions) * positions / 2048 searches of 11 steps, and
-    summed.
+    """For few positions one launch, with rows * positions / 32 steps of a warp. Else three launches: pieces of the
+    positions are sorted by row, merged by rank, which takes (rows + positions) * positions / 2048 searches of 11 steps,
+    and summed.
 
-    A row's gradients are added in the order of its positions; of more than 64, the sums of eight equal parts of them.
+    A row's gradients are added in the order of its positions; more than 64 of them as the sums of eight equal parts.
     """
     if not grad.size:
         return []

@@ -1,4 +1,4 @@
-"""GELU (Hendrycks, Gimpel 2016) in its exact form, x Phi(x) by way of erf: torch's default, not the tanh form."""
+"""GELU (Hendrycks, Gimpel 2016) in its exact form x Phi(x), with erf: torch's default, not the tanh form."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _erf(xp: Any, x: Any) -> Any:
 
 
 def _phi(x: Any, y: Any) -> Thunk:
-    """y = Phi(x), the normal distribution. In float32 by a polynomial that a compiler can make vector code of."""
+    """y = Phi(x), the normal distribution. In float32 a polynomial, which the compiler can vectorise."""
     return loop(_phi_single if x.dtype == np.float32 else _phi_double, flat(x), flat(y))
 
 

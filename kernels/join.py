@@ -1,4 +1,4 @@
-"""The way back from a slice: a gradient put into its place among zeros."""
+"""The gradient of a slice: dy at its place among zeros."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _(dy: Any, dx: Any, *, shape: tuple[int, ...], region: tuple[tuple[int, int,
         if n == size == 1:
             continue
         outer = axes[-1] if axes else (0,) * 5
-        # a whole axis is one with that before it
+        # a whole axis can be merged with the one before it
         if size == n and outer[3] == 1 and (outer[2] == 1 or outer[4] == n * step):
             axes[-1] = (outer[0] * n, outer[1] * n, outer[2] * n, 1, step)
         else:

@@ -1,5 +1,5 @@
-"""Layer norm: every row brought to mean 0 and variance 1, then scaled and shifted. The two gradients are apart:
-neither needs the other's sums. On CUDA x, y and their gradients may have 16 bits; all else is float32 then."""
+"""Layer norm: every row is normalised to mean 0 and variance 1, then scaled and shifted. The two gradients are
+independent. On CUDA x, y and their gradients may have 16 bits; everything else is float32 then."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _(x: Any, *rest: Any, eps: float) -> Any:
 
 
 def _affine(given: list[Any], x: Any) -> list[Any]:
-    """Scale and shift, with ones and zeros for what the layer does not have."""
+    """Scale and shift; ones and zeros where the layer has none."""
     return [*given, *[np.ones(x.shape[1], x.dtype), np.zeros(x.shape[1], x.dtype)][len(given) :]]
 
 

@@ -1,4 +1,4 @@
-"""Matrix products: one GEMM a launch, and the affine layer with its two gradients apart."""
+"""Matrix products: one GEMM per launch, and the linear layer with its two separate gradients."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ def gemm(a: Any, b: Any, out: Any) -> Thunk:
 
 # ------------------------------------------------------------------------------------------------- products on CUDA
 def _steps(array: Any) -> list[int]:
-    """Strides in elements, of an array or of a tensor, which counts in elements itself."""
+    """Strides in elements, of an array (whose strides are bytes) or of a tensor (whose strides are elements)."""
     unit = getattr(array, "itemsize", 1)
     return [s // unit for s in array.strides]
 
 
 def layout(a: Any) -> tuple[bool, int, int, int] | None:
-    """How a BLAS takes the matrices (..., r, c) as they lie: (transposed, leading dimension, how many, elements from
-    one to the next); `transposed` where a column's elements are neighbours. None for what it cannot take.
+    """The BLAS layout of matrices (..., r, c): (transposed, leading dimension, number of matrices, elements from one to
+    the next). `transposed`: whether a column is contiguous. None for strides that a BLAS does not support.
 
-    An axis of length 1 may have any step. Leading axes must have a single step between them, 0 where they repeat.
+    An axis of length 1 may have any step. All leading axes together must have a single step, 0 if they repeat.
     """
     *lead, r, c = zip(a.shape, _steps(a), strict=True)
     lead = [(n, s) for n, s in lead if n != 1]
@@ -66,7 +66,7 @@ def layout(a: Any) -> tuple[bool, int, int, int] | None:
 
 
 def _unfit(a: Any) -> bool:
-    """A matrix, or matrices, or a bias, that a product cannot take as it lies."""
+    """Whether a product cannot use these matrices, or this bias, without a copy."""
     return a.size > 1 and (_steps(a)[0] != 1 if a.ndim == 1 else layout(a) is None)
 
 
@@ -76,8 +76,8 @@ def dense_work(*arrays: Any) -> list[Any]:
 
 
 def dense(arrays: Sequence[Any], work: Sequence[Any]) -> tuple[list[Any], list[Call]]:
-    """Matrices and biases as products take them: as they are, or copied to `work`; and the launch that copies them
-    all."""
+    """Matrices and biases in a form that products support: as they are, or copied to `work`; and the launch that makes
+    all copies."""
     spare = list(work)
     found = [spare.pop(0) if _unfit(a) else a for a in arrays]
     return found, dense_copies([(a, f) for a, f in zip(arrays, found, strict=True) if a is not f])
@@ -106,15 +106,15 @@ class _DenseCopies(ctypes.Structure):
 
 
 def product(a: Any, b: Any, out: Any, bias: Any = None, accumulate: bool = False, act: str = "") -> list[Call]:
-    """out (..., m, n) = a (..., m, k) @ b (..., k, n), leading axes broadcast, + bias (n,), and `act` of that: as few
+    """out (..., m, n) = `act` of (a (..., m, k) @ b (..., k, n) + bias (n,)), leading axes broadcast, in as few
     products as possible.
 
-    Operands lie so that `layout` can tell how (`dense` makes them so). Where leading axes do not join to one, there is
-    a product for each index of the shortest.
+    `layout` must support the operands (`dense` copies others). Where leading axes cannot be merged into one, there is a
+    product for each index of the shortest.
     """
     if not out.size:
         return []
-    if str(out.dtype) == "float64" and (bias is not None or act):  # that epilogues exist for it is not promised
+    if str(out.dtype) == "float64" and (bias is not None or act):  # cuBLASLt promises no epilogues for float64
         added = [] if bias is None else elements("elementwise.cu", "add<double>", [out, bias], out)
         return [*product(a, b, out, accumulate=accumulate), *added,
                 *(cuda_dense("elementwise.cu", f"{act}<{c_type(out)}>", out, out) if act else [])]
@@ -131,8 +131,8 @@ def product(a: Any, b: Any, out: Any, bias: Any = None, accumulate: bool = False
     if any(layout(x) is None for x in (a, b, out)):
         apart = [(n, axis) for axis, n in enumerate(out.shape[:-2]) if n > 1]
         if len(apart) < 2:
-            raise ValueError(f"no product takes operands with strides {a.strides}, {b.strides} and "
-                             f"{out.strides} as they lie")
+            raise ValueError(f"a product does not support operands with strides {a.strides}, {b.strides} and "
+                             f"{out.strides}; copy them first")
         n, axis = min(apart)
         every = [(*(slice(None),) * axis, i) for i in range(n)]
         return [call for i in every for call in product(a[i], b[i], out[i], bias, accumulate, act)]
@@ -171,7 +171,7 @@ def _(x: Any, w: Any, *rest: Any, act: str = "") -> Any:
 
 
 def cpu_act(act: str, y: Any) -> list[Thunk]:
-    """What ends a product on the CPU: nothing, or relu in place."""
+    """The calls after a product on the CPU: none, or relu in place."""
     return KERNELS[act].bind([y], [y], [], {}) if act else []
 
 

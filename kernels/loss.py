@@ -11,7 +11,7 @@ import numpy as np
 from .cuda import Grid, c_type, each, each_row, steps, strides
 from .registry import flat, kernel, loop, ufunc
 
-SMALL = 32768  #: elements, up to which one block makes a mean loss alone
+SMALL = 32768  #: up to this many elements, one block computes a mean loss alone
 
 
 @kernel("softmax", flops=lambda reads, writes: 4.0 * writes[0].size,
@@ -233,7 +233,7 @@ def _mse(x, target, loss):  # type: ignore[no-untyped-def]
 
 @kernel("mse_grad", flops=lambda reads, writes: 2.0 * writes[0].size)
 def mse_grad(xp: Any, x: Any, target: Any, dy: Any) -> Any:
-    """dx = (x - target) * 2 dy / size; with the operands exchanged, that of the target."""
+    """dx = (x - target) * 2 dy / size; with x and target exchanged, the gradient toward the target."""
     return (x - target) * (dy * x.dtype.type(2 / x.size))
 
 

@@ -1,10 +1,10 @@
 """Batch normalisation over all axes but the last; statistics and gradients by channel.
 
-Forward in training makes the batch's mean and 1 / standard deviation and moves the running ones. The sums that are
-the parameters' gradient are a kernel of their own, since the gradient toward the input needs them.
+In training, forward computes the batch's mean and 1 / standard deviation and updates the running statistics. The sums
+that are the parameters' gradient are a separate kernel, since the gradient toward the input needs them.
 
-`batch_norm_act` and its gradients do the same together with what often comes next, so that it needs no launch and no
-reading of its own. With s = batch_norm(x), or s = batch_norm(x) + z:
+`batch_norm_act` and its gradients also do what often comes next, which then needs no launches or reads of its own. With
+s = batch_norm(x), or s = batch_norm(x) + z:
 
     batch_norm(x, w, b, r...) -> s0, mean, rstd, r'...
     add(s0, z) or add(z, s0) -> s, where there is z       batch_norm_act(x, w, b, r...[, z]) -> y, mean, rstd, r'...
@@ -21,10 +21,10 @@ with z, whose gradient is ds, too:
     batch_norm_weight_grad(x, mean, rstd, ds) -> dw, db batch_norm_act_weight_grad(x, mean, rstd, w, b, dy, y) -> dw,
     db, ds batch_norm_input_grad(x, mean, rstd, w, dw, db, ds) unchanged
 
-s0 and s, and without z also ds, exist no more: nobody else may read them. Without an activation (`act="none"`, with z)
-only the forward launches change. Hardswish with z has no such gradient, since y does not tell its slope.
+s0 and s, and without z also ds, no longer exist, so no other task may read them. Without an activation (`act="none"`,
+with z) only the forward launches change. Hardswish with z has no such gradient, since its slope does not follow from y.
 
-On CUDA x, z, y and their gradients may have 16 bits. All that belongs to channels is float32 then.
+On CUDA x, z, y and their gradients may have 16 bits. Everything per channel is float32 then.
 """
 
 from __future__ import annotations
@@ -47,32 +47,32 @@ def _rows(x: Any) -> Any:
 
 
 def _lines(x: Any) -> tuple[Any, int]:
-    """The memory of x from its first value to its last, flat, and how far apart its pixels begin there."""
+    """The memory of x from its first value to its last, flat, and the step from pixel to pixel in it."""
     rows = _rows(x)
     step = rows.strides[0] // rows.itemsize
     return np.lib.stride_tricks.as_strided(rows, ((len(rows) - 1) * step + rows.shape[1],), (rows.itemsize,)), step
 
 
 def _matrix(x: Any) -> tuple[int, int, int]:
-    """x (..., c) as CUDA sees it: how many elements apart its pixels begin, how many there are, channels."""
+    """x (..., c) as a matrix: (the step from pixel to pixel in elements, the number of pixels, channels)."""
     apart = [stride // x.itemsize for n, stride in zip(x.shape[:-1], x.strides[:-1], strict=True) if n > 1]
     return (apart or x.shape)[-1], math.prod(x.shape[:-1]), x.shape[-1]
 
 
 def _grid(name: str, columns: Columns, rows: Any, step: int, *arguments: Any) -> Grid:
-    """A launch; `rows`: its arrays with a row for each pixel, the first of them with rows `step` elements apart."""
+    """A launch. `rows`: its arrays with a row per pixel; the rows of the first are `step` elements apart."""
     four = "true" if whole(rows[0].shape[-1], rows, [step]) else "false"
     return Grid("norm.cu", f"{name}<{c_type(rows[0])}, {four}>", columns.blocks, columns.threads, arguments)
 
 
 def _statistics_work(reads: Any, writes: Any, **_: Any) -> list[Any]:
-    """For the CUDA forms that make statistics of pixels. Every block of the second launch adds up all
-    parts: few of them."""
+    """Scratch of the CUDA forms that compute statistics. Every block of the second launch adds up all parts, so there
+    are few."""
     return sums_work(math.prod(reads[0].shape[:-1]), reads[0].shape[-1], MULTIPROCESSORS)
 
 
 def _sums_work(reads: Any, writes: Any, **_: Any) -> list[Any]:
-    """For those of which a second launch adds up the parts once."""
+    """Scratch of the CUDA forms of which a second launch adds up each part once."""
     return sums_work(math.prod(reads[0].shape[:-1]), reads[0].shape[-1])
 
 
@@ -130,7 +130,7 @@ def _statistics(x, step, rows, mean, rstd, total, var, eps):  # type: ignore[no-
     channels = len(mean)
     total[:] = 0
     for first in range(0, rows, BLOCK):
-        mean[:] = 0  # of this block, for now
+        mean[:] = 0  # used for the sums of a block first
         for i in range(first, min(first + BLOCK, rows)):
             for j in range(channels):
                 mean[j] += x[np.uintp(i * step + j)]
@@ -169,7 +169,7 @@ def _normalise(x, step, mean, rstd, w, b, y):  # type: ignore[no-untyped-def]
 
 @kernel("batch_norm_eval", flops=_per_element(3))
 def batch_norm_eval(xp: Any, x: Any, w: Any, b: Any, mean: Any, var: Any, *, eps: float) -> Any:
-    """With given statistics: y and 1 / std (c,)."""
+    """Batch norm with given statistics -> y, 1 / std (c,)."""
     rstd = 1 / xp.sqrt(var + var.dtype.type(eps))
     return ((x - mean) * (rstd * w) + b).astype(x.dtype), rstd
 
@@ -318,20 +318,20 @@ def _activated(xp: Any, s: Any, act: str) -> Any:
 
 
 def _before(xp: Any, x: Any, mean: Any, rstd: Any, w: Any, b: Any, dy: Any, act: str, y: Any = None) -> Any:
-    """The gradient before the activation: its slope is told by s, that of relu and relu6 by y as well."""
+    """The gradient before the activation. Its slope follows from s; for relu and relu6 also from y."""
     _check(act, y is not None)
     return KERNELS[f"{act}_grad"].reference(xp, (x - mean) * (rstd * w) + b if y is None else y, dy).astype(dy.dtype)
 
 
 def _check(act: str, residual: bool) -> None:
     if act not in ACTIVATIONS[1:] or (act == "hardswish" and residual):
-        raise ValueError(f"batch norm has no gradient together with {act}{' and a residual' if residual else ''}")
+        raise ValueError(f"batch norm fused with {act}{' and a residual' if residual else ''} has no gradient")
 
 
 @kernel("batch_norm_act", flops=_per_element(9), work=lambda reads, writes, **_: [((2, reads[0].shape[-1]), "float64")])
 def batch_norm_act(xp: Any, x: Any, w: Any, b: Any, running_mean: Any, running_var: Any, tracked: Any, z: Any = None, *,
                    eps: float, momentum: float, act: str) -> Any:
-    """y = act(batch_norm(x) + z), and all else that batch_norm writes; z may be left out."""
+    """y = act(batch_norm(x) + z), and the other results of batch_norm; z may be left out."""
     s, *rest = batch_norm.reference(xp, x, w, b, running_mean, running_var, tracked, eps=eps, momentum=momentum)
     return _activated(xp, s if z is None else s + z, act), *rest
 
@@ -349,7 +349,7 @@ def _(x: Any, *arrays: Any, eps: float, momentum: float, act: str) -> Any:
 
 
 def _scratch(reads: Any, writes: Any, *, act: str) -> list[Any]:
-    """What the sums need on the CPU, and the gradient before the activation unless that is written."""
+    """Scratch of the sums on the CPU, and of the gradient before the activation if it is not an output."""
     work = [((2, reads[0].shape[-1]), "float64")]
     return work if len(writes) == 3 else [*work, (reads[0].shape, reads[0].dtype)]
 

@@ -1,5 +1,5 @@
-"""Updates of parameters in place, the global norm, loss scaling. What varies from step to step (learning rate, Adam's
-powers, clip factor, loss scale) is read from arrays."""
+"""Updates of parameters in place, the global norm, loss scaling. Values that vary from step to step (learning rate,
+Adam's powers, clip factor, loss scale) are read from arrays."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ define(Rule("sgd", shared=1, flops=4.0, states=lambda momentum=0.0, **constants:
 # ----------------------------------------------------------------------------------------------------------------- Adam
 @kernel("adam_tick", flops=lambda reads, writes: 2.0)
 def adam_tick(xp: Any, powers: Any, skip: Any = None, *, beta1: float, beta2: float) -> Any:
-    """powers (3,) float64 = (step, beta1^step, beta2^step), one step on; not where the flag `skip` (1,) int32 is
+    """powers (3,) float64 = (step, beta1^step, beta2^step), advanced by one step unless the flag `skip` (1,) int32 is
     set."""
     after = powers * xp.array([1.0, beta1, beta2]) + xp.array([1.0, 0.0, 0.0])
     return after if skip is None else xp.where(skip != 0, powers, after)
@@ -163,7 +163,7 @@ def _(g: Any, total: Any) -> Any:
 
 
 def _square_parts(size: int) -> int:
-    """Blocks that share the sum: few enough that one block can add up theirs."""
+    """How many blocks share the sum: few enough that one block can add up their results."""
     return 1 if size <= 2**16 else min(-(-size // 2**14), 512)
 
 
@@ -235,14 +235,14 @@ def _(*arrays: Any, limit: float) -> Any:
 def _clip_factor(norm, factor, limit):  # type: ignore[no-untyped-def]
     norm[0] = np.sqrt(norm[0])
     factor[0] = limit / (norm[0] + 1e-6)
-    if factor[0] > 1:  # not for NaN, which is to be seen
+    if factor[0] > 1:  # a NaN stays visible
         factor[0] = 1
 
 
 # ---------------------------------------------------------------------------------------------------- 16-bit parameters
 @kernel("cast_many")
 def cast_many(xp: Any, *arrays: Any, dtype: str) -> Any:
-    """Any number of contiguous arrays in another float type, as `cast` makes it of one."""
+    """Any number of contiguous arrays in another float type, each as by `cast`."""
     return tuple(xp.asarray(x).astype(dtype) for x in arrays)
 
 
@@ -257,12 +257,12 @@ def _(*arrays: Any, dtype: str) -> Any:
 
 
 def _pairs(arrays: Any) -> list[Any]:
-    """What is read with what is written in its place."""
+    """Each array that is read, with the array that is written for it."""
     return list(zip(arrays[: len(arrays) // 2], arrays[len(arrays) // 2 :], strict=True))
 
 
 def _alike(name: str, pairs: Any, *arguments: Any) -> list[Call]:
-    """Launches over pairs of tensors, for each pair of types its own."""
+    """Launches over pairs of tensors, one for each pair of types."""
     alike: dict[str, list[Any]] = {}
     for pair in pairs:
         alike.setdefault(", ".join(map(c_type, pair)), []).append(pair)
@@ -306,8 +306,9 @@ def _(*arrays: Any) -> Any:
 
 @kernel("scale_update", flops=lambda reads, writes: 2.0)
 def scale_update(xp: Any, scale: Any, good: Any, flag: Any, *, growth: float, backoff: float, interval: int) -> Any:
-    """The loss scale (1,) float32 and how many steps were good since it changed (1,) int32, one step on: times
-    `backoff` where the flag is set, times `growth` after `interval` good steps unless that is infinite."""
+    """The loss scale (1,) float32 and the number of good steps since it changed (1,) int32, advanced by one step: the
+    scale is multiplied by `backoff` if the flag is set, and by `growth` after `interval` good steps unless that would
+    be infinite."""
     bad, grows = flag != 0, good + 1 >= interval
     larger = (scale * growth).astype("float32")
     scale = xp.where(bad, (scale * backoff).astype("float32"), xp.where(grows & xp.isfinite(larger), larger, scale))

@@ -1,7 +1,7 @@
 """Patches of an image as the rows of a matrix: gathered for a product, or scattered back and added up.
 
-Few channels lie better with the taps first and the pixels last, since then more numbers that lie together in the
-image lie together in the patches. Knows no weights.
+With few channels, patches have the taps first and the pixels last, so that longer runs of the image are contiguous in
+them. Knows no weights.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 from .registry import Thunk, loop
 
-ACROSS = 16  #: patches with fewer numbers together than this lie with the taps first
+ACROSS = 16  #: patches with shorter contiguous runs than this have the taps first
 
 
 class _Again:
@@ -31,14 +31,14 @@ class _Again:
 
 
 class Gather:
-    """Gathers chunks of patches into one array, `run` numbers of which lie together in the image."""
+    """Gathers chunks of patches into one array. `run`: how many of its numbers are contiguous in the image."""
 
     def __init__(self, work: Any, run: int) -> None:
         self.work, self.across = work, run < ACROSS
         self.bind = _Again(_gather_across if self.across else _gather)
 
     def __call__(self, rows: int, arguments: tuple[Any, ...]) -> tuple[Thunk, Any]:
-        """The call that gathers, and the patches (rows, taps * channels) as a view, either way round in memory."""
+        """The call that gathers, and the patches (rows, taps * channels) as a view, row-major or column-major."""
         if self.across:
             patches = self.work[:rows].reshape(self.work.shape[1], rows)
             return self.bind(patches, *arguments), patches.T
@@ -47,7 +47,7 @@ class Gather:
 
 
 class Scatter(_Again):
-    """Adds chunks of patches (rows, taps * channels) back to where they came from."""
+    """Adds chunks of patches (rows, taps * channels) back to the pixels from which they came."""
 
     def __init__(self) -> None:
         super().__init__(_scatter)
@@ -94,7 +94,7 @@ def _gather_across(patches, x, first, channel, shape):  # type: ignore[no-untype
             iy = oy * sh - ph + ky * dh
             for kx in range(kw):
                 left = kx * dw - pw
-                low = min(ow, max(0, (sw - 1 - left) // sw))  # the columns of y whose tap lies inside x
+                low = min(ow, max(0, (sw - 1 - left) // sw))  # the columns of y whose tap is inside x
                 high = max(low, min(ow, (w - 1 - left) // sw + 1))
                 if not 0 <= iy < h:
                     low = high = ow

@@ -15,21 +15,21 @@ Pair = tuple[int, int]
 
 
 def _seen(y: Sequence[int], window: Pair, stride: Pair) -> list[tuple[slice, ...]]:
-    """For each tap what of a padded image it sees; y (n, oh, ow, c)."""
+    """For each tap the slice of a padded image that it reads; y (n, oh, ow, c)."""
     return [(slice(None), slice(ky, ky + (y[1] - 1) * stride[0] + 1, stride[0]),
              slice(kx, kx + (y[2] - 1) * stride[1] + 1, stride[1]))
             for ky in range(window[0]) for kx in range(window[1])]
 
 
 def _windows(xp: Any, x: Any, fill: float, window: Pair, stride: Pair, padding: Pair) -> Any:
-    """(taps, n, oh, ow, c): what each tap of the window sees, `fill` outside."""
+    """(taps, n, oh, ow, c): the values that each tap of the window reads; `fill` outside the image."""
     padded = xp.pad(x, ((0, 0), (padding[0], padding[0]), (padding[1], padding[1]), (0, 0)), constant_values=fill)
     y = (len(x), *((padded.shape[1 + a] - window[a]) // stride[a] + 1 for a in (0, 1)))
     return xp.stack([padded[seen] for seen in _seen(y, window, stride)])
 
 
 def _spread(xp: Any, shares: Any, size: Pair, window: Pair, stride: Pair, padding: Pair) -> Any:
-    """The way back: shares (taps, n, oh, ow, c) added up where they came from, (n, *size, c)."""
+    """The reverse of `_windows`: shares (taps, n, oh, ow, c) added up at their pixels, (n, *size, c)."""
     _, n, _, _, c = shares.shape
     padded = xp.zeros((n, size[0] + 2 * padding[0], size[1] + 2 * padding[1], c), shares.dtype)
     for share, seen in zip(shares, _seen(shares.shape[1:], window, stride), strict=True):

@@ -1,9 +1,8 @@
-"""Recurrent layers over a whole sequence: what the input adds to the gates is given, here is what goes on in time.
+"""Recurrent layers over a whole sequence. The input's part of the gates is given; the kernels compute the recurrence.
 
-T steps, n samples, d hidden values; gates in torch's order. The outputs lie in one array with the initial state
-beside them, (T + 1, n, d): row t is the state before step t and row t + 1 the one after; in reverse (from the last
-step to the first) row t + 1 is the state before step t and row t the one after. So the products of the weight gradient
-are one.
+T steps, n samples, d hidden values; gates in torch's order. One array holds the initial state and the outputs, (T + 1,
+n, d): row t is the state before step t and row t + 1 the state after it; in reverse (from the last step to the first)
+row t + 1 is the state before step t and row t the state after it. So the weight gradient is a single product.
 """
 
 from __future__ import annotations
@@ -43,8 +42,8 @@ def _bias(given: list[Any], gates: Any) -> Any:
 
 # ----------------------------------------------------------------------------------------------------------------- CUDA
 def _each_cell(kernel: str, state: Any, *arguments: Any) -> list[Call]:
-    """A launch with a thread for each element of a state (n, d), up to a limit along n; the kernel gets n and d last
-    but for its flags."""
+    """A launch with a thread for each element of a state (n, d), up to a limit along n. The kernel's last arguments
+    before its flags are n and d."""
     n, d = state.shape
     across = 1 << min((d - 1).bit_length(), 8) if d else 1
     threads = (across, 256 // across)
@@ -53,17 +52,17 @@ def _each_cell(kernel: str, state: Any, *arguments: Any) -> list[Call]:
 
 
 def _optional(rest: Any) -> tuple[list[Any], Any]:
-    """A bias, if there is one, and the arrays after it, which have more axes."""
+    """The bias, if there is one, and the other arrays, which have more axes."""
     return ([rest[0]], rest[1:]) if rest[0].ndim == 1 else ([], rest)
 
 
 def _strided(a: Any) -> tuple[Any, ...]:
-    """What a kernel gets for an array of any strides."""
+    """A kernel's arguments for an array of any strides."""
     return a, *strides(a, a.shape)
 
 
 def _biased(b: list[Any], gx: Any) -> tuple[Any, ...]:
-    """What a kernel gets for a bias; without one it is not read."""
+    """A kernel's arguments for a bias; without a bias they are not read."""
     return (*_strided(b[0]), True) if b else (gx, 0, False)
 
 

@@ -1,4 +1,4 @@
-"""Sums, means and maxima over axes, and the way back."""
+"""Sums, means and maxima over axes, and their gradients."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import numpy as np
 from .cuda import Call, Grid, Struct, c_type, elements, steps, strides
 from .registry import flat, kernel, like, ufunc
 
-THREADS = 256  #: of a block on CUDA
-ALONE = 16  #: elements that a thread joins at least before the work is cut into parts
+THREADS = 256  #: threads of a CUDA block
+ALONE = 16  #: the least number of elements per thread before the work is cut into parts
 #: blocks that leave a device partly idle, and that fill it (2 and 8 for each of 132 multiprocessors)
 FEW, MANY = 264, 1056
 
 
 class Fold(NamedTuple):
-    """How CUDA reduces: `lanes` threads for each output; neighbouring threads `along` the reduced axes, or at
-    neighbouring outputs; in so many `parts` that a second launch joins."""
+    """How CUDA reduces. `lanes`: threads per output; `along`: whether neighbouring threads are along the reduced axes,
+    or at neighbouring outputs; `parts`: how many parts a second launch joins."""
 
     lanes: int
     along: bool
@@ -38,8 +38,8 @@ def _power(n: int, most: int) -> int:
 
 
 def _fold(outputs: int, inputs: int, along: bool, across: int = 32) -> Fold:
-    """`inputs` become one, `outputs` times, `across` outputs in a block if there are as many. Depends
-    on shapes alone."""
+    """The plan for `outputs` reductions of `inputs` elements each, with up to `across` outputs per block. It depends
+    only on shapes."""
     lanes = _power(-(-inputs // 4), THREADS) if along else _power(inputs, THREADS // _power(outputs, across))
     blocks = -(-outputs * lanes // THREADS)
     parts = min(-(-inputs // (lanes * ALONE)), -(-MANY // max(blocks, 1))) if blocks < FEW else 1
@@ -47,22 +47,22 @@ def _fold(outputs: int, inputs: int, along: bool, across: int = 32) -> Fold:
 
 
 def _plan(shape: Sequence[int], axes: Sequence[int]) -> tuple[int, Fold]:
-    """Outputs, and how they are made."""
+    """(the number of outputs, how they are computed)."""
     outputs = math.prod(n for a, n in enumerate(shape) if a not in axes)
     last = max((a for a, n in enumerate(shape) if n != 1), default=-1)
     return outputs, _fold(outputs, math.prod(shape[a] for a in axes), last in axes)
 
 
 def _parts(shape: Sequence[int], axes: Sequence[int]) -> list[Any]:
-    """The array for what a second launch joins, where there is one."""
+    """The scratch array of the parts that a second launch joins, if there is one."""
     outputs, fold = _plan(shape, axes)
     return [((fold.parts, outputs), "float64")] if outputs and fold.parts > 1 else []
 
 
 def _reduce(kernels: tuple[str, str, str], axes: Sequence[int], x: Any, whole: Sequence[Any], extra: Sequence[Any],
             y: Any, parts: Sequence[Any], *numbers: Any) -> list[Call]:
-    """x -> y over `axes` by the first kernel; or parts by the second, and y of them by the third. All that meet x are
-    given `whole`, those that make y are given `extra` and `numbers`; these arrays and y have the shape that is left."""
+    """x -> y over `axes` by the first kernel; or x -> parts by the second and parts -> y by the third. Kernels that
+    read x get `whole`; kernels that write y get `extra` and `numbers`. These arrays and y have the reduced shape."""
     outputs, fold = _plan(x.shape, axes)
     if not outputs:
         return []
@@ -88,7 +88,7 @@ def _reads(reads: Any, writes: Any) -> float:
 
 @kernel("sum", flops=_reads)
 def sum_(xp: Any, x: Any, *, axes: tuple[int, ...], factor: float = 1.0) -> Any:
-    """Over `axes`, which stay with length 1, times `factor` (1/n gives the mean)."""
+    """The sum over `axes`, which are kept with length 1, times `factor` (1/n gives the mean)."""
     total = xp.sum(x, axis=axes, keepdims=True)
     return total if factor == 1.0 else total * x.dtype.type(factor)
 
@@ -122,7 +122,7 @@ def _(dy: Any, x: Any, dx: Any, *, factor: float = 1.0) -> Any:
 
 @kernel("max", flops=_reads)
 def max_(xp: Any, x: Any, *, axes: tuple[int, ...]) -> Any:
-    """Over `axes`, which stay with length 1."""
+    """The maximum over `axes`, which are kept with length 1."""
     return xp.max(x, axis=axes, keepdims=True)
 
 

@@ -1,4 +1,4 @@
-"""The table of kernels and the one way to define them. Knows no kernel itself.
+"""The table of kernels, and the decorators that define them. Knows no kernel itself.
 
     @kernel("relu", flops=lambda reads, writes: writes[0].size)
     def relu(xp, x):                    # the reference: array module and read arrays in, new arrays out
@@ -32,15 +32,15 @@ Work = Callable[..., Sequence[tuple[tuple[int, ...], Any]]]
 
 
 class KernelError(RuntimeError):
-    """A kernel that is not known, is defined twice, or lacks the form for this device; the message names it."""
+    """A kernel is unknown, is defined twice, or has no form for this device. The message names it."""
 
 
 class _Kernels(dict[str, "Kernel"]):
     def __missing__(self, name: str) -> Kernel:
         near = get_close_matches(name, self, 3)
-        hint = f"nearest: {', '.join(near)}" if near else "none has a name near it"
-        raise KernelError(f"unknown kernel {name!r}; {hint}; one of your own must be defined by @kernel({name!r}) in "
-                          f"a module that is imported")
+        hint = f"similar names: {', '.join(near)}" if near else "no similar name"
+        raise KernelError(f"unknown kernel {name!r}; {hint}; define your own with @kernel({name!r}) in a module that "
+                          f"is imported")
 
 
 KERNELS = _Kernels()
@@ -48,8 +48,8 @@ KERNELS = _Kernels()
 
 @dataclass
 class Kernel:
-    """`reference(xp, *reads, **constants)`; a binder for the CPU and one for CUDA, each with the scratch arrays that it
-    needs as (shape, dtype); flops of one launch."""
+    """`reference(xp, *reads, **constants)`; a binder for the CPU and one for CUDA, each with its scratch arrays as
+    (shape, dtype); the flops of a launch."""
 
     name: str
     reference: Callable[..., Any]
@@ -83,8 +83,7 @@ class Kernel:
 
     def cuda_calls(self, reads: Sequence[Any], writes: Sequence[Any], work: Sequence[Any],
                    constants: dict[str, Any]) -> Sequence[Call]:
-        """What CUDA has to do for one launch on these arrays. Raises NotImplementedError where there
-        is no CUDA form."""
+        """The calls of one launch on these arrays. Raises NotImplementedError where there is no CUDA form."""
         if self._cuda is None:
             raise NotImplementedError(f"kernel {self.name} has no CUDA form")
         return self._cuda(*reads, *writes, *work, **constants)
@@ -92,8 +91,8 @@ class Kernel:
 
 def kernel(name: str, *, work: Work | None = None, flops: Callable[..., float] | None = None
            ) -> Callable[[Callable[..., Any]], Kernel]:
-    """Defines a kernel by its reference. `work(reads, writes, **constants)` gives the scratch arrays it needs;
-    `flops(reads, writes)` its arithmetic, where reads and writes have shape and size."""
+    """Defines a kernel by its reference (a decorator). `work(reads, writes, **constants)` returns its scratch arrays;
+    `flops(reads, writes)` its number of operations. Reads and writes have shape and size."""
 
     def define(reference: Callable[..., Any]) -> Kernel:
         if name in KERNELS:
@@ -128,14 +127,14 @@ _compiled: set[Any] = set()
 
 
 def _kind(value: Any) -> Any:
-    """What the compiled code depends on."""
+    """The property of a value on which compiled code depends."""
     if isinstance(value, np.ndarray):
         return value.dtype.char, value.ndim, value.flags.num
     return tuple(map(_kind, value)) if isinstance(value, tuple) else type(value)
 
 
 def _compile(function: Callable[..., Any], kinds: Any, arguments: tuple[Any, ...]) -> None:
-    """Once for each kind of arguments: numba takes longer to find out that it has done so than a small loop to run."""
+    """Compiles a loop once for each kind of arguments. (Numba's own check takes longer than a small loop.)"""
     if (function, kinds) not in _compiled:
         from numba import typeof
 
@@ -145,7 +144,7 @@ def _compile(function: Callable[..., Any], kinds: Any, arguments: tuple[Any, ...
 
 
 def flat(array: Any) -> Any:
-    """A contiguous array as one dimension, never a copy. Raises ValueError for a strided one."""
+    """A contiguous array as one dimension, without a copy. Raises ValueError for a strided one."""
     if not array.flags.c_contiguous:
         raise ValueError(f"a contiguous array is needed here, not strides {array.strides} of shape {array.shape}")
     return array.reshape(-1)

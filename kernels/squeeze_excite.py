@@ -1,5 +1,5 @@
-"""Squeeze and excite: every channel of a sample times a gate that the means of all its channels decide, by
-two small products.
+"""Squeeze and excite: every channel of a sample is multiplied by a gate, which two small products compute from the
+means of all its channels.
 
     sum(x) / pixels -> mean
     conv2d(mean, w1, b1) -> r; relu(r) -> hidden          squeeze_excite(x, w1, b1, w2, b2) -> y, mean, hidden, pre
@@ -13,9 +13,9 @@ two small products.
     conv2d_input_grad(dhidden, w1) -> dmean
     add(direct, spread(dmean) / pixels) -> dx
 
-r, gate, direct, dgate, dh and dmean exist no more. The weights' gradients are apart, those of convolutions: from mean
-and dhidden, and from hidden and dpre. x (n, h, w, c), w1 (s, 1, 1, c), b1 (s,), w2 (c, 1, 1, s), b2 (c,); all
-contiguous. On CUDA they may have 16 bits; sums are float32 then.
+r, gate, direct, dgate, dh and dmean no longer exist. The weight gradients stay those of the convolutions: from mean and
+dhidden, and from hidden and dpre. x (n, h, w, c), w1 (s, 1, 1, c), b1 (s,), w2 (c, 1, 1, s), b2 (c,); all contiguous.
+On CUDA they may have 16 bits; sums are float32 then.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _sizes(x: Any, w1: Any) -> tuple[int, int, int, int]:
 
 
 def _plan(x: Any, w1: Any, size: int) -> Tiling:
-    """For elements that are added up in `size` bytes. Depends on shapes alone."""
+    """The tiling for sums of `size` bytes per element. It depends only on shapes."""
     samples, pixels, channels, squeezed = _sizes(x, w1)
     strips = max(1, -(-channels // 32))
     alone = channels <= 1024 and 2 * channels * (pixels + squeezed) <= ALONE
@@ -69,7 +69,7 @@ def _plan(x: Any, w1: Any, size: int) -> Tiling:
 
 
 def fits(x: Any, w1: Any) -> bool:
-    """Whether there is something to do, and a block's shared memory is enough, for any type."""
+    """Whether the arrays are not empty and a block's shared memory suffices, for any type."""
     return 0 not in (*x.shape, *w1.shape) and _plan(x, w1, 8).shared <= SHARED
 
 
@@ -87,14 +87,14 @@ def _launches(name: str, x: Any, w1: Any, reads: Any, parts: Any, writes: Any) -
 
 
 def _parts(x: Any, w1: Any) -> list[Any]:
-    """What the blocks of a sample leave for the second launch."""
+    """The scratch array in which the blocks of a sample leave their sums for the second launch."""
     size, dtype = (8, "float64") if str(x.dtype) == "float64" else (4, "float32")
     return [((x.shape[0], _plan(x, w1, size).tiles, w1.shape[0]), dtype)]
 
 
 # -------------------------------------------------------------------------------------------------------------- kernels
 def _flops(x: Any, w1: Any, each: int) -> float:
-    """So many for each element of x, and those of two products."""
+    """`each` for every element of x, and the flops of two products."""
     return float(each * x.size + 4 * x.shape[0] * w1.size)
 
 
@@ -109,7 +109,7 @@ def squeeze_excite(xp: Any, x: Any, w1: Any, b1: Any, w2: Any, b2: Any) -> Any:
 
 
 def _share(x: Any) -> float:
-    """Of one pixel in a mean."""
+    """The weight of one pixel in a mean."""
     return 1.0 / (x.shape[1] * x.shape[2])
 
 

@@ -34,20 +34,21 @@ def _row_sums(x, out, total):  # type: ignore[no-untyped-def]
 
 
 def _tile(columns: int) -> tuple[int, int]:
-    """Threads of a CUDA block along columns and along rows: neighbours in memory are read together, few columns too."""
+    """Threads of a CUDA block along columns and along rows, so that neighbours in memory are read together even with
+    few columns."""
     across = 1 << min((columns - 1).bit_length(), 5)
     return across, 512 // across
 
 
 def _parts(rows: int, columns: int) -> int:
-    """Into how many parts CUDA cuts the rows: 16 rows a thread, until there are blocks enough to fill a device."""
+    """Into how many parts CUDA cuts the rows: 16 rows per thread, until the blocks fill a device."""
     across, down = _tile(columns)
     blocks = -(-columns // across)
     return max(1, min(-(-rows // (16 * down)), 512, 1056 // blocks))
 
 
 def cuda_row_sums_work(rows: int, columns: int) -> list[Any]:
-    """The scratch arrays that `cuda_row_sums` needs: none where one launch does it."""
+    """The scratch arrays of `cuda_row_sums`: none where one launch suffices."""
     parts = _parts(rows, columns) if columns else 1
     return [((parts, columns), "float64")] if parts > 1 else []
 

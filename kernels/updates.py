@@ -1,4 +1,4 @@
-"""How a rule of update (SGD, Adam) becomes kernels: for one parameter, and for many of them in one launch."""
+"""The kernels of an update rule (SGD, Adam): for one parameter, and for many parameters in one launch."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from .registry import Thunk, flat, kernel, ufunc
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule of update, say sgd, gives two kernels, `sgd` for one parameter and `sgd_many` for `count` of them.
+    """An update rule. One called sgd has two kernels: `sgd` for one parameter, and `sgd_many` for `count` parameters.
 
-    Both read for each parameter itself, its gradient and its states; then for all the learning rate (and what else is
-    `shared`), with `clipped` a factor (1,) of the gradients, with `guarded` a flag (1,) int32: nothing changes where it
-    is not 0. They write for each the parameter, its states and, if `copy` is a type, a copy of the parameter in that
-    type. Gradients may be of a smaller type than their parameters. On CUDA they set the device's flag where a gradient
+    Both read each parameter, its gradient and its states; then, once for all, the learning rate (and other `shared`
+    operands), with `clipped` a factor (1,) for the gradients, and with `guarded` a flag (1,) int32: if it is not 0,
+    nothing changes. They write each parameter, its states and, if `copy` is a type, a copy of the parameter in that
+    type. Gradients may have a smaller type than their parameters. On CUDA they set the device's flag if a gradient
     times its factor is not finite, unless nothing changes.
     """
 
     name: str
-    shared: int  #: how many operands are the same for all parameters
-    flops: float  #: of an element
-    states: Callable[..., int]  #: how many a parameter has
+    shared: int  #: how many operands all parameters share
+    flops: float  #: per element
+    states: Callable[..., int]  #: how many states a parameter has
     formula: Callable[..., Sequence[Any]]  #: (xp, p, g, *states, *shared) -> p and states after
     loop: Callable[..., Thunk]  #: (p, g, *states, *shared), in place and flat
-    numbers: Callable[..., Sequence[Any]]  #: the scalars that the CUDA kernel takes last
-    #: of the kernel for one -> of that for many
+    numbers: Callable[..., Sequence[Any]]  #: the last scalar arguments of the CUDA kernel
+    #: the operands of the kernel for one parameter -> their order in the kernel for many
     order: Callable[..., list[Any]] = lambda arrays, **constants: list(arrays)
 
 
 class Update(NamedTuple):
-    """The operands of one parameter; `wide` is scratch for a gradient that the CPU's loops cannot use as it is."""
+    """The operands of one parameter. `wide`: scratch for a gradient that the CPU's loops cannot use directly."""
 
     p: Any
     g: Any
@@ -49,7 +49,7 @@ class Update(NamedTuple):
 
     @property
     def moves(self) -> list[tuple[Any, Any]]:
-        """What is updated in place, and where it lies then."""
+        """Pairs of arrays before and after the update: the parameter and its states."""
         return [(self.p, self.after), *zip(self.states, self.states_after, strict=True)]
 
 
@@ -58,7 +58,7 @@ def _needs_wide(p: Any, g: Any, clipped: bool) -> bool:
 
 
 def define(rule: Rule) -> None:
-    """Both kernels of a rule."""
+    """Defines both kernels of a rule."""
 
     def many(xp: Any, *reads: Any, count: int, clipped: bool = False, guarded: bool = False, copy: str = "",
              **constants: Any) -> Any:
@@ -120,7 +120,7 @@ def define(rule: Rule) -> None:
 # ------------------------------------------------------------------------------------------------------------------ CPU
 def _on_cpu(rule: Rule, u: Update, factor: Any, skip: Any, shared: Sequence[Any],
             constants: dict[str, Any]) -> list[Thunk]:
-    """The update in place, and what is to be done before and after it."""
+    """The update in place, with the calls before and after it."""
     moved = [thunk for before, after in u.moves for thunk in _moved(before, after)]
     thunks: list[Thunk] = []
     if u.wide is not None:
@@ -133,7 +133,7 @@ def _on_cpu(rule: Rule, u: Update, factor: Any, skip: Any, shared: Sequence[Any]
 
 
 def _moved(before: Any, after: Any) -> list[Thunk]:
-    """Loops work in place, with no array under two names: only so are they vectorised. A copy where places differ."""
+    """A copy where the two arrays differ. Loops work in place, since only loops without aliases are vectorised."""
     return [] if before.ctypes.data == after.ctypes.data else [ufunc(np.positive, before, after)]
 
 
@@ -144,8 +144,8 @@ def _run_unless(skip: Any, thunks: Sequence[Thunk]) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------------- CUDA
-AT_ONCE = 72  #: tensors of a launch: what fits in the 4 KiB that the arguments of a launch may have
-SHARE = 2048  #: elements of a block
+AT_ONCE = 72  #: tensors per launch: as many as fit in the 4 KiB of a launch's arguments
+SHARE = 2048  #: elements per block
 
 
 class _Tensors(ctypes.Structure):
@@ -157,7 +157,7 @@ class _Tensors(ctypes.Structure):
 
 def over_tensors(kernel: str, groups: Sequence[Sequence[Any]], *arguments: Any, factor: Any = None,
                  skip: Any = None) -> list[Call]:
-    """Launches of `kernel` (Tensors, arguments), as few as its table allows. A group is what belongs to one tensor: up
+    """Launches of `kernel` (Tensors, arguments), as few as its table allows. A group has the arrays of one tensor: up
     to five arrays of its size, or None."""
     groups = [g for g in groups if g[0].size]
     calls: list[Call] = []
@@ -175,14 +175,14 @@ def over_tensors(kernel: str, groups: Sequence[Sequence[Any]], *arguments: Any, 
 
 
 def _on_cuda(name: str, updates: Sequence[Update], factor: Any, skip: Any, *arguments: Any) -> list[Call]:
-    """All updates in place, after copies where places differ. The kernel takes the device's flag last."""
+    """All updates in place, after copies where arrays differ. The kernel's last argument is the device's flag."""
     calls: list[Call] = [Copy(before, after) for u in updates for before, after in u.moves
                          if after.size and pointer(before) != pointer(after)]
     alike: dict[str, list[Any]] = {}
     for u in updates:
         for array, wanted in ((factor, str(u.p.dtype)), (skip, "int32")):
             if array is not None and str(array.dtype) != wanted:
-                raise LaunchError(f"{name}: the factor or flag is {array.dtype}, not {wanted}")
+                raise LaunchError(f"{name}: the factor or flag must be {wanted}, not {array.dtype}")
         typed = (u.after, u.g, u.after if u.copy is None else u.copy)
         first, second, *_ = (*u.states_after, None, None)
         alike.setdefault(", ".join(map(c_type, typed)), []).append((u.after, u.g, first, second, u.copy))

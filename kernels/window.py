@@ -1,4 +1,4 @@
-"""A window over an image as CUDA kernels are told of it: `struct Window` in window.cuh."""
+"""A window over an image as an argument of CUDA kernels: `struct Window` in window.cuh."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ Pair = tuple[int, int]
 
 
 def window(x: Any, y: Any, taps: Sequence[int], stride: Pair, padding: Pair, dilation: Pair = (1, 1)) -> Struct:
-    """x (n, h, w, c) is looked at through windows of `taps`, one for each pixel of y (n, oh, ow, ...)."""
+    """The windows of `taps` over x (n, h, w, c), one for each pixel of y (n, oh, ow, ...)."""
     return Struct("Window",
                   np.array([*x.shape, *y.shape[1:3], *taps, *stride, *padding, *dilation], np.int32).tobytes())

@@ -1,7 +1,7 @@
-"""Densely connected networks (Huang et al. 2017), with the names of torchvision: weights can be exchanged.
+"""Densely connected networks (Huang et al. 2017), with torchvision's names, so that weights can be exchanged.
 
-The features of a dense block lie in one slab with room for all of them: a layer writes its own beside those before it,
-and nothing that is there already is copied.
+The features of a dense block lie in one slab with room for all of them: a layer writes its own features after the
+earlier ones, which are not copied.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from .. import nn
 from .registry import model
 
-BOTTLENECK = 4  #: times the growth: channels between the two convolutions of a layer
+BOTTLENECK = 4  #: channels between the two convolutions of a layer, as a multiple of the growth
 
 
 class _Layer(nn.Module):
@@ -28,7 +28,7 @@ class _Layer(nn.Module):
 
 
 class _Block(nn.Module):
-    """Each layer sees what came in and what all layers before it made."""
+    """Each layer reads the block's input and the features of all earlier layers."""
 
     def __init__(self, layers: int, inputs: int, growth: int) -> None:
         self.layers, self.outputs = layers, inputs + layers * growth
@@ -81,8 +81,8 @@ class _Features(nn.Module):
 
 
 class DenseNet(nn.Module):
-    """`blocks[i]` layers in block i, `growth` features each; the stem makes twice as many. Images below 64 pixels get
-    a stem of one 3x3 convolution, larger ones a 7x7 of stride 2 and pooling."""
+    """`blocks[i]` layers in block i, with `growth` features each; the stem has twice as many. For images below 64
+    pixels the stem is a 3x3 convolution, for larger ones a 7x7 of stride 2 and pooling."""
 
     def __init__(self, blocks: Sequence[int], growth: int, classes: int, image_size: int) -> None:
         if image_size < 8:

@@ -9,7 +9,7 @@ from .registry import model
 
 
 class LeNet(nn.Module):
-    """Grey images; those of 32 pixels are taken as they are, others get a border of two, as MNIST's 28 need it."""
+    """For grey images. Images of 32 pixels are used as they are; others, such as MNIST's of 28, are padded by 2."""
 
     def __init__(self, classes: int, image_size: int) -> None:
         self.input_shape, self.classes = (image_size, image_size, 1), classes
@@ -27,7 +27,7 @@ class LeNet(nn.Module):
     def forward(self, x: Any) -> Any:
         x = self.pool(nn.relu(self.conv1(x)))
         x = self.pool(nn.relu(self.conv2(x)))
-        x = x.transpose(0, 3, 1, 2).flatten()  # channels first, as fc1's weights are usually kept
+        x = x.transpose(0, 3, 1, 2).flatten()  # channels first, as in the usual layout of fc1's weights
         return self.fc3(nn.relu(self.fc2(nn.relu(self.fc1(x)))))
 
 

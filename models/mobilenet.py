@@ -1,4 +1,4 @@
-"""MobileNetV3-Large (Howard et al. 2019), with the names of torchvision: weights can be exchanged."""
+"""MobileNetV3-Large (Howard et al. 2019), with torchvision's names, so that weights can be exchanged."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ BLOCKS = (
 
 
 def divisible(channels: float, by: int = 8) -> int:
-    """The nearest multiple of `by`, at least one, and never more than 10 % below."""
+    """The nearest multiple of `by`, at least `by`, and never more than 10 % below `channels`."""
     nearest = max(by, int(channels + by / 2) // by * by)
     return nearest + by if nearest < 0.9 * channels else nearest
 
 
 def _convolution(inputs: int, outputs: int, kernel: int, stride: int = 1, groups: int = 1,
                  act: nn.Module | None = None) -> nn.Sequential:
-    """Convolution, norm and, where there is one, activation."""
+    """Convolution, norm and, if given, activation."""
     layers = [nn.Conv2d(inputs, outputs, kernel, stride, (kernel - 1) // 2, groups=groups, bias=False),
               nn.BatchNorm2d(outputs, eps=1e-3, momentum=0.01)]
     return nn.Sequential(*layers, *([act] if act else []))
 
 
 class _Excite(nn.Module):
-    """Squeeze and excite: every channel times a factor worked out from all channels' means."""
+    """Squeeze and excite: every channel times a factor computed from the means of all channels."""
 
     def __init__(self, channels: int) -> None:
         squeezed = divisible(channels // 4)
@@ -45,7 +45,7 @@ class _Excite(nn.Module):
 
 
 class _Inverted(nn.Module):
-    """1x1 to more channels, one filter per channel, 1x1 back to few; added to the input where the shape stays."""
+    """Inverted residual: 1x1 to more channels, one filter per channel, 1x1 back; added to the input if shapes agree."""
 
     def __init__(self, inputs: int, kernel: int, expanded: int, outputs: int, excite: bool, swish: bool,
                  stride: int) -> None:
@@ -64,7 +64,7 @@ class _Inverted(nn.Module):
 
 
 class MobileNetV3(nn.Module):
-    """All channels times `width`, rounded to multiples of 8."""
+    """MobileNetV3. All numbers of channels are multiplied by `width` and rounded to multiples of 8."""
 
     def __init__(self, classes: int, image_size: int, width: float) -> None:
         if not width > 0:

@@ -1,11 +1,11 @@
-"""Networks by name: what the command line and the benchmarks ask for.
+"""Networks by name, for the command line and the benchmarks.
 
 A network is registered as one function whose parameters, all with defaults, are its arguments:
 
     @model(tiny={"width": 4})
     def lenet(classes=10, width=6): ...
 
-A preset is a set of arguments with a name; arguments that are given win over it.
+A preset is a named set of arguments; arguments that are given override it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def model(name: str = "", **presets: dict[str, Any]) -> Callable[[Callable[..., 
 
 
 def names() -> list[str]:
-    """All networks, in the order in which they were defined."""
+    """The names of all networks, in the order in which they were defined."""
     return list(_MODELS)
 
 
@@ -89,6 +89,6 @@ def _entry(name: str) -> _Entry:
         return _Entry(function_of(name))
     if name not in _MODELS:
         near = get_close_matches(name, _MODELS, n=3, cutoff=0.4)
-        hint = f"nearest: {', '.join(near)}" if near else f"known: {', '.join(_MODELS)}"
+        hint = f"similar names: {', '.join(near)}" if near else f"known: {', '.join(_MODELS)}"
         raise ValueError(f"unknown model {name!r}; {hint}")
     return _MODELS[name]

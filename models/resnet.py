@@ -1,4 +1,4 @@
-"""Residual networks (He et al. 2016), with the strides and names of torchvision: weights can be exchanged."""
+"""Residual networks (He et al. 2016), with torchvision's strides and names, so that weights can be exchanged."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .registry import model
 
 
 class _Block(nn.Module):
-    """Convolutions with batch norm, added to the input; where the shape changes, to its projection."""
+    """Convolutions with batch norm, added to the input, or to its projection where the shape changes."""
 
     expansion = 1
 
@@ -58,8 +58,8 @@ class Bottleneck(_Block):
 
 
 class ResNet(nn.Module):
-    """`blocks[i]` blocks of width `width * 2**i` in stage i. A large image starts with a 7x7 of stride 2 and pooling, a
-    small one with a 3x3."""
+    """`blocks[i]` blocks of width `width * 2**i` in stage i. The stem is a 7x7 of stride 2 and pooling for large
+    images, and a 3x3 for small ones."""
 
     def __init__(self, block: type[_Block], blocks: Sequence[int], width: int, classes: int, image_size: int,
                  small: bool) -> None:
@@ -85,7 +85,7 @@ class ResNet(nn.Module):
 
 @model(tiny={"image_size": 8, "width": 4, "layers": 1})
 def resnet20(classes: int = 10, image_size: int = 32, width: int = 16, layers: int = 3) -> ResNet:
-    """For small images: three stages of `layers` basic blocks, 6 `layers` + 2 layers in all."""
+    """For small images: three stages of `layers` basic blocks, which makes 6 `layers` + 2 layers in all."""
     return ResNet(BasicBlock, [layers] * 3, width, classes, image_size, small=True)
 
 

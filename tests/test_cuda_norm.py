@@ -266,7 +266,7 @@ def test_gradients_that_cannot_be_fused() -> None:
     x, c = np.ones((4, 3)), np.ones(3)
     for act, kept, message in (("none", [], "none"), ("gelu", [], "gelu"),
                                ("hardswish", [x], "hardswish and a residual")):
-        with pytest.raises(ValueError, match=f"no gradient together with {message}"):
+        with pytest.raises(ValueError, match=f"fused with {message} has no gradient"):
             run_kernel("batch_norm_act_weight_grad", [x, c, c, c, c, x, *kept],
                        [c.copy(), c.copy(), *(x.copy() for _ in kept)], act=act)
 

@@ -228,7 +228,7 @@ def test_philox_is_philox():
 
 
 def test_a_kernel_that_is_not_known_is_told_with_those_near_it():
-    with pytest.raises(KernelError, match=r"unknown kernel 'reluu'; nearest: relu.*@kernel\('reluu'\)"):
+    with pytest.raises(KernelError, match=r"unknown kernel 'reluu'; similar names: relu.*@kernel\('reluu'\)"):
         KERNELS["reluu"]
     tape = ml.autograd.tape.current()
     x = ml.array(np.ones(2))

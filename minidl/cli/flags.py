@@ -24,9 +24,9 @@ class UsageError(ValueError):
 
 
 def nearest(word: str, known: Sequence[str]) -> str:
-    """`nearest: a, b`, or all that is known."""
+    """`similar names: a, b`; without any, all known names."""
     near = difflib.get_close_matches(word, known, 3, 0.4)
-    return f"nearest: {', '.join(near)}" if near else f"known: {', '.join(known)}"
+    return f"similar names: {', '.join(near)}" if near else f"known: {', '.join(known)}"
 
 
 def size(text: str) -> int:
