@@ -3,7 +3,7 @@ whole model again."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from time import perf_counter
 from typing import Any
@@ -27,30 +27,35 @@ REPEATS = 20
 
 
 def measure_messages(communicator: Communicator) -> Link:
-    """A link as ranks 0 and 1 see it, in microseconds and bytes per microsecond; the same on every rank. Messages are
-    moved by the ranks' own cores, between tasks."""
+    """The slowest link between two ranks that follow each other, in microseconds and bytes per microsecond; the same on
+    every rank. Messages are moved by the ranks' own cores, between tasks."""
+    size = communicator.size
+    found = [_between(communicator, a, (a + 1) % size) for a in range(size if size > 2 else size - 1)]
+    return max(found, key=lambda link: float(link.time(SIZES[1])))
+
+
+def _between(communicator: Communicator, first: int, second: int) -> Link:
+    """The link of these two ranks, which the first one measures."""
     took = []
     for size in SIZES:
         out, into = np.zeros(size, np.uint8), np.zeros(size, np.uint8)
         communicator.gather(None)
-        if communicator.rank < 2:
-            there, back = (communicator._send(out, 1 - communicator.rank, 0),
-                           communicator._receive(into, 1 - communicator.rank, 0))
-            times = [_turn(communicator, there, back) for _ in range(REPEATS)]
-            took.append(float(np.median(times)) / 2)
-    first = communicator.gather(took)[0]
-    latency, more = first[0], max(first[1] - first[0], 1e-3)
-    return Link(latency, (SIZES[1] - SIZES[0]) / more, core=True)
+        if communicator.rank in (first, second):
+            peer = first + second - communicator.rank
+            moves = communicator._send(out, peer, 0), communicator._receive(into, peer, 0)
+            in_turn = moves if communicator.rank == first else moves[::-1]
+            took.append(float(np.median([_turn(communicator, in_turn, peer) for _ in range(REPEATS)])) / 2)
+    latency, longer = communicator.gather(took)[first]
+    return Link(latency, (SIZES[1] - SIZES[0]) / max(longer - latency, 1e-3), core=True)
 
 
-def _turn(communicator: Communicator, there: Callable[[], Iterator[None]], back: Callable[[], Iterator[None]]) -> float:
+def _turn(communicator: Communicator, moves: Sequence[Callable[[], Iterator[None]]], peer: int) -> float:
     """Microseconds of a message to the other rank and one back."""
     begin = perf_counter()
-    moves = (there, back) if communicator.rank == 0 else (back, there)
     patience = Patience(communicator)
     for move in moves:
         for _ in move():
-            patience.wait((1 - communicator.rank,), "the link's measurement")
+            patience.wait((peer,), "the link's measurement")
     return (perf_counter() - begin) * 1e6
 
 
