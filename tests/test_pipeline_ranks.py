@@ -261,7 +261,8 @@ def test_a_run_goes_on_on_another_number_of_ranks(tmp_path):
 @pytest.mark.mpi
 @pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec; install minidl[mpich]")
 @pytest.mark.parametrize(("flags", "line"), [
-    (["--scheduler", "layerpipe"], "layerpipe makes tasks that are parts of layers, and no run does yet"),
+    (["--scheduler", "layerpipe", "--optimizer", "adam", "--scheduler-arg", "method=outer"],
+     "unknown method 'outer'; known: pipedream, intra, inter"),
     (["--scheduler", "zb_h7"], "unknown scheduler 'zb_h7' for a pipeline"),
     (["--scheduler", "gpipe", "--streams", "2"], "--streams has no effect on a network cut into a pipeline"),
     (["--scheduler", "gpipe", "--batch-size", "10", "--micro-batches", "4"],

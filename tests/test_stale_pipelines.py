@@ -34,7 +34,8 @@ COST = ml.CostModel.analytic()
 OPTIMIZERS = {"sgd": lambda p: optim.SGD(p, 0.02, momentum=0.9), "adamw": lambda p: optim.AdamW(p, 0.003)}
 POLICIES = {"pipedream": ("pipedream", {}), "pipedream, averaged": ("pipedream", {"history": "average"}),
             "pipedream_2bw": ("pipedream_2bw", {"mini_batches": 2}), "paci": ("paci", {"mini_batches": 4}),
-            "layerpipe2": ("layerpipe2", {}), "layerpipe2, averaged": ("layerpipe2", {"history": "average"})}
+            "layerpipe": ("layerpipe", {}), "layerpipe2": ("layerpipe2", {}),
+            "layerpipe2, averaged": ("layerpipe2", {"history": "average"})}
 
 
 class Mixed(nn.Module):
@@ -49,6 +50,29 @@ class Mixed(nn.Module):
         for layer, norm in zip(self.layers, self.norms, strict=False):
             x = self.drop(ops.relu(ops.reshape(norm(ops.reshape(layer(x), (SHARE, 1, 1, 16))), (SHARE, 16))))
         return self.layers[len(self.layers) - 1](x)
+
+
+class Normed(Mixed):
+    """The same without dropout, whose count LayerPipe cannot keep on two ranks."""
+
+    def __init__(self):
+        super().__init__()
+        self.drop = lambda x: x
+
+
+def heavy():
+    """A layer in the middle that costs more than the others together: its F, O and W are on a rank each of three."""
+    return models.mlp(12, 16, 256, 256, 16, 5)
+
+
+class Drawn:
+    """Layers of random widths."""
+
+    def __init__(self, seed):
+        self.widths, self.__name__ = np.random.default_rng(seed).integers(4, 80, 6).tolist(), f"drawn {seed}"
+
+    def __call__(self):
+        return models.mlp(12, *self.widths, 5)
 
 
 def batches():
@@ -103,7 +127,7 @@ def run(name, ranks, **options):
 
     with deadline():
         found = run_ranks(ranks, work)
-    losses = [float(value) for value in found[-1][0]]
+    losses = [float(value) for value in next(f[0] for f in found if f[0][0] is not None)]
     return losses, [next(b for b in bits if b is not None)
                     for bits in zip(*(f[1] for f in found), strict=True)], [e for f in found for e in f[2]], plan
 
@@ -118,7 +142,10 @@ def replayed(name, ranks, log, **options):
 
 CASES = ([(name, ranks, {}) for name in POLICIES for ranks in (1, 2, 3, 4)]
          + [(name, 3, {"optimizer": "adamw"}) for name in POLICIES]
-         + [(name, 3, {"network": Mixed, "optimizer": "adamw"}) for name in POLICIES])
+         + [(name, 3, {"network": Normed if name == "layerpipe" else Mixed, "optimizer": "adamw"})
+            for name in POLICIES]
+         + [("layerpipe", ranks, {"network": heavy}) for ranks in (2, 3, 4)]
+         + [("layerpipe", 2 + seed % 3, {"network": Drawn(seed)}) for seed in range(6)])
 
 
 @pytest.mark.parametrize(("name", "ranks", "options"), CASES,
@@ -255,6 +282,20 @@ def test_a_saved_plan_of_a_network_is_checked(name, tmp_path, capsys):
     assert "0F3" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_parts_of_layers_read_what_the_plan_says(ranks):
+    """On every rank that has a copy of a layer's weights, also where F, O and W are on three."""
+    *_, log, plan = run("layerpipe", ranks, network=heavy)
+    version = dict(zip(plan.schedule.keys.tolist(), plan.versions.read.tolist(), strict=True))
+    for e in log:
+        task = unpack(e.key)
+        made = task.kind == Kind.U
+        assert e.version == e.step * MICRO_BATCHES + (task.micro_batch + 1 if made else version[e.key])
+    copies = {(unpack(e.key).unit, unpack(e.key).part) for e in log}
+    assert max(part for _, part in copies) == min(ranks, 3) - 1
+    assert any(found.max() for found in staleness(log).values())
+
+
 def test_a_replay_of_another_log_leaves_other_bits():
     losses, parameters, log, _ = run("pipedream", 3)
     first = next(e for e in log if e.step == 1 and unpack(e.key).kind == Kind.F and e.version % MICRO_BATCHES > 2)
@@ -289,8 +330,10 @@ def test_a_step_with_other_updates_is_refused():
         pipeline.plan("layerpipe2", 3, 4, history="none")
     with pytest.raises(PipelineError, match="pipedream_2bw needs a step of several mini-batches.*; it has 1 of 8"):
         pipeline.update_every("pipedream_2bw", 8)
-    with pytest.raises(PipelineError, match="layerpipe makes tasks that are parts of layers, and no run does yet"):
-        ml.plan(graph, "layerpipe", COST, ml.Machine(2))
+    with pytest.raises(PipelineError, match="are on different ranks and both need .*, which outlives a step"):
+        ml.plan(recorded(1, network=Mixed)[1], "layerpipe", COST, ml.Machine(3))
+    with pytest.raises(PipelineError, match="method inter cuts .O0 in two, but a task of a recorded network cannot be"):
+        ml.plan(recorded(1, network=heavy)[1], "layerpipe", COST, ml.Machine(2), method="inter")
 
 
 # ---------------------------------------------------------------------------------------------------------- the command
@@ -368,6 +411,17 @@ def test_training_without_old_weights_learns(scheduler, told, stale):
 
 @pytest.mark.mpi
 @pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec; install minidl[mpich]")
+def test_weights_follow_to_other_ranks_over_mpi(tmp_path):
+    log = tmp_path / "log.jsonl"
+    code, found, errors = command(2, *FLAGS, "--model-arg", "layers=3", "--costs", "analytic", "--scheduler",
+                                  "layerpipe", "--epochs", "2", "--version-log", str(log))
+    assert code == 0, errors
+    assert found["accuracy"] > 0.8
+    assert any("U7/1" in line for line in log.read_text().splitlines())
+
+
+@pytest.mark.mpi
+@pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec; install minidl[mpich]")
 def test_a_stale_run_goes_on_where_it_was(tmp_path):
     flags = [*FLAGS, "--scheduler", "pipedream_2bw", "--scheduler-arg", "mini_batches=2", "--optimizer", "adam"]
     wanted = command(2, *flags, "--steps", "6")[1]["params_sha256"]
@@ -379,7 +433,6 @@ def test_a_stale_run_goes_on_where_it_was(tmp_path):
 @pytest.mark.mpi
 @pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec; install minidl[mpich]")
 @pytest.mark.parametrize(("flags", "line"), [
-    (["--scheduler", "layerpipe"], "layerpipe makes tasks that are parts of layers, and no run does yet"),
     (["--scheduler", "pipedream_2bw"], "pipedream_2bw needs a step of several mini-batches"),
     (["--scheduler", "pipedream", "--clip", "1"],
      "pipedream updates several times in a step, before all stages have their gradients"),

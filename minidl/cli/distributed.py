@@ -8,7 +8,6 @@ from typing import Any
 
 from ..files import write_atomic
 from ..pricing.cost import Link
-from ..schedulers import pipeline as pipelines
 from . import data_parallel_plans as data_parallel
 from . import show
 from .flags import UsageError, job
@@ -113,10 +112,7 @@ def _check_flags(arguments: Any, communicator: Any) -> None:
 
 
 def _check_pipeline(arguments: Any, communicator: Any) -> None:
-    name = scheduler_of(arguments).name
-    if name in pipelines.POLICIES and pipelines.policy(name).builds:
-        raise UsageError(f"{name} makes tasks that are parts of layers, and no run does yet; "
-                         f"`minidl simulate` prices it")
+    scheduler_of(arguments)
     if arguments.transport == "nccl":
         raise UsageError("--transport nccl is for --parallel data; a pipeline sends through MPI")
     if communicator.size < 2:

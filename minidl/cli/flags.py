@@ -168,7 +168,7 @@ def takes(arguments: Any, option: str) -> bool:
     return False
 
 
-CUTS = [name for name, policy in pipelines.POLICIES.items() if policy.builds]
+CUTS = [name for name, policy in pipelines.POLICIES.items() if policy.on_network]
 BY_TIMES = (f"--scheduler {' or '.join(CUTS)}, which cuts by them",
             lambda a: a.command != "check" or a.scheduler in CUTS)
 

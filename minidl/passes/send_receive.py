@@ -104,8 +104,8 @@ def add_communication(graph: TaskGraph, schedule: Schedule) -> tuple[TaskGraph, 
 
     A message holds everything that one task sends to one rank: `2SF0>1` on the sender's lane `send->1` reads it, and
     `2RF0>1` on the receiver's lane `recv<-0` writes copies, which the tasks of that rank read. A result that several
-    ranks read goes to each in a separate message. New weights travel as an activation of the micro-batch after the
-    last. Raises GraphError for results of W.
+    ranks read goes to each in a separate message. New weights travel as an activation of a micro-batch after the last:
+    those of an update of micro-batch i among m as one of m + i. Raises GraphError for results of W.
     """
     rank = ranks_of(graph, schedule)
     own, messages = received(graph, rank)
@@ -119,7 +119,8 @@ def add_communication(graph: TaskGraph, schedule: Schedule) -> tuple[TaskGraph, 
     size = np.bincount(messages.message, graph.buffer_bytes[messages.copied], k).astype(np.int64)
     made = unpack(graph.keys[sender])
     new_weights = (made.kind == Kind.U) & ~sums(graph)[sender]
-    micro_batch = np.where(new_weights, graph.micro_batch[graph.kind == Kind.F].max(initial=-1) + 1, made.micro_batch)
+    count = int(graph.micro_batch[graph.kind == Kind.F].max(initial=-1)) + 1
+    micro_batch = made.micro_batch + count * new_weights
     send, receive = (pack(made.unit, np.where((made.kind == Kind.F) | new_weights, *kinds), micro_batch,
                           destination=messages.to, late=made.late, iteration=made.iteration)
                      for kinds in (SENDS, RECEIVES))

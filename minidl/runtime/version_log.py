@@ -52,10 +52,10 @@ class VersionLog:
         def logged(task: int, stream: Any) -> list[Thunk]:
             launches = self._graph.launches[task]
             reads = {v.storage for launch in launches for v in launch.reads} & self._tag.keys()
-            if not reads:
+            changing = [launch for launch in launches if {v.storage for v in launch.writes} & self._tag.keys()]
+            if not reads and not changing:
                 return calls(task, stream)
             key = int(self._graph.keys[task])
-            changing = [launch for launch in launches if {v.storage for v in launch.writes} & self._tag.keys()]
             return [lambda: self._update(key, changing) if changing else self._read(key, reads), *calls(task, stream)]
 
         return logged
@@ -71,7 +71,7 @@ class VersionLog:
         changed = set()
         for launch in launches:
             target = launch.writes[0].storage
-            if launch.kernel == "copy":
+            if launch.kernel == "copy" and launch.reads[0].storage in self._tag:  # not of another rank's weights
                 self._tag[target] = self._tag[launch.reads[0].storage]
             elif launch.kernel == "lerp":
                 self._tag[target] = (self._tag[target][0] + 1, round(1 / dict(launch.constants)["weight"]))

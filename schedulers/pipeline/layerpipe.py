@@ -21,6 +21,7 @@ from ...pricing.simulation import Clock, Lanes
 from ...schedule import Schedule
 from ...tasks import Kind, unpack
 from ..partition import LayerCosts, Piece, assign
+from .placement import PipelineError, Placement
 from .problem import Problem, RankOrder, schedule_of
 from .stale import checked_history
 
@@ -42,6 +43,33 @@ def layerpipe(problem: Problem, method: str = "inter") -> Plan:
                 placement=replace(problem.placement, parts=ticks.homes()), micro_batches=problem.micro_batches,
                 versions=Versions(np.maximum(0, own.micro_batch - np.array(ticks.delays)[own.unit])),
                 steady=ticks.steady())
+
+
+def layerpipe_on_network(problem: Problem, method: str = "intra") -> tuple[Schedule, Placement, Versions]:
+    """The same for a recorded network cut in as many stages, whose weights are followed where other ranks read them:
+    `0U3/1` brings the result of 0U3 to the first of these, one tick after it (`follow.py`).
+
+    A recorded O has kernels that cannot be cut in two, so it stays whole: `method` is "intra", or "inter" where that
+    cuts none. Raises PipelineError for one that does.
+    """
+    found = assign(LayerCosts.given(*(t.tolist() for t in (problem.forward, problem.output_grad, problem.weight_grad))),
+                   problem.ranks, method)
+    ticks = Ticks(problem.stages, found.parts, problem.latency, inner=True)
+    halves = [part for i, part in enumerate(found.parts) if ticks.part(i)]
+    if halves:
+        raise PipelineError(f"method {method} cuts {halves[0].layer}O0 in two, but a task of a recorded network cannot "
+                            f"be cut; take --scheduler-arg method=intra")
+    homes = np.zeros((Kind.U + 1, 3, problem.stages), np.int64)
+    homes[: Kind.B, :2] = ticks.homes()
+    homes[Kind.U] = homes[Kind.W, 0]
+    follow = [(int(rank), layer, n) for layer in range(problem.stages) for n, rank in enumerate(
+        np.setdiff1d(homes[: Kind.W, 0, layer], homes[Kind.W, 0, layer]), 1)]
+    for rank, layer, n in follow:
+        homes[Kind.U, n, layer] = rank
+    schedule = schedule_of(ticks.orders(problem.ranks, problem.micro_batches, follow))
+    own = unpack(schedule.keys)
+    return (schedule, replace(problem.placement, parts=homes),
+            Versions(np.maximum(0, own.micro_batch - np.array(ticks.delays)[own.unit])))
 
 
 def layerpipe2(problem: Problem) -> Schedule:
@@ -71,11 +99,13 @@ def _staged(problem: Problem) -> Ticks:
 
 @dataclass(frozen=True)
 class Ticks:
-    """The rhythm of parts on processors. `at[i]` is the tick in which part i runs batch 0."""
+    """The rhythm of parts on processors. `at[i]` is the tick in which part i runs batch 0. `inner`: W of a layer also
+    reads what its own O makes, as where a layer stands for several."""
 
     layers: int
     parts: Sequence[Piece]
     latency: float
+    inner: bool = False
 
     @cached_property
     def of(self) -> dict[tuple[int, Kind], list[int]]:
@@ -92,7 +122,8 @@ class Ticks:
         if kind == Kind.F:
             return below
         above = self.of[(self.layers - 1, Kind.F) if layer == self.layers - 1 else (layer + 1, Kind.O)]
-        return [*above, *(below if kind == Kind.W else self.of[layer, Kind.F])]
+        own = self.of[layer, Kind.O] if kind == Kind.W and self.inner else []
+        return [*above, *(below if kind == Kind.W else self.of[layer, Kind.F]), *own]
 
     @cached_property
     def sequence(self) -> list[int]:
@@ -130,12 +161,19 @@ class Ticks:
         last = max(self.at) + batches
         return [(i, t - self.at[i]) for t in range(last) for i in self.sequence if 0 <= t - self.at[i] < batches]
 
-    def orders(self, ranks: int, batches: int) -> list[RankOrder]:
-        mine: list[list[tuple[int, int]]] = [[] for _ in range(ranks)]
+    def orders(self, ranks: int, batches: int, follow: Sequence[tuple[int, int, int]] = ()) -> list[RankOrder]:
+        """Of each rank. `follow`: (rank, layer, n) of ranks that the new weights of a layer come to, as `0U3/n`: first
+        of all in the tick after that of the weight gradient."""
+        mine: list[list[tuple[int, Kind, int, int, int]]] = [[] for _ in range(ranks)]  # tick, kind, layer, batch, part
+        for rank, layer, n in follow:
+            after = self.at[self.of[layer, Kind.W][0]] + 1
+            mine[rank] += [(b + after, Kind.U, layer, b, n) for b in range(batches)]
         for i, batch in self.runs(batches):
-            mine[self.parts[i].processor].append((i, batch))
-        return [RankOrder([self.parts[i].kind for i, _ in own], [self.parts[i].layer for i, _ in own],
-                          [b for _, b in own], part=[self.part(i) for i, _ in own]) for own in mine]
+            part = self.parts[i]
+            mine[part.processor].append((batch + self.at[i], part.kind, part.layer, batch, self.part(i)))
+        columns = [[*zip(*sorted(own, key=lambda entry: (entry[0], entry[1] != Kind.U)), strict=True)] or [()] * 5
+                   for own in mine]
+        return [RankOrder(kind, layer, batch, part=part) for _, kind, layer, batch, part in columns]
 
     def graph(self, batches: int) -> TaskGraph:
         """Tasks in the order of ticks. Version v of a layer's weights lies in slot v mod ring."""

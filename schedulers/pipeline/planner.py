@@ -16,6 +16,7 @@ from ...pricing.cost import CostModel
 from ...schedule import Schedule
 from ...tasks import Kind, unpack
 from .choice import with_choices
+from .follow import with_followers
 from .models import cut
 from .placement import PipelineError, Placement
 from .policies import Policy, place, policy, title
@@ -72,13 +73,10 @@ def plan_network(graph: TaskGraph, policy_or_name: str | Policy, cost: CostModel
     placement, cap = place(chosen, machine.ranks, chunks), machine.activation_cap
     if machine.replicas == 1 and (all_reduces, part_bytes) != (None, None):
         raise PipelineError(f"{name}: all_reduces and part_bytes are for several replicas of a pipeline; there is one")
-    if machine.replicas > 1 and chosen.versions is not None:
+    if machine.replicas > 1 and chosen.stale:
         raise PipelineError(f"{name} updates several times in a step, but replicas sum their gradients once, at its "
                             f"end; plan it for one replica")
-    if chosen.builds:
-        raise PipelineError(f"{name} makes tasks that are parts of layers, and no run does yet; "
-                            f"`minidl simulate` prices it")
-    if chosen.versions is not None and sums(graph).any():
+    if chosen.stale and sums(graph).any():
         raise PipelineError(f"{name} updates several times in a step, before all stages have their gradients; it "
                             f"cannot clip by the norm of all")
     micro_batches = int(graph.micro_batch.max(initial=0)) + 1
@@ -90,13 +88,21 @@ def plan_network(graph: TaskGraph, policy_or_name: str | Policy, cost: CostModel
     if best is not placement:
         placement, problem = best, replace(problem, placement=best)
         stages = cut(graph, cost, placement.stages, stage_of_unit, placement.table[0])
-    made = chosen.ordered(problem, options)
-    if isinstance(made, Plan):
-        raise PipelineError(f"{name} makes its own graph and cannot order a recorded one")
-    schedule, notes = _with_notes(made, tried)
+    notes: dict[str, Any] = {}
+    versions: Versions | None
+    if chosen.on_network is not None:
+        schedule, placement, versions = chosen.parted(problem, options)
+        assert placement.parts is not None
+        stages = cut(graph, cost, placement.stages, stage_of_unit, placement.parts[Kind.U, 0])  # who counts for whom
+        stages = with_followers(stages, placement)
+    else:
+        made = chosen.ordered(problem, options)
+        if isinstance(made, Plan):
+            raise PipelineError(f"{name} makes its own graph and cannot order a recorded one")
+        schedule, notes = _with_notes(made, tried)
+        versions = chosen.read(problem, schedule, options)
     joint = fused_in(schedule, placement.stages, micro_batches)
     merged = fuse(stages.graph, np.broadcast_to(joint, (placement.stages, micro_batches)))
-    versions = chosen.read(problem, schedule, options)
     if versions is None:
         ordered = _completed(merged, schedule, placement)
     else:

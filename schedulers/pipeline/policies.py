@@ -16,7 +16,7 @@ from .dualpipe import dualpipe, dualpipe_v
 from .fast_forward import fast_forward, fast_forward_auto, fast_forward_greedy, fast_forward_push, fast_forward_strict
 from .flush import gpipe, interleaved, one_f_one_b
 from .hanayo import hanayo
-from .layerpipe import layerpipe, layerpipe2, layerpipe2_steady, layerpipe2_versions
+from .layerpipe import layerpipe, layerpipe2, layerpipe2_steady, layerpipe2_versions, layerpipe_on_network
 from .looped import groupings, looped_bfs, modulo, modulo_greedy
 from .optimal import optimal
 from .placement import PLACEMENTS, PipelineError, Placement
@@ -37,9 +37,9 @@ from .zero_bubble import interleaved_zb, zb_h1, zb_h2
 
 @dataclass(frozen=True)
 class Policy:
-    """One scheduler: `order` maps a problem to a schedule, or to a schedule and notes that join the plan's. One that
-    `builds` makes the whole plan, a stale one, as its tasks are not those of whole stages; it is proved
-    with the others.
+    """One scheduler: `order` maps a problem to a schedule, or to a schedule and notes that join the plan's. One whose
+    tasks are not those of whole stages makes the whole plan, a stale one, which is proved with the others;
+    `on_network` is then what it makes of a recorded network: schedule, placement of the parts, weight versions.
 
     `splits`: whether it separates O and W ("partly": some micro-batches). `chunks`: the default number of stages per
     rank, and `chunks_fixed` whether it is the only one possible. `needs(ranks, micro_batches, chunks)` returns what is
@@ -57,12 +57,12 @@ class Policy:
     needs: Callable[[int, int, int], str | None] = lambda ranks, micro_batches, chunks: None
     versions: Callable[..., Versions] | None = None
     steady: Callable[[Problem], float] | None = None
-    builds: bool = False
+    on_network: Callable[..., tuple[Schedule, Placement, Versions]] | None = None
     placements: Callable[..., Mapping[str, Placement]] | None = None
 
     @property
     def stale(self) -> bool:
-        return self.versions is not None or self.builds
+        return self.versions is not None or self.on_network is not None
 
     @property
     def options(self) -> dict[str, Parameter]:
@@ -88,6 +88,11 @@ class Policy:
     def read(self, problem: Problem, schedule: Schedule, options: Mapping[str, Any]) -> Versions | None:
         """The weight versions that a stale policy's schedule reads."""
         return self.versions(problem, schedule, **_taken(self.versions, options)) if self.versions else None
+
+    def parted(self, problem: Problem, options: Mapping[str, Any]) -> tuple[Schedule, Placement, Versions]:
+        """What `on_network` makes of the problem."""
+        assert self.on_network is not None
+        return self.on_network(problem, **_taken(self.on_network, options))
 
 
 def _beyond(function: Callable[..., Any], given: int) -> dict[str, Parameter]:
@@ -149,7 +154,7 @@ POLICIES: dict[str, Policy] = {
     "pipedream_2bw": Policy(pipedream_2bw, "contiguous", versions=two_buffered_versions, steady=two_buffered_steady,
                             needs=_at_least("at least p", lambda p: p)),
     "paci": Policy(paci, "contiguous", versions=paci_versions, steady=two_buffered_steady),
-    "layerpipe": Policy(layerpipe, "contiguous", splits=True, chunks_fixed=False, builds=True),
+    "layerpipe": Policy(layerpipe, "contiguous", splits=True, chunks_fixed=False, on_network=layerpipe_on_network),
     "layerpipe2": Policy(layerpipe2, "contiguous", splits=True, chunks_fixed=False, versions=layerpipe2_versions,
                          steady=layerpipe2_steady),
     "dualpipe": Policy(dualpipe, "bidirectional", splits="partly", chunks=2, needs=_dualpipe),

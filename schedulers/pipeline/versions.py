@@ -29,6 +29,7 @@ def updates(graph: TaskGraph) -> Ints:
 def with_updates(graph: TaskGraph, schedule: Schedule, placement: Placement) -> Schedule:
     """The order of forwards and backwards with the graph's other tasks, each as soon as what it needs on
     its rank has run."""
+    home = placement.home(graph.keys, int(graph.micro_batch.max(initial=0)) + 1)
     lanes: dict[object, list[int]] = {}
     for i, lane in enumerate(schedule.lanes):
         lanes[lane] = [t for t in graph.find(schedule.order(i)).tolist() if t >= 0]
@@ -36,7 +37,7 @@ def with_updates(graph: TaskGraph, schedule: Schedule, placement: Placement) -> 
     main = {lane.rank: lanes[lane] for lane in schedule.lanes}
     for t in range(len(graph)):
         if t not in stands:
-            tasks, needed = main[int(placement.table[0][graph.unit[t]])], set(graph.preds[t].tolist())
+            tasks, needed = main[int(home[t])], set(graph.preds[t].tolist())
             tasks.insert(1 + max((i for i, other in enumerate(tasks) if other in needed), default=-1), t)
     return Schedule.of(graph, lanes)  # type: ignore[arg-type]
 
@@ -65,8 +66,10 @@ def with_versions(graph: TaskGraph, schedule: Schedule, versions: Versions) -> T
     changing = updates(graph)
     reads, writes = ([set(rows[t].tolist()) for t in range(len(graph))] for rows in (graph.reads, graph.writes))
     launches = list(graph.launches)
-    for stage in np.unique(graph.unit[changing]).tolist():
-        mine = sorted(changing[graph.unit[changing] == stage].tolist(), key=lambda t: int(graph.micro_batch[t]))
+    part = unpack(graph.keys).part
+    for stage, copy in sorted({(int(graph.unit[t]), int(part[t])) for t in changing}):
+        mine = sorted(changing[(graph.unit[changing] == stage) & (part[changing] == copy)].tolist(),
+                      key=lambda t: int(graph.micro_batch[t]))
         own = sorted({b for t in mine for b in writes[t] if graph.buffer_role[b] == parameter})
         users = [t for t in range(len(graph)) if graph.unit[t] == stage and graph.kind[t] != Kind.U
                  and reads[t] & set(own)]
@@ -95,26 +98,30 @@ def with_versions(graph: TaskGraph, schedule: Schedule, versions: Versions) -> T
 
 
 def _order(graph: TaskGraph, schedule: Schedule, changing: Ints) -> Ints:
-    """All tasks in an order that has that of each lane, and what is needed for results that are not parameters: on
-    parameters and their copies the order of the lane is meant, not that in which the step was recorded."""
+    """All tasks in an order that has that of each lane, and what is needed for results that are not parameters, or from
+    other lanes: within a lane, on parameters and their copies, its own order is meant, not that in which the step was
+    recorded."""
     versioned = np.zeros(len(graph.buffer_bytes), bool)
     versioned[graph.writes.take(changing).ids] = True
 
     def others(rows: Rows) -> Rows:
         return Rows.of([[b for b in rows[t].tolist() if not versioned[b]] for t in range(len(graph))])
 
-    needed = [set(row) for row in (derive_edges(others(graph.reads), others(graph.writes),
-                                                len(graph.buffer_bytes))[t].tolist() for t in range(len(graph)))]
+    results = derive_edges(others(graph.reads), others(graph.writes), len(graph.buffer_bytes))
+    lane = np.empty(len(graph), np.int64)
+    lane[schedule.ids(graph)] = schedule.lane_of_each()
+    needed = [{*results[t].tolist(), *(p for p in graph.preds[t].tolist() if lane[p] != lane[t])}
+              for t in range(len(graph))]
     lanes = [graph.find(schedule.order(i)).tolist() for i in range(len(schedule.lanes))]
     order: list[int] = []
     done: set[int] = set()
     while any(lanes):
-        ready = [lane for lane in lanes if lane and needed[lane[0]] <= done]
+        ready = [tasks for tasks in lanes if tasks and needed[tasks[0]] <= done]
         if not ready:
-            raise PipelineError(f"{', '.join(graph.name(lane[0]) for lane in lanes if lane)} wait for each other")
-        for lane in ready:
-            done.add(lane[0])
-            order.append(lane.pop(0))
+            raise PipelineError(f"{', '.join(graph.name(tasks[0]) for tasks in lanes if tasks)} wait for each other")
+        for tasks in ready:
+            done.add(tasks[0])
+            order.append(tasks.pop(0))
     return np.array(order, np.int64)
 
 
