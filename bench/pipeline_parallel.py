@@ -17,6 +17,9 @@ Computation is of one of two kinds, and a record says which:
 - `waits`: each task waits as long as its share of the step's arithmetic says, and takes no core, as if an accelerator
   computed. What is measured is schedule and transport. This one runs on more ranks than there are cores.
 
+With `--rate` the ranks talk over a loopback that is limited to it (bench/limited_loopback.sh), otherwise in shared
+memory.
+
 Beside stands torch.distributed.pipelining over gloo (extra `parity`), one thread a rank, on the same stages of an MLP.
 """
 
@@ -162,14 +165,14 @@ def _on_main(t: Timeline) -> Any:
     return np.array([lane.name == "main" for lane in t.lanes])[t.lane]
 
 
-def work(name: str, computation: str, rounds: int) -> None:
+def work(name: str, computation: str, rounds: int, rate: str | None) -> None:
     comm = MPI()
     cores = sorted(os.sched_getaffinity(0))
     if computation == "kernels":
         os.sched_setaffinity(0, {cores[comm.rank % len(cores)]})
     graph = recorded(name)
     costs = waiting(graph)[1] if computation == "waits" else shared(comm, CostModel.measure(graph, seconds=2.0))
-    link = measure_messages(comm)
+    link = replace(measure_messages(comm), core=rate is None and computation == "kernels")
     costs = replace(costs, link=link)
     arms = {s: Arm(name, s, computation, costs, comm) for s in POLICIES}
     peers = torch_arms(comm, arms) if name == "mlp" and computation == "kernels" else {}
@@ -312,13 +315,14 @@ def main() -> None:
     parser.add_argument("--computation", choices=["kernels", "waits"], default="kernels")
     parser.add_argument("--ranks", type=int, action="append", help="default 2, and with waits 4 too")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rate", help="of a limited loopback between the ranks, as tc writes it: 1gbit (needs root)")
     parser.add_argument("--out")
     parser.add_argument("--simulate", metavar="RECORD")
     parser.add_argument("--plot", nargs=2, metavar=("RECORD", "SVG"))
     parser.add_argument("--work", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.work:
-        work(arguments.work, arguments.computation, arguments.rounds)
+        work(arguments.work, arguments.computation, arguments.rounds, arguments.rate)
         return
     if arguments.plot:
         plot(*arguments.plot)
@@ -331,17 +335,22 @@ def main() -> None:
     for name, ranks in itertools.product(arguments.network or SHARE,
                                          arguments.ranks or ([2] if arguments.computation == "kernels" else [2, 4])):
         mpiexec = str(Path(sys.executable).parent / "mpiexec")
-        done = subprocess.run([mpiexec if os.path.exists(mpiexec) else "mpiexec", "-n", str(ranks), sys.executable,
-                               __file__, "--work", name, "--computation", arguments.computation, "--rounds",
-                               str(arguments.rounds)], stdout=subprocess.PIPE, text=True)
+        limited, rate = (([str(HERE / "limited_loopback.sh"), arguments.rate], ["--rate", arguments.rate])
+                         if arguments.rate else ([], []))
+        done = subprocess.run([*limited, mpiexec if os.path.exists(mpiexec) else "mpiexec", "-n", str(ranks),
+                               sys.executable, __file__, "--work", name, "--computation", arguments.computation,
+                               "--rounds", str(arguments.rounds), *rate], stdout=subprocess.PIPE, text=True)
         if done.returncode:
             sys.exit(done.returncode)
         found = json.loads(done.stdout.splitlines()[-1])
-        settings.append({**found, "simulated": simulated(found["block"], found["link"]["latency_us"])})
+        settings.append({**found, "rate": arguments.rate,
+                         "simulated": simulated(found["block"], found["link"]["latency_us"])})
         show(settings[-1])
-        record = {"what": "pipelines on ranks of one core each, over MPI in shared memory",
+        record = {"what": "pipelines on ranks of one core each, over MPI "
+                          + (f"on a loopback limited to {arguments.rate}" if arguments.rate else "in shared memory"),
                   "settings": settings, **machine()}
-        save(f"pipeline_parallel_{arguments.computation}", record, arguments.out)  # what is finished is not lost
+        save(f"pipeline_parallel_{arguments.computation}{'_limited' if arguments.rate else ''}", record,
+             arguments.out)  # what is finished is not lost
 
 
 def show(s: dict[str, Any]) -> None:

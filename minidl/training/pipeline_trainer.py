@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from socket import gethostname
 from time import perf_counter
 from typing import Any
 
@@ -28,7 +29,7 @@ REPEATS = 20
 
 def measure_messages(communicator: Communicator) -> Link:
     """The slowest link between two ranks that follow each other, in microseconds and bytes per microsecond; the same on
-    every rank. Messages are moved by the ranks' own cores, between tasks."""
+    every rank. On one machine the ranks' own cores move the messages, between tasks."""
     size = communicator.size
     found = [_between(communicator, a, (a + 1) % size) for a in range(size if size > 2 else size - 1)]
     return max(found, key=lambda link: float(link.time(SIZES[1])))
@@ -45,8 +46,9 @@ def _between(communicator: Communicator, first: int, second: int) -> Link:
             moves = communicator._send(out, peer, 0), communicator._receive(into, peer, 0)
             in_turn = moves if communicator.rank == first else moves[::-1]
             took.append(float(np.median([_turn(communicator, in_turn, peer) for _ in range(REPEATS)])) / 2)
-    latency, longer = communicator.gather(took)[first]
-    return Link(latency, (SIZES[1] - SIZES[0]) / max(longer - latency, 1e-3), core=True)
+    found = communicator.gather((took, gethostname()))
+    (latency, longer), host = found[first]
+    return Link(latency, (SIZES[1] - SIZES[0]) / max(longer - latency, 1e-3), core=host == found[second][1])
 
 
 def _turn(communicator: Communicator, moves: Sequence[Callable[[], Iterator[None]]], peer: int) -> float:
