@@ -32,7 +32,7 @@ from minidl.kernels import KERNELS, cuda
 from minidl.runtime.cuda import clock, lanes, products, tuner
 from minidl.runtime.cuda import device as devices
 from minidl.runtime.cuda import driver as drivers
-from minidl.runtime.cuda.driver import Driver, There
+from minidl.runtime.cuda.driver import DeviceArray, Driver
 from minidl.runtime.device import DeviceError
 from minidl.runtime.executors import GraphExecutor, TaskError
 
@@ -211,7 +211,7 @@ def test_arrays_of_the_device_have_views_as_ever():
     array = there.array(memory, View(0, (3, 4), (4, 1), 0, "float32"))
     for view, shape, offset in ((array[1:, ::2], (2, 2), 16), (array.T, (4, 3), 0), (array.reshape(-1)[5:], (7,), 20),
                                 (array[2], (4,), 32), (array[..., None], (3, 4, 1), 0)):
-        assert isinstance(view, There)
+        assert isinstance(view, DeviceArray)
         assert (view.shape, view.ctypes.data - array.ctypes.data) == (shape, offset)
     assert repr(array) == str(array) == f"float32 (3, 4) at {memory.data.ptr:#x}"
     assert f"{array}" == repr(array)

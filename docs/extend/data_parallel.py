@@ -1,4 +1,4 @@
-"""A data-parallel scheduler: the same signature, and a plan, since the graph changes: sums over ranks are tasks."""
+"""A data-parallel scheduler. It has the same signature and returns a plan, since it adds tasks for sums over ranks."""
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from minidl.tasks import COLLECTIVE
 
 
 def last_first(graph, cost, machine):
-    """Gradients are summed in the order in which they were recorded, on a lane of their own; updates follow at once."""
+    """Sums gradients in the order in which they were recorded, on a separate lane; each update follows its sum."""
     graph = synchronise(graph)
     talks = np.isin(graph.kind, [int(k) for k in COLLECTIVE])
     schedule = Schedule.of(graph, {Lane(0): np.flatnonzero(~talks), Lane(0, "comm"): np.flatnonzero(talks)})

@@ -1,5 +1,5 @@
-"""A new kind of lane: how a device runs the lanes of a step. This one runs them all in the caller's
-thread, in turns."""
+"""A new kind of lane: how a device runs the lanes of a step. This one runs all lanes in the caller's thread, in
+turn."""
 
 import numpy as np
 
@@ -9,7 +9,7 @@ from minidl.runtime.device import CPU
 
 
 class InTurns:
-    """`work` says what there is to do, see `minidl.runtime.lanes`: tasks of each lane, waits, calls of a task."""
+    """`work` has the tasks of each lane, the waits, and the calls of a task, see `minidl.runtime.lanes`."""
 
     def __init__(self, work, trace=False):
         self.tasks = work.tasks
@@ -19,9 +19,9 @@ class InTurns:
             self.awaited.setdefault(waiter, set()).add(source)
 
     def run(self):
-        left, done = [list(tasks) for tasks in self.tasks], set()
-        while any(left):
-            for lane in left:
+        remaining, done = [list(tasks) for tasks in self.tasks], set()
+        while any(remaining):
+            for lane in remaining:
                 if lane and self.awaited.get(lane[0], set()) <= done:
                     task = lane.pop(0)
                     for call in self.calls[task]:

@@ -1,4 +1,4 @@
-"""A new network: a function with defaults for all its arguments. `--model network.py:wide` takes it as it is."""
+"""A new network: a function with defaults for all its arguments. Use it as `--model network.py:wide`."""
 
 import math
 
@@ -7,7 +7,7 @@ from minidl.models.registry import model
 
 
 class Wide(nn.Module):
-    """Two hidden layers. `input_shape` (without the batch) and `classes` tell what data it takes."""
+    """Two linear layers. `input_shape` (of one sample) and `classes` say which data it needs."""
 
     def __init__(self, width, classes):
         self.input_shape, self.classes = (8, 8, 1), classes

@@ -13,7 +13,7 @@ from minidl.kernels.registry import kernel
 SOURCE = str(Path(__file__).resolve().with_name("softplus.cu"))
 
 
-# The reference says what is computed, over NumPy or CuPy. It is what every other form is held against.
+# The reference defines the result, over NumPy or CuPy. Tests compare every other form with it.
 @kernel("softplus", flops=lambda reads, writes: 4.0 * writes[0].size)
 def softplus_kernel(xp, x):
     return xp.maximum(x, 0) + xp.log1p(xp.exp(-xp.abs(x)))
@@ -24,7 +24,7 @@ def softplus_grad_kernel(xp, x, dy):
     return dy / (1 + xp.exp(-x))
 
 
-# The CPU form is bound once to fixed arrays and gives calls without arguments, which allocate nothing.
+# The CPU form is bound once to fixed arrays and returns calls without arguments, which allocate nothing.
 @softplus_kernel.cpu
 def _(x, y):
     return [lambda: np.logaddexp(x, 0, out=y)]
@@ -36,7 +36,7 @@ def _(x, dy, dx):
             lambda: np.divide(dy, dx, out=dx)]
 
 
-# The CUDA form gives launches: source, kernel, arrays. `dense` is for kernels over elements.
+# The CUDA form returns launches: source, kernel, arrays. `dense` is for element-wise kernels.
 @softplus_kernel.cuda()
 def _(x, y):
     return dense(SOURCE, f"softplus<{c_type(x)}>", x, y)
@@ -47,7 +47,7 @@ def _(x, dy, dx):
     return dense(SOURCE, f"softplus_grad<{c_type(x)}>", x, dy, dx)
 
 
-# The op makes tasks of them. It never says when they run: output and weight gradients are apart by themselves.
+# The op makes tasks of the kernels. It does not say when they run, and gets separate output and weight gradients.
 class Softplus(Op):
     name = "softplus"
 

@@ -1,4 +1,4 @@
-"""A pipeline scheduler: an order of F, O and W (or of F and B, which is both) on each rank. The rest is done for it."""
+"""A pipeline scheduler: an order of F, O and W (or of F and B, which is O and W) on each rank. minidl does the rest."""
 
 import numpy as np
 
@@ -10,8 +10,8 @@ from minidl.tasks import Kind
 
 
 def last_in_first_out(problem):
-    """All forwards, output gradients of the latest micro-batch first, then weight gradients, which
-    are added in order."""
+    """All forwards; then output gradients, the latest micro-batch first; then weight gradients, which are added in
+    order."""
     count = problem.micro_batches
     kind = [Kind.F] * count + [Kind.O] * count + [Kind.W] * count
     micro_batch = [*range(count), *reversed(range(count)), *range(count)]

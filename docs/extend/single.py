@@ -9,7 +9,7 @@ from minidl.tasks import Kind
 
 
 def updates_apart(graph, cost, machine, lanes: int = 2):
-    """Updates in turn on lanes of their own; all else as it was recorded."""
+    """Updates in turn on separate lanes; all other tasks in recorded order."""
     update = graph.kind == Kind.U
     orders = {Lane(0): np.flatnonzero(~update)}
     orders |= {Lane(0, f"update{i}"): np.flatnonzero(update)[i::lanes] for i in range(lanes)}
@@ -29,4 +29,4 @@ if __name__ == "__main__":
         return loss
 
     graph = ml.record(step, np.zeros((2, 8), np.float32), np.zeros(2, np.int64))
-    print(ml.plan(graph, updates_apart, lanes=3).schedule.grid())  # proved: whatever it returns is checked
+    print(ml.plan(graph, updates_apart, lanes=3).schedule.grid())  # `plan` proves whatever the scheduler returns

@@ -33,7 +33,7 @@ def libraries() -> tuple[Any, Any, Any]:
     return cupy, cupyx, runtime
 
 
-class There(np.ndarray[Any, Any]):
+class DeviceArray(np.ndarray[Any, Any]):
     """An array at an address of the device. NumPy computes its views and strides as usual. Reading its elements on the
     host would be a segmentation fault, so the usual ways (arithmetic, an element, a copy, printing) are refused."""
 
@@ -117,7 +117,7 @@ class Driver:
         below = -sum(min(end, 0) for end in ends)  # bytes before the first element, for negative strides
         extent = below + sum(max(end, 0) for end in ends) + (np.dtype(dtype).itemsize if 0 not in shape else 0)
         there: Any = (ctypes.c_ubyte * extent).from_address(int(memory.data.ptr) + offset - below)
-        return There(shape, dtype, there, below, strides)
+        return DeviceArray(shape, dtype, there, below, strides)
 
     def pinned(self, nbytes: int) -> Any:
         """Pinned host bytes, whose copies are asynchronous; they live as long as the array."""
