@@ -1,9 +1,11 @@
-"""Training on ranks under a launcher: data-parallel, or a pipeline."""
+"""Training on ranks, data-parallel or as a pipeline: under a launcher, or as threads of one process."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from contextlib import ExitStack
+from copy import copy
 from typing import Any
 
 from ..files import write_atomic
@@ -13,21 +15,43 @@ from . import show
 from .flags import UsageError, job
 from .inputs import costs, scheduler_of
 
+MOST = 64  #: ranks that run as threads of one process
+RECORDING = threading.Lock()  #: ranks of one process record one after another: they share the random numbers
+
 
 def train(read: Callable[[], Any]) -> int:
     """This process's part of a run under a launcher; `read` gives its flags, or raises what is wrong with them, which
     all ranks then say together. Rank 0 speaks."""
-    from ..training.rank_trainer import Disagreement
     from .ranks import job as on_ranks
 
     with on_ranks() as communicator:
-        try:
-            with ExitStack() as held:
-                return _train(read, communicator, held)
-        except Disagreement as error:
-            if communicator.rank == 0:
-                show.note(f"minidl: {error}")
-            return 2
+        return _part(read, communicator)
+
+
+def train_in_one_process(arguments: Any) -> int:
+    """A run whose ranks are threads of this process, for want of a launcher or to look at it in a debugger."""
+    from ..runtime.comm.loopback import run_ranks
+
+    if arguments.ranks > MOST:
+        raise UsageError(f"--ranks {arguments.ranks}: at most {MOST} ranks run as threads of one process; start more "
+                         f"with mpiexec")
+    if arguments.device != "cpu":
+        raise UsageError(f"--ranks runs ranks as threads of this process, on the CPU; start those on "
+                         f"{arguments.device} with mpiexec")
+    return max(run_ranks(arguments.ranks, lambda communicator: _part(lambda: copy(arguments), communicator)))
+
+
+def _part(read: Callable[[], Any], communicator: Any) -> int:
+    """One rank's part; exit code 2 on all ranks where they cannot start."""
+    from ..training.rank_trainer import Disagreement
+
+    try:
+        with ExitStack() as held:
+            return _train(read, communicator, held)
+    except Disagreement as error:
+        if communicator.rank == 0:
+            show.note(f"minidl: {error}")
+        return 2
 
 
 def _train(read: Callable[[], Any], communicator: Any, held: ExitStack) -> int:
@@ -47,8 +71,9 @@ def _train(read: Callable[[], Any], communicator: Any, held: ExitStack) -> int:
         if first:
             training.check_outputs(arguments)
         arguments.device = device_of(arguments.device, communicator)
-        recorded = Recorded(job(arguments),
-                            *((communicator.rank, communicator.size) if arguments.parallel == "data" else (0, 1)))
+        with RECORDING:
+            recorded = Recorded(job(arguments),
+                                *((communicator.rank, communicator.size) if arguments.parallel == "data" else (0, 1)))
         if first:
             held.enter_context(training.claimed(arguments))
         saved = training.resumed(arguments, recorded) if arguments.resume else None
@@ -102,6 +127,9 @@ def _check_flags(arguments: Any, communicator: Any) -> None:
     if arguments.parallel == "none":
         raise UsageError(f"{communicator.size} ranks were started, of which each would train the whole by itself; give "
                          f"--parallel data or --parallel pipeline, or start one process")
+    if arguments.ranks is not None and communicator.own_process and arguments.ranks != communicator.size:
+        raise UsageError(f"--ranks {arguments.ranks}, but the launcher has started {communicator.size}; leave --ranks "
+                         f"out")
     if arguments.parallel == "pipeline":
         _check_pipeline(arguments, communicator)
     else:
@@ -116,7 +144,7 @@ def _check_pipeline(arguments: Any, communicator: Any) -> None:
     if arguments.transport == "nccl":
         raise UsageError("--transport nccl is for --parallel data; a pipeline sends through MPI")
     if communicator.size < 2:
-        raise UsageError("a pipeline needs at least 2 ranks; start it with mpiexec -n P")
+        raise UsageError("a pipeline needs at least 2 ranks; start it with mpiexec -n P, or give --ranks P")
 
 
 def _data(arguments: Any, recorded: Any, communicator: Any) -> Any:

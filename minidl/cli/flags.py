@@ -248,7 +248,8 @@ FLAGS: dict[str, dict[str, Flag]] = {
         "--dry-run": _flag("train:src", action="store_true", help="plan and predict, but do not train"),
     },
     "pipelines": {
-        "--ranks": _flag("plan:rcp check:rcp explain:rcp simulate:rcp", type=whole(1, 1 << 20), metavar="P"),
+        "--ranks": _flag("train:rc plan:rcp check:rcp explain:rcp simulate:rcp", type=whole(1, 1 << 20), metavar="P",
+                         help="train runs them as threads of this process, where no launcher has started ranks"),
         "--chunks": _flag("train:c plan:cp check:cp explain:cp simulate:cp", type=whole(1, 1 << 20), metavar="V",
                           help="stages per rank"),
         "--forward": _flag("plan:lp check:p explain:lp simulate:lp", BY_TIMES, type=numbers, metavar="F",

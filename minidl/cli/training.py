@@ -36,7 +36,8 @@ def train(arguments: Any) -> int:
         arguments.command, arguments.schedulers = "compare", "in_order,multi_stream"
         return compare(arguments)
     if arguments.parallel != "none":
-        return distributed.train(lambda: arguments)
+        return (distributed.train_in_one_process(arguments) if arguments.ranks is not None
+                else distributed.train(lambda: arguments))
     scheduler_of(arguments)
     check_run(arguments)
     check_outputs(arguments)

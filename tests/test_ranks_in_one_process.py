@@ -1,0 +1,60 @@
+"""`train --ranks`: ranks as threads of one process, with the bits of one process, or of ranks under a launcher."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from helpers import PATIENCE, deadline
+
+from minidl.cli import main
+
+NETWORK = ["--model", "mlp", "--batch-size", "32", "--steps", "3", "--costs", "analytic"]
+PIPELINE = ["--parallel", "pipeline", "--ranks", "2", "--scheduler", "zb_h1"]
+
+
+def trained(capsys, *flags: str) -> dict:
+    with deadline(PATIENCE):
+        assert main(["train", *NETWORK, *flags, "--json"]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    return json.loads(line)
+
+
+def refused(capsys, *flags: str) -> str:
+    with deadline(PATIENCE):
+        assert main(["train", *NETWORK, *flags]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+@pytest.mark.parametrize("scheduler", ["zb_h1", "interleaved"])
+def test_a_pipeline_has_the_bits_of_one_process(capsys, scheduler):
+    alone = trained(capsys, "--micro-batches", "4")
+    ranks = trained(capsys, "--micro-batches", "4", *PIPELINE[:-1], scheduler)
+    assert ranks["ranks"] == 2
+    assert ranks["params_sha256"] == alone["params_sha256"]
+    assert ranks["loss_last"] == alone["loss_last"]
+
+
+def test_replicas_have_the_bits_of_every_order(capsys):
+    found = {trained(capsys, "--parallel", "data", "--ranks", "3", "--scheduler", scheduler, "--batch-size", "33")[
+        "params_sha256"] for scheduler in ("priority", "barrier")}
+    assert len(found) == 1
+
+
+def test_what_ranks_of_one_process_cannot_do_is_one_line(capsys):
+    assert "at most 64 ranks" in refused(capsys, *PIPELINE[:3], "65", "--scheduler", "zb_h1")
+    assert "blocks to cut between" in refused(capsys, *PIPELINE[:3], "9", "--scheduler", "zb_h1",
+                                              "--micro-batches", "4")
+    assert "at least 2 ranks" in refused(capsys, *PIPELINE[:3], "1", "--scheduler", "zb_h1")
+    assert "with mpiexec" in refused(capsys, *PIPELINE, "--device", "cuda")
+    assert "--ranks has no effect" in refused(capsys, "--ranks", "2")
+
+
+def test_a_checkpoint_goes_on_with_other_ranks(capsys, tmp_path):
+    folder = str(tmp_path / "run")
+    whole = trained(capsys, "--micro-batches", "4")
+    trained(capsys, "--micro-batches", "4", *PIPELINE, "--checkpoint", folder, "--steps", "2")
+    rest = trained(capsys, "--micro-batches", "4", *PIPELINE[:3], "3", "--scheduler", "gpipe", "--checkpoint", folder,
+                   "--resume")
+    assert rest["params_sha256"] == whole["params_sha256"]
