@@ -78,6 +78,7 @@ class Plan:
 
     Of a pipeline: `placement` says which rank has which stage; `cap`: live full-stage activations that a rank may hold,
     of which the share `kept` stays from an output gradient to its weight gradient; `peaks` is how many it holds;
+    `slices`: in so many each micro-batch is cut along its sequence, numbered as micro-batches of the plan;
     `versions` and `steady`: what a stale one reads, and its time per mini-batch. `limit`: bytes that a rank may hold.
     """
 
@@ -94,6 +95,7 @@ class Plan:
     micro_batches: int = 1
     cap: float | None = None
     kept: float = 1.0
+    slices: int = 1
     peaks: tuple[float, ...] = ()
     versions: Versions | None = None
     steady: float | None = None

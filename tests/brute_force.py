@@ -394,7 +394,7 @@ class Network:
             for b in reads:
                 if b not in owner:
                     first.setdefault(b, set()).add(rank[task])
-                elif rank[owner[b]] != rank[task] and owner[b][1] not in "FOB":
+                elif rank[owner[b]] != rank[task] and owner[b][1] not in "FOBU":
                     return f"no message carries buffer {b}"
             for b in writes:
                 if rank[owner.get(b, task)] != rank[task] or (b not in owner and first.get(b, set()) - {rank[task]}):

@@ -35,7 +35,8 @@ from minidl.schedulers.pipeline import PipelineError, refine, v_shape, zb_auto
 from minidl.tasks import GraphError, Kind, unpack
 
 COST = CostModel.analytic()
-POLICIES = [n for n in pipeline.names() if n != "optimal" and not pipeline.policy(n).stale]
+POLICIES = [n for n in pipeline.names() if n != "optimal" and not pipeline.policy(n).stale
+            and not pipeline.policy(n).sliced]
 MUTATIONS = 20  #: of each plan
 
 

@@ -22,7 +22,7 @@ def one_f_one_b(problem: Problem) -> Schedule:
     """p - s forwards on rank s, then one backward and one forward in turn (DAPPLE, 2020). Peak p - s, the bubble of
     GPipe."""
     p, m = problem.ranks, problem.micro_batches
-    return schedule_of([_alternate(min(p - rank, m), np.arange(m), np.full(m, rank), np.arange(m), np.full(m, rank))
+    return schedule_of([alternate(min(p - rank, m), np.arange(m), np.full(m, rank), np.arange(m), np.full(m, rank))
                         for rank in range(p)])
 
 
@@ -37,7 +37,7 @@ def interleaved(problem: Problem, round_size: int | None = None) -> Schedule:
     for rank in range(p):
         forward, backward = rounds(rank, p, m, v, size)
         warm_up = min((v - 1) * size + 2 * (p - 1 - rank), m * v - 1) + 1
-        orders.append(_alternate(warm_up, *forward[::-1], *backward[::-1]))
+        orders.append(alternate(warm_up, *forward[::-1], *backward[::-1]))
     return schedule_of(orders)
 
 
@@ -62,7 +62,7 @@ def rounds(rank: int, p: int, m: int, v: int, size: int
     return (chunk * p + rank, micro_batch), ((v - 1 - chunk) * p + rank, micro_batch)
 
 
-def _alternate(warm_up: int, f_micro: np.ndarray, f_stage: np.ndarray, b_micro: np.ndarray,
+def alternate(warm_up: int, f_micro: np.ndarray, f_stage: np.ndarray, b_micro: np.ndarray,
                b_stage: np.ndarray) -> RankOrder:
     """`warm_up` forwards, then backward and forward in turn, then the remaining backwards."""
     n = len(f_micro)

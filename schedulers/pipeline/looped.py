@@ -27,7 +27,8 @@ def looped_bfs(problem: Problem) -> Schedule:
 
 def modulo(problem: Problem) -> Schedule:
     """Modulo allocation in strict order: all F, all O, all W, in each phase chunk by chunk (out-of-order
-    backprop, 2022). Consecutive stages of a rank, a group, take each micro-batch together.
+    backprop, 2022). Consecutive stages of a rank, a group, take each micro-batch together; on a link with latency the
+    size of groups is picked by simulation.
 
     Bubble (p-1)(F+O)/v for groups of one stage and m >= p, peak m.
     """
@@ -46,7 +47,8 @@ def _phases(held: Ints, micro_batches: int) -> RankOrder:
 
 
 def modulo_greedy(problem: Problem) -> Schedule:
-    """Modulo allocation, work-conserving: O before F before W, oldest micro-batch first.
+    """Modulo allocation, work-conserving: O before F before W, oldest micro-batch first; on a link with latency the
+    size of groups is picked by simulation.
 
     At m = 1, with groups of one of L layers: makespan L(F+O) + W + 2(L-1)c.
     """

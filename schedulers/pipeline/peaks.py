@@ -46,7 +46,7 @@ def activations(plan: Plan) -> Floats:
         freed = 1 - plan.kept
         change += freed * (np.bincount(end[home[last]] + 1, minlength=count)
                            - np.bincount(action[last] + 1, minlength=count))
-    live: Floats = np.cumsum(change)[action] * plan.placement.share
+    live: Floats = np.cumsum(change)[action] * plan.placement.share / plan.slices
     return live
 
 

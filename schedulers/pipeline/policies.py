@@ -21,6 +21,7 @@ from .looped import groupings, looped_bfs, modulo, modulo_greedy
 from .optimal import optimal
 from .placement import PLACEMENTS, PipelineError, Placement
 from .problem import Problem
+from .slices import seq1f1b
 from .stale import (
     paci,
     paci_versions,
@@ -44,9 +45,10 @@ class Policy:
     `splits`: whether it separates O and W ("partly": some micro-batches). `chunks`: the default number of stages per
     rank, and `chunks_fixed` whether it is the only one possible. `needs(ranks, micro_batches, chunks)` returns what is
     wrong, or None. Stale policies say with `versions(problem, schedule)` which weight version each entry reads, how
-    many micro-batches make one update, and with `steady(problem)` their time per mini-batch in steady state.
-    `placements(problem)`: by name those to choose from, by simulation, where there are several. What `order`,
-    `versions` and `placements` take beside these are the policy's options.
+    many micro-batches make one update, and with `steady(problem)` their time per mini-batch in steady state. One that
+    is `sliced` makes a plan of slices of micro-batches. `placements(problem)`: by name those to choose from, by
+    simulation, where there are several. What `order`, `versions` and `placements` take beside these are the policy's
+    options.
     """
 
     order: Callable[..., Schedule | tuple[Schedule, dict[str, Any]] | Plan]
@@ -57,7 +59,12 @@ class Policy:
     needs: Callable[[int, int, int], str | None] = lambda ranks, micro_batches, chunks: None
     versions: Callable[..., Versions] | None = None
     steady: Callable[[Problem], float] | None = None
+<<<<<<< HEAD
     on_network: Callable[..., tuple[Schedule, Placement, Versions]] | None = None
+=======
+    builds: bool = False
+    sliced: bool = False
+>>>>>>> e54cac0 (seq1f1b: micro-batches in slices along the sequence, by plan and price; the checker of judged plans knows that updates are sent)
     placements: Callable[..., Mapping[str, Placement]] | None = None
 
     @property
@@ -161,6 +168,7 @@ POLICIES: dict[str, Policy] = {
     "dualpipe_v": Policy(dualpipe_v, "wave", splits="partly", chunks=2,
                          needs=_at_least("at least 2p", lambda p: 2 * p)),
     "interleaved": Policy(interleaved, "looped", chunks=2, chunks_fixed=False),
+    "seq1f1b": Policy(seq1f1b, "contiguous", sliced=True),
 }
 
 

@@ -80,7 +80,8 @@ def read_plan(schedule: Schedule, ranks: int, micro_batches: int, chunks: int | 
     joint = fused_in(compute, placement.stages, micro_batches)
     if graph is None:
         _complete(compute, placement.stages, micro_batches)
-        graph = stage_graph(placement.stages, micro_batches, joint, placement.directions)
+        graph = (stage_graph(placement.stages, micro_batches, joint, placement.directions)
+                 if like is None or like.slices == 1 else like.graph)
     elif like is not None and like.versions is not None:
         graph = like.graph  # whose tasks read the versions
     else:
@@ -95,7 +96,8 @@ def read_plan(schedule: Schedule, ranks: int, micro_batches: int, chunks: int | 
     plan = Plan("plan", graph, schedule, costs(placement, 1.0, 1.0, 1.0), ranks, limit, placement=placement,
                 micro_batches=micro_batches, cap=cap)
     if like is not None:
-        plan = replace(plan, scheduler=like.scheduler, kept=like.kept, steady=like.steady,
+        plan = replace(plan, scheduler=like.scheduler, kept=like.kept, slices=like.slices,
+                       steady=like.steady,
                        versions=_versions_of(schedule, like))
     return prove(plan)
 

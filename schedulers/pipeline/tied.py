@@ -42,13 +42,12 @@ def sums_of_uses(graph: TaskGraph) -> Mask:
 def at_home(graph: TaskGraph, stage_of_unit: Ints) -> Ints:
     """The stage of each unit, where gradients of several uses are added, and their parameters updated, on the first
     stage that uses these."""
-    of = np.array(stage_of_unit)
+    of, users = np.array(stage_of_unit), _users(graph)
     added = np.unique(graph.unit[sums_of_uses(graph)])
     for t in np.flatnonzero(np.isin(graph.unit, added) & (graph.kind == Kind.U)).tolist():
-        own = [b for b in graph.writes[t].tolist() if graph.buffer_role[b] == _PARAMETER]
-        users = _users(graph, own)
-        if len(users):
-            of[graph.unit[t]] = of[graph.unit[users]].min()
+        own = users.take(graph.writes[t][graph.buffer_role[graph.writes[t]] == _PARAMETER]).ids
+        if len(own):
+            of[graph.unit[t]] = of[graph.unit[own]].min()
     return of
 
 
@@ -72,10 +71,11 @@ def with_copies(graph: TaskGraph, stage_of_unit: Ints, rank_of_stage: Ints) -> t
             makers = graph.writes.row_of_each()[graph.writes.ids == b]
             if rank[makers[0]] != rank[t]:
                 grown.hand_over(t, b, int(stage_of_unit[graph.unit[makers[0]]]))
-    writer = graph.writes.row_of_each()
+    writer, users_of = graph.writes.row_of_each(), _users(graph)
     changes = (graph.kind[writer] == Kind.U) & (graph.buffer_role[graph.writes.ids] == _PARAMETER)
+    updates_of = Rows.from_pairs(graph.writes.ids[changes], writer[changes], len(graph.buffer_bytes))
     for b in np.unique(graph.writes.ids[changes]).tolist():
-        updates, users = writer[changes & (graph.writes.ids == b)], _users(graph, [b])
+        updates, users = updates_of[b], users_of[b]
         if len(updates) > 1 and len(np.unique(rank[users])) > 1:
             raise PipelineError(f"{graph.buffer(b).name} is used by stages on several ranks, and the step updates it "
                                 f"{len(updates)} times; their copies follow once a step, so take a policy that updates "
@@ -86,10 +86,11 @@ def with_copies(graph: TaskGraph, stage_of_unit: Ints, rank_of_stage: Ints) -> t
     return grown.graph(repack(graph.keys, unit=unit, kind=kind, micro_batch=micro_batch))
 
 
-def _users(graph: TaskGraph, buffers: list[int]) -> Ints:
-    """The tasks that read any of these, beside updates."""
-    tasks = np.unique(graph.reads.row_of_each()[np.isin(graph.reads.ids, buffers)])
-    return tasks[graph.kind[tasks] != Kind.U]
+def _users(graph: TaskGraph) -> Rows:
+    """Of each buffer the tasks that read it, beside updates."""
+    reader = graph.reads.row_of_each()
+    works = graph.kind[reader] != Kind.U
+    return Rows.from_pairs(graph.reads.ids[works], reader[works], len(graph.buffer_bytes))
 
 
 class _Grown:

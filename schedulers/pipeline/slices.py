@@ -1,0 +1,59 @@
+"""Seq1F1B: every micro-batch is cut in slices along its sequence, which go through the pipeline one by one.
+
+Attention looks back: the forward of a slice needs the earlier slices of its micro-batch on the same stage, its backward
+the later ones. So forwards run in the order of slices and backwards in reverse. Slices are numbered on: with q of them
+slice j of micro-batch i is micro-batch i q + j of the plan, and each takes its share of the micro-batch's time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from ...graph import Rows, TaskGraph
+from ...plans import Plan
+from ...pricing.cost import CostModel
+from ...tasks import Kind, unpack
+from .flush import alternate
+from .placement import PipelineError
+from .problem import Problem, check_numbers, schedule_of
+from .stages import stage_graph
+
+
+def seq1f1b(problem: Problem, slices: int = 2) -> Plan:
+    """1F1B over q slices of each micro-batch, for sequences (Seq1F1B, Sun et al., 2024): min(p-s-2+q, mq) forwards on
+    rank s before one forward and one backward in turn. Peak (p+q-1)/q on rank 0, bubble (p-1)(F+O+W)/q.
+
+    Slices take equal times, so they must be cut by their arithmetic, not by their lengths. Raises PipelineError for
+    fewer than one slice.
+    """
+    p, m, q = problem.ranks, problem.micro_batches, slices
+    if q < 1:
+        raise PipelineError(f"seq1f1b: {q} slices; a micro-batch has at least 1")
+    check_numbers(p, m * q, problem.cap)
+    up = np.arange(m * q)
+    down = up // q * q + q - 1 - up % q
+    schedule = schedule_of([alternate(min(p - rank - 1 + q, m * q), up, np.full(m * q, rank), down,
+                                      np.full(m * q, rank)) for rank in range(p)])
+    cost = CostModel.given((problem.forward / q).tolist(), (problem.output_grad / q).tolist(),
+                           (problem.weight_grad / q).tolist(), problem.latency)
+    return Plan("seq1f1b", sliced_graph(p, m, q), schedule, cost, p, notes={"slices": q},
+                placement=problem.placement, micro_batches=m * q, slices=q)
+
+
+def sliced_graph(stages: int, micro_batches: int, slices: int) -> TaskGraph:
+    """Stages with fused backward, for micro-batches in slices: in the sequential order all slices of a micro-batch go
+    up, then they go down from the last to the first."""
+    s, total = stages, micro_batches * slices
+    graph = stage_graph(s, total, True)
+    own = unpack(graph.keys)
+    back, slice_of = own.kind == Kind.B, own.micro_batch % slices
+    activation = own.micro_batch * s + own.unit
+    after, before = ~back & (slice_of > 0), back & (slice_of < slices - 1)
+    rows = np.concatenate([graph.reads.row_of_each(), np.flatnonzero(after), np.flatnonzero(before)])
+    ids = np.concatenate([graph.reads.ids, activation[after] - s, s * total + activation[before] + s])
+    order = np.lexsort((np.arange(len(graph)), np.where(back, slices - 1 - slice_of, slice_of), back,
+                        own.micro_batch // slices))
+    return replace(graph, reads=Rows.from_pairs(rows, ids, len(graph)).sorted(),
+                   name_of_graph=f"{s} stages, {micro_batches} micro-batches in {slices} slices").take(order)
