@@ -76,17 +76,10 @@ def plan_network(graph: TaskGraph, policy_or_name: str | Policy, cost: CostModel
     if machine.replicas > 1 and chosen.stale:
         raise PipelineError(f"{name} updates several times in a step, but replicas sum their gradients once, at its "
                             f"end; plan it for one replica")
-<<<<<<< HEAD
-    if chosen.stale and sums(graph).any():
-=======
     if chosen.sliced:
         raise PipelineError(f"{name} orders slices of sequences, but this step was recorded with whole micro-batches; "
                             f"`minidl simulate` without a model prices it")
-    if chosen.builds:
-        raise PipelineError(f"{name} makes tasks that are parts of layers, and no run does yet; "
-                            f"`minidl simulate` prices it")
-    if chosen.versions is not None and sums(graph).any():
->>>>>>> e54cac0 (seq1f1b: micro-batches in slices along the sequence, by plan and price; the checker of judged plans knows that updates are sent)
+    if chosen.stale and sums(graph).any():
         raise PipelineError(f"{name} updates several times in a step, before all stages have their gradients; it "
                             f"cannot clip by the norm of all")
     micro_batches = int(graph.micro_batch.max(initial=0)) + 1
@@ -97,8 +90,7 @@ def plan_network(graph: TaskGraph, policy_or_name: str | Policy, cost: CostModel
     best, tried = _placed(name, chosen, problem, options)
     if best is not placement:
         placement, problem = best, replace(problem, placement=best)
-<<<<<<< HEAD
-        stages = cut(graph, cost, placement.stages, stage_of_unit, placement.table[0])
+        stages = cut(graph, cost, placement.stages, stage_of_unit, placement.table)
     notes: dict[str, Any] = {}
     versions: Versions | None
     if chosen.on_network is not None:
@@ -112,13 +104,6 @@ def plan_network(graph: TaskGraph, policy_or_name: str | Policy, cost: CostModel
             raise PipelineError(f"{name} makes its own graph and cannot order a recorded one")
         schedule, notes = _with_notes(made, tried)
         versions = chosen.read(problem, schedule, options)
-=======
-        stages = cut(graph, cost, placement.stages, stage_of_unit, placement.table)
-    made = chosen.ordered(problem, options)
-    if isinstance(made, Plan):
-        raise PipelineError(f"{name} makes its own graph and cannot order a recorded one")
-    schedule, notes = _with_notes(made, tried)
->>>>>>> e54cac0 (seq1f1b: micro-batches in slices along the sequence, by plan and price; the checker of judged plans knows that updates are sent)
     joint = fused_in(schedule, placement.stages, micro_batches)
     merged = fuse(stages.graph, np.broadcast_to(joint, (placement.stages, micro_batches)))
     if versions is None:

@@ -59,12 +59,8 @@ class Policy:
     needs: Callable[[int, int, int], str | None] = lambda ranks, micro_batches, chunks: None
     versions: Callable[..., Versions] | None = None
     steady: Callable[[Problem], float] | None = None
-<<<<<<< HEAD
     on_network: Callable[..., tuple[Schedule, Placement, Versions]] | None = None
-=======
-    builds: bool = False
     sliced: bool = False
->>>>>>> e54cac0 (seq1f1b: micro-batches in slices along the sequence, by plan and price; the checker of judged plans knows that updates are sent)
     placements: Callable[..., Mapping[str, Placement]] | None = None
 
     @property
