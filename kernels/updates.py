@@ -85,11 +85,11 @@ def define(rule: Rule) -> None:
         left, states = list(arrays), rule.states(**constants)
 
         def take(n: int) -> list[Any]:
-            taken, left[:] = left[:n], left[n:]
-            return taken
+            head, left[:] = left[:n], left[n:]
+            return head
 
         reads, shared = [take(2 + states) for _ in range(count)], take(rule.shared)
-        (factor,), (skip,) = (take(1) if there else [None] for there in (clipped, guarded))
+        (factor,), (skip,) = (take(1) if present else [None] for present in (clipped, guarded))
         writes = [take(1 + states + bool(copy)) for _ in range(count)]
         wide = [take(not on_cuda and _needs_wide(p, g, clipped)) for p, g, *_ in reads]
         assert not left, f"{rule.name} has {len(left)} arrays too many"

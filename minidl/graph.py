@@ -248,11 +248,11 @@ def derive_edges(reads: Rows, writes: Rows, buffers: int) -> Rows:
     tasks = len(reads)
     ptr = np.zeros(tasks + 1, np.int64)
     room = 2 * len(reads.ids) + len(writes.ids)
-    edges, *rest = run_loop(
+    edges, after = run_loop(
         _derive, room, reads.ptr, reads.ids, writes.ptr, writes.ids, np.full(buffers, -1, np.int32),
         np.full(buffers, -1, np.int32), np.full(2 * len(reads.ids), -1, np.int32), np.full(tasks, -1, np.int32), ptr,
         np.empty(room, np.int32))
-    return Rows(rest[-2], rest[-1][:edges].copy())
+    return Rows(after.ptr, after.preds[:edges].copy())
 
 
 def _derive(read_ptr, reads, write_ptr, writes, writer, reader, earlier, mark, ptr, preds):  # type: ignore[no-untyped-def]
@@ -543,12 +543,12 @@ class TaskGraph:
         the same copies.
         """
         copies, buffers = int(copy.max(initial=0)) + 1, len(self.buffer_bytes)
-        of = np.unique(np.arange(buffers)[:, None] * copies + copy)
-        of = of[of % copies > 0]  # every further copy, as a number of buffer and copy
+        further = np.unique(np.arange(buffers)[:, None] * copies + copy)
+        further = further[further % copies > 0]  # the further copies, each as one number of buffer and copy
         number = np.zeros(buffers * copies, np.int64)
         number[np.arange(buffers) * copies] = np.arange(buffers)
-        number[of] = buffers + np.arange(len(of))
-        like, which = of // copies, of % copies
+        number[further] = buffers + np.arange(len(further))
+        like, which = further // copies, further % copies
         kept, storage = np.unique(self.buffer_storage[like].astype(np.int64) * copies + which, return_inverse=True)
         place = {int(k): len(self.storages) + i for i, k in enumerate(kept)}
         specs = [replace(self.storages[k // copies], name=f"{self.storages[k // copies].name}'{k % copies}", live=None)

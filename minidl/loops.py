@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -37,16 +38,18 @@ def filled(steps: int, count: int, value: float) -> Any:
     return np.full(count, value) if is_long(steps) else [value] * count
 
 
-def run_loop(function: Callable[..., Any], steps: int, *arguments: Any) -> tuple[Any, ...]:
-    """Calls `function(*arguments)`, which works in place on its arrays, and returns (its result, *its arrays).
+def run_loop(function: Callable[..., Any], steps: int, *arguments: Any) -> tuple[Any, SimpleNamespace]:
+    """Calls `function(*arguments)`, which works in place on its arrays, and returns (its result, its arguments after
+    the call, by the names of its parameters).
 
     `function` may use nothing but loops, numbers and indexing. Below `LONG` steps it gets lists in place of arrays;
     `prepared` arrays are passed on as they are.
     """
+    names = function.__code__.co_varnames[: len(arguments)]
     if is_long(steps):
-        return (_compiled(function)(*arguments), *arguments)
+        return _compiled(function)(*arguments), SimpleNamespace(**dict(zip(names, arguments, strict=True)))
     lists = [a.tolist() if isinstance(a, np.ndarray) else a for a in arguments]
     result = function(*lists)
-    back = [np.array(new, old.dtype) if isinstance(old, np.ndarray) else new
-            for new, old in zip(lists, arguments, strict=True)]
-    return (result, *back)
+    after = [np.array(new, old.dtype) if isinstance(old, np.ndarray) else new
+             for new, old in zip(lists, arguments, strict=True)]
+    return result, SimpleNamespace(**dict(zip(names, after, strict=True)))

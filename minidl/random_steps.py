@@ -217,8 +217,8 @@ class _Writer:
                       [p for p in names if self.made.parameters[p].ndim < 2]]
         elif way == "any":
             number = self.number(2, 3)
-            of = {p: self.number(0, number - 1) for p in names}
-            groups = [[p for p in names if of[p] == i] for i in range(number)]
+            group_of = {p: self.number(0, number - 1) for p in names}
+            groups = [[p for p in names if group_of[p] == i] for i in range(number)]
         else:
             groups = [names if way == "all" else self.some(names, 1)]
         for members in filter(None, groups):

@@ -27,10 +27,10 @@ def walk(ptr: Any, tasks: Any, rank: Any, lane_of: Any, pred_ptr: Any, preds: An
     n, lanes = len(duration), len(rank)
     of_lanes = [filled(n, lanes, x) for x in (0, -1, 0)]
     of_tasks = [filled(n, n, x) for x in (-1, -1.0, -1.0, 0.0)]
-    done, *_, begin, end, ready = run_loop(
+    done, after = run_loop(
         _walk, n, float(sync), int(len(far) > 0), int(len(far) > 1), int(len(release) > 0), ptr, tasks, rank, lane_of,
         pred_ptr, preds, duration, far, release, free, *of_lanes, *of_tasks)
-    return done, np.asarray(begin), np.asarray(end), np.asarray(ready)
+    return done, np.asarray(after.begin), np.asarray(after.end), np.asarray(after.ready)
 
 
 def _walk(sync, delays, each, waits, ptr, tasks, rank, lane_of, pred_ptr, preds,  # type: ignore[no-untyped-def]

@@ -222,11 +222,11 @@ def test_both_ways_of_a_loop_give_the_same():
         return total
 
     values = np.arange(5)
-    short = loops.run_loop(double, 1, values, np.zeros(5, np.int64))
+    value, after = loops.run_loop(double, 1, values, np.zeros(5, np.int64))
     long = loops._compiled(double)
     out = np.zeros(5, np.int64)
-    assert short[0] == long(values, out) == 20
-    assert short[2].tolist() == out.tolist()
+    assert value == long(values, out) == 20
+    assert after.out.tolist() == out.tolist()
 
 
 def test_no_edges_without_buffers():

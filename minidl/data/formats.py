@@ -104,20 +104,20 @@ def read_idx(path: Path) -> Array:
             if magic[:3] != b"\0\0\x08" or not 1 <= magic[3] <= 4:
                 raise ValueError("not an idx file of bytes (its first bytes are not 00 00 08 and 1 to 4 dimensions)")
             shape = tuple(int(size) for size in np.frombuffer(_exactly(file, 4 * magic[3]), ">u4"))
-            need, there = math.prod(shape), path.stat().st_size - (0 if packed else file.tell())
-            if need > there and not packed:
-                raise ValueError(f"truncated: its header declares {shape}, {need} bytes; the file has {there}")
-            _check_packed(f"its header declares {shape}", need, there)
+            need, present = math.prod(shape), path.stat().st_size - (0 if packed else file.tell())
+            if need > present and not packed:
+                raise ValueError(f"truncated: its header declares {shape}, {need} bytes; the file has {present}")
+            _check_packed(f"its header declares {shape}", need, present)
             content = _content(file, need)
             if file.read(1):  # reads on to the checksum of a gzipped file
                 raise ValueError(f"holds more than the {need} bytes that its header declares")
         return content.reshape(shape)
 
 
-def _check_packed(what: str, need: int, there: int) -> None:
-    """Raises ValueError where `need` bytes cannot, or should not, be packed in a file of `there` bytes."""
-    if need > max(SMALL, there * PACKED):
-        raise ValueError(f"truncated, or compressed more than images can be: {what}, {need} bytes, but has {there}; "
+def _check_packed(what: str, need: int, size: int) -> None:
+    """Raises ValueError where `need` bytes cannot, or should not, be packed in a file of `size` bytes."""
+    if need > max(SMALL, size * PACKED):
+        raise ValueError(f"truncated, or compressed more than images can be: {what}, {need} bytes, but has {size}; "
                          f"unpack it first")
     if need > LARGEST:
         raise ValueError(f"{what}, {need} bytes; the limit is {LARGEST >> 30} GiB")
@@ -190,22 +190,22 @@ def read_npz(path: Path, pairs: Mapping[str, Sequence[Pair]]) -> dict[Pair, tupl
     with _reading(path):
         _check_index(path)
         with zipfile.ZipFile(path) as archive:
-            there = {info.filename: info for info in archive.infolist()}
-            if any(info.header_offset + info.compress_size > path.stat().st_size for info in there.values()):
+            members = {info.filename: info for info in archive.infolist()}
+            if any(info.header_offset + info.compress_size > path.stat().st_size for info in members.values()):
                 raise ValueError("truncated: its index declares more than the file has")
             found: dict[Pair, None] = {}
             for split, known in pairs.items():
-                pair = next((pair for pair in known if all(f"{name}.npy" in there for name in pair)), None)
+                pair = next((pair for pair in known if all(f"{name}.npy" in members for name in pair)), None)
                 if pair is None:
                     raise ValueError(f"no arrays for {split}; name them x_{split} and y_{split}, {split}_images and "
                                      f"{split}_labels, x and y, or images and labels")
                 found[pair] = None
             for images, labels in found:
-                _check_pair(images, labels, *(_header(archive, there[f"{name}.npy"]) for name in (images, labels)))
-            total = sum(there[f"{name}.npy"].file_size for pair in found for name in pair)
+                _check_pair(images, labels, *(_header(archive, members[f"{name}.npy"]) for name in (images, labels)))
+            total = sum(members[f"{name}.npy"].file_size for pair in found for name in pair)
             if total > LARGEST:
                 raise ValueError(f"has {total} bytes of images and labels; the limit is {LARGEST >> 30} GiB")
-            return {(x, y): (_member(archive, there[f"{x}.npy"]), _member(archive, there[f"{y}.npy"]))
+            return {(x, y): (_member(archive, members[f"{x}.npy"]), _member(archive, members[f"{y}.npy"]))
                     for x, y in found}
 
 
@@ -244,11 +244,11 @@ def _header(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> _Header:
             shape, column_major, dtype = npy.read_array_header_1_0(file)
         except (MemoryError, RecursionError):  # the parser fails so on thousands of brackets or signs
             raise ValueError(f"the header of {info.filename} is damaged") from None
-        need, there = math.prod(shape) * dtype.itemsize, info.file_size - file.tell()
+        need, size = math.prod(shape) * dtype.itemsize, info.file_size - file.tell()
         if dtype.kind not in "biuf" or dtype.itemsize > 8:
             raise ValueError(f"{info.filename} holds {dtype}, not numbers; pickled objects are never read")
-        if min(shape, default=0) < 0 or need != there:
-            raise ValueError(f"{info.filename} declares {shape} of {dtype}, {need} bytes, but holds {there}")
+        if min(shape, default=0) < 0 or need != size:
+            raise ValueError(f"{info.filename} declares {shape} of {dtype}, {need} bytes, but holds {size}")
         _check_packed(f"{info.filename} declares {shape} of {dtype}", need, info.compress_size)
         return _Header(shape, column_major, dtype, file.tell())
 

@@ -85,15 +85,14 @@ def check_rendezvous(graph: TaskGraph, schedule: Schedule) -> None:
     real = source != target
     source, target = source[real], target[real]
     succs = Rows.from_pairs(source, target, n)
-    done, *_, left, _ = run_loop(_drain, n, succs.ptr, succs.ids, np.bincount(target, minlength=n),
-                                 np.zeros(n, np.int64))
+    done, left = run_loop(_drain, n, succs.ptr, succs.ids, np.bincount(target, minlength=n), np.zeros(n, np.int64))
     if done == n:
         return
     preds = Rows.from_pairs(target, source, n)
-    at, way = int(np.argmax(left > 0)), []
+    at, way = int(np.argmax(left.missing > 0)), []
     while at not in way:
         way.append(at)
-        at = next(int(q) for q in preds[at] if left[q] > 0)
+        at = next(int(q) for q in preds[at] if left.missing[q] > 0)
     circle = [int(graph.keys[t]) for t in way[way.index(at) :]]
     raise schedule.error("deadlock under rendezvous sends, where a send ends only when its receive is posted: "
                          + " waits for ".join(task_name(key) for key in [*circle, circle[0]]), circle)

@@ -192,10 +192,10 @@ def check_messages(graph: TaskGraph, schedule: Schedule, exempt: Any = None) -> 
     sendable = sends if sends.any() else np.isin(graph.kind, SENDABLE)
     size = len(graph.buffer_bytes)
     none = np.full(size, -1, np.int64)
-    found, *_ = run_loop(_unsendable, len(graph.reads.ids) + len(graph.writes.ids), graph.reads.ptr, graph.reads.ids,
-                         graph.writes.ptr, graph.writes.ids, rank, sendable, np.isin(graph.kind, RECEIVES),
-                         np.zeros(size, bool) if exempt is None else exempt, none, none.copy(), none.copy())
-    fault, first, second, buffer = found
+    (fault, first, second, buffer), _ = run_loop(
+        _unsendable, len(graph.reads.ids) + len(graph.writes.ids), graph.reads.ptr, graph.reads.ids, graph.writes.ptr,
+        graph.writes.ids, rank, sendable, np.isin(graph.kind, RECEIVES),
+        np.zeros(size, bool) if exempt is None else exempt, none, none.copy(), none.copy())
     if fault:
         a, b = graph.name(first), graph.name(second)
         what = graph.buffer(buffer).name

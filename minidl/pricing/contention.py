@@ -30,10 +30,10 @@ def contend(ptr: Any, tasks: Any, rank: Any, lane_of: Any, pred_ptr: Any, preds:
     of_lanes = [filled(n, lanes, x) for x in (0, NEVER, -1, 0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, -1, 0, 0)]
     of_ranks = [filled(n, ranks + 1, 0), filled(n, ranks, 0), filled(n, ranks, NEVER)]
     of_tasks = [filled(n, every, x) for x in (-1, -1.0, -1.0, 0.0)]
-    *_, begin, end, ready = run_loop(
+    _, after = run_loop(
         _contend, n, iterations, float(sync), float(wake), ptr, tasks, rank, lane_of, pred_ptr, preds, far, distance,
         duration, group, factor, *of_lanes, *of_ranks, *of_tasks)
-    begin, end, ready = (np.array(t).reshape(iterations, n) for t in (begin, end, ready))
+    begin, end, ready = (np.array(t).reshape(iterations, n) for t in (after.begin, after.end, after.ready))
     return begin, end, ready
 
 

@@ -400,8 +400,9 @@ class _Network:
 def _message_bytes(graph: TaskGraph, source: Ints, target: Ints) -> Ints:
     """The bytes that go over the link for each edge: the buffers that both tasks share."""
     reads, writes = graph.reads, graph.writes
-    *_, shared = run_loop(_shared_bytes, len(source), source, target, writes.ptr, writes.ids, reads.ptr, reads.ids,
-                          graph.buffer_bytes, np.zeros(len(source), np.int64))
+    _, after = run_loop(_shared_bytes, len(source), source, target, writes.ptr, writes.ids, reads.ptr, reads.ids,
+                        graph.buffer_bytes, np.zeros(len(source), np.int64))
+    shared: Ints = after.shared
     return shared
 
 

@@ -105,10 +105,10 @@ def timeline_svg(timeline: Timeline, *, beside: Timeline | None = None,
     `versions`: the weight version of tasks, by key. Raises ValueError where the units of the two cannot be compared.
     """
     unit = readable_unit(timeline)
-    shown = [t.in_unit(unit).without_free_messages() for t in (timeline, beside) if t is not None]
+    timelines = [t.in_unit(unit).without_free_messages() for t in (timeline, beside) if t is not None]
     panels = [_Panel(f"{'predicted' if t.predicted else 'measured'}: makespan {t.makespan:.5g} {t.unit}".rstrip(),
-                     t.lanes, list(_of_timeline(t, versions))) for t in shown]
-    return _svg(panels, unit, versions is not None, WIDTH, max(t.makespan for t in shown) or 1.0)
+                     t.lanes, list(_of_timeline(t, versions))) for t in timelines]
+    return _svg(panels, unit, versions is not None, WIDTH, max(t.makespan for t in timelines) or 1.0)
 
 
 def _of_timeline(t: Timeline, versions: Mapping[int, int] | None) -> Iterator[_Slice]:

@@ -94,7 +94,7 @@ def critical_path(timeline: Timeline) -> CriticalPath:
     first, free, size = t.actions
     action = np.full(len(t), -1, np.int64)
     action[tasks] = np.repeat(np.arange(len(first)), size)
-    producer, there = t.last_arrival
+    producer, arrivals = t.last_arrival
     time = dict.fromkeys([*_KINDS, "transfer", "gap"], 0.0)
     way: list[int] = []
     seen: set[int] = set()
@@ -108,7 +108,7 @@ def critical_path(timeline: Timeline) -> CriticalPath:
         start = min(float(t.start[at]), upto)
         for member in members.tolist():
             time[_KINDS[unpack(int(t.key[member])).kind]] += (upto - start) / len(members)
-        source, arrival = int(producer[at]), float(min(there[at], start))
+        source, arrival = int(producer[at]), float(min(arrivals[at], start))
         on_lane = a > 0 and t.lane[tasks[first[a - 1]]] == t.lane[at]
         if on_lane and (source < 0 or free[a] >= arrival):
             source, arrival = int(tasks[first[a - 1]]), float(min(free[a], start))

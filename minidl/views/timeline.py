@@ -71,23 +71,23 @@ class Timeline:
                     np.asarray(edges, np.int64).reshape(-1, 2),
                     None if arrived is None else np.asarray(arrived, np.float64), **rest)
         first, free, _ = tasks.actions
-        producer, there = tasks.last_arrival
+        producer, arrivals = tasks.last_arrival
         at = tasks.tasks[first]
-        producer, there = producer[at], there[at]
+        producer, arrivals = producer[at], arrivals[at]
         known = producer >= 0
         rank = np.array([x.rank for x in tasks.lanes] or [0])[tasks.lane]
-        sent = np.where(known & (rank[producer] != rank[at]), end[producer], there) if len(at) else there
+        sent = np.where(known & (rank[producer] != rank[at]), end[producer], arrivals) if len(at) else arrivals
         sent = np.clip(sent, free, np.maximum(free, start[at]))
-        there = np.clip(there, sent, np.maximum(sent, start[at]))
+        arrivals = np.clip(arrivals, sent, np.maximum(sent, start[at]))
         least = 1e-9 * tasks.makespan  # shorter gaps are rounding errors
-        waits, moves = np.flatnonzero(known & (sent - free > least)), np.flatnonzero(known & (there - sent > least))
+        waits, moves = np.flatnonzero(known & (sent - free > least)), np.flatnonzero(known & (arrivals - sent > least))
         extra = np.concatenate([at[waits], at[moves]])
         begin = np.concatenate([free[waits], sent[moves]])
         what = np.repeat([What.TASK, What.WAIT, What.TRANSFER], [len(start), len(waits), len(moves)])
         return replace(
             tasks, what=what.astype(np.int8), key=np.concatenate([tasks.key, tasks.key[extra]]),
             lane=np.concatenate([tasks.lane, tasks.lane[extra]]), issued=np.concatenate([tasks.issued, begin]),
-            start=np.concatenate([start, begin]), end=np.concatenate([end, sent[waits], there[moves]]),
+            start=np.concatenate([start, begin]), end=np.concatenate([end, sent[waits], arrivals[moves]]),
             bytes=np.concatenate([count, np.zeros(len(waits), np.int64), count[at[moves]]]))
 
     @classmethod
@@ -122,8 +122,8 @@ class Timeline:
         np.maximum.at(on_way, needs[:, 1], start[needs[:, 0]])
         waits = np.flatnonzero(what == What.WAIT)
         lane = np.concatenate([t.lane + base for t, base in zip(own, lanes, strict=False)])
-        of = {(int(key[i]), int(lane[i])): i for i in np.flatnonzero(what == What.TASK).tolist()}
-        waiter = np.array([of[int(key[i]), int(lane[i])] for i in waits.tolist()], np.int64)
+        task_of = {(int(key[i]), int(lane[i])): i for i in np.flatnonzero(what == What.TASK).tolist()}
+        waiter = np.array([task_of[int(key[i]), int(lane[i])] for i in waits.tolist()], np.int64)
         since = np.clip(on_way[waiter], start[waits], end[waits])
         moves = np.flatnonzero((on_way[waiter] > -np.inf) & (since < end[waits]))
         until = end[waits[moves]].copy()
@@ -223,16 +223,16 @@ class Timeline:
     def last_arrival(self) -> tuple[Ints, Floats]:
         """For every record, the producer whose result arrived last at its action (-1: no producer), and when."""
         arrived = self.end[self.edges[:, 0]] if self.arrived is None else self.arrived
-        producer, there = np.full(len(self), -1, np.int64), np.full(len(self), -np.inf)
+        producer, arrivals = np.full(len(self), -1, np.int64), np.full(len(self), -np.inf)
         order = np.argsort(arrived, kind="stable")
-        producer[self.edges[order, 1]], there[self.edges[order, 1]] = self.edges[order, 0], arrived[order]
+        producer[self.edges[order, 1]], arrivals[self.edges[order, 1]] = self.edges[order, 0], arrived[order]
         tasks = self.tasks
         first, _, size = self.actions
         for a in np.flatnonzero(size > 1):
             members = tasks[first[a] : first[a] + size[a]]
-            last = members[np.argmax(there[members])]
-            producer[members], there[members] = producer[last], there[last]
-        return producer, there
+            last = members[np.argmax(arrivals[members])]
+            producer[members], arrivals[members] = producer[last], arrivals[last]
+        return producer, arrivals
 
     @cached_property
     def durations(self) -> Floats:

@@ -66,7 +66,7 @@ def list_schedule(graph: TaskGraph, rank: Ints, duration: Floats, priority: Ints
     base = np.concatenate([[0], np.cumsum(count)])[:-1].astype(np.int64)
     eps = 1e-9 * float(duration.max(initial=0))
     order = np.zeros(n, np.int64)
-    done, *rest = run_loop(_list, n, succs.ptr, succs.ids, extra.ptr, extra.ids, missing, rank.astype(np.int64),
+    done, after = run_loop(_list, n, succs.ptr, succs.ids, extra.ptr, extra.ids, missing, rank.astype(np.int64),
                            duration.astype(np.float64), priority.astype(np.int64), float(latency), eps, base,
                            np.zeros(n), np.zeros(n, np.int64), np.zeros(n, np.int64), np.zeros(ranks, np.int64),
                            np.zeros(ranks, np.int64), np.zeros(ranks), np.zeros(ranks, np.int64), np.zeros(ranks),
@@ -74,7 +74,7 @@ def list_schedule(graph: TaskGraph, rank: Ints, duration: Floats, priority: Ints
     if done < n:
         raise PipelineError("the rule of admission blocks all remaining tasks")
     ptr = np.append(base, n)
-    return Schedule(tuple(Lane(r) for r in range(ranks)), ptr, graph.keys[rest[-1]])
+    return Schedule(tuple(Lane(r) for r in range(ranks)), ptr, graph.keys[after.order])
 
 
 def _list(succ_ptr, succ_ids, extra_ptr, extra_ids, missing, rank, duration, priority, latency, eps, base,  # type: ignore[no-untyped-def]

@@ -44,33 +44,33 @@ def cut(graph: TaskGraph, cost: CostModel, stages: int, stage_of_unit: Ints | No
     `rank_of_stage`: by default each stage has its own rank; two rows for the two directions of a pipeline that holds
     every stage twice. Raises PipelineError or GraphError where the step cannot be cut in this way.
     """
-    of = balanced(graph, cost, stages) if stage_of_unit is None else np.asarray(stage_of_unit)
+    stage_of = balanced(graph, cost, stages) if stage_of_unit is None else np.asarray(stage_of_unit)
     time = cost.durations(graph) + cost.launch
     both = rank_of_stage is not None and np.size(rank_of_stage) == 2 * stages
-    if len(of) > graph.unit.max(initial=-1):  # else `coarsen` raises the error
-        ranks = (np.arange(max(stages, int(of.max(initial=0)) + 1)) if rank_of_stage is None
+    if len(stage_of) > graph.unit.max(initial=-1):  # else `coarsen` raises the error
+        ranks = (np.arange(max(stages, int(stage_of.max(initial=0)) + 1)) if rank_of_stage is None
                  else np.ravel(rank_of_stage))
         if both:
-            graph, of = apart(graph, of, stages)
-        of = at_home(graph, of)
-        graph, of, time = unscaled_by_each(graph, of, time)
-        graph, of, tied = with_copies(graph, with_their_gradients(graph, of), ranks)
-        graph, of, origin = counted_by_each(graph, of, ranks)
+            graph, stage_of = apart(graph, stage_of, stages)
+        stage_of = at_home(graph, stage_of)
+        graph, stage_of, time = unscaled_by_each(graph, stage_of, time)
+        graph, stage_of, tied = with_copies(graph, with_their_gradients(graph, stage_of), ranks)
+        graph, stage_of, origin = counted_by_each(graph, stage_of, ranks)
         time = np.append(time, 0.0)[tied[origin]]  # new tasks take almost no time
-    coarse, group = coarsen(graph, of.tolist())
+    coarse, group = coarsen(graph, stage_of.tolist())
     time = np.bincount(group, time, len(coarse)).astype(np.float64)
     return Stages(together(coarse, stages) if both else coarse, time)
 
 
 def with_their_gradients(graph: TaskGraph, stage_of_unit: Ints) -> Ints:
     """The stage of each unit, with the sum of a gradient's squares on the stage that computes the gradient."""
-    of, maker = np.array(stage_of_unit), makers(graph)
+    stage_of, maker = np.array(stage_of_unit), makers(graph)
     for t in np.flatnonzero(sums(graph)).tolist():
         found = maker[graph.reads[t]]
         if (found >= 0).any():
-            of[graph.unit[t]] = of[found[found >= 0][0]]
+            stage_of[graph.unit[t]] = stage_of[found[found >= 0][0]]
             maker[graph.writes[t]] = graph.unit[t]  # for example gradients in another type
-    return of
+    return stage_of
 
 
 def counted_by_each(graph: TaskGraph, stage_of_unit: Ints,
@@ -126,9 +126,9 @@ def counted_by_each(graph: TaskGraph, stage_of_unit: Ints,
     names = (graph.unit_names + ("",) * (units - len(graph.unit_names))
              + tuple(graph.unit_names[graph.unit[t]] for t, _ in copies))
     copied = [f"{graph.buffer_names[b]} of stage {s}" for b, s in own] if graph.buffer_names else ()
-    taken = graph.take(task, repack(graph.keys[task], unit=unit)).with_buffers(old, graph.buffer_storage[old], copied)
-    reads, writes = (number[rows.ids, where[rows.row_of_each()]] for rows in (taken.reads, taken.writes))
-    moved = taken.remap(reads, writes, [{}], np.zeros(len(taken), np.int64))
+    grown = graph.take(task, repack(graph.keys[task], unit=unit)).with_buffers(old, graph.buffer_storage[old], copied)
+    reads, writes = (number[rows.ids, where[rows.row_of_each()]] for rows in (grown.reads, grown.writes))
+    moved = grown.remap(reads, writes, [{}], np.zeros(len(grown), np.int64))
     return replace(moved, unit_names=names), np.append(stage_of_unit, [s for _, s in copies]), task
 
 
@@ -184,10 +184,10 @@ def linear_partition(time: Floats, parts: int) -> Ints:
             at = int(np.argmin(worst))
             now[end], cut[part, end] = worst[at], at + part
         best = now
-    of = np.zeros(n, np.int64)
+    part_of = np.zeros(n, np.int64)
     end = n
     for part in range(parts - 1, 0, -1):
         begin = int(cut[part, end - 1])
-        of[begin:end] = part
+        part_of[begin:end] = part
         end = begin
-    return of
+    return part_of

@@ -87,8 +87,8 @@ def _rank_of_reader(schedule: Schedule) -> Ints:
     stage = own.unit + np.where(np.isin(own.kind, (Kind.SF, Kind.RF)), 1, -1)
     wanted = pack(np.maximum(stage, 0), Kind.F, own.micro_batch)
     at = np.minimum(np.searchsorted(keys[forward], wanted), max(len(forward) - 1, 0))
-    there = (stage >= 0) & (keys[forward][at] == wanted) if len(forward) else np.zeros(len(wanted), bool)
-    found[message] = np.where(there, rank[forward][at] if len(forward) else 0, -1)
+    present = (stage >= 0) & (keys[forward][at] == wanted) if len(forward) else np.zeros(len(wanted), bool)
+    found[message] = np.where(present, rank[forward][at] if len(forward) else 0, -1)
     return found
 
 

@@ -24,12 +24,12 @@ def polish(problem: Problem, cap: float, kept: float, kinds: Ints,
     p, m = problem.ranks, problem.micro_batches
     n = 3 * p * m
     tries = max(1, min(EFFORT // n, MOVES * n))
-    result = run_loop(
+    _, after = run_loop(
         _polish, n * tries, p, m, cap, kept, problem.forward, problem.output_grad, problem.weight_grad, problem.latency,
         bounds[0], bounds[1], 1 - SAME, tries, kinds.ravel(), np.zeros(n), np.zeros(n, np.int64), np.zeros(n, np.int64),
         np.zeros(p, np.int64), np.zeros(3 * p, np.int64), np.zeros(n, np.int64), np.zeros(2), np.zeros(2))
-    span, makespan = result[-1].tolist()
-    return (span, makespan), result[13].reshape(p, 3 * m)
+    span, makespan = after.best.tolist()
+    return (span, makespan), after.kinds.reshape(p, 3 * m)
 
 
 def _polish(p, m, cap, kept, f, o, w, c, span_bound, end_bound, below, tries, kinds, end, cause, where, placed,  # type: ignore[no-untyped-def]

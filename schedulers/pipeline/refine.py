@@ -32,12 +32,12 @@ def refine(graph: TaskGraph, schedule: Schedule, duration: Floats, latency: floa
     tries = max(1, EFFORT // n)
     rank = np.empty(n, np.int64)
     rank[ids] = schedule.lane_of_each()
-    result = run_loop(
+    _, after = run_loop(
         _refine, n * tries, each, tries, cap, float(latency), 1e-9 * float(duration.max()), graph.kind.astype(np.int64),
         rank, graph.preds.ptr, graph.preds.ids, duration, ids.copy(), np.zeros(n, np.int64), np.zeros(n),
         np.zeros(n, np.int64), np.zeros(n, np.int64), np.zeros(ranks, np.int64), np.zeros(ranks), np.zeros(2))
-    makespan, span = result[-1].tolist()
-    return makespan, span, replace(schedule, keys=graph.keys[result[-8]], slots=None)
+    makespan, span = after.best.tolist()
+    return makespan, span, replace(schedule, keys=graph.keys[after.order], slots=None)
 
 
 def _refine(n, tries, cap, latency, eps, kind, rank, pred_ptr, preds, duration, order,  # type: ignore[no-untyped-def]
@@ -70,20 +70,20 @@ def _refine(n, tries, cap, latency, eps, kind, rank, pred_ptr, preds, duration, 
                     while at[r] < n:
                         e = r * n + at[r]
                         t = order[e]
-                        there, why = 0.0, -1
+                        arrival, why = 0.0, -1
                         for i in range(pred_ptr[t], pred_ptr[t + 1]):
                             q = preds[i]
                             if end[q] < 0:
                                 why = -2
                                 break
                             reach = end[q] + (latency if rank[q] != r else 0.0)
-                            if reach > there:
-                                there, why = reach, q
+                            if reach > arrival:
+                                arrival, why = reach, q
                         if why == -2:
                             break
-                        if at[r] > 0 and free[r] >= there:
-                            there, why = free[r], order[e - 1]
-                        place[t], cause[t], end[t] = e, why, there + duration[t]
+                        if at[r] > 0 and free[r] >= arrival:
+                            arrival, why = free[r], order[e - 1]
+                        place[t], cause[t], end[t] = e, why, arrival + duration[t]
                         free[r] = end[t]
                         at[r] += 1
                         done += 1

@@ -60,8 +60,8 @@ def unscaled_by_each(graph: TaskGraph, stage_of_unit: Ints, time: Floats) -> tup
     share /= share.sum()
     units = len(stage_of_unit) + np.arange(len(stages))
 
-    def rows(of: list[tuple[View, ...]]) -> Rows:
-        return Rows.of([sorted({buffer[view.storage] for view in views}) for views in of])
+    def rows(stage_of: list[tuple[View, ...]]) -> Rows:
+        return Rows.of([sorted({buffer[view.storage] for view in views}) for views in stage_of])
 
     def with_row(all_rows: Rows, views: tuple[View, ...]) -> Rows:
         return Rows.of([sorted({buffer[v.storage] for v in views}) if t == task else all_rows[t].tolist()

@@ -42,13 +42,13 @@ def sums_of_uses(graph: TaskGraph) -> Mask:
 def at_home(graph: TaskGraph, stage_of_unit: Ints) -> Ints:
     """The stage of each unit, where gradients of several uses are added, and their parameters updated, on the first
     stage that uses these."""
-    of, users = np.array(stage_of_unit), _users(graph)
+    stage_of, users = np.array(stage_of_unit), _users(graph)
     added = np.unique(graph.unit[sums_of_uses(graph)])
     for t in np.flatnonzero(np.isin(graph.unit, added) & (graph.kind == Kind.U)).tolist():
         own = users.take(graph.writes[t][graph.buffer_role[graph.writes[t]] == _PARAMETER]).ids
         if len(own):
-            of[graph.unit[t]] = of[graph.unit[own]].min()
-    return of
+            stage_of[graph.unit[t]] = stage_of[graph.unit[own]].min()
+    return stage_of
 
 
 def with_copies(graph: TaskGraph, stage_of_unit: Ints, rank_of_stage: Ints) -> tuple[TaskGraph, Ints, Ints]:
@@ -81,8 +81,8 @@ def with_copies(graph: TaskGraph, stage_of_unit: Ints, rank_of_stage: Ints) -> t
                                 f"{len(updates)} times; their copies follow once a step, so take a policy that updates "
                                 f"once")
         for r in np.setdiff1d(rank[users], rank[updates]).tolist():
-            there = users[rank[users] == r]
-            grown.copy(b, there, int(stage_of_unit[graph.unit[there]].min()))
+            users_here = users[rank[users] == r]
+            grown.copy(b, users_here, int(stage_of_unit[graph.unit[users_here]].min()))
     return grown.graph(repack(graph.keys, unit=unit, kind=kind, micro_batch=micro_batch))
 
 

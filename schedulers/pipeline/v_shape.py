@@ -98,12 +98,12 @@ def _walk_all(problem: Problem, cap: int, settings: list[Setting]) -> tuple[Floa
     p, m = problem.ranks, problem.micro_batches
     limits, ranking, pace, patience = (np.array(column) for column in zip(*settings, strict=True))
     times = np.concatenate([problem.forward, problem.output_grad, problem.weight_grad])
-    _, *rest = run_loop(_search, 6 * p * m * len(settings), p, m, times, float(problem.latency), cap, limits.ravel(),
+    _, after = run_loop(_search, 6 * p * m * len(settings), p, m, times, float(problem.latency), cap, limits.ravel(),
                         ranking.ravel(), pace.astype(float), patience.astype(float), 1e-9 * float(times.max()),
                         np.zeros(len(settings)), np.zeros(6 * p * m, np.int64))
-    order = rest[-1].reshape(p, 6 * m)
-    return rest[-2], schedule_of([RankOrder(np.array([Kind.F, Kind.O, Kind.W])[row // (2 * p * m)], row // m % (2 * p),
-                                        row % m) for row in order])
+    kinds = np.array([Kind.F, Kind.O, Kind.W])
+    return after.cost, schedule_of([RankOrder(kinds[row // (2 * p * m)], row // m % (2 * p), row % m)
+                                    for row in after.order.reshape(p, 6 * m)])
 
 
 def _settings(problem: Problem, cap: int) -> Iterator[Setting]:

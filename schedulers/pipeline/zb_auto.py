@@ -161,13 +161,13 @@ def list_schedule(problem: Problem, cap: float, kept: float, batch: list[Candida
     p, m, n = problem.ranks, problem.micro_batches, len(batch)
     work = m * (problem.forward + problem.output_grad + problem.weight_grad)
     allowed = np.array([[c.idle, c.tail] for c in batch])[:, :, None] + (work.max() - work)
-    result = run_loop(
+    _, after = run_loop(
         _list_schedule, 3 * p * m * n, n, p, m, cap, kept, problem.forward, problem.output_grad, problem.weight_grad,
         problem.latency, np.array([c.ahead for c in batch], np.int64).ravel(), allowed.ravel(),
         np.array([c.eager for c in batch], np.int64), 3 * p * m * keep, np.zeros(p), np.zeros(p), np.zeros(p),
         np.zeros(3 * p, np.int64), np.zeros(p * m), np.zeros(p * m), np.zeros(p, np.int64), np.zeros(p),
         np.full(n, np.inf), np.full(n, np.inf), np.zeros((n if keep else 1) * 3 * p * m, np.int8))
-    return result[-3], result[-2], result[-1].reshape(-1, p, 3 * m)
+    return after.spans, after.makespans, after.orders.reshape(-1, p, 3 * m)
 
 
 def order_of(kinds: Ints) -> Schedule:

@@ -219,10 +219,10 @@ class Cuda:
         than those of priority 1."""
         found = [self.main]
         for i, priority in enumerate(priorities[1:], 1):
-            there, nth = self._others.setdefault(priority, []), list(priorities[1:i]).count(priority)
-            if nth == len(there):
-                there.append(self.driver.stream(priority))
-            found.append(there[nth])
+            streams, nth = self._others.setdefault(priority, []), list(priorities[1:i]).count(priority)
+            if nth == len(streams):
+                streams.append(self.driver.stream(priority))
+            found.append(streams[nth])
         return found
 
     def lanes(self, work: Any, trace: bool = False) -> Streams:

@@ -128,10 +128,10 @@ class Dnn:
 
         def candidates() -> Iterator[Candidate]:
             names = [f.name for f in fields(call) if isinstance(getattr(call, f.name), np.ndarray)]
-            there = replace(call, **dict(zip(names, self.tuner.elsewhere([getattr(call, name) for name in names]),
+            copy = replace(call, **dict(zip(names, self.tuner.elsewhere([getattr(call, name) for name in names]),
                                              strict=True)))
             for place, name in plans(self.cudnn, graph):
-                yield f"{place} {name}", partial(self._bound, graph, place, there, self.tuner.stream)
+                yield f"{place} {name}", partial(self._bound, graph, place, copy, self.tuner.stream)
 
         place, _, name = self.tuner.choose(key, candidates).partition(" ")
         if not self._is(graph, int(place), name):

@@ -116,8 +116,8 @@ class Driver:
         ends = [(n - 1) * s for n, s in zip(shape, strides, strict=True)] if 0 not in shape else []
         below = -sum(min(end, 0) for end in ends)  # bytes before the first element, for negative strides
         extent = below + sum(max(end, 0) for end in ends) + (np.dtype(dtype).itemsize if 0 not in shape else 0)
-        there: Any = (ctypes.c_ubyte * extent).from_address(int(memory.data.ptr) + offset - below)
-        return DeviceArray(shape, dtype, there, below, strides)
+        base: Any = (ctypes.c_ubyte * extent).from_address(int(memory.data.ptr) + offset - below)
+        return DeviceArray(shape, dtype, base, below, strides)
 
     def pinned(self, nbytes: int) -> Any:
         """Pinned host bytes, whose copies are asynchronous; they live as long as the array."""

@@ -167,10 +167,10 @@ class Products:
         def candidates() -> Iterator[Candidate]:
             arrays = [product.a, product.b, product.out, *([] if product.bias is None else [product.bias])]
             a, b, out, *bias = self.tuner.elsewhere(arrays)
-            there = replace(product, a=a, b=b, out=out, bias=bias[0] if bias else None)
-            like = self._problem(there, tf32)
+            copy = replace(product, a=a, b=b, out=out, bias=bias[0] if bias else None)
+            like = self._problem(copy, tf32)
             for algorithm in self._named(like):
-                yield algorithm.tobytes().hex(), partial(self._bound, there, like, algorithm, self.tuner.stream)
+                yield algorithm.tobytes().hex(), partial(self._bound, copy, like, algorithm, self.tuner.stream)
 
         algorithm = self._algorithm(self.tuner.choose(problem.key, candidates))
         if not self._fits(problem, algorithm):
