@@ -51,6 +51,7 @@ import minidl as ml
 from minidl import models, nn, ops, optim
 from minidl.pricing.cost import CostModel
 from minidl.pricing.measure import Profile
+from minidl.rank_grid import RankGrid
 from minidl.runtime.comm.mpi import MPI
 from minidl.runtime.executors import DistributedExecutor
 from minidl.schedulers import pipeline
@@ -172,7 +173,7 @@ def work(name: str, computation: str, rounds: int, rate: str | None) -> None:
         os.sched_setaffinity(0, {cores[comm.rank % len(cores)]})
     graph = recorded(name)
     costs = waiting(graph)[1] if computation == "waits" else shared(comm, CostModel.measure(graph, seconds=2.0))
-    link = replace(measure_messages(comm), core=rate is None and computation == "kernels")
+    link = replace(measure_messages(comm, RankGrid(comm.size)), core=rate is None and computation == "kernels")
     costs = replace(costs, link=link)
     arms = {s: Arm(name, s, computation, costs, comm) for s in POLICIES}
     peers = torch_arms(comm, arms) if name == "mlp" and computation == "kernels" else {}

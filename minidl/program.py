@@ -8,6 +8,7 @@ its graph, its lanes, the waits between them and its memory plan. A program know
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -23,7 +24,7 @@ from .passes.rewrite import unroll
 from .rank_grid import RankGrid
 from .runtime.memory import MemoryLimitError, MemoryPlan, plan_memory
 from .schedule import Lane, Schedule, ScheduleError
-from .tasks import COLLECTIVE, COMMUNICATION, RECEIVES, SENDS, Kind, task_name, unpack
+from .tasks import COLLECTIVE, COMMUNICATION, RECEIVES, SENDS, Kind, repack, task_name, unpack
 
 
 @dataclass(frozen=True)
@@ -162,7 +163,7 @@ def lower(graph: TaskGraph, schedule: Schedule, *, ranks: int = 1, rank: int = 0
     if schedule.ranks > 1:
         schedule.validate(graph)
         check_rendezvous(graph, schedule)
-        graph, schedule, takes = of_rank(graph, schedule, *grid.place(rank))
+        graph, schedule, takes = of_rank(*of_replica(graph, schedule, grid.place(rank)[0] * own), rank)
     steps = loop(graph, schedule)
     body = tuple(Part(g, schedule.validate(g)) for g in steps.body)
     prologue: tuple[Part, ...] = body
@@ -189,13 +190,28 @@ def check_limit(program: Program, limit: int | None) -> None:
                                f"step), more than the limit of {limit:,}")
 
 
-def of_rank(graph: TaskGraph, schedule: Schedule, replica: int,
-            rank: int) -> tuple[TaskGraph, Schedule, tuple[int, ...]]:
-    """The tasks, buffers and lanes of one rank of a replica, and which of the step's inputs they read.
+def of_replica(graph: TaskGraph, schedule: Schedule, first: int) -> tuple[TaskGraph, Schedule]:
+    """A replica's graph and schedule with the numbers that its ranks have in the job, from `first` on: in lanes, and
+    where messages go."""
 
-    Sends and receives get launches of their own: the bytes that travel, the peer by its number in the job, and the
-    message's number, which is the same on both ranks and of no other two. Raises ScheduleError where a task reads
-    another rank's result without a message.
+    def moved(keys: Ints) -> Ints:
+        own = unpack(keys)
+        message = np.isin(own.kind, (*SENDS, *RECEIVES))
+        found: Ints = repack(keys, destination=np.where(message, own.destination + first, 0))
+        return found
+
+    lanes = tuple(replace(lane, rank=lane.rank + first,
+                          name=re.sub(r"(?<=->|<-)\d+$", lambda peer: str(int(peer[0]) + first), lane.name))
+                  for lane in schedule.lanes)
+    return (replace(graph, keys=moved(graph.keys)), replace(schedule, lanes=lanes, keys=moved(schedule.keys)))
+
+
+def of_rank(graph: TaskGraph, schedule: Schedule, rank: int) -> tuple[TaskGraph, Schedule, tuple[int, ...]]:
+    """One rank's tasks, buffers and lanes, and which of the step's inputs they read.
+
+    Sends and receives get launches of their own: the bytes that travel, the peer, and the message's number, which is
+    the same on both ranks and of no other message in the job. Raises ScheduleError where a task reads another rank's
+    result without a message.
     """
     rank_of = np.empty(len(graph), np.int64)
     rank_of[schedule.ids(graph)] = np.array([lane.rank for lane in schedule.lanes], np.int64)[schedule.lane_of_each()]
@@ -221,9 +237,9 @@ def of_rank(graph: TaskGraph, schedule: Schedule, replica: int,
                                  [int(graph.keys[t])])
     peer, number = np.full(len(graph), -1, np.int64), np.full(len(graph), -1, np.int64)
     met = sends[source] & receives[target]
-    first, count = replica * schedule.ranks, np.count_nonzero(met)
-    peer[source[met]], peer[target[met]] = first + rank_of[target[met]], first + rank_of[source[met]]
-    number[source[met]] = number[target[met]] = replica * count + np.arange(count)
+    peer[source[met]], peer[target[met]] = rank_of[target[met]], rank_of[source[met]]
+    count = np.count_nonzero(met)  # replicas have as many each
+    number[source[met]] = number[target[met]] = count * rank_of.min(initial=rank) + np.arange(count)
     mine = np.flatnonzero(rank_of == rank)
     own = graph.take(mine)
     reads, writes, launches = [], [], list(own.launches)

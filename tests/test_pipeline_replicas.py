@@ -10,6 +10,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from helpers import deadline
+from test_pipeline_ranks import MPIEXEC, command
 
 import minidl as ml
 from minidl import models, nn, ops, optim
@@ -25,6 +26,9 @@ from minidl.schedule import Lane, Schedule, ScheduleError
 from minidl.schedulers.pipeline import PipelineError
 from minidl.schedulers.pipeline.replicas import fifo, priority
 from minidl.tasks import COLLECTIVE, RECEIVES, SENDS, Kind, parse_task
+from minidl.training.pipeline_trainer import PipelineTrainer
+from minidl.training.trainer import Job, Recorded, TrainingError
+from minidl.views.timeline import Timeline
 
 MICRO_BATCHES, SHARE, STEPS, WIDTH = 4, 4, 3, 16
 COST = CostModel.analytic()
@@ -202,7 +206,11 @@ def test_a_rank_of_the_grid_is_the_rank_of_a_replica():
     assert [program.group for program in plan.programs] == [(0, 2), (1, 3), (0, 2), (1, 3)]
     first, second = plan.programs[:2], plan.programs[2:]
     for program, twin in zip(first, second, strict=True):
-        assert program.schedule.to_csv() == twin.schedule.to_csv()
+        assert [task for i in range(len(program.schedule.lanes)) for task in program.schedule.names(i)] == [
+            task.replace(">3", ">1").replace(">2", ">0")
+            for i in range(len(twin.schedule.lanes)) for task in twin.schedule.names(i)]
+        assert {lane.name for lane in twin.schedule.lanes} == {
+            "main", "comm", *(f"{way}{3 - program.rank}" for way in ("send->", "recv<-"))}
         assert program.peak_bytes == twin.peak_bytes == plan.peak_bytes[program.rank]
         for t, other in zip(program.graph, twin.graph, strict=True):
             if t.kind in (*SENDS, *RECEIVES):
@@ -253,7 +261,7 @@ def test_orders_of_all_reduces():
 def test_what_cannot_be_planned_is_one_line():
     with pytest.raises(PipelineError, match="all_reduces is 'dear'; within a pipeline they go by fifo or priority"):
         grid_plan("gpipe", all_reduces="dear")
-    with pytest.raises(PipelineError, match="all_reduces and part_bytes are for several replicas"):
+    with pytest.raises(PipelineError, match="gpipe: all_reduces is for several replicas of a pipeline; there is one"):
         grid_plan("gpipe", replicas=1, all_reduces="fifo")
     with pytest.raises(PipelineError, match="pipedream updates several times in a step, but replicas sum"):
         grid_plan("pipedream")
@@ -352,13 +360,14 @@ def test_a_timeline_has_every_task_of_every_rank(name):
 
     with deadline():
         whole = run_ranks(4, work)[0]
-    graph, schedule = own[0][1].with_messages
-    assert {str(lane) for lane in whole.lanes} == {str(replace(lane, rank=lane.rank + first))
-                                                   for lane in schedule.lanes for first in (0, 2)}
+    graph = own[0][1].with_messages[0]
+    assert {str(lane) for lane in whole.lanes} == {f"{rank}/{lane}" for rank in range(4) for lane in (
+        "main", "comm", *(f"{way}{rank ^ 1}" for way in ("send->", "recv<-")))}
     rank = np.array([lane.rank for lane in whole.lanes])[whole.lane]
     for first in (0, 2):
         tasks = [i for i in whole.tasks.tolist() if first <= rank[i] < first + 2]
-        assert sorted(whole.name(i) for i in tasks) == sorted(t.name for t in graph)
+        assert (sorted(whole.name(i).replace(">3", ">1").replace(">2", ">0") for i in tasks)
+                == sorted(t.name for t in graph))
     for sent, got in whole.edges.tolist():
         if int(rank[sent]) != int(rank[got]):
             assert rank[sent] // 2 == rank[got] // 2, "messages stay in their replica"
@@ -369,3 +378,126 @@ def test_a_timeline_has_every_task_of_every_rank(name):
             assert len(ends)
             assert all(a <= b for a, b in pairwise(ends))
     assert parse_task("0A0") in whole.key
+
+
+# ---------------------------------------------------------------------------------------------------------- the trainer
+JOB = {"model": "mlp", "model_args": {"hidden": 16, "layers": 4}, "batch_size": 16, "micro_batches": 2,
+       "scheduler": "one_f_one_b", "parallel": "pipeline"}
+
+
+def on_ranks(grid, work, **job):
+    """`work(trainer)` on every rank of a grid, after each has recorded the step of its replica."""
+    own = [Recorded(Job(**JOB | job), grid.place(rank)[0], grid.replicas) for rank in range(grid.size)]
+    return run_ranks(grid.size, lambda c: work(PipelineTrainer(own[c.rank], COST, c, Link(50.0, 1e3))))
+
+
+def test_replicas_that_drift_apart_are_noticed():
+    def work(trainer):
+        trainer.step()
+        if trainer.communicator.rank == 3:
+            held = {id(trainer.recorded.graph.storages[i].live) for i in trainer._mine}
+            p = next(p for p in trainer.recorded.model.parameters() if id(p.storage) in held)
+            p.storage.data[...] += 1
+        trainer.finish()
+
+    with deadline(), pytest.raises(TrainingError, match="rank 3 has other parameters than rank 1, which holds the same "
+                                                        "stages, after 1 steps"):
+        on_ranks(GRID, work)
+
+
+def test_every_rank_ends_with_the_whole_model_and_the_mean_loss():
+    def work(trainer):
+        for _ in range(3):
+            trainer.step()
+        own = list(trainer.losses)
+        trainer.finish()
+        return own, trainer.losses, trainer.params_sha256()
+
+    with deadline():
+        found = on_ranks(GRID, work)
+    assert len({sha for *_, sha in found}) == 1
+    assert [bool(own) for own, *_ in found] == [False, True, False, True]
+    for _, losses, _ in found:
+        assert losses == np.mean([found[1][0], found[3][0]], axis=0).tolist()
+
+
+def test_ranks_whose_plans_sum_in_different_orders_end_before_they_run(monkeypatch):
+    def work(communicator):
+        own = recorded_of[communicator.rank]
+        if communicator.rank == 2:
+            made = own.plan
+            monkeypatch.setattr(own, "plan", lambda *args, **options: replace(
+                made(*args, **options), schedule=swapped(made(*args, **options).schedule)))
+        PipelineTrainer(own, COST, communicator, Link(50.0, 1e3))
+
+    def swapped(schedule):
+        own = {lane: schedule.names(i) for i, lane in enumerate(schedule.lanes)}
+        own[Lane(0, "comm")].reverse()
+        return Schedule.from_names(own)
+
+    recorded_of = [Recorded(Job(**JOB, scheduler_args={"part_bytes": 3000}), GRID.place(rank)[0], 2)
+                   for rank in range(4)]
+    with deadline(), pytest.raises(ScheduleError, match=r"rank 0 starts 0A0 where rank 2 starts 0A0/\d"):
+        run_ranks(4, work)
+
+
+# ---------------------------------------------------------------------------------------------------------- the command
+SMALL = ["--model", "mlp", "--model-arg", "layers=5", "--model-arg", "hidden=16", "--batch-size", "32",
+         "--micro-batches", "4"]
+under_mpi = pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec; install minidl[mpich]")
+
+
+@pytest.mark.mpi
+@under_mpi
+@pytest.mark.parametrize(("name", "flags"), [
+    ("one_f_one_b", [*SMALL, "--optimizer", "adam", "--lr", "0.001", "--clip", "0.05", "--trace", "{}/trace.json"]),
+    ("zb_h1", ["--model", "resnet20", "--model-arg", "preset=tiny", "--batch-size", "16", "--micro-batches", "2",
+               "--scheduler-arg", "all_reduces=priority"])])
+def test_a_grid_of_ranks_leaves_the_bits_of_data_parallel_ranks(tmp_path, name, flags):
+    flags = [flag.format(tmp_path) for flag in flags] + ["--steps", "3"]
+    without = [flag for flag in flags if not flag.endswith(("trace.json", "--trace", "all_reduces=priority",))]
+    if "--scheduler-arg" in without:
+        without.remove("--scheduler-arg")
+    _, wanted, _ = command(2, *without, "--parallel", "data", "--scheduler", "no_overlap")
+    code, found, errors = command(4, *flags, "--parallel", "pipeline", "--replicas", "2", "--scheduler", name)
+    assert code == 0, errors
+    keys = ("params_sha256", "loss_first", "loss_last", "accuracy")
+    assert {key: found[key] for key in keys} == {key: wanted[key] for key in keys}
+    assert found["ranks"] == 4
+    if "--trace" in flags:
+        lanes = {str(lane) for lane in Timeline.load(tmp_path / "trace.json").lanes}
+        assert lanes == {f"{rank}/{lane}" for rank in range(4) for lane in (
+            "main", "comm", *(f"{way}{rank ^ 1}" for way in ("send->", "recv<-")))}
+
+
+@pytest.mark.mpi
+@under_mpi
+def test_a_run_goes_on_on_another_grid(tmp_path):
+    """Two replicas of two ranks, then two data-parallel ranks, then two replicas of three."""
+    flags = [*SMALL, "--checkpoint", str(tmp_path / "run")]
+    data, grid = ["--parallel", "data", "--scheduler", "fifo"], ["--parallel", "pipeline", "--replicas", "2"]
+    wanted = command(2, *SMALL, *data, "--steps", "6")[1]["params_sha256"]
+    assert command(4, *flags, *grid, "--scheduler", "gpipe", "--steps", "2")[0] == 0
+    assert command(2, *flags, *data, "--steps", "4", "--resume")[0] == 0
+    code, found, errors = command(6, *flags, *grid, "--scheduler", "zb_h1", "--steps", "6", "--resume")
+    assert code == 0, errors
+    assert found["params_sha256"] == wanted
+
+
+@pytest.mark.mpi
+@under_mpi
+@pytest.mark.parametrize(("ranks", "flags", "line"), [
+    (3, ["--replicas", "2", "--scheduler", "gpipe"], "3 ranks do not divide into 2 replicas of a pipeline"),
+    (2, ["--replicas", "2", "--scheduler", "gpipe"],
+     "a pipeline needs at least 2 ranks; start 4 or more for 2 replicas"),
+    (4, ["--replicas", "2", "--scheduler", "gpipe", "--micro-batches", "32"],
+     "a batch of 32 does not divide into 32 micro-batches on each of 2 replicas"),
+    (4, ["--replicas", "2", "--scheduler", "pipedream"],
+     "pipedream updates several times in a step, but replicas sum their gradients once, at its end"),
+    (4, ["--replicas", "2", "--scheduler", "gpipe", "--scheduler-arg", "all_reduces=dear"],
+     "all_reduces is 'dear'; within a pipeline they go by fifo or priority")])
+def test_what_no_grid_can_do_is_one_line(ranks, flags, line):
+    code, record, errors = command(ranks, *SMALL, "--parallel", "pipeline", "--steps", "2", *flags)
+    assert (code, record) == (2, None)
+    assert line in errors
+    assert len(errors.splitlines()) == 1

@@ -42,11 +42,20 @@ def test_replicas_have_the_bits_of_every_order(capsys):
     assert len(found) == 1
 
 
+def test_replicas_of_a_pipeline_have_the_bits_of_data_parallel_ranks(capsys):
+    data = trained(capsys, "--micro-batches", "4", "--parallel", "data", "--ranks", "2", "--scheduler", "fifo")
+    grid = trained(capsys, "--micro-batches", "4", *PIPELINE, "--replicas", "2")
+    assert grid["ranks"] == 4
+    for key in ("params_sha256", "loss_first", "loss_last", "accuracy"):
+        assert grid[key] == data[key]
+
+
 def test_what_ranks_of_one_process_cannot_do_is_one_line(capsys):
     assert "at most 64 ranks" in refused(capsys, *PIPELINE[:3], "65", "--scheduler", "zb_h1")
     assert "blocks to cut between" in refused(capsys, *PIPELINE[:3], "9", "--scheduler", "zb_h1",
                                               "--micro-batches", "4")
     assert "at least 2 ranks" in refused(capsys, *PIPELINE[:3], "1", "--scheduler", "zb_h1")
+    assert "at most 64 ranks" in refused(capsys, *PIPELINE[:3], "9", "--scheduler", "zb_h1", "--replicas", "8")
     assert "with mpiexec" in refused(capsys, *PIPELINE, "--device", "cuda")
     assert "--ranks has no effect" in refused(capsys, "--ranks", "2")
 

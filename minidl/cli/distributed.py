@@ -10,6 +10,7 @@ from typing import Any
 
 from ..files import write_atomic
 from ..pricing.cost import Link
+from ..rank_grid import RankGrid
 from . import data_parallel_plans as data_parallel
 from . import show
 from .flags import UsageError, job
@@ -32,13 +33,13 @@ def train_in_one_process(arguments: Any) -> int:
     """A run whose ranks are threads of this process, for want of a launcher or to look at it in a debugger."""
     from ..runtime.comm.loopback import run_ranks
 
-    if arguments.ranks > MOST:
-        raise UsageError(f"--ranks {arguments.ranks}: at most {MOST} ranks run as threads of one process; start more "
-                         f"with mpiexec")
+    ranks = arguments.ranks * arguments.replicas
+    if ranks > MOST:
+        raise UsageError(f"at most {MOST} ranks run as threads of one process, not {ranks}; start more with mpiexec")
     if arguments.device != "cpu":
         raise UsageError(f"--ranks runs ranks as threads of this process, on the CPU; start those on "
                          f"{arguments.device} with mpiexec")
-    return max(run_ranks(arguments.ranks, lambda communicator: _part(lambda: copy(arguments), communicator)))
+    return max(run_ranks(ranks, lambda communicator: _part(lambda: copy(arguments), communicator)))
 
 
 def _part(read: Callable[[], Any], communicator: Any) -> int:
@@ -71,14 +72,15 @@ def _train(read: Callable[[], Any], communicator: Any, held: ExitStack) -> int:
         if first:
             training.check_outputs(arguments)
         arguments.device = device_of(arguments.device, communicator)
+        grid = _grid(arguments, communicator)
         with RECORDING:
-            recorded = Recorded(job(arguments),
-                                *((communicator.rank, communicator.size) if arguments.parallel == "data" else (0, 1)))
+            recorded = Recorded(job(arguments), grid.place(communicator.rank)[0], grid.replicas)
         if first:
             held.enter_context(training.claimed(arguments))
         saved = training.resumed(arguments, recorded) if arguments.resume else None
         alike = {**identity(recorded), "the number of steps": training.steps_of(arguments, recorded), "k": arguments.k,
-                 "the number of buckets": arguments.buckets, "the source of costs": arguments.costs,
+                 "the number of buckets": arguments.buckets, "the number of replicas": arguments.replicas,
+                 "the source of costs": arguments.costs,
                  "the transport": arguments.transport, "the checkpoint's step": saved and saved.step,
                  "--dry-run": arguments.dry_run}
         return (arguments, recorded, saved), alike
@@ -121,15 +123,32 @@ def _train(read: Callable[[], Any], communicator: Any, held: ExitStack) -> int:
     return 0
 
 
+def _grid(arguments: Any, communicator: Any) -> RankGrid:
+    """How the ranks stand: each one a replica, or replicas of a pipeline. Raises UsageError where they cannot."""
+    if arguments.parallel == "data":
+        return RankGrid(1, communicator.size)
+    ranks, rest = divmod(communicator.size, arguments.replicas)
+    if rest:
+        raise UsageError(f"{communicator.size} ranks do not divide into {arguments.replicas} replicas of a pipeline")
+    if ranks < 2:
+        least = 2 * arguments.replicas
+        raise UsageError("a pipeline needs at least 2 ranks; start "
+                         + (f"{least} or more for {arguments.replicas} replicas" if arguments.replicas > 1 else
+                            "it with mpiexec -n P, or give --ranks P"))
+    return RankGrid(ranks, arguments.replicas)
+
+
 def _check_flags(arguments: Any, communicator: Any) -> None:
     from . import training
 
     if arguments.parallel == "none":
         raise UsageError(f"{communicator.size} ranks were started, of which each would train the whole by itself; give "
                          f"--parallel data or --parallel pipeline, or start one process")
-    if arguments.ranks is not None and communicator.own_process and arguments.ranks != communicator.size:
-        raise UsageError(f"--ranks {arguments.ranks}, but the launcher has started {communicator.size}; leave --ranks "
-                         f"out")
+    asked = None if arguments.ranks is None else arguments.ranks * arguments.replicas
+    if asked is not None and communicator.own_process and asked != communicator.size:
+        replicas = f" and --replicas {arguments.replicas}" if arguments.replicas > 1 else ""
+        raise UsageError(f"--ranks {arguments.ranks}{replicas}, but the launcher has started {communicator.size}; "
+                         f"leave --ranks out")
     if arguments.parallel == "pipeline":
         _check_pipeline(arguments, communicator)
     else:
@@ -143,8 +162,7 @@ def _check_pipeline(arguments: Any, communicator: Any) -> None:
     scheduler_of(arguments)
     if arguments.transport == "nccl":
         raise UsageError("--transport nccl is for --parallel data; a pipeline sends through MPI")
-    if communicator.size < 2:
-        raise UsageError("a pipeline needs at least 2 ranks; start it with mpiexec -n P, or give --ranks P")
+    _grid(arguments, communicator)
 
 
 def _data(arguments: Any, recorded: Any, communicator: Any) -> Any:
@@ -158,11 +176,16 @@ def _data(arguments: Any, recorded: Any, communicator: Any) -> Any:
 
 def _pipeline(arguments: Any, recorded: Any, communicator: Any) -> Any:
     from ..training.pipeline_trainer import PipelineTrainer, measure_messages
+    from ..training.rank_trainer import measure_link
 
     cost = communicator.gather(costs(arguments, recorded))[0]
-    link = Link(50.0, 1e3) if arguments.costs == "analytic" else measure_messages(communicator)
-    return PipelineTrainer(recorded, cost, communicator, link, chunks=arguments.chunks, cap=arguments.activation_cap,
-                           trace=bool(arguments.trace))
+    link, sums, grid = Link(50.0, 1e3), (50.0, 1e-3), _grid(arguments, communicator)
+    if arguments.costs != "analytic":
+        link = measure_messages(communicator, grid)
+        if grid.replicas > 1:
+            sums = measure_link(communicator, recorded.device, communicator.group(grid.group(communicator.rank)))
+    return PipelineTrainer(recorded, cost, communicator, link, sums=sums, chunks=arguments.chunks,
+                           cap=arguments.activation_cap, trace=bool(arguments.trace))
 
 
 def _dry_run(arguments: Any, trainer: Any, first: bool) -> int:

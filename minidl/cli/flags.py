@@ -149,9 +149,10 @@ def _stale(arguments: Any) -> bool:
     return arguments.scheduler in pipelines.POLICIES and pipelines.POLICIES[arguments.scheduler].stale
 
 
-def _told(option: str) -> tuple[str, Callable[[Any], bool]]:
-    """What a flag needs that schedulers are told by: one that takes this option."""
-    takers = [s.name for s in schedulers.SCHEDULERS.values() if option in s.options]
+def _told(option: str, parallel: str | None = None) -> tuple[str, Callable[[Any], bool]]:
+    """What a flag needs that schedulers (of a kind) are told by: one that takes this option."""
+    takers = [s.name for s in schedulers.SCHEDULERS.values()
+              if option in s.options and parallel in (None, s.parallel)]
     return f"--scheduler {' or '.join(takers)}", lambda a: takes(a, option)
 
 
@@ -168,6 +169,8 @@ def takes(arguments: Any, option: str) -> bool:
     return False
 
 
+#: what sums gradients over ranks
+SUMMING = ("--parallel data, and --replicas", lambda a: a.subject == "r" or a.replicas > 1)
 CUTS = [name for name, policy in pipelines.POLICIES.items() if policy.on_network]
 BY_TIMES = (f"--scheduler {' or '.join(CUTS)}, which cuts by them",
             lambda a: a.command != "check" or a.scheduler in CUTS)
@@ -249,7 +252,11 @@ FLAGS: dict[str, dict[str, Flag]] = {
     },
     "pipelines": {
         "--ranks": _flag("train:rc plan:rcp check:rcp explain:rcp simulate:rcp", type=whole(1, 1 << 20), metavar="P",
-                         help="train runs them as threads of this process, where no launcher has started ranks"),
+                         help="of each replica; train runs them as threads of this process, where no launcher has "
+                              "started ranks"),
+        "--replicas": _flag("train:c plan:c check:c explain:c simulate:c", type=whole(1, 1 << 20), default=1,
+                            metavar="R", help="copies of the pipeline, each on its share of every batch, whose ranks "
+                                              "sum their gradients; R times as many ranks run (default 1)"),
         "--chunks": _flag("train:c plan:cp check:cp explain:cp simulate:cp", type=whole(1, 1 << 20), metavar="V",
                           help="stages per rank"),
         "--forward": _flag("plan:lp check:p explain:lp simulate:lp", BY_TIMES, type=numbers, metavar="F",
@@ -279,13 +286,13 @@ FLAGS: dict[str, dict[str, Flag]] = {
         "--buckets": _flag("train:r plan:rl check:r explain:rl simulate:rl", _told("buckets"), type=whole(1),
                            metavar="N", help="as many buckets with equal numbers of layers; default 2 on given "
                                              "times, 25 MB each for a network"),
-        "--parts": _flag("plan:l explain:l simulate:l", _told("part_bytes"), type=whole(1, 1 << 16), default=8,
+        "--parts": _flag("plan:l explain:l simulate:l", _told("part_bytes", "data"), type=whole(1, 1 << 16), default=8,
                          metavar="N", help="into which a layer's gradient is cut on given times (default 8)"),
         "--comm": _flag("plan:l explain:l simulate:l", type=numbers, metavar="C0,C1,..",
                         help="time of each layer's all-reduce; then give --forward, --output-grad, --weight-grad too"),
-        "--collective": _flag("plan:r check:r explain:r simulate:r", choices=SHAPES, default="ring",
+        "--collective": _flag("plan:rc check:r explain:rc simulate:rc", SUMMING, choices=SHAPES, default="ring",
                               help="how ranks sum"),
-        "--servers": _flag("plan:r check:r explain:r simulate:r",
+        "--servers": _flag("plan:rc check:r explain:rc simulate:rc",
                            ("--collective parameter_server", lambda a: a.collective == "parameter_server"),
                            type=whole(0), default=0, metavar="N", help="machines that sum, for parameter_server"),
         "--transport": _flag("train:rc", choices=TRANSPORTS, default="staged",
@@ -364,6 +371,9 @@ def check_flags(arguments: Any) -> None:
 
 def _check_size(arguments: Any) -> None:
     ranks, chunks, parts = arguments.ranks or 1, arguments.chunks or 1, arguments.micro_batches
+    if arguments.replicas > 1 and arguments.batch_size % (arguments.replicas * parts):
+        raise UsageError(f"a batch of {arguments.batch_size} does not divide into {parts} micro-batches on each of "
+                         f"{arguments.replicas} replicas")
     if arguments.subject in "cp" and ranks * chunks * parts > MOST:
         raise UsageError(f"{ranks:,} ranks with {chunks:,} chunks each and {parts:,} micro-batches have "
                          f"{ranks * chunks * parts:,} forward tasks; at most {MOST:,} can be planned")

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from .. import schedulers
 from ..files import read_text
 from ..plans import Machine, Plan
+from ..pricing.collectives import Collective
 from ..pricing.cost import CostModel, Link
 from ..runtime.memory import MemoryLimitError
 from ..schedule import ScheduleError
 from ..schedulers import pipeline as pipelines
+from ..schedulers.layer_times import with_communication
 from ..training.trainer import Recorded
 from . import show
 from .flags import UsageError, job
@@ -34,9 +36,10 @@ def planned(arguments: Any, name: str | None = None, cost: CostModel | None = No
     options |= chosen.known(objective=arguments.objective, time_limit=arguments.time_limit)
     cap = arguments.activation_cap if capped else None
     if arguments.model:
-        recorded = Recorded(replace(job(arguments), scheduler=chosen.name))
+        recorded = _recorded(arguments, chosen.name)
         cost = cost or replace(costs(arguments, recorded), link=_link(arguments))
-        machine = Machine(arguments.ranks, arguments.memory_limit if capped else None, cap)
+        machine = Machine(arguments.ranks, arguments.memory_limit if capped else None, cap, _collective(arguments),
+                          arguments.replicas)
         stages = (arguments.ranks * (arguments.chunks or 1) if ":" in chosen.name
                   else pipelines.place(chosen.name, arguments.ranks, arguments.chunks).stages)
         options = chosen.known(chunks=arguments.chunks,
@@ -50,6 +53,17 @@ def planned(arguments: Any, name: str | None = None, cost: CostModel | None = No
     return pipelines.plan(chosen.name, arguments.ranks, arguments.micro_batches,
                           pipelines.costs(placement, forward, output_grad, weight_grad, arguments.latency),
                           arguments.chunks, cap, **options)
+
+
+def _recorded(arguments: Any, name: str) -> Recorded:
+    """The step of a rank of the first replica."""
+    return Recorded(replace(job(arguments), scheduler=name), 0, arguments.replicas)
+
+
+def _collective(arguments: Any) -> Callable[[Mapping[int, int]], float]:
+    """How long replicas take to sum so many bytes, by stage."""
+    shape = Collective(arguments.replicas, _link(arguments), arguments.collective, arguments.servers)
+    return lambda sizes: shape.time(sum(sizes.values()))
 
 
 def _link(arguments: Any) -> Link:
@@ -145,7 +159,7 @@ def check(arguments: Any) -> int:
     schedule = pipelines.read_schedule(read_text(arguments.plan, "plan"), arguments.plan)
     like = planned(arguments, cost=CostModel.analytic(), capped=False) if "--scheduler" in arguments.given else None
     chunks = arguments.chunks if like is None else like.placement.chunks
-    recorded = Recorded(job(arguments)) if arguments.model else None
+    recorded = _recorded(arguments, arguments.scheduler) if arguments.model else None
     stages = None
     if recorded:
         count = (arguments.ranks * (chunks or pipelines.chunks_in(schedule, arguments.ranks)) if like is None
@@ -157,7 +171,7 @@ def check(arguments: Any) -> int:
     try:
         proved = pipelines.read_plan(schedule, arguments.ranks, arguments.micro_batches, chunks,
                                      arguments.activation_cap, graph=stages.graph if stages else None,
-                                     limit=arguments.memory_limit, like=like)
+                                     limit=arguments.memory_limit, like=like, replicas=arguments.replicas)
     except (ScheduleError, MemoryLimitError) as error:
         why = error if isinstance(error, ScheduleError) else ScheduleError(str(error))
         show.emit(arguments, {"valid": False, "error": why.message, "tasks": list(why.tasks)},
@@ -167,10 +181,10 @@ def check(arguments: Any) -> int:
                               "peak_bytes": max(proved.peak_bytes) if proved.peak_bytes else None,
                               "peak_activations": list(proved.peaks)}
     if stages and "--costs" in arguments.given:
-        record["predicted_step_ms"] = round(
-            (pipelines.price(proved, stages.cost(proved.graph, cost)).makespan + cost.step) / 1000, 4)
+        times = with_communication(proved.graph, stages.cost(proved.graph, cost), _collective(arguments))
+        record["predicted_step_ms"] = round((pipelines.price(proved, times).makespan + cost.step) / 1000, 4)
     show.emit(arguments, record,
-              lambda: f"{proved.schedule.grid()}\n\nvalid on {arguments.ranks} ranks: {_said(record)}")
+              lambda: f"{proved.schedule.grid()}\n\nvalid on {proved.ranks} ranks: {_said(record)}")
     return 0
 
 

@@ -46,7 +46,7 @@ class Communication:
 
     def __init__(self, device: Any, transport: Communicator, program: Program, *, trace: bool, credit: int) -> None:
         self.transport, self.trace = transport, trace
-        self.group = transport.group(program.group)  #: that sums
+        self.group = transport.group(program.group) if program.collectives else transport  #: that sums
         self.others = tuple(r for r in program.group if r != transport.rank)
         self.flight = Flight(transport, credit)
         self.hand = handover(device)

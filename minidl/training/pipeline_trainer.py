@@ -27,11 +27,12 @@ SIZES = (8, 2**18)  #: bytes of the messages that a link is measured with
 REPEATS = 20
 
 
-def measure_messages(communicator: Communicator) -> Link:
-    """The slowest link between two ranks that follow each other, in microseconds and bytes per microsecond; the same on
-    every rank. On one machine the ranks' own cores move the messages, between tasks."""
-    size = communicator.size
-    found = [_between(communicator, a, (a + 1) % size) for a in range(size if size > 2 else size - 1)]
+def measure_messages(communicator: Communicator, grid: RankGrid) -> Link:
+    """The slowest link between two ranks that follow each other in a replica, in microseconds and bytes per
+    microsecond; the same on every rank. On one machine the ranks' own cores move the messages, between tasks."""
+    size = grid.ranks
+    found = [_between(communicator, first + a, first + (a + 1) % size)
+             for first in range(0, grid.size, size) for a in range(size if size > 2 else size - 1)]
     return max(found, key=lambda link: float(link.time(SIZES[1])))
 
 

@@ -104,21 +104,21 @@ def transport(name: str, communicator: Communicator, device: Any) -> Communicato
     return made
 
 
-def measure_link(communicator: Communicator, device: Any = None, sizes: tuple[int, int, int] = (4, 2**18, 2**22),
-                 repeats: int = 5) -> tuple[float, float]:
+def measure_link(communicator: Communicator, device: Any = None, group: Communicator | None = None,
+                 sizes: tuple[int, int, int] = (4, 2**18, 2**22), repeats: int = 5) -> tuple[float, float]:
     """Microseconds of an all-reduce of gradients on a device (default: the CPU): (each, per byte). The same on every
-    rank, since rank 0's are taken.
+    rank, since rank 0's are taken. `group`: the ranks that sum with this one (default: all), while other groups do.
 
     The smallest gives the first, the difference of the others the second, so that a link's burst does not count.
     """
-    device = device or devices.cpu()
+    device, group = device or devices.cpu(), group or communicator
     hand, flight, took = handover(device), Flight(communicator), []
     for size in sizes:
-        count = max(size // 4, communicator.size)
+        count = max(size // 4, group.size)
         memory = device.allocate(4 * count)
         array = device.array(memory, View(0, (count,), (1,), 0, "float32"))
         device.write(array, np.zeros(count, np.float32))
-        transfer = communicator.bind(Kind.A, hand.place(communicator, [array], ()), 0)
+        transfer = group.bind(Kind.A, hand.place(group, [array], ()), 0)
         times = []
         for _ in range(repeats):
             communicator.gather(None)

@@ -71,8 +71,10 @@ def plan_network(graph: TaskGraph, policy_or_name: str | Policy, cost: CostModel
     """
     chosen, name = policy(policy_or_name), title(policy_or_name)
     placement, cap = place(chosen, machine.ranks, chunks), machine.activation_cap
-    if machine.replicas == 1 and (all_reduces, part_bytes) != (None, None):
-        raise PipelineError(f"{name}: all_reduces and part_bytes are for several replicas of a pipeline; there is one")
+    summing = {"all_reduces": all_reduces, "part_bytes": part_bytes}
+    told = {option: value for option, value in summing.items() if value is not None}
+    if told and machine.replicas == 1:
+        raise PipelineError(f"{name}: {min(told)} is for several replicas of a pipeline; there is one")
     if machine.replicas > 1 and chosen.stale:
         raise PipelineError(f"{name} updates several times in a step, but replicas sum their gradients once, at its "
                             f"end; plan it for one replica")
@@ -116,9 +118,9 @@ def plan_network(graph: TaskGraph, policy_or_name: str | Policy, cost: CostModel
     cost = stages.cost(merged, cost)
     if machine.replicas > 1:
         merged, ordered, cost = add_all_reduces(merged, ordered, cost, machine, all_reduces or "fifo", part_bytes)
-    return Plan(name, merged, ordered, cost, machine.ranks * machine.replicas, machine.memory_limit, options | notes,
-                placement=placement, micro_batches=micro_batches, cap=cap, kept=options.get("kept", 1.0),
-                versions=versions)
+    return Plan(name, merged, ordered, cost, machine.ranks * machine.replicas, machine.memory_limit,
+                options | told | notes, placement=placement, micro_batches=micro_batches, cap=cap,
+                kept=options.get("kept", 1.0), versions=versions)
 
 
 def _check_updates(name: str, graph: TaskGraph, versions: Versions) -> None:

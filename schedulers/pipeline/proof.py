@@ -15,9 +15,10 @@ from ...graph import ROLES, Ints, Role, TaskGraph
 from ...passes.messages import check_rendezvous
 from ...passes.rewrite import fuse
 from ...passes.send_receive import add_communication, check_messages, talks
+from ...passes.synchronise import synchronise
 from ...plans import Plan, Versions
 from ...schedule import Schedule, ScheduleError
-from ...tasks import COMMUNICATION, RECEIVES, GraphError, Kind, pack, task_name, unpack
+from ...tasks import COLLECTIVE, COMMUNICATION, RECEIVES, GraphError, Kind, pack, task_name, unpack
 from .peaks import COMPUTE, activations
 from .placement import PipelineError, Placement, bidirectional
 from .problem import check_numbers, costs
@@ -57,13 +58,15 @@ def chunks_in(schedule: Schedule, ranks: int) -> int:
 
 
 def read_plan(schedule: Schedule, ranks: int, micro_batches: int, chunks: int | None = None, cap: float | None = None,
-              *, graph: TaskGraph | None = None, limit: int | None = None, like: Plan | None = None) -> Plan:
+              *, graph: TaskGraph | None = None, limit: int | None = None, like: Plan | None = None,
+              replicas: int = 1) -> Plan:
     """The proved plan of any schedule, for `ranks * chunks` stages (or `ranks`, if it is bidirectional).
 
     The forwards show where its stages live, and how many a rank has unless `chunks` is given. `graph`: the stages of a
-    recorded network, O and W apart. If the schedule has communication tasks, they are compared with those that the
-    compute order needs. `like`: a plan with the same placement and number of micro-batches, which says how activations
-    count and which weight versions are read. Raises PipelineError for impossible numbers.
+    recorded network, O and W apart, of which `replicas` sum their gradients. If the schedule has communication tasks,
+    they are compared with those that the compute order needs. `like`: a plan with the same placement and number of
+    micro-batches, which says how activations count, which weight versions are read, and into what parts all-reduces are
+    cut. Raises PipelineError for impossible numbers.
     """
     for what, value in (("ranks", ranks), ("chunks", chunks)):
         if value is not None and value < 1:
@@ -73,7 +76,7 @@ def read_plan(schedule: Schedule, ranks: int, micro_batches: int, chunks: int | 
     if like is not None and like.placement.parts is not None:
         return prove(replace(like, schedule=schedule, cap=cap, limit=limit))
     micro_batches = micro_batches if like is None else like.micro_batches
-    compute, talk = split(schedule)
+    compute = _without_communication(schedule)
     _once(compute, ranks, ranks * chunks, micro_batches, graph)
     placement = (_placement(compute, ranks, micro_batches, chunks, asked, graph is None) if like is None
                  else like.placement)
@@ -89,11 +92,18 @@ def read_plan(schedule: Schedule, ranks: int, micro_batches: int, chunks: int | 
             graph = fuse(graph, np.broadcast_to(joint, (placement.stages, micro_batches)))
         except GraphError as error:  # O and W cannot be one task in this network
             raise compute.error(str(error)) from None
-    if talk:
+    summing = schedule.keys[np.isin(unpack(schedule.keys).kind, COLLECTIVE)].tolist()
+    if summing and replicas == 1:
+        raise schedule.error(f"{task_name(summing[0])} sums over replicas of a network, but there is one; say how many "
+                             f"there are (--replicas)", summing[:1])
+    if talks(schedule):
         _at_home(compute, placement, micro_batches)
         check_messages(graph, compute.validate(graph))
-        graph, _ = add_communication(graph, compute)
-    plan = Plan("plan", graph, schedule, costs(placement, 1.0, 1.0, 1.0), ranks, limit, placement=placement,
+    if replicas > 1:
+        graph = synchronise(graph, part_bytes=like.notes.get("part_bytes") if like is not None else None)
+    if talks(schedule):
+        graph, _ = add_communication(graph, schedule.only(graph).validate(graph))
+    plan = Plan("plan", graph, schedule, costs(placement, 1.0, 1.0, 1.0), ranks * replicas, limit, placement=placement,
                 micro_batches=micro_batches, cap=cap)
     if like is not None:
         plan = replace(plan, scheduler=like.scheduler, kept=like.kept, slices=like.slices,
@@ -114,16 +124,15 @@ def _versions_of(schedule: Schedule, like: Plan) -> Versions | None:
     return replace(like.versions, read=read[(own.kind == Kind.F).astype(int), own.micro_batch, own.unit])
 
 
-def split(schedule: Schedule) -> tuple[Schedule, bool]:
-    """The schedule without its communication, and whether it had any."""
+def _without_communication(schedule: Schedule) -> Schedule:
     message = np.isin(unpack(schedule.keys).kind, COMMUNICATION)
     if not message.any():
-        return schedule, False
+        return schedule
     count = np.bincount(schedule.lane_of_each()[~message], minlength=len(schedule.lanes))
     kept = np.flatnonzero(count)
     joined = None if schedule.joined is None else np.asarray(schedule.joined, bool) & np.append(False, ~message[:-1])
     return Schedule(tuple(schedule.lanes[i] for i in kept), np.concatenate([[0], np.cumsum(count[kept])]),
-                    schedule.keys[~message], None if joined is None else joined[~message]), True
+                    schedule.keys[~message], None if joined is None else joined[~message])
 
 
 def _once(schedule: Schedule, ranks: int, stages: int, micro_batches: int, graph: TaskGraph | None) -> None:
