@@ -119,7 +119,7 @@ def commit() -> str | None:
 
 def machine() -> dict[str, Any]:
     """Where and with what a record was made."""
-    from minidl.cli.info import versions
+    from minidl.cli.machine import versions
 
     model = next((line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")),
                  platform.machine())

@@ -11,10 +11,18 @@ from typing import Any
 from ..files import write_atomic
 from ..pricing.cost import Link
 from ..rank_grid import RankGrid
+from ..runtime.comm.loopback import run_ranks
+from ..runtime.version_log import as_lines
+from ..training import checkpoint
+from ..training.pipeline_trainer import PipelineTrainer, measure_messages
+from ..training.rank_trainer import Disagreement, RankTrainer, agree, device_of, identity, measure_link, transport
+from ..training.trainer import Recorded
 from . import data_parallel_plans as data_parallel
 from . import show
 from .flags import UsageError, job
 from .inputs import costs, scheduler_of
+from .ranks import job as on_ranks
+from .runs import check_outputs, check_run, claimed, resumed, run_record, steps_of, summary
 
 MOST = 64  #: ranks that run as threads of one process
 RECORDING = threading.Lock()  #: ranks of one process record one after another: they share the random numbers
@@ -23,16 +31,12 @@ RECORDING = threading.Lock()  #: ranks of one process record one after another: 
 def train(read: Callable[[], Any]) -> int:
     """This process's part of a run under a launcher; `read` gives its flags, or raises what is wrong with them, which
     all ranks then say together. Rank 0 speaks."""
-    from .ranks import job as on_ranks
-
     with on_ranks() as communicator:
         return _part(read, communicator)
 
 
 def train_in_one_process(arguments: Any) -> int:
     """A run whose ranks are threads of this process, for want of a launcher or to look at it in a debugger."""
-    from ..runtime.comm.loopback import run_ranks
-
     ranks = arguments.ranks * arguments.replicas
     if ranks > MOST:
         raise UsageError(f"at most {MOST} ranks run as threads of one process, not {ranks}; start more with mpiexec")
@@ -44,8 +48,6 @@ def train_in_one_process(arguments: Any) -> int:
 
 def _part(read: Callable[[], Any], communicator: Any) -> int:
     """One rank's part; exit code 2 on all ranks where they cannot start."""
-    from ..training.rank_trainer import Disagreement
-
     try:
         with ExitStack() as held:
             return _train(read, communicator, held)
@@ -56,12 +58,6 @@ def _part(read: Callable[[], Any], communicator: Any) -> int:
 
 
 def _train(read: Callable[[], Any], communicator: Any, held: ExitStack) -> int:
-    from ..runtime.version_log import as_lines
-    from ..training import checkpoint
-    from ..training.rank_trainer import Disagreement, agree, device_of, identity, transport
-    from ..training.trainer import Recorded
-    from . import training
-
     first = communicator.rank == 0
 
     def prepare() -> tuple[Any, dict[str, Any]]:
@@ -70,15 +66,15 @@ def _train(read: Callable[[], Any], communicator: Any, held: ExitStack) -> int:
             arguments.json, arguments.save_costs = True, None  # no table, no bar, no file
         _check_flags(arguments, communicator)
         if first:
-            training.check_outputs(arguments)
+            check_outputs(arguments)
         arguments.device = device_of(arguments.device, communicator)
         grid = _grid(arguments, communicator)
         with RECORDING:
             recorded = Recorded(job(arguments), grid.place(communicator.rank)[0], grid.replicas)
         if first:
-            held.enter_context(training.claimed(arguments))
-        saved = training.resumed(arguments, recorded) if arguments.resume else None
-        alike = {**identity(recorded), "the number of steps": training.steps_of(arguments, recorded), "k": arguments.k,
+            held.enter_context(claimed(arguments))
+        saved = resumed(arguments, recorded) if arguments.resume else None
+        alike = {**identity(recorded), "the number of steps": steps_of(arguments, recorded), "k": arguments.k,
                  "the number of buckets": arguments.buckets, "the number of replicas": arguments.replicas,
                  "the source of costs": arguments.costs,
                  "the transport": arguments.transport, "the checkpoint's step": saved and saved.step,
@@ -94,7 +90,7 @@ def _train(read: Callable[[], Any], communicator: Any, held: ExitStack) -> int:
         return _dry_run(arguments, trainer, first)
     if first and saved is not None:
         show.note(f"resumed from {arguments.checkpoint} after step {saved.step}")
-    done_before, steps = saved.step if saved else 0, training.steps_of(arguments, recorded)
+    done_before, steps = saved.step if saved else 0, steps_of(arguments, recorded)
     with show.progress(f"training {arguments.model} on {communicator.size} ranks", steps) as done:
         for step in range(done_before + 1, steps + 1):
             trainer.step()
@@ -107,7 +103,7 @@ def _train(read: Callable[[], Any], communicator: Any, held: ExitStack) -> int:
     trainer.finish()
     timeline = trainer.run.timeline_of_all() if arguments.trace else None
     if first:
-        record = training.run_record(trainer.job, trainer) | {"ranks": communicator.size}
+        record = run_record(trainer.job, trainer) | {"ranks": communicator.size}
         if "k" in trainer.plan.notes:
             record["k"] = trainer.plan.notes["k"]
         if arguments.parallel == "pipeline" and trainer.log:
@@ -116,7 +112,7 @@ def _train(read: Callable[[], Any], communicator: Any, held: ExitStack) -> int:
             write_atomic(arguments.version_log, "".join(f"{line}\n" for line in as_lines(trainer.log)))
         if timeline is not None:
             timeline.save(arguments.trace)
-        show.emit(arguments, record, lambda: training._summary(record))
+        show.emit(arguments, record, lambda: summary(record))
     communicator.gather(None)  # nobody leaves before rank 0 has said everything
     if summing is not communicator:
         summing.close()
@@ -139,8 +135,6 @@ def _grid(arguments: Any, communicator: Any) -> RankGrid:
 
 
 def _check_flags(arguments: Any, communicator: Any) -> None:
-    from . import training
-
     if arguments.parallel == "none":
         raise UsageError(f"{communicator.size} ranks were started, of which each would train the whole by itself; give "
                          f"--parallel data or --parallel pipeline, or start one process")
@@ -155,7 +149,7 @@ def _check_flags(arguments: Any, communicator: Any) -> None:
         scheduler_of(arguments)
     if arguments.transport != "staged" and not arguments.device.startswith("cuda"):
         raise UsageError(f"--transport {arguments.transport} is for arrays on a GPU; give --device cuda too")
-    training.check_run(arguments)
+    check_run(arguments)
 
 
 def _check_pipeline(arguments: Any, communicator: Any) -> None:
@@ -166,8 +160,6 @@ def _check_pipeline(arguments: Any, communicator: Any) -> None:
 
 
 def _data(arguments: Any, recorded: Any, communicator: Any) -> Any:
-    from ..training.rank_trainer import RankTrainer, measure_link
-
     cost = communicator.gather(costs(arguments, recorded))[0]
     link = (50.0, 1e-3) if arguments.costs == "analytic" else measure_link(communicator, recorded.device)
     return RankTrainer(recorded, cost, communicator, link, k=arguments.k, buckets=arguments.buckets,
@@ -175,9 +167,6 @@ def _data(arguments: Any, recorded: Any, communicator: Any) -> Any:
 
 
 def _pipeline(arguments: Any, recorded: Any, communicator: Any) -> Any:
-    from ..training.pipeline_trainer import PipelineTrainer, measure_messages
-    from ..training.rank_trainer import measure_link
-
     cost = communicator.gather(costs(arguments, recorded))[0]
     link, sums, grid = Link(50.0, 1e3), (50.0, 1e-3), _grid(arguments, communicator)
     if arguments.costs != "analytic":

@@ -2,35 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import platform
 from typing import Any
 
-from . import show
-
-PACKAGES = ("numpy", "numba", "mpi4py", "threadpoolctl", "safetensors", "rich", "cupy-cuda13x", "cupy-cuda12x",
-            "nvidia-cudnn-frontend", "nvmath-python", "torch")
-
-
-def versions() -> dict[str, str]:
-    """Of minidl, Python, and every installed package that matters to a run."""
-    from .. import __version__
-
-    found = {"minidl": __version__, "python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
+from . import ranks, show
+from .machine import versions
 
 
 def info(arguments: Any) -> int:
     """Without a model: devices, versions, MPI. With one: parameters, flops, layers."""
     if arguments.each_rank:
-        from . import ranks
-
         return ranks.info(arguments)
     record: dict[str, Any]
     if arguments.model:

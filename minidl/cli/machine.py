@@ -1,14 +1,31 @@
-"""Memory of the machine: a program that asks for more than there is gets an error that it can tell, not the
-end of the machine."""
+"""The machine: versions of what matters to a run, and its memory. A program that asks for more than there is gets an
+error that it can tell, not the end of the machine."""
 
 from __future__ import annotations
 
+import importlib.metadata
+import platform
 import re
 import resource
 from contextlib import suppress
 from pathlib import Path
 
 PROC, GROUPS = Path("/proc"), Path("/sys/fs/cgroup")
+PACKAGES = ("numpy", "numba", "mpi4py", "threadpoolctl", "safetensors", "rich", "cupy-cuda13x", "cupy-cuda12x",
+            "nvidia-cudnn-frontend", "nvmath-python", "torch")
+
+
+def versions() -> dict[str, str]:
+    """Of minidl, Python, and every installed package that matters to a run."""
+    from .. import __version__
+
+    found = {"minidl": __version__, "python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
 
 
 def available() -> int | None:

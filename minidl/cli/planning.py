@@ -24,7 +24,7 @@ from . import pipeline_plans as pipeline
 from . import show
 from .flags import UsageError, job
 from .inputs import costs, scheduler_of
-from .training import check_outputs
+from .runs import check_outputs
 
 
 def planned(arguments: Any) -> Plan:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from .. import interrupts
 from . import show
-from .info import versions
+from .machine import versions
 
 if TYPE_CHECKING:
     from ..runtime.comm.mpi import MPI

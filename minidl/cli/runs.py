@@ -1,0 +1,95 @@
+"""A training run's flags and files, and its result: what one process and ranks have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ..files import check_writable
+from ..training import checkpoint
+from ..training.trainer import Job, Recorded, Trainer
+from ..views.trace import check_path as check_trace
+from .flags import UsageError
+from .machine import versions
+
+
+def steps_of(arguments: Any, recorded: Recorded) -> int:
+    if arguments.steps:
+        return int(arguments.steps)
+    return (arguments.epochs or 1) * recorded.train_data.steps_per_epoch
+
+
+def check_run(arguments: Any) -> None:
+    """Raises UsageError for flags of a run that contradict each other."""
+    if arguments.resume and not arguments.checkpoint:
+        raise UsageError("--resume needs --checkpoint DIR, the place to resume from")
+    if (arguments.resume and "--scheduler" not in arguments.given
+        and (idle := arguments.given & {"--streams", "--scheduler-arg", "--pairs"})):
+        raise UsageError(f"{min(idle)} has no effect with --resume alone, which keeps the schedule of the "
+                         f"checkpoint; give --scheduler too")
+    if arguments.dry_run and (arguments.trace or arguments.checkpoint):
+        raise UsageError("--dry-run runs nothing, so it goes with neither --trace nor --checkpoint")
+
+
+def check_outputs(arguments: Any) -> None:
+    """Looks at every file that is to be written, before the work that it is for. Raises FileError or ValueError."""
+    for flag in ("save", "svg", "trace", "save_costs", "version_log"):
+        if path := getattr(arguments, flag):
+            if flag == "trace":
+                check_trace(path)
+            check_writable(path)
+
+
+@contextmanager
+def claimed(arguments: Any) -> Iterator[None]:
+    """The checkpoint's folder is this run's alone. Raises UsageError for one that holds another run's, CheckpointError
+    for one that another process saves to."""
+    if not arguments.checkpoint:
+        yield
+        return
+    with checkpoint.claim(arguments.checkpoint):
+        if not arguments.resume and checkpoint.exists(arguments.checkpoint):
+            raise UsageError(f"{arguments.checkpoint} holds a checkpoint already; go on from it with "
+                             f"--resume, or name another folder")
+        yield
+
+
+def resumed(arguments: Any, recorded: Recorded) -> checkpoint.Checkpoint:
+    """Puts the run where the checkpoint was; a learning rate that is given wins over the one that was saved. Raises
+    CheckpointError, with nothing changed, for one that does not fit."""
+    steps = steps_of(arguments, recorded)
+    if (done := checkpoint.peek(arguments.checkpoint).step) >= steps:
+        raise UsageError(f"{arguments.checkpoint} has {done} steps already; --steps {steps} counts "
+                         f"from the start of the run")
+    found = checkpoint.load(arguments.checkpoint, recorded.model, recorded.optimizer, loader=recorded.train_data)
+    if "--lr" in arguments.given:
+        recorded.optimizer.lr = arguments.lr
+    return found
+
+
+def parameters(recorded: Recorded) -> int:
+    return sum(p.size for p in recorded.model.parameters())
+
+
+def run_record(task: Job, trainer: Trainer) -> dict[str, Any]:
+    """What one run has to say, with the keys of `train --json`."""
+    return {"model": task.model, "parameters": parameters(trainer.recorded), "data": trainer.recorded.train_data.name,
+            "device": trainer.recorded.device.name, "ranks": 1, "scheduler": task.scheduler,
+            "steps": len(trainer.losses),
+            "loss_first": trainer.losses[0], "loss_last": trainer.losses[-1], "accuracy": trainer.accuracy(),
+            "step_ms": trainer.step_ms(), "predicted_step_ms": round(trainer.plan.predicted_step_ms, 4),
+            "peak_bytes": max(trainer.plan.peak_bytes or (0,)), "params_sha256": trainer.params_sha256(),
+            "versions": versions()}
+
+
+def summary(record: dict[str, Any]) -> str:
+    accuracy = "" if record["accuracy"] is None else f", test accuracy {record['accuracy']:.1%}"
+    step = record["step_ms"]
+    return (f"{record['model']} ({record['parameters']:,} parameters) on {record['data']}, {record['scheduler']} on "
+            f"{record['device']}: {record['steps']} steps\n"
+            f"  loss {record['loss_first']:.4f} -> {record['loss_last']:.4f}{accuracy}\n"
+            f"  step {step['median']:.3f} ms (p10 {step['p10']:.3f}, p90 {step['p90']:.3f}), predicted "
+            f"{record['predicted_step_ms']:.3f} ms\n"
+            f"  peak memory {record['peak_bytes']:,} bytes\n"
+            f"  parameters sha256 {record['params_sha256'][:16]}")
