@@ -9,6 +9,7 @@ from helpers import PATIENCE, need
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from minidl.pricing.cost import CostModel
 from minidl.schedulers.pipeline import POLICIES, PipelineError, Plan, Problem, costs, plan, price, prove, stage_graph
 from minidl.schedulers.pipeline.optimal import OBJECTIVES, in_ticks
 from minidl.schedulers.pipeline.optimal import solve as solve_within
@@ -110,6 +111,16 @@ def test_the_plan_carries_its_proof():
     made = plan("optimal", 2, 3, objective="span")
     assert made.notes["status"] == {"objective": "span", "value": 9.0, "bound": 9.0, "proved": True,
                                     "status": "OPTIMAL"}
+
+
+def test_times_without_a_common_tick_are_rounded_and_the_status_says_so():
+    cost = CostModel.given(float(np.pi), float(np.e), 2.0)
+    made = plan("optimal", 2, 3, cost)
+    status = made.notes["status"]
+    assert status["proved"]
+    assert status["rounded_to"] == pytest.approx(np.pi / 1000)
+    assert status["value"] == pytest.approx(price(made).makespan, rel=2e-3)
+    assert price(made).makespan <= price(plan("zb_auto", 2, 3, cost)).makespan * 1.002
 
 
 def test_ticks_are_exact():

@@ -7,7 +7,7 @@ assumption. The solver's package comes with the extra `optimal`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import gcd, lcm
 from typing import Any
@@ -47,10 +47,25 @@ class Optimum:
 
 def optimal(problem: Problem, objective: str = "makespan", time_limit: float = 60.0) -> tuple[Schedule, dict[str, Any]]:
     """The order of the smallest `objective`, found by constraint programming (extra `optimal`), and whether that is
-    proved; for small problems."""
+    proved; for small problems. Times without a common tick, such as measured ones, are rounded to thousandths of the
+    longest first; the status then has `rounded_to` and is about the rounded times."""
+    unit = 1.0
+    try:
+        in_ticks(problem)
+    except PipelineError:
+        problem, unit = _rounded(problem)
     found = solve(problem, objective, time_limit)
-    return found.schedule, {"status": {"objective": objective, "value": found.value, "bound": found.bound,
-                                       "proved": found.proved, "status": found.status}}
+    status = {"objective": objective, "value": found.value * unit, "bound": found.bound * unit,
+              "proved": found.proved, "status": found.status}
+    return found.schedule, {"status": status | ({} if unit == 1 else {"rounded_to": unit})}
+
+
+def _rounded(problem: Problem) -> tuple[Problem, float]:
+    """The problem with times in thousandths of the longest, at least one each; and that thousandth."""
+    rows = {"forward": problem.forward, "output_grad": problem.output_grad, "weight_grad": problem.weight_grad}
+    tick = float(max(times.max() for times in rows.values())) / 1000
+    whole: dict[str, Any] = {name: np.maximum(1, np.rint(times / tick)) for name, times in rows.items()}
+    return replace(problem, latency=float(np.rint(problem.latency / tick)), **whole), tick
 
 
 def solve(problem: Problem, objective: str = "makespan", time_limit: float = 60.0, seed: int = 0) -> Optimum:
