@@ -31,7 +31,7 @@ from minidl.runtime.checking import random_schedule
 from minidl.runtime.memory import MemoryLimitError
 from minidl.schedule import Lane, Schedule, ScheduleError
 from minidl.schedulers import pipeline
-from minidl.schedulers.pipeline import PipelineError, refine, v_shape, zb_auto
+from minidl.schedulers.pipeline import PipelineError, joint, refine, v_shape, zb_auto
 from minidl.tasks import GraphError, Kind, unpack
 
 COST = CostModel.analytic()
@@ -45,6 +45,7 @@ def little_effort(monkeypatch):
     monkeypatch.setattr(v_shape, "EFFORT", 5_000)
     monkeypatch.setattr(refine, "EFFORT", 5_000)
     monkeypatch.setattr(zb_auto, "EFFORT", 1e4)
+    monkeypatch.setattr(joint, "EFFORT", 1e4)
 
 
 @dataclass

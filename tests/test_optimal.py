@@ -17,7 +17,7 @@ from minidl.schedulers.pipeline.placement import contiguous
 from minidl.schedulers.pipeline.zb_auto import zb_auto
 
 COMPARABLE = sorted(name for name, p in POLICIES.items()
-                    if p.placement == "contiguous" and not p.stale and not p.sliced and name != "optimal")
+                    if p.placement == "contiguous" and not (p.stale or p.sliced or p.arranges) and name != "optimal")
 MEASURE = {"makespan": "makespan", "span": "max_span", "period": "period"}
 solve = partial(solve_within, time_limit=PATIENCE)  # so that a busy machine proves what is asked for
 

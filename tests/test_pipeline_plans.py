@@ -19,7 +19,7 @@ from minidl.schedulers.pipeline.listing import list_schedule
 from minidl.tasks import Kind, pack, task_name, unpack
 
 GOLDEN = Path(__file__).parent / "data" / "pipeline_plans"
-SEARCHES = {"optimal", "zb_auto"}  # proved elsewhere: each takes its time
+SEARCHES = {"optimal", "zb_auto", "joint"}  # proved elsewhere: each takes its time
 SWEPT = [name for name in pipeline.names() if name not in SEARCHES and "layerpipe" not in name]
 
 

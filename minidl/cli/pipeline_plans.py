@@ -97,12 +97,16 @@ def text(plan: Plan) -> str:
     for what, choice in plan.notes.get("choices", {}).items():
         tried = ", ".join(f"{name} {time:g}" for name, time in choice["makespans"].items())
         text += f"\n\n{what} {choice['picked']}, the best by simulation; makespans: {tried}"
+    if joint := plan.notes.get("joint"):
+        than = "" if joint["interleaved"] is None else f"; interleaved 1F1B takes {joint['interleaved']:g}"
+        text += (f"\n\n{joint['policy']} on stages of {_short(joint['layers'])} layers, {joint['placement']}: the "
+                 f"fastest of {joint['tried']} arrangements by simulation, {joint['makespan']:g}{than}")
     return text
 
 
 def said(plan: Plan) -> dict[str, Any]:
     """What the policy has to say, for JSON: of a search for an optimum its status, of choices what was tried."""
-    return plan.notes.get("status", {}) | {key: plan.notes[key] for key in ("choices",) if key in plan.notes}
+    return plan.notes.get("status", {}) | {key: plan.notes[key] for key in ("choices", "joint") if key in plan.notes}
 
 
 def _short(values: Any) -> str:
@@ -157,7 +161,12 @@ def check(arguments: Any) -> int:
         raise UsageError("how many ranks? give --ranks P, --micro-batches M and, if a rank has "
                          "several stages, --chunks V")
     schedule = pipelines.read_schedule(read_text(arguments.plan, "plan"), arguments.plan)
-    like = planned(arguments, cost=CostModel.analytic(), capped=False) if "--scheduler" in arguments.given else None
+    chosen = pipelines.POLICIES.get(arguments.scheduler) if "--scheduler" in arguments.given else None
+    if chosen and chosen.arranges and arguments.model:
+        raise UsageError(f"{arguments.scheduler} cuts a network as suits it, and a plan's CSV does not hold the cut")
+    picks = chosen is not None and bool(chosen.placements or chosen.arranges)  # where stages live, by the times
+    like = (planned(arguments, cost=CostModel.analytic(), capped=False)
+            if "--scheduler" in arguments.given and not picks else None)
     chunks = arguments.chunks if like is None else like.placement.chunks
     recorded = _recorded(arguments, arguments.scheduler) if arguments.model else None
     stages = None

@@ -17,7 +17,8 @@ from ...schedule import Schedule
 from ...tasks import Kind, unpack
 from .choice import with_choices
 from .follow import with_followers
-from .models import cut
+from .joint import Arrangement, notes
+from .models import balanced, cut
 from .placement import PipelineError, Placement
 from .policies import Policy, place, policy, title
 from .problem import Problem, check_numbers, costs
@@ -81,6 +82,9 @@ def plan_network(graph: TaskGraph, policy_or_name: str | Policy, cost: CostModel
     if chosen.sliced:
         raise PipelineError(f"{name} orders slices of sequences, but this step was recorded with whole micro-batches; "
                             f"`minidl simulate` without a model prices it")
+    if chosen.arranges is not None:
+        return _arranged(graph, name, chosen.arranges, cost, machine, placement, stage_of_unit,
+                         {"all_reduces": all_reduces, "part_bytes": part_bytes})
     if chosen.stale and sums(graph).any():
         raise PipelineError(f"{name} updates several times in a step, before all stages have their gradients; it "
                             f"cannot clip by the norm of all")
@@ -121,6 +125,31 @@ def plan_network(graph: TaskGraph, policy_or_name: str | Policy, cost: CostModel
     return Plan(name, merged, ordered, cost, machine.ranks * machine.replicas, machine.memory_limit,
                 options | told | notes, placement=placement, micro_batches=micro_batches, cap=cap,
                 kept=options.get("kept", 1.0), versions=versions)
+
+
+def _arranged(graph: TaskGraph, name: str, arranges: Callable[[Problem], list[Arrangement]], cost: CostModel,
+              machine: Machine, layers: Placement, layer_of_unit: Ints | None, told: dict[str, Any]) -> Plan:
+    """The plan of the fastest arrangement that keeps the machine's limits. A layer is a stage of `layers`: balanced by
+    `cost`, or given. Raises PipelineError where none does."""
+    of = balanced(graph, cost, layers.stages) if layer_of_unit is None else np.asarray(layer_of_unit)
+    micro_batches = int(graph.micro_batch.max(initial=0)) + 1
+    check_numbers(layers.stages, micro_batches, machine.activation_cap)
+    cut_up = cut(graph, cost, layers.stages, of)
+    found = arranges(_problem(cut_up.graph, cut_up.time, layers, micro_batches, cost, machine.activation_cap))
+    refused: dict[tuple[str, int], str] = {}  # a cut that differs by a layer would do no better
+    for best in found:
+        kind = best.policy, best.problem.stages
+        if kind in refused:
+            continue
+        chosen = policy(best.policy)
+        fixed: dict[str, Any] = {"group": 1} if "group" in chosen.options else {}
+        try:
+            made = prove(plan_network(graph, chosen, cost, machine, chunks=best.problem.chunks,
+                                      stage_of_unit=best.stage_of_layer[of], **told, **fixed))
+            return replace(made, scheduler=name, notes=notes(found, best))
+        except ValueError as error:  # above a limit, or a cut that cannot be
+            refused[kind] = getattr(error, "message", None) or str(error)
+    raise PipelineError(f"{name}: no arrangement can be; the fastest: {next(iter(refused.values()))}")
 
 
 def _check_updates(name: str, graph: TaskGraph, versions: Versions) -> None:

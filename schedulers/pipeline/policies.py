@@ -16,6 +16,7 @@ from .dualpipe import dualpipe, dualpipe_v
 from .fast_forward import fast_forward, fast_forward_auto, fast_forward_greedy, fast_forward_push, fast_forward_strict
 from .flush import gpipe, interleaved, one_f_one_b
 from .hanayo import hanayo
+from .joint import Arrangement, arrangements, joint
 from .layerpipe import layerpipe, layerpipe2, layerpipe2_steady, layerpipe2_versions, layerpipe_on_network
 from .looped import groupings, looped_bfs, modulo, modulo_greedy
 from .optimal import optimal
@@ -46,9 +47,9 @@ class Policy:
     rank, and `chunks_fixed` whether it is the only one possible. `needs(ranks, micro_batches, chunks)` returns what is
     wrong, or None. Stale policies say with `versions(problem, schedule)` which weight version each entry reads, how
     many micro-batches make one update, and with `steady(problem)` their time per mini-batch in steady state. One that
-    is `sliced` makes a plan of slices of micro-batches. `placements(problem)`: by name those to choose from, by
-    simulation, where there are several. What `order`, `versions` and `placements` take beside these are the policy's
-    options.
+    is `sliced` makes a plan of slices of micro-batches. One that `arranges` layers chooses cut and policy too: it gives
+    what it tried, the fastest first. `placements(problem)`: by name those to choose from, by simulation, where there
+    are several. What `order`, `versions` and `placements` take beside these are the policy's options.
     """
 
     order: Callable[..., Schedule | tuple[Schedule, dict[str, Any]] | Plan]
@@ -61,6 +62,7 @@ class Policy:
     steady: Callable[[Problem], float] | None = None
     on_network: Callable[..., tuple[Schedule, Placement, Versions]] | None = None
     sliced: bool = False
+    arranges: Callable[[Problem], list[Arrangement]] | None = None
     placements: Callable[..., Mapping[str, Placement]] | None = None
 
     @property
@@ -164,6 +166,7 @@ POLICIES: dict[str, Policy] = {
     "dualpipe_v": Policy(dualpipe_v, "wave", splits="partly", chunks=2,
                          needs=_at_least("at least 2p", lambda p: 2 * p)),
     "interleaved": Policy(interleaved, "looped", chunks=2, chunks_fixed=False),
+    "joint": Policy(joint, "contiguous", splits="partly", chunks=4, chunks_fixed=False, arranges=arrangements),
     "seq1f1b": Policy(seq1f1b, "contiguous", sliced=True),
 }
 

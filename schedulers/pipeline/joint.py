@@ -1,0 +1,201 @@
+"""Cut, placement and order chosen together, for layers that take different times: an embedding, a loss.
+
+A pipeline is as fast as its slowest rank, so where layers differ, the best cut depends on which stages share a rank,
+and the best order on both. `arrangements` tries all three: stages side by side, round after round (interleaved) and in
+waves (a V), one or several a rank; cuts with equal numbers of layers, with equal times of stages, and with equal times
+of ranks; and on each the policies below, timed by the simulator. The cuts of the fastest are then moved layer by layer
+while that helps. Interleaved 1F1B is among the candidates, so what is found is never slower. In the spirit of Piper
+(Tarnawski et al., 2021) and AutoPipe (Liu et al., 2022), which search some of these; the search is our own.
+
+Deterministic. It knows layers only as times: what a cut costs in bytes and memory is for the proof of the plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ...graph import Floats, Ints
+from ...plans import Plan
+from ...pricing.cost import CostModel
+from ...schedule import Schedule
+from .choice import Order, makespan
+from .fast_forward import fast_forward_greedy
+from .flush import interleaved, one_f_one_b
+from .hanayo import hanayo
+from .looped import modulo_greedy
+from .models import linear_partition
+from .placement import PLACEMENTS, PipelineError, Placement
+from .problem import Problem
+from .proof import CapError
+from .stages import fused_in, stage_graph
+from .v_shape import zb_v
+from .zb_auto import zb_auto
+from .zero_bubble import interleaved_zb, zb_h1
+
+#: placement -> the policies that are tried on it
+ORDERS: dict[str, dict[str, Order]] = {
+    "looped": {"interleaved": interleaved, "interleaved_zb": interleaved_zb, "modulo_greedy": modulo_greedy},
+    "contiguous": {"one_f_one_b": one_f_one_b, "zb_h1": zb_h1, "fast_forward_greedy": fast_forward_greedy},
+    "wave": {"hanayo": hanayo}}
+#: those that search themselves, tried on the best cut for their placement and stages a rank
+SEARCHES: tuple[tuple[str, int, str, Order], ...] = (("contiguous", 1, "zb_auto", zb_auto), ("wave", 2, "zb_v", zb_v))
+CHUNKS = (1, 2, 3, 4, 6, 8, 12, 16)  #: stages a rank that are tried
+MOVED = 2  #: so many of the fastest have their cuts moved
+EFFORT = 400_000  #: tasks that are timed for that, about
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """What was tried. `problem`: that of its stages, with their placement; `stage_of_layer`: the cut."""
+
+    makespan: float
+    policy: str
+    stage_of_layer: Ints
+    problem: Problem
+    schedule: Schedule
+
+    def as_json(self) -> dict[str, Any]:
+        """Placement, and the number of layers of each stage."""
+        return {"policy": self.policy, "placement": self.problem.placement.name,
+                "layers": np.bincount(self.stage_of_layer, minlength=self.problem.stages).tolist(),
+                "makespan": float(f"{self.makespan:.6g}")}
+
+
+def joint(problem: Problem) -> Plan:
+    """Cut, placement and order by simulation, for layers of different times: never slower than interleaved 1F1B. The
+    stages of the problem are its layers. Raises PipelineError where nothing keeps the cap."""
+    found = arrangements(problem)
+    best, own = found[0], found[0].problem
+    m, place = problem.micro_batches, own.placement
+    graph = stage_graph(place.stages, m, fused_in(best.schedule, place.stages, m))
+    cost = CostModel.given(own.forward.tolist(), own.output_grad.tolist(), own.weight_grad.tolist(), own.latency)
+    return Plan("joint", graph, best.schedule, cost, place.ranks, notes=notes(found, best), placement=place,
+                micro_batches=m)
+
+
+def notes(found: list[Arrangement], best: Arrangement) -> dict[str, Any]:
+    """For a plan: what was picked, how many were tried, and the fastest interleaved 1F1B beside it."""
+    plain = min((a.makespan for a in found if a.policy == "interleaved"), default=None)
+    return {"joint": best.as_json() | {"tried": len(found),
+                                       "interleaved": None if plain is None else float(f"{plain:.6g}")}}
+
+
+def arrangements(problem: Problem) -> list[Arrangement]:
+    """Everything that was tried and keeps the cap, the fastest first. Raises PipelineError where nothing does."""
+    found: list[Arrangement] = []
+    why = "no policy can work with these numbers"
+    for kind, place in _placements(problem):
+        for of in _cuts(problem, place):
+            for policy, order in ORDERS[kind].items():
+                try:
+                    found.append(_tried(problem, place, of, policy, order))
+                except (PipelineError, CapError) as error:
+                    why = getattr(error, "message", None) or str(error)
+    found.sort(key=_time)
+    for kind, chunks, policy, order in SEARCHES:
+        if chunks * problem.ranks > problem.stages:
+            continue
+        place = PLACEMENTS[kind](problem.ranks, chunks)
+        cut = next((a.stage_of_layer for a in found if a.problem.chunks == chunks and a.policy in ORDERS[kind]),
+                   _cuts(problem, place)[-1])
+        try:
+            found.append(_tried(problem, place, cut, policy, order))
+        except (PipelineError, CapError) as error:
+            why = getattr(error, "message", None) or str(error)
+    if not found:
+        raise PipelineError(f"joint: {why}")
+    found.sort(key=_time)
+    room = EFFORT
+    for start in found[:MOVED]:
+        if start.policy in {policy for kind in ORDERS for policy in ORDERS[kind]}:
+            made, room = _moved(problem, start, room)
+            found += made
+    return sorted(found, key=_time)
+
+
+def _time(arrangement: Arrangement) -> float:
+    return float(f"{arrangement.makespan:.11g}")
+
+
+def _placements(problem: Problem) -> Iterator[tuple[str, Placement]]:
+    """Kind and placement, for all numbers of stages that the layers allow."""
+    for chunks in CHUNKS:
+        if chunks * problem.ranks <= problem.stages:
+            for kind in ["contiguous"] if chunks == 1 else ["looped"] if chunks % 2 else ["looped", "wave"]:
+                yield kind, PLACEMENTS[kind](problem.ranks, chunks)
+            if chunks == 1:
+                yield "looped", PLACEMENTS["looped"](problem.ranks, 1)
+
+
+def _cuts(problem: Problem, place: Placement) -> list[Ints]:
+    """The stage of each layer: equal numbers of layers, equal times of stages, and equal times of ranks."""
+    time = problem.forward + problem.output_grad + problem.weight_grad
+    found = [np.arange(len(time)) * place.stages // len(time), linear_partition(time, place.stages)]
+    found.append(_even_ranks(time, found[-1], place))
+    return [of for i, of in enumerate(found) if not any((of == other).all() for other in found[:i])]
+
+
+def _even_ranks(time: np.ndarray, of: Ints, place: Placement) -> Ints:
+    """The cut with single layers moved over its borders while the busiest rank, then the largest stage, gets less."""
+    def load(of: Ints) -> tuple[float, float]:
+        stage = np.bincount(of, time, place.stages)
+        return float(np.bincount(place.table[0], stage).max()), float(stage.max())
+
+    now = load(of)
+    while True:
+        each = [(load(other), i) for i, other in enumerate(_neighbours(of))]
+        best, i = min(each, default=(now, 0))
+        if not best < now:
+            return of
+        now, of = best, list(_neighbours(of))[i]
+
+
+def _neighbours(of: Ints) -> Iterator[Ints]:
+    """Every cut with one border one layer further, none of whose stages is empty."""
+    size = np.bincount(of)
+    for border in np.flatnonzero(np.diff(of)).tolist():
+        for layer, stage in ((border, of[border + 1]), (border + 1, of[border])):
+            if size[of[layer]] > 1:
+                other = of.copy()
+                other[layer] = stage
+                yield other
+
+
+def _tried(problem: Problem, place: Placement, of: Ints, policy: str, order: Order) -> Arrangement:
+    """Raises PipelineError for numbers that the policy cannot work with, CapError above the cap."""
+    def summed(layers: Floats) -> Floats:
+        stages: Floats = np.bincount(of, layers, place.stages).astype(np.float64)
+        return stages
+
+    own = replace(problem, placement=place, forward=summed(problem.forward), output_grad=summed(problem.output_grad),
+                  weight_grad=summed(problem.weight_grad))
+    made = order(own)
+    schedule = made if isinstance(made, Schedule) else made[0]
+    return Arrangement(makespan(own, schedule), policy, of, own, schedule)
+
+
+def _moved(problem: Problem, start: Arrangement, room: int) -> tuple[list[Arrangement], int]:
+    """Ever faster arrangements whose cuts differ by a layer, and how many more tasks may be timed."""
+    order = next(ORDERS[kind][start.policy] for kind in ORDERS if start.policy in ORDERS[kind])
+    made: list[Arrangement] = []
+    best = start
+    while True:
+        step = None
+        for of in _neighbours(best.stage_of_layer):
+            room -= 3 * best.problem.stages * problem.micro_batches
+            if room < 0:
+                return made, 0
+            try:
+                other = _tried(problem, best.problem.placement, of, best.policy, order)
+            except (PipelineError, CapError):
+                continue
+            if _time(other) < _time(step or best):
+                step = other
+        if step is None:
+            return made, room
+        made.append(step)
+        best = step
