@@ -2,7 +2,7 @@
 
 A policy is a function `(graph, cost, machine, **options)` to a Schedule, or to a Plan if it adds more. A new policy is
 one line in SCHEDULERS, or stays in a file of its own: wherever a scheduler is named, `file.py:function` and
-`package.module:function` work too. Nothing here knows a device.
+`package.module:function` work too, and so does the CSV of a plan. Nothing here knows a device.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ..files import read_text
 from ..graph import TaskGraph
 from ..loading import function_of
 from ..plans import Machine, Plan
@@ -45,6 +46,11 @@ class Scheduler:
         except (TypeError, ValueError, NameError):  # a user's annotations may use names that are not defined
             found = inspect.signature(self.function)
         return dict(list(found.parameters.items())[3:])
+
+    @property
+    def own(self) -> bool:
+        """Whether it is a function or a file of the user's."""
+        return self.name not in SCHEDULERS
 
     @property
     def about(self) -> str:
@@ -96,6 +102,8 @@ def find(name: str, parallel: str | None = None) -> Scheduler:
     one."""
     if ":" in name:
         return Scheduler(name, parallel or "none", function_of(name))
+    if name.endswith(".csv"):
+        return Scheduler(name, parallel or "none", _of_file(name, parallel))
     found = SCHEDULERS.get(name)
     if found is None:
         known = names(parallel) if parallel else list(SCHEDULERS)
@@ -106,6 +114,22 @@ def find(name: str, parallel: str | None = None) -> Scheduler:
         raise ValueError(f"scheduler {name} is {KINDS[found.parallel]}, not {KINDS[parallel]}; use one of: "
                          f"{', '.join(names(parallel))}")
     return found
+
+
+def _of_file(path: str, parallel: str | None) -> Function:
+    """The policy that reads a saved or edited plan. Raises ValueError for data-parallel ranks."""
+    if parallel == "data":
+        raise ValueError(f"{path}: a data-parallel plan can be checked (`minidl check`), but not run from a file, "
+                         f"which does not say how its policy cuts the gradients; give the policy's name")
+
+    def on_device(graph: TaskGraph, cost: CostModel, machine: Machine) -> Schedule:
+        return pipeline.read_schedule(read_text(path, "plan"), path)
+
+    def on_ranks(graph: TaskGraph, cost: CostModel, machine: Machine, *, chunks: int | None = None) -> Plan:
+        return pipeline.plan_schedule(graph, pipeline.read_schedule(read_text(path, "plan"), path), cost, machine,
+                                      chunks=chunks)
+
+    return on_ranks if parallel == "pipeline" else on_device
 
 
 def plan(graph: TaskGraph, policy: str | Function | Schedule | Scheduler, cost: CostModel | None = None,

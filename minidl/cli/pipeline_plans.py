@@ -40,12 +40,12 @@ def planned(arguments: Any, name: str | None = None, cost: CostModel | None = No
         cost = cost or replace(costs(arguments, recorded), link=_link(arguments))
         machine = Machine(arguments.ranks, arguments.memory_limit if capped else None, cap, _collective(arguments),
                           arguments.replicas)
-        stages = (arguments.ranks * (arguments.chunks or 1) if ":" in chosen.name
+        stages = (arguments.ranks * (arguments.chunks or 1) if chosen.own
                   else pipelines.place(chosen.name, arguments.ranks, arguments.chunks).stages)
         options = chosen.known(chunks=arguments.chunks,
                                stage_of_unit=pipelines.balanced(recorded.graph, _cut_by(arguments), stages)) | options
         return recorded.plan(cost, machine, **options)
-    if ":" in chosen.name:
+    if chosen.own:
         raise UsageError(f"{chosen.name} plans recorded networks; name one with --model")
     placement = pipelines.place(chosen.name, arguments.ranks, arguments.chunks)
     forward, output_grad, weight_grad = (1.0 if value is None else value

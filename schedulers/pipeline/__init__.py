@@ -11,7 +11,7 @@ from .grid import grid
 from .models import balanced, cut
 from .notation import from_torch, read_schedule, to_torch
 from .placement import PipelineError, Placement
-from .planner import of_network, plan, plan_network
+from .planner import of_network, plan, plan_network, plan_schedule
 from .policies import POLICIES, Policy, groups, names, place, policy, update_every
 from .pricing import Price, price
 from .problem import Problem, costs
@@ -21,6 +21,6 @@ from .stages import fused_in, stage_graph
 
 __all__ = [
     "POLICIES", "PipelineError", "Placement", "Plan", "Policy", "Price", "Problem", "Versions", "add_all_reduces",
-    "add_communication", "balanced", "chunks_in", "costs", "cut", "from_torch", "fused_in", "grid", "groups", "names",
-    "of_network", "place", "plan", "plan_network", "policy", "price", "prove", "read_plan", "read_schedule",
-    "stage_graph", "swap", "to_torch", "update_every"]
+    "add_communication", "balanced", "chunks_in", "costs", "cut", "from_torch", "fused_in", "grid", "groups",
+    "names", "of_network", "place", "plan", "plan_network", "plan_schedule", "policy", "price", "prove",
+    "read_plan", "read_schedule", "stage_graph", "swap", "to_torch", "update_every"]

@@ -18,11 +18,11 @@ from ...tasks import Kind, unpack
 from .choice import with_choices
 from .follow import with_followers
 from .joint import Arrangement, notes
-from .models import balanced, cut
+from .models import Stages, balanced, cut
 from .placement import PipelineError, Placement
 from .policies import Policy, place, policy, title
 from .problem import Problem, check_numbers, costs
-from .proof import CapError, prove
+from .proof import CapError, chunks_in, prove, read_plan
 from .replicas import add_all_reduces
 from .stages import fused_in, stage_graph
 from .tied import sums_of_uses
@@ -154,6 +154,23 @@ def _arranged(graph: TaskGraph, name: str, arranges: Callable[[Problem], list[Ar
         except ValueError as error:  # above a limit, or a cut that cannot be
             refused[kind] = getattr(error, "message", None) or str(error)
     raise PipelineError(f"{name}: no arrangement can be; the fastest: {next(iter(refused.values()))}")
+
+
+def plan_schedule(graph: TaskGraph, schedule: Schedule, cost: CostModel, machine: Machine, *,
+                  chunks: int | None = None) -> Plan:
+    """The plan that an order of unknown origin means for a recorded step, proved. Stages are balanced by `cost`; where
+    they live is read off the order. Raises ScheduleError, PipelineError or MemoryLimitError."""
+    count = machine.ranks * (chunks or chunks_in(schedule, machine.ranks))
+    micro_batches = int(graph.micro_batch.max(initial=0)) + 1
+
+    def read(stages: Stages) -> Plan:
+        return read_plan(schedule, machine.ranks, micro_batches, chunks, machine.activation_cap, graph=stages.graph,
+                         limit=machine.memory_limit, replicas=machine.replicas)
+
+    found = read(cut(graph, cost, count))  # says where stages live, and so which of them share a rank's scalars
+    stages = cut(graph, cost, count, rank_of_stage=found.placement.table)
+    made = read(stages)
+    return replace(made, cost=stages.cost(made.graph, cost))
 
 
 def _check_updates(name: str, graph: TaskGraph, versions: Versions) -> None:
