@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from .graph import ROLES, Ints, Launch, Role, Rows, TaskGraph, View
-from .passes.boundary import Loop, loop
+from .passes.boundary import VERDICT, Loop, head, loop
 from .passes.messages import check_collectives, check_rendezvous
 from .passes.rewrite import unroll
 from .rank_grid import RankGrid
@@ -79,6 +79,10 @@ class Program:
     reads (None: all). `runs_on`: whether communication may go on after a step's call has returned; its buffers then
     outlive the step, and late tasks wait for it. `boundary_waits`: pairs of keys (late task, communication task of the
     step before).
+
+    `verdict`: the storage of a flag that a body's late tasks leave, and `head` the keys of the tasks up to there, with
+    the messages that they send, on all ranks. Where the flag is set it is on all ranks, and what of the head is not
+    late runs once more, on what the late tasks have left, before anything else does.
     """
 
     rank: int
@@ -91,6 +95,8 @@ class Program:
     takes: tuple[int, ...] | None = None
     runs_on: bool = False
     boundary_waits: tuple[tuple[int, int], ...] = ()
+    verdict: int | None = None
+    head: tuple[int, ...] = ()
 
     @property
     def parts(self) -> Iterator[Part]:
@@ -130,6 +136,7 @@ class Program:
                 "takes": self.takes and list(self.takes),
                 "runs_on": self.runs_on, "peak_bytes": self.peak_bytes,
                 "boundary_waits": [[task_name(late), task_name(transfer)] for late, transfer in self.boundary_waits],
+                "head": [task_name(key) for key in self.head],
                 **{name: found[0].as_json() for name, found in parts.items()}}
 
     def save(self, path: str | Path) -> None:
@@ -158,11 +165,12 @@ def lower(graph: TaskGraph, schedule: Schedule, *, ranks: int = 1, rank: int = 0
     if ranks % own:
         raise ScheduleError(f"the schedule has {own} ranks; "
                             + (f"this run has {ranks}" if ranks > 1 else "one device can run only one"))
-    takes, grid = None, RankGrid(own, ranks // own)
+    takes, above, grid = None, graph.keys[:0], RankGrid(own, ranks // own)
     check_collectives(graph, schedule, grid)
     if schedule.ranks > 1:
         schedule.validate(graph)
         check_rendezvous(graph, schedule)
+        above = graph.keys[head(graph, schedule)] if graph.late.any() else above
         graph, schedule, takes = of_rank(*of_replica(graph, schedule, grid.place(rank)[0] * own), rank)
     steps = loop(graph, schedule)
     body = tuple(Part(g, schedule.validate(g)) for g in steps.body)
@@ -174,8 +182,9 @@ def lower(graph: TaskGraph, schedule: Schedule, *, ranks: int = 1, rank: int = 0
     waits = _boundary_waits(body[0], steps)
     if waits:  # communication may still run when the next step begins
         schedule.repeated(2).validate(_two_steps(graph, steps))
+    verdict = next((s for s, spec in enumerate(graph.storages) if spec.name == VERDICT), None) if len(above) else None
     program = Program(rank, ranks, grid.group(rank), steps, prologue, body, epilogue, takes, waits is not None,
-                      waits or ())
+                      waits or (), verdict, tuple(above[graph.find(above) >= 0].tolist()))
     check_limit(program, memory_limit)
     return program
 

@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 
 from ..graph import ROLES, Ints, Role, Rows, TaskGraph, moved_views
 from ..schedule import Schedule
-from ..tasks import GraphError, Kind, repack, task_name, unpack
+from ..tasks import COMMUNICATION, RECEIVES, SENDS, GraphError, Kind, repack, task_name, unpack
 
 Mask = NDArray[np.bool_]
+VERDICT = "verdict"  #: the storage whose flag says, late in a step, that its head must run again
 
 
 class BoundaryError(GraphError):
@@ -211,8 +212,39 @@ def with_late(schedule: Schedule, graph: TaskGraph, tasks: Ints) -> Schedule:
 
 
 def loop(graph: TaskGraph, schedule: Schedule) -> Loop:
-    """The loop that a schedule runs. Raises ScheduleError for tasks that cannot be late."""
+    """The loop that a schedule runs, of a recorded step or of a body. Raises ScheduleError for tasks that cannot be
+    late."""
+    if graph.late.any():
+        now, late = graph.take(np.flatnonzero(~graph.late)), graph.take(np.flatnonzero(graph.late))
+        return Loop((now,), (graph,), (replace(late, inputs=(), outputs=()),))
     try:
         return cross_boundary(graph, late_tasks(graph, schedule).tolist())
     except BoundaryError as error:
         raise schedule.error(str(error), [int(repack(graph.keys[error.task], late=1))]) from None
+
+
+def head(graph: TaskGraph, schedule: Schedule) -> Mask:
+    """Of a body with a verdict, with its messages: the tasks that run again where that is bad. On each lane that
+    computes all up to the last late one, and the messages that these send. What is received belongs to the head where
+    it is sent in it, whenever it is read.
+
+    Raises ScheduleError for a lane of messages in which others stand among them.
+    """
+    found = np.zeros(len(graph), bool)
+    ids = schedule.ids(graph)
+    talks = np.isin(graph.kind, COMMUNICATION)
+    lanes = [ids[schedule.ptr[i] : schedule.ptr[i + 1]] for i in range(len(schedule.lanes))]
+    for lane in lanes:
+        late = np.flatnonzero(graph.late[lane] & ~talks[lane])
+        found[lane[: late[-1] + 1 if late.size else 0]] = True
+    found &= ~talks
+    for kinds in (SENDS, RECEIVES):
+        mine = np.flatnonzero(np.isin(graph.kind, kinds))
+        found[mine] = [found[graph.preds[t]].any() for t in mine.tolist()]
+    for lane in lanes:
+        stray = np.flatnonzero(np.diff(found[lane].astype(int)) > 0)
+        if stray.size:
+            first, second = (int(graph.keys[lane[stray[0] + i]]) for i in (0, 1))
+            raise schedule.error(f"{task_name(second)} belongs to the head of the step, which may run twice, and "
+                                 f"stands after {task_name(first)}, which does not", [first, second])
+    return found

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -83,17 +83,28 @@ class Communication:
         return Meetings(self, part, bound, calls)
 
     # ------------------------------------------------------------------------------------------------------------ runs
-    def start(self, meetings: Meetings | None, lanes: Any) -> None:
+    def start(self, entries: Sequence[Sequence[Entry]], lanes: Any) -> None:
         """Starts the communication lanes of a part, beside its other lanes `lanes`. Waits first for those of the part
         before."""
         self._lanes = lanes
-        if meetings is None or not meetings.entries:
+        if not entries:
             return
         self.join()
-        self.flight.begin(meetings.entries)
+        self.flight.begin(entries)
         if self._stream is not None:
             self._stream.start([self.hand.use, self.flight.run], self._fail)
         self._started = True
+
+    def go_on(self, entries: Sequence[Sequence[Entry]], lanes: Any) -> None:
+        """Hands over what follows on the lanes of messages, which `lanes` run beside."""
+        self._lanes = lanes
+        self.flight.append(entries)
+
+    def forget(self) -> None:
+        """Waits for what is under way, of which some may be read by nobody."""
+        self.join()
+        for event in self._events:
+            event.arrived()
 
     def _fail(self, stop: Stop) -> None:
         """Ends the other lanes."""
@@ -184,6 +195,10 @@ class Meetings:
                    for i, t in enumerate(order)}
         self.entries = [[entries[t] for t in lane] for lane in apart]
         self._submitted = {t: entries[t] for t in self._inline}
+
+    def entries_of(self, tasks: Container[int]) -> list[list[Entry]]:
+        """The lanes of communication with the entries of these tasks alone."""
+        return [[entry for entry in lane if entry.task in tasks] for lane in self.entries]
 
     def _entry(self, task: int, slot: int, part: Part, bound: Bound, after: list[int],
                arrived: list[Callable[[], bool]]) -> Entry:

@@ -3,7 +3,8 @@
 A call is one step. Where tasks cross the iteration boundary, the first call runs the prologue and the next ones the
 body, and the late tasks of a step are left for the next call. Code that reads a parameter in between (`Tensor.numpy`,
 an eager op, another executor, a checkpoint) settles first: it runs the epilogue, so that it reads what synchronous
-training leaves. Loop-back ranks share a process and cannot tell whose parameters are read: settle them yourself.
+training leaves. Loop-back ranks share a process and cannot tell whose parameters are read, and ranks that validate a
+step in the next one communicate when they settle: settle them yourself, all of them.
 
 The device runs lanes (`device.lanes`, `device.captured`), the transport moves data between ranks. Lanes of
 communication run in a thread of their own (`minidl.runtime.comm.flight`) and may still run when a call returns.
@@ -12,10 +13,10 @@ communication run in a thread of their own (`minidl.runtime.comm.flight`) and ma
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Container, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,7 +33,7 @@ from . import debug
 from . import device as devices
 from .bound import Bound
 from .comm import Communicator, RankError
-from .comm.flight import CREDIT, TransferError
+from .comm.flight import CREDIT, Entry, TransferError
 from .communication import Communication, Meetings
 from .device import DeviceError
 from .guard import Guard
@@ -67,6 +68,9 @@ class Runtime:
         self.debug = debug.level()
         if captured and not self.device.captures:
             raise DeviceError(f"{self.device.name} has no graphs to capture; use StreamExecutor")
+        if program.verdict is not None and self.device.captures:
+            raise DeviceError(f"the plan validates a step in the next one, which {self.device.name} does not yet; "
+                              f"plan it with barrier=True")
         if self.debug:
             print(program, file=sys.stderr)
         self._storages = [self._lasting(s) for s in program.graph.storages]
@@ -83,6 +87,8 @@ class Runtime:
         threads = transport is not None or any(len(part.schedule.lanes) > 1 for part in program.parts)
         self._guard = Guard(forks=not threads and not self.device.captures)
         self._parity, self._owed = 0, False
+        # a settlement in which ranks talk is one of all ranks together
+        self._settles_alone = program.verdict is None and (transport is None or transport.own_process)
         self._running: _Ready | None = None
         self._last: _Ready | None = None
         self._timeline: Timeline | None = None
@@ -157,18 +163,19 @@ class Runtime:
         if tapes.unsettled and tapes.unsettled != {self} and (self.transport is None or self.transport.own_process):
             self._settle_others()
         part = (self._body if self._owed else self._prologue)[self._parity]
-        part.bound.load(self._own(inputs), settles=False)
+        own = self._own(inputs)
+        part.bound.load(own, settles=False)
         if self.log is not None:
             self.log.step += 1
         self._owed = False  # a step that fails cannot be settled
         tapes.unsettled.discard(self)
-        self._run(part)
+        self._run(part, own)
         for copy in self._snapshots:
             copy()
         self._last, self._timeline = part, None
         if self._epilogue:
             self._owed, self._parity = True, (self._parity + 1) % len(self._body)
-            if self.transport is None or self.transport.own_process:
+            if self._settles_alone:
                 tapes.unsettled.add(self)
         return part.bound.results()
 
@@ -201,12 +208,28 @@ class Runtime:
                 self._run(self._epilogue[self._parity - 1])
                 self._finish()
 
-    def _run(self, part: _Ready) -> None:
+    def _start(self, phase: _Phase) -> None:
+        if self._communication is not None:
+            self._communication.start(phase.entries, phase.lanes)
+        phase.lanes.run()
+
+    def _go_on(self, part: _Ready, inputs: tuple[Any, ...]) -> None:
+        """What follows on a verdict: the head of the step once more where it is bad, then the rest."""
+        assert self._communication is not None
+        again, rest = part.after
+        if self.device.read(part.verdict)[0]:
+            self._communication.forget()  # as all ranks have the same verdict, all receive what the others have sent
+            part.bound.load(inputs, settles=False)  # its place may have been used for something else since
+            self._start(again)
+        self._communication.go_on(rest.entries, rest.lanes)
+        rest.lanes.run()
+
+    def _run(self, part: _Ready, inputs: tuple[Any, ...] = ()) -> None:
         self._running = part
         try:
-            if self._communication is not None:
-                self._communication.start(part.meetings, part.lanes)
-            part.lanes.run()
+            self._start(part.first)
+            if part.verdict is not None:
+                self._go_on(part, inputs)
             if not self.program.runs_on:
                 self._finish()
         except BaseException as error:
@@ -258,9 +281,17 @@ class Runtime:
             self._finish()
             self.device.synchronize()  # copies may still use the memory that is freed next
         for part in {id(p): p for p in (*self._body, *self._prologue, *self._epilogue)}.values():
-            part.lanes.close()
+            for phase in (part.first, *part.after):
+                phase.lanes.close()
         if self._communication is not None:
             self._communication.close()
+
+
+class _Phase(NamedTuple):
+    """Tasks that run without a decision between them: lanes that compute, and entries of lanes of messages."""
+
+    lanes: Any
+    entries: Sequence[Sequence[Entry]]
 
 
 class _Ready:
@@ -292,14 +323,35 @@ class _Ready:
         if captured:
             runtime.device.zero(arena)  # tasks run once before capture: zeros are valid labels, old bytes may not be
         make = runtime.device.captured if captured else runtime.device.lanes
-        self.lanes = make(work, runtime.trace)
+
+        def phase(tasks: Container[int] = range(len(graph))) -> _Phase:
+            own = replace(work, tasks=[[t for t in lane if t in tasks] for lane in work.tasks])
+            return _Phase(make(own, runtime.trace), self.meetings.entries_of(tasks) if self.meetings else [])
+
+        program = runtime.program
+        self.verdict: Any = None
+        self.after: tuple[_Phase, ...] = ()
+        if program.verdict is None or not graph.late.any() or graph.late.all():
+            self.first = phase()
+            return
+        spec = graph.storages[program.verdict]
+        self.verdict = self.bound.array(View(program.verdict, spec.shape, (1,), 0, spec.dtype))
+        head = {*graph.find(np.array(program.head)).tolist()}
+        self.first = phase(head)
+        self.after = (phase({t for t in head if not graph.late[t]}), phase({*range(len(graph))} - head))
+
+    @property
+    def lanes(self) -> Any:
+        """Those of the first phase, of most parts the only one."""
+        return self.first.lanes
 
     def timeline(self) -> Timeline:
         """When each task was issued, started and ended, in microseconds from the first stamp."""
         graph, schedule, ids = self.part.graph, self.part.schedule, self.part.ids
         times = np.empty((len(graph), 3))
-        for number, stamps in zip(self._compute, self.lanes.stamps(), strict=True):
-            times[self.part.lane_tasks(number)] = stamps
+        for number, *stamps in zip(self._compute, *(phase.lanes.stamps() for phase in (self.first, *self.after[1:])),
+                                   strict=True):
+            times[self.part.lane_tasks(number)] = np.concatenate(stamps)
         if self.meetings is not None:
             for task, stamps in self.meetings.times.items():
                 times[task] = stamps

@@ -93,6 +93,12 @@ class PipelineTrainer(Trainer):
         self._mine = [i for i, spec in enumerate(recorded.graph.storages) if spec.live is not None
                       and id(spec.live) in held]
 
+    def settle(self) -> None:
+        """As every trainer does, on all ranks together: a step that is not validated yet needs all of them."""
+        self.collect()
+        self.run.settle()
+        super().settle()
+
     def share(self) -> None:
         """Brings the parameters and states of all stages to every rank, those of the first replica: others may have
         other running statistics, of their own shares. All ranks call it together."""

@@ -21,6 +21,8 @@ from .joint import Arrangement, notes
 from .models import Stages, balanced, cut
 from .placement import PipelineError, Placement
 from .policies import Policy, place, policy, title
+from .post_validation import post_validated, waits_for_all
+from .pricing import chained
 from .problem import Problem, check_numbers, costs
 from .proof import CapError, chunks_in, prove, read_plan
 from .replicas import add_all_reduces
@@ -63,13 +65,15 @@ def plan(policy_or_name: str | Policy, ranks: int, micro_batches: int, cost: Cos
 
 def plan_network(graph: TaskGraph, policy_or_name: str | Policy, cost: CostModel, machine: Machine, *,
                  chunks: int | None = None, stage_of_unit: Ints | None = None, all_reduces: str | None = None,
-                 part_bytes: int | None = None, **options: Any) -> Plan:
+                 part_bytes: int | None = None, barrier: bool | None = None, **options: Any) -> Plan:
     """A policy's plan for a recorded step, not proved yet. The plan's `cost` has the times of its tasks.
 
     The step's micro-batches are those it was recorded with. Stages are balanced by `cost`, or given. Updates and what
     else the graph has come last on the rank of their stage. With replicas, each stage's gradients are summed over them
-    before its update: `all_reduces` (in which order) and `part_bytes` as of `add_all_reduces`. Raises PipelineError
-    where the network cannot be cut so.
+    before its update: `all_reduces` (in which order) and `part_bytes` as of `add_all_reduces`. `barrier`: whether
+    updates that need something of all stages, to clip or to scale the loss, wait for it, or are validated in the next
+    step; by default they wait, unless the policy's source has no barrier there and a step is shorter so, which is
+    not done with replicas. Raises PipelineError where the network cannot be cut so.
     """
     chosen, name = policy(policy_or_name), title(policy_or_name)
     placement, cap = place(chosen, machine.ranks, chunks), machine.activation_cap
@@ -88,7 +92,7 @@ def plan_network(graph: TaskGraph, policy_or_name: str | Policy, cost: CostModel
                             f"`minidl simulate` without a model prices it")
     if chosen.arranges is not None:
         return _arranged(graph, name, chosen.arranges, cost, machine, placement, stage_of_unit,
-                         {"all_reduces": all_reduces, "part_bytes": part_bytes})
+                         {"all_reduces": all_reduces, "part_bytes": part_bytes, "barrier": barrier})
     if chosen.stale and sums(graph).any():
         raise PipelineError(f"{name} updates several times in a step, before all stages have their gradients; it "
                             f"cannot clip by the norm of all")
@@ -124,6 +128,8 @@ def plan_network(graph: TaskGraph, policy_or_name: str | Policy, cost: CostModel
         versions = versions_of(schedule, versions, ordered)
         merged = with_versions(merged, ordered, versions)
     cost = stages.cost(merged, cost)
+    if _may_validate(chosen, merged, machine, barrier):
+        merged, ordered, cost = _validated(merged, ordered, cost, must=barrier is not None)
     if machine.replicas > 1:
         merged, ordered, cost = add_all_reduces(merged, ordered, cost, machine, all_reduces or "fifo", part_bytes)
     return Plan(name, merged, ordered, cost, machine.ranks * machine.replicas, machine.memory_limit,
@@ -171,6 +177,30 @@ def plan_schedule(graph: TaskGraph, schedule: Schedule, cost: CostModel, machine
     stages = cut(graph, cost, count, rank_of_stage=found.placement.table)
     made = read(stages)
     return replace(made, cost=stages.cost(made.graph, cost))
+
+
+def _may_validate(chosen: Policy, graph: TaskGraph, machine: Machine, barrier: bool | None) -> bool:
+    """Whether updates may be validated in the next step. Raises PipelineError for a choice that there is not."""
+    if barrier is None:
+        return chosen.validates and machine.replicas == 1 and waits_for_all(graph)
+    if not waits_for_all(graph):
+        raise PipelineError("barrier has no effect: the step neither clips nor scales its loss, so no update waits for "
+                            "other stages")
+    if not barrier and machine.replicas > 1:
+        raise PipelineError("barrier=False is for one pipeline; with replicas updates wait for all stages")
+    return not barrier
+
+
+def _validated(graph: TaskGraph, schedule: Schedule, cost: CostModel,
+               must: bool) -> tuple[TaskGraph, Schedule, CostModel]:
+    """The step without a barrier at the optimizer, where that can be and is shorter, or `must` be."""
+    try:
+        without = post_validated(graph, schedule, cost)
+    except PipelineError:
+        if must:
+            raise
+        return graph, schedule, cost
+    return without if must or chained(*without) < chained(graph, schedule, cost) else (graph, schedule, cost)
 
 
 def _check_updates(name: str, graph: TaskGraph, versions: Versions) -> None:

@@ -49,7 +49,8 @@ class Policy:
     many micro-batches make one update, and with `steady(problem)` their time per mini-batch in steady state. One that
     is `sliced` makes a plan of slices of micro-batches. One that `arranges` layers chooses cut and policy too: it gives
     what it tried, the fastest first. `placements(problem)`: by name those to choose from, by simulation, where there
-    are several. What `order`, `versions` and `placements` take beside these are the policy's options.
+    are several. `validates`: by its source updates do not wait for other stages, but are validated in the next step
+    (`post_validation`). What `order`, `versions` and `placements` take beside these are the policy's options.
     """
 
     order: Callable[..., Schedule | tuple[Schedule, dict[str, Any]] | Plan]
@@ -64,6 +65,7 @@ class Policy:
     sliced: bool = False
     arranges: Callable[[Problem], list[Arrangement]] | None = None
     placements: Callable[..., Mapping[str, Placement]] | None = None
+    validates: bool = False
 
     @property
     def stale(self) -> bool:
@@ -145,14 +147,15 @@ POLICIES: dict[str, Policy] = {
     "fast_forward_auto": Policy(fast_forward_auto, "looped", splits=True, chunks_fixed=False, placements=groupings),
     "modulo": Policy(modulo, "looped", splits=True, chunks=2, chunks_fixed=False, placements=groupings),
     "modulo_greedy": Policy(modulo_greedy, "looped", splits=True, chunks=2, chunks_fixed=False, placements=groupings),
-    "zb_h1": Policy(zb_h1, "contiguous", splits=True),
-    "zb_h2": Policy(zb_h2, "contiguous", splits=True, needs=_at_least("at least 2p-1", lambda p: 2 * p - 1)),
-    "zb_auto": Policy(zb_auto, "contiguous", splits=True),
+    "zb_h1": Policy(zb_h1, "contiguous", splits=True, validates=True),
+    "zb_h2": Policy(zb_h2, "contiguous", splits=True, validates=True,
+                    needs=_at_least("at least 2p-1", lambda p: 2 * p - 1)),
+    "zb_auto": Policy(zb_auto, "contiguous", splits=True, validates=True),
     "optimal": Policy(optimal, "contiguous", splits=True),
     "interleaved_zb": Policy(interleaved_zb, "looped", splits=True, chunks=2, chunks_fixed=False),
     "chimera": Policy(chimera, "bidirectional", chunks=2, needs=_even),
     "hanayo": Policy(hanayo, "wave", chunks=2, chunks_fixed=False, needs=_even_chunks),
-    "zb_v": Policy(zb_v, "wave", splits=True, chunks=2),
+    "zb_v": Policy(zb_v, "wave", splits=True, validates=True, chunks=2),
     "v_half": Policy(v_half, "wave", splits=True, chunks=2),
     "v_min": Policy(v_min, "wave", splits=True, chunks=2),
     "pipedream": Policy(one_f_one_b, "contiguous", versions=pipedream_versions, steady=pipedream_steady),

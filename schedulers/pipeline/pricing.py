@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from ...plans import Plan
+from ...graph import TaskGraph
+from ...plans import CHAINED, Plan
 from ...pricing.cost import CostModel
 from ...pricing.simulation import Clock, Lanes
+from ...schedule import Schedule
 from ...tasks import COMMUNICATION, unpack
 
 
@@ -28,6 +30,12 @@ class Price:
 
     def as_json(self) -> dict[str, Any]:
         return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
+
+
+def chained(graph: TaskGraph, schedule: Schedule, cost: CostModel) -> float:
+    """Time per iteration when iterations follow each other, where messages are edges: before there is a plan."""
+    lanes = Lanes.of(graph, schedule)
+    return float(np.diff(Clock.of(graph, cost, lanes).ends(lanes, CHAINED))[-1])
 
 
 def price(plan: Plan, cost: CostModel | None = None) -> Price:

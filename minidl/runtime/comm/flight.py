@@ -95,9 +95,14 @@ class Flight:
 
     def begin(self, lanes: Sequence[Sequence[Entry]]) -> None:
         """Sets the lanes that `look` and `run` work on."""
-        self._lanes = lanes
+        self._lanes = [list(lane) for lane in lanes]
         self._heads, self._taken, self._told = ([0] * len(lanes) for _ in range(3))
         self._patience.reset()
+
+    def append(self, lanes: Sequence[Sequence[Entry]]) -> None:
+        """Puts more entries behind those of each lane."""
+        for lane, more in zip(self._lanes, lanes, strict=True):
+            lane += more
 
     def look(self) -> bool:
         """Starts every transfer that can start and polls those in flight. Returns whether anything has changed."""

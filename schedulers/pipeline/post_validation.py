@@ -1,0 +1,338 @@
+"""No barrier at the optimizer: each stage updates at once, and learns within the next step whether it was right to.
+
+After Qi et al. 2024 (Zero Bubble Pipeline Parallelism, section 4 and appendix C), reconstructed: clipping by the norm
+of all gradients, and a loss scale, want something of every stage before any may update. Waiting for it is a barrier.
+
+- A stage updates with its gradients as they are, unless its own squares exceed the clip or are not finite: then the
+  total does too, since it only grows. It keeps a copy of what it changes, and its gradients.
+- The next step begins with its warm-up forwards, on the new weights; beside them the squares of all stages travel to
+  all ranks, as they do with a barrier. Before its first backward each rank knows the verdict: the same on all, as all
+  add the same numbers in the same order, that of one process.
+- Where it is good nothing else happens. Else each rank takes back what it has changed, scales and updates as it should
+  have (not finite: not at all), and runs its warm-up forwards once more; what they sent is received and not used.
+
+The paper lets a prefix of the sum travel from stage to stage, and a stage updates if that is within the clip. Each
+stage's own squares do as well: a step that fails is made again on every rank in either case, and nobody waits for the
+prefix. All these tasks are in the graph, one step late (`minidl.passes.boundary`): proved, priced, and their memory
+planned as any others. Only to run the head of a step again is a decision, the runtime's.
+
+It costs the memory of the copies (parameters and states once more, and gradients that outlive the step), the copying,
+and each time the verdict is bad, the head once more. On schedules whose ranks all end a step together a barrier costs
+little; on those that are parallelograms, the whole slope.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from ...graph import ROLES, Ints, Launch, Role, Rows, StorageSpec, TaskGraph, View, moved_views
+from ...passes.boundary import VERDICT
+from ...passes.rewrite import sums
+from ...passes.send_receive import crossing, ranks_of
+from ...pricing.cost import CostModel
+from ...schedule import Schedule
+from ...tasks import Kind, as_recorded, pack, task_name
+from .placement import PipelineError
+
+JUDGES = ("any_set", "scale_update", "clip_factor")  #: kernels that need something of every stage
+
+
+def waits_for_all(graph: TaskGraph) -> bool:
+    """Whether updates need something of all stages."""
+    return any(launch.kernel in JUDGES for own in graph.launches for launch in own)
+
+
+def post_validated(graph: TaskGraph, schedule: Schedule, cost: CostModel) -> tuple[TaskGraph, Schedule, CostModel]:
+    """The body of a loop without a barrier at the optimizer: a step, and late in it the validation of the one before.
+    With what its tasks cost.
+
+    `graph`: stages, recorded. `schedule`: its order, one lane for each rank. Raises PipelineError where a rank updates
+    nothing, and so learns of no verdict, or uses weights that another one updates: they would have to travel twice.
+    """
+    rank, changing = ranks_of(graph, schedule), (graph.kind == Kind.U) & ~sums(graph)
+    reader, buffer, writer = crossing(graph, rank)
+    if changing[writer].any():
+        shared = int(np.argmax(changing[writer]))
+        raise PipelineError(f"rank {rank[reader[shared]]} uses {graph.buffer(int(buffer[shared])).name}, which rank "
+                            f"{rank[writer[shared]]} updates; such a step has a barrier at the optimizer")
+    return _Rewrite(graph, schedule, cost).result()
+
+
+@dataclass
+class _New:
+    """A task that is being written: launches, and for each storage that they touch the buffers that stand for it."""
+
+    key: int
+    launches: list[Launch] = field(default_factory=list)
+    buffers: dict[int, list[int]] = field(default_factory=dict)
+
+    def call(self, kernel: str, reads: Sequence[View], writes: Sequence[View], **constants: object) -> None:
+        self.launches.append(Launch(kernel, tuple(reads), tuple(writes), (), tuple(constants.items())))
+
+    def rows(self) -> tuple[list[int], list[int]]:
+        """The buffers that it reads, without those that it makes itself, and those that it writes."""
+        read: set[int] = set()
+        made: set[int] = set()
+        for launch in self.launches:
+            read.update(b for view in launch.reads for b in self.buffers[view.storage] if b not in made)
+            made.update(b for view in (*launch.writes, *launch.work) for b in self.buffers[view.storage])
+        return sorted(read), sorted(made)
+
+
+class _Rewrite:
+    def __init__(self, graph: TaskGraph, schedule: Schedule, cost: CostModel) -> None:
+        self.graph, self.schedule, self.cost = graph, schedule, cost
+        self.rank = ranks_of(graph, schedule)
+        self.late = int(graph.micro_batch.max(initial=0)) + 1  # "micro-batch" of the first late task of a stage
+        self.summing = np.flatnonzero(sums(graph)).tolist()
+        self.updates = [t for t in np.flatnonzero(graph.kind == Kind.U).tolist() if t not in self.summing]
+        self.roles = [spec.role for spec in graph.storages]
+        self.specs: list[StorageSpec] = []  #: of new storages, each with one buffer
+        self.verdicts = [self.flag(VERDICT, Role.STATE) for _ in range(schedule.ranks)]
+
+    # ------------------------------------------------------------------------------------------------------- new places
+    def place(self, name: str, view: View, role: Role) -> View:
+        """A storage of its own, and the whole of it."""
+        self.specs.append(StorageSpec(name, view.shape, view.dtype, _bytes(view), role))
+        strides = tuple(int(np.prod(view.shape[i + 1 :])) for i in range(len(view.shape)))
+        return View(len(self.roles) + len(self.specs) - 1, view.shape, strides, 0, view.dtype)
+
+    def flag(self, name: str, role: Role = Role.GRADIENT) -> View:
+        return self.place(name, View(-1, (1,), (1,), 0, "int32"), role)
+
+    def task(self, stage: int, number: int, like: Iterable[int]) -> _New:
+        """A late task, `number` of its stage; it may touch what the tasks `like` touch."""
+        made = _New(int(pack(stage, Kind.U, self.late + number, late=1)))
+        for t in like:
+            for storage, buffers in self.touched(t).items():
+                known = made.buffers.setdefault(storage, [])
+                known += [b for b in buffers if b not in known]
+        return made
+
+    def touched(self, task: int) -> dict[int, list[int]]:
+        found: dict[int, list[int]] = {}
+        for b in dict.fromkeys([*self.graph.reads[task].tolist(), *self.graph.writes[task].tolist()]):
+            found.setdefault(int(self.graph.buffer_storage[b]), []).append(b)
+        return found
+
+    def know(self, task: _New, *views: View) -> None:
+        """Lets a task touch new storages."""
+        for view in views:
+            task.buffers[view.storage] = [len(self.graph.buffer_bytes) + view.storage - len(self.roles)]
+
+    # ------------------------------------------------------------------------------------------------------------ tasks
+    def result(self) -> tuple[TaskGraph, Schedule, CostModel]:
+        judged = {view.storage for t in self.updates for launch in self.graph.launches[t] if launch.kernel in JUDGES
+                  for view in launch.reads}
+        told: dict[int, View] = {}  # squares and flags -> what travels
+        tells: dict[int, _New] = {}
+        for t in self.summing:
+            own = [view for launch in self.graph.launches[t] for view in launch.writes if view.storage in judged]
+            if not own:
+                continue
+            tells[t] = self.task(int(self.graph.unit[t]), 0, [t])
+            for view in {view.storage: view for view in own}.values():
+                told[view.storage] = copy = self.place(f"{self.graph.storages[view.storage].name}, told", view,
+                                                       Role.GRADIENT)
+                self.know(tells[t], copy)
+                tells[t].call("copy", [view], [copy])
+        verdicts = {r: self.judge(r, told) for r in range(self.schedule.ranks)}
+        skips = {r: skip for r, (_, skip) in verdicts.items()}
+        made: dict[int, tuple[_New, _New]] = {}
+        for t in self.updates:
+            if any(self.changes(launch) for launch in self.graph.launches[t]):
+                made[t] = self.updated(t, skips[int(self.rank[t])])
+            else:
+                made[t] = (self.rest(t), self.task(int(self.graph.unit[t]), 2, []))
+        return self.assemble(tells, {r: task for r, (task, _) in verdicts.items()}, made)
+
+    def changes(self, launch: Launch) -> bool:
+        """Whether it updates a parameter, or counts updates."""
+        return launch.kernel == "adam_tick" or any(self.roles[v.storage] == Role.PARAMETER for v in launch.writes)
+
+    def judge(self, rank: int, told: dict[int, View]) -> tuple[_New, View]:
+        """A rank's verdict, and the flag that says not to update again: it was good, or gradients are not finite."""
+        mine = [t for t in self.updates if self.rank[t] == rank]
+        launches = [(t, launch) for t in mine for launch in self.graph.launches[t] if launch.kernel in JUDGES]
+        if not launches:
+            raise PipelineError(f"rank {rank} updates nothing, so it would not learn whether a step was clipped")
+        first = launches[0][0]
+        task = self.task(int(self.graph.unit[first]), 1, mine)
+        moves = {storage: view.storage for storage, view in told.items()}
+        self.know(task, *told.values())
+        task.launches = [replace(launch, reads=moved_views(launch.reads, moves)) for _, launch in launches]
+        flags = [launch.writes[0] for launch in task.launches if launch.kernel == "any_set"]
+        factors = [launch.writes[1] for launch in task.launches if launch.kernel == "clip_factor"]
+        passed, skip = self.flag("passed"), self.flag("not to be amended")
+        self.know(task, self.verdicts[rank], passed, skip)
+        task.call("any_set", [*flags, *factors], [self.verdicts[rank]])
+        task.call("any_set", [*flags, *factors], [passed], inverse=True)
+        task.call("any_set", [passed, *flags], [skip])
+        return task, skip
+
+    def rest(self, t: int) -> _New:
+        """What else an update does, once and for all."""
+        return _New(int(self.graph.keys[t]), [launch for launch in self.graph.launches[t]
+                                              if launch.kernel not in JUDGES], self.touched(t))
+
+    def updated(self, t: int, skip: View) -> tuple[_New, _New]:
+        """An update that keeps what it changes and heeds its own stage alone; and the late one that amends it."""
+        graph, stage, verdict = self.graph, int(self.graph.unit[t]), self.verdicts[self.rank[t]]
+        now = _New(int(graph.keys[t]), [], self.touched(t))
+        amend = self.task(stage, 2, [t])
+        self.know(amend, verdict, skip)
+        guard = self.own_guard(t, now)
+        factor = next((launch.reads[1] for launch in graph.launches[t] if self.scales(launch)), None)
+        written = {v.storage for task in self.updates for launch in graph.launches[task] for v in launch.writes}
+        kept: dict[View, View] = {}
+        again: list[Launch] = []
+        for launch in graph.launches[t]:
+            if launch.kernel in JUDGES:
+                continue
+            if self.scales(launch):
+                amend.call("amend", [launch.reads[0], launch.reads[0], verdict, *([factor] if factor else [])],
+                           launch.writes)
+                continue
+            if not self.changes(launch):
+                now.launches.append(launch)
+                continue
+            of_step = [v for v in launch.reads if self.roles[v.storage] == Role.SCALAR and v.storage not in written]
+            for view in (*launch.writes, *of_step):
+                if view not in kept:
+                    kept[view] = self.place(f"{graph.storages[view.storage].name}, kept", view, Role.STATE)
+                    self.know(now, kept[view])
+                    self.know(amend, kept[view])
+                    now.call("copy", [view], [kept[view]])
+                    if view in launch.writes:
+                        amend.call("amend", [view, kept[view], verdict], [view])
+            lasting = {view.storage: kept[view].storage for view in of_step}
+            ticks = launch.kernel == "adam_tick"
+            reads = launch.reads[:1] if ticks else launch.reads[: -1 if dict(launch.constants).get("guarded") else None]
+            constants = dict(launch.constants) | ({} if ticks else {"guarded": True})
+            # Adam's steps are counted whatever the stage itself thinks: other stages of the rank read them too
+            now.launches.append(replace(launch, reads=reads if ticks else (*reads, guard),
+                                        constants=launch.constants if ticks else tuple(constants.items())))
+            again.append(replace(launch, reads=(*moved_views(reads, lasting), skip),
+                                 constants=tuple(constants.items())))
+        amend.launches += again
+        return now, amend
+
+    def scales(self, launch: Launch) -> bool:
+        """Whether it is the product of a gradient and the clip factor."""
+        return (launch.kernel == "mul" and launch.reads[0] == launch.writes[0]
+                and self.roles[launch.reads[1].storage] == Role.SCALAR)
+
+    def own_guard(self, t: int, now: _New) -> View:
+        """A flag that says that the stage's own gradients exceed the clip or are not finite."""
+        graph, stage = self.graph, self.graph.unit[t]
+        mine = {b for s in self.summing if graph.unit[s] == stage for b in graph.writes[s].tolist()}
+        judges = [launch for r in self.updates if self.rank[r] == self.rank[t] for launch in graph.launches[r]
+                  if launch.kernel in JUDGES]
+        source = {int(graph.buffer_storage[b]): b for b in mine}
+        found: list[View] = []
+        for launch in judges:
+            own = [view for view in launch.reads if view.storage in source]
+            now.buffers |= {view.storage: [source[view.storage]] for view in own}
+            if launch.kernel == "any_set":
+                found += own
+            elif launch.kernel == "clip_factor" and own:
+                norm, factor = (self.place(f"{name} of stage {stage}", view, Role.GRADIENT)
+                                for name, view in zip(("norm", "clip factor"), launch.writes, strict=True))
+                self.know(now, norm, factor)
+                now.launches.append(replace(launch, reads=tuple(own), writes=(norm, factor)))
+                found.append(factor)
+        guard = self.flag(f"stage {stage} waits")
+        self.know(now, guard)
+        now.call("any_set", found, [guard])
+        return guard
+
+    # --------------------------------------------------------------------------------------------------------- assembly
+    def assemble(self, tells: dict[int, _New], verdicts: dict[int, _New],
+                 made: dict[int, tuple[_New, _New]]) -> tuple[TaskGraph, Schedule, CostModel]:
+        graph, old = self.graph, len(self.graph)
+        amends = {t: amend for t, (_, amend) in made.items() if amend.launches}
+        new = [*tells.values(), *verdicts.values(), *amends.values()]
+        rank = np.append(self.rank, [*(self.rank[t] for t in tells), *verdicts, *(self.rank[t] for t in amends)])
+        reads, writes = ([r[t].tolist() for t in range(old)] for r in (graph.reads, graph.writes))
+        launches = list(graph.launches)
+        for t, (now, _) in made.items():
+            (reads[t], writes[t]), launches[t] = now.rows(), tuple(now.launches)
+        for task in new:
+            for column, row in zip((reads, writes), task.rows(), strict=True):
+                column.append(row)
+            launches.append(tuple(task.launches))
+        whole = replace(
+            graph.with_storages(self.specs), keys=np.append(graph.keys, [task.key for task in new]),
+            flops=np.append(graph.flops, np.zeros(len(new))),
+            bytes=np.append(graph.bytes, np.zeros(len(new), graph.bytes.dtype)),
+            reads=Rows.of(reads), writes=Rows.of(writes), launches=tuple(launches))
+        head, begin = self.head(), old + np.arange(len(tells))
+        end = old + np.arange(len(tells), len(new))
+        order = np.concatenate([begin, np.flatnonzero(head), end, np.flatnonzero(~head)])
+        return _lasting(whole).take(order), self.ordered(whole, rank, begin, end, head), self.priced(made, new)
+
+    def ordered(self, whole: TaskGraph, rank: Ints, begin: Ints, end: Ints, head: Ints) -> Schedule:
+        """On each lane the tasks `begin` of its rank, then the head, then the tasks `end`, then the rest."""
+        schedule, ids = self.schedule, self.schedule.ids(self.graph)
+        second = self.second()
+        lanes, joined = [], []
+        for i, lane in enumerate(schedule.lanes):
+            own, pairs = (column[schedule.ptr[i] : schedule.ptr[i + 1]] for column in (ids, second))
+            lanes.append(np.concatenate([begin[rank[begin] == lane.rank], own[head[own]], end[rank[end] == lane.rank],
+                                         own[~head[own]]]))
+            joined.append(np.append(np.zeros(len(lanes[-1]) - (~head[own]).sum(), bool), pairs[~head[own]]))
+        return Schedule(schedule.lanes, np.cumsum([0, *map(len, lanes)]), whole.keys[np.concatenate(lanes)],
+                        None if schedule.joined is None else np.concatenate(joined))
+
+    def second(self) -> Ints:
+        """Mask of the entries that run as one action with the one before them."""
+        joined = self.schedule.joined
+        return np.zeros(len(self.schedule), bool) if joined is None else np.asarray(joined, bool)
+
+    def head(self) -> Ints:
+        """Mask of the tasks that a step may run again: of each rank the forwards before anything else, as far as they
+        change nothing that lasts and need nothing but such forwards."""
+        graph, schedule = self.graph, self.schedule
+        lasting = np.array([ROLES[r].persistent for r in graph.buffer_role], bool)
+        free = graph.kind == Kind.F
+        free[graph.writes.row_of_each()[lasting[graph.writes.ids]]] = False
+        ids, second = schedule.ids(graph), self.second()
+        free[ids[second | np.append(second[1:], False)]] = False
+        lanes = [ids[schedule.ptr[i] : schedule.ptr[i + 1]].tolist() for i in range(len(schedule.lanes))]
+        found = np.zeros(len(graph), bool)
+        at, moved = [0] * len(lanes), True
+        while moved:
+            moved = False
+            for i, lane in enumerate(lanes):
+                while at[i] < len(lane) and free[lane[at[i]]] and found[graph.preds[lane[at[i]]]].all():
+                    found[lane[at[i]]] = moved = True
+                    at[i] += 1
+        return found
+
+    def priced(self, made: dict[int, tuple[_New, _New]], new: Sequence[_New]) -> CostModel:
+        """Late tasks take no time to speak of where the verdict is good. An update also copies, at its own pace."""
+        tasks = dict(self.cost.tasks) | {task_name(int(as_recorded(np.array([task.key]))[0])): 0.0 for task in new}
+        for t, (now, _) in made.items():
+            copied = 2 * sum(_bytes(launch.writes[0]) for launch in now.launches if launch.kernel == "copy")
+            name = self.graph.name(t)
+            tasks[name] = tasks.get(name, 0.0) * (1 + copied / max(int(self.graph.bytes[t]), 1))
+        return replace(self.cost, tasks=tasks)
+
+
+def _bytes(view: View) -> int:
+    return int(np.prod(view.shape, dtype=np.int64)) * np.dtype(view.dtype).itemsize
+
+
+def _lasting(graph: TaskGraph) -> TaskGraph:
+    """The graph where what a step makes and late tasks read, gradients and squares, outlives the step."""
+    late = graph.late
+    made, read = (np.zeros(len(graph.storages), bool) for _ in range(2))
+    made[graph.buffer_storage[graph.writes.take(np.flatnonzero(~late)).ids]] = True
+    read[graph.buffer_storage[graph.reads.take(np.flatnonzero(late)).ids]] = True
+    kept = made & read & ~np.array([spec.role.persistent for spec in graph.storages])
+    role = np.where(kept[graph.buffer_storage], ROLES.index(Role.STATE), graph.buffer_role)
+    return replace(graph, buffer_role=role.astype(graph.buffer_role.dtype), storages=tuple(
+        replace(spec, role=Role.STATE) if kept[i] else spec for i, spec in enumerate(graph.storages)))
