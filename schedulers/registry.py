@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..files import read_text
 from ..graph import TaskGraph
 from ..loading import function_of
 from ..plans import Machine, Plan
@@ -123,11 +122,10 @@ def _of_file(path: str, parallel: str | None) -> Function:
                          f"which does not say how its policy cuts the gradients; give the policy's name")
 
     def on_device(graph: TaskGraph, cost: CostModel, machine: Machine) -> Schedule:
-        return pipeline.read_schedule(read_text(path, "plan"), path)
+        return Schedule.load(path)
 
     def on_ranks(graph: TaskGraph, cost: CostModel, machine: Machine, *, chunks: int | None = None) -> Plan:
-        return pipeline.plan_schedule(graph, pipeline.read_schedule(read_text(path, "plan"), path), cost, machine,
-                                      chunks=chunks)
+        return pipeline.plan_schedule(graph, Schedule.load(path), cost, machine, chunks=chunks)
 
     return on_ranks if parallel == "pipeline" else on_device
 
