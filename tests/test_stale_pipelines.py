@@ -26,6 +26,7 @@ from minidl.runtime.version_log import Replay, drift, staleness
 from minidl.schedule import ScheduleError
 from minidl.schedulers import pipeline
 from minidl.schedulers.pipeline import PipelineError, add_communication
+from minidl.schedulers.pipeline.flush import one_f_one_b
 from minidl.tasks import Kind, unpack
 
 MPIEXEC = shutil.which("mpiexec") or shutil.which("mpiexec", path=str(Path(sys.executable).parent))
@@ -280,6 +281,35 @@ def test_a_saved_plan_of_a_network_is_checked(name, tmp_path, capsys):
     path.write_text("".join(line for line in lines if "0F3" not in line) + "0,main,0F3\n")
     assert main(["check", str(path), *flags]) == 1
     assert "0F3" in capsys.readouterr().out
+
+
+def drawn_versions(seed, history="exact"):
+    """A policy that takes any older version for each stage and micro-batch, in the order of 1F1B."""
+    def versions(problem, schedule):
+        own = unpack(schedule.keys)
+        newest = np.maximum(0, own.micro_batch - (problem.stages - own.unit) + 1)
+        back = np.random.default_rng(seed).integers(0, 4, (problem.stages, problem.micro_batches))
+        return pipeline.Versions(np.maximum(0, newest - back[own.unit, own.micro_batch]), history=history)
+
+    return pipeline.Policy(one_f_one_b, "contiguous", versions=versions)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_any_older_versions_run_and_replay(seed, monkeypatch):
+    ranks, policy = 2 + seed % 3, drawn_versions(seed)
+    monkeypatch.setitem(POLICIES, "drawn", (lambda graph, cost, machine: pipeline.plan_network(
+        graph, policy, cost, machine), {}))
+    monkeypatch.setattr(sys.modules[__name__], "update_every", lambda name: 1)
+    losses, parameters, log, plan = run("drawn", ranks)
+    version = dict(zip(plan.schedule.keys.tolist(), plan.versions.read.tolist(), strict=True))
+    assert all(e.version == e.step * MICRO_BATCHES + version[e.key] for e in log if unpack(e.key).kind != Kind.U)
+    assert (losses, parameters) == replayed("drawn", ranks, log)
+
+
+def test_an_average_rebuilds_one_age_only():
+    with pytest.raises(PipelineError, match="reads weights . updates old where others of its stage read weights . "
+                                            "updates old; a moving average rebuilds one age"):
+        pipeline.plan_network(recorded(1)[1], drawn_versions(0, "average"), COST, ml.Machine(3))
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])

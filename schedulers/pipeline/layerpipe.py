@@ -29,9 +29,9 @@ from .stale import checked_history
 def layerpipe(problem: Problem, method: str = "inter") -> Plan:
     """F, O and W of layers spread over ranks by linear partition, O cut in two where that evens the loads (`inter`).
 
-    A layer is a stage of the problem. The two parts of a cut O are `4O0` and `4O0/1`. The graph holds a ring of weight
-    versions per layer, so that its edges prove that versions are there when they are read and last as long as they are
-    needed. Reconstructed.
+    A layer is a stage of the problem; in a recorded network its O stays whole (`intra`). The two parts of a cut O are
+    `4O0` and `4O0/1`. The graph holds a ring of weight versions per layer, so that its edges prove that versions are
+    there when they are read and last as long as they are needed. Reconstructed.
     """
     found = assign(LayerCosts.given(*(t.tolist() for t in (problem.forward, problem.output_grad, problem.weight_grad))),
                    problem.ranks, method)
