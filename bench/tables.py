@@ -21,6 +21,7 @@ from ladder_record import FIRST_RUN, GRAPHS, SCHEDULER, TUNED, median
 from ladder_table import said
 from launches import CHAINS
 from single_device import TORCH
+from stale import accuracies
 
 README = Path(__file__).parent.parent / "README.md"
 MARKS = "<!-- measured: made by bench/tables.py -->", "<!-- end of measured -->"
@@ -119,6 +120,16 @@ def pipeline_parallel(record: dict[str, Any]) -> Iterator[Row]:
 LAUNCHES = {"NumPy ufunc", "numba loop, 4 arrays", "torch op", "minidl stream", "SimpleQueue", "ThreadPoolExecutor"}
 
 
+def stale(record: dict[str, Any]) -> Iterator[Row]:
+    for name, arm in record["arms"].items():
+        seen = "; ".join(f"lr {rate}: {accuracies(of)}" for rate, of in arm["rates"].items())
+        yield (f"digits on {record['ranks']} ranks, {name}: accuracy on stale / on the newest weights",
+               f"{seen}; {arm['mean']:.2f} updates late, drift {arm['drift']}", "-", "stale")
+    draining = record["arms"]["pipedream"]["draining"]
+    yield (f"pipedream on {record['ranks']} ranks: time of a step that drains / of one that never does, simulated",
+           ", ".join(f"{of['time']:.2f}x for {m} micro-batches" for m, of in draining.items()), "-", "stale")
+
+
 def launches(record: dict[str, Any]) -> Iterator[Row]:
     """What a call costs whoever makes it; for one that is handed over, until it is done."""
     for row in record["rows"]:
@@ -183,7 +194,7 @@ def gpu_proof(record: dict[str, Any]) -> Iterator[Row]:
 
 TABLES: dict[str, Callable[[dict[str, Any]], Iterator[Row]]] = {
     "mlp": mlp, "cnn": cnn, "single_device": single_device, "data_parallel_waits": data_parallel, "planning": planning,
-    "pipeline_parallel_kernels": pipeline_parallel, "pipeline_parallel_waits": pipeline_parallel,
+    "pipeline_parallel_kernels": pipeline_parallel, "pipeline_parallel_waits": pipeline_parallel, "stale": stale,
     "launch_overhead_cpu": launches, "launch_overhead_cuda": launches_on_cuda, "ladder": ladder, "gpu_proof": gpu_proof}
 
 

@@ -1,0 +1,150 @@
+"""Training on stale weights beside synchronous training: accuracy, how stale, what is kept, and what draining costs.
+
+    python bench/stale.py [--ranks 4] [--epochs 12] [--seeds 3] [--out FILE.json]
+
+The embedded digits on an MLP, in loop-back ranks of this process. Beside each stale run stands one process that updates
+after as many micro-batches, on the newest weights. Bits do not depend on time, so a busy machine gives the same
+accuracies. How stale a run was is counted in its version log. What draining costs is simulated, F, O and W of a stage
+taking 1 each: a recorded step ends with nothing under way, while published stale pipelines never drain.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
+
+from common import machine, save
+
+from minidl.cli import show
+from minidl.pricing.cost import CostModel, Link
+from minidl.runtime.comm.loopback import run_ranks
+from minidl.schedulers import pipeline
+from minidl.tasks import Kind, unpack
+from minidl.training.pipeline_trainer import PipelineTrainer
+from minidl.training.trainer import Job, Recorded, Trainer, TrainingError
+
+MICRO_BATCHES, BATCH = 16, 128
+#: what runs, and what each is told
+ARMS: dict[str, tuple[str, dict[str, Any]]] = {
+    "pipedream": ("pipedream", {}), "pipedream, history=average": ("pipedream", {"history": "average"}),
+    "layerpipe2": ("layerpipe2", {}), "layerpipe2, history=average": ("layerpipe2", {"history": "average"}),
+    "layerpipe": ("layerpipe", {}),
+    "paci, a=1": ("paci", {"mini_batches": 16}), "paci, a=2": ("paci", {"mini_batches": 8}),
+    "paci, a=4": ("paci", {"mini_batches": 4}), "pipedream_2bw, a=4": ("pipedream_2bw", {"mini_batches": 4})}
+RATES = (0.005, 0.02)
+STEPS = (4, 8, 16, 32, 64)  #: micro-batches of a step that drains
+
+
+def trained(job: Job, ranks: int, epochs: int) -> dict[str, Any]:
+    """Accuracy of a run, with the staleness where it has ranks; accuracy None where it diverges."""
+    cost, link = CostModel.analytic(), Link(50.0, 1e3)
+    own = [Recorded(job) for _ in range(ranks)]
+    steps = epochs * own[0].train_data.steps_per_epoch
+
+    def work(communicator: Any) -> Any:
+        trainer = PipelineTrainer(own[communicator.rank], cost, communicator, link)
+        _run(trainer, steps)
+        return trainer
+
+    try:
+        if job.parallel == "none":
+            alone = Trainer(own[0], cost)
+            _run(alone, steps)
+            return {"accuracy": alone.accuracy()}
+        trainer = run_ranks(ranks, work)[0]
+    except TrainingError:
+        return {"accuracy": None}
+    return {"accuracy": trainer.accuracy(), **trainer.staleness(), "peak_bytes": list(trainer.plan.peak_bytes)}
+
+
+def _run(trainer: Trainer, steps: int) -> None:
+    for _ in range(steps):
+        trainer.step()
+    trainer.finish() if isinstance(trainer, PipelineTrainer) else trainer.settle()
+
+
+def drained(name: str, told: Mapping[str, Any], ranks: int, micro_batches: int) -> dict[str, float] | None:
+    """Of a step that drains: its time over that of as many micro-batches in steady state, and the mean of the updates
+    between reading weights and changing them, in it and without draining. None where the policy cannot have so few."""
+    every = pipeline.update_every(name, MICRO_BATCHES, told.get("mini_batches"))
+    if micro_batches % every:
+        return None
+    options = dict(told) | ({"mini_batches": micro_batches // every} if "mini_batches" in told else {})
+    plan = pipeline.plan(name, ranks, every if "mini_batches" in told else micro_batches, **options)
+    own = unpack(plan.schedule.keys)
+    late = own.micro_batch // plan.versions.every - plan.versions.read
+    forward = own.kind == Kind.F
+    filled = pipeline.plan(name, ranks, *((every,) if "mini_batches" in told else (8 * ranks,)),
+                           **options | ({"mini_batches": 8 * ranks} if "mini_batches" in told else {}))
+    steady = unpack(filled.schedule.keys)
+    of = (steady.kind == Kind.F) & (steady.micro_batch >= steady.micro_batch.max() + 1 - 2 * every * ranks)
+    never = (steady.micro_batch // every - filled.versions.read)[of]
+    return {"time": plan.timeline.makespan / (plan.steady * micro_batches / every),
+            "stale": float(late[forward].mean()), "stale_never_drained": float(never.mean())}
+
+
+def accuracies(of: Mapping[str, list[float | None]]) -> str:
+    """Means over seeds: on stale weights / on the newest."""
+    def percent(found: list[float | None]) -> str:
+        known = [value for value in found if value is not None]
+        return "diverges" if len(known) < len(found) else f"{100 * float(np.mean(known)):.1f} %"
+
+    return f"{percent(of['accuracy'])} / {percent(of['synchronous'])}"
+
+
+def rows(record: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+    found = []
+    for name, arm in record["arms"].items():
+        drained = arm["draining"][str(record["micro_batches"])]
+        found.append((name, arm["a"], *map(accuracies, arm["rates"].values()),
+                      f"{arm['mean']:.2f} of {drained['stale_never_drained']:.2f}, at most {arm['most']}", arm["drift"],
+                      f"{drained['time']:.2f}x"))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--epochs", type=int, default=12)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--out", metavar="FILE.json")
+    arguments = parser.parse_args()
+    base: dict[str, Any] = {"model": "mlp", "model_args": {"layers": 5, "hidden": 64}, "batch_size": BATCH,
+                            "micro_batches": MICRO_BATCHES}
+    about, synchronous, arms, count = machine(), {}, {}, 0
+    with show.progress("training", len(ARMS) * len(RATES) * arguments.seeds) as done:
+        for name, (policy, told) in ARMS.items():
+            every = pipeline.update_every(policy, MICRO_BATCHES, told.get("mini_batches"))
+            arms[name] = {"a": every, "rates": {}, "draining": {str(m): found for m in STEPS if (
+                found := drained(policy, told, arguments.ranks, m))}}
+            for rate in RATES:
+                found = []
+                for seed in range(arguments.seeds):
+                    job = Job(**base, update_every=every, lr=rate, seed=seed)
+                    if (every, rate, seed) not in synchronous:
+                        synchronous[every, rate, seed] = trained(job, 1, arguments.epochs)["accuracy"]
+                    stale = Job(**base, update_every=every, lr=rate, seed=seed, scheduler=policy, parallel="pipeline",
+                                scheduler_args=told)
+                    found.append(trained(stale, arguments.ranks, arguments.epochs))
+                    count += 1
+                    done(count)
+                arms[name]["rates"][str(rate)] = {
+                    "accuracy": [f["accuracy"] for f in found],
+                    "synchronous": [synchronous[every, rate, seed] for seed in range(arguments.seeds)]}
+                arms[name] |= {key: value for f in found for key, value in f.items() if key != "accuracy"}
+    record = {"machine": about, "ranks": arguments.ranks, "epochs": arguments.epochs, "micro_batches": MICRO_BATCHES,
+              "network": base["model_args"], "arms": arms}
+    print(show.table(("scheduler", "a", *(f"lr {rate:g}: stale / newest" for rate in RATES),
+                      "updates late, of those without draining", "drift", "time of a drained step"), rows(record)))
+    save("stale", record, arguments.out)
+
+
+if __name__ == "__main__":
+    main()
