@@ -351,6 +351,18 @@ def test_a_network_is_planned_with_the_updates_of_the_policy(capsys):
     assert stale == json.loads(capsys.readouterr().out)["tasks"] + 2 * 3, "an update for each micro-batch"
 
 
+def test_a_plan_says_what_draining_costs():
+    """The time of as many micro-batches without draining: the same for policies that differ in their updates."""
+    said = {}
+    for name in ("pipedream", "paci", "pipedream_2bw", "layerpipe2"):
+        made = planned(name, 4)
+        (remark,) = made.remarks
+        assert "this step ends with nothing under way" in remark
+        said[name] = float(remark.partition("would take ")[2].split(" us")[0])
+        assert 0.6 * made.timeline.makespan < said[name] < made.timeline.makespan
+    assert max(said.values()) < 1.03 * min(said.values())  # sums of gradients differ a little
+
+
 def test_a_step_with_other_updates_is_refused():
     _, graph = recorded(2)
     with pytest.raises(PipelineError, match="pipedream updates after every 1 of 8 micro-batches; this step was "

@@ -127,13 +127,18 @@ def plan_network(graph: TaskGraph, policy_or_name: str | Policy, cost: CostModel
         ordered = with_updates(merged, schedule, placement)
         versions = versions_of(schedule, versions, ordered)
         merged = with_versions(merged, ordered, versions)
+    remarks: tuple[str, ...] = ()
+    if versions is not None and chosen.steady is not None:
+        never = chosen.steady(problem) * (micro_batches // versions.every)
+        remarks = (f"{name}: this step ends with nothing under way; in a run that never drained, as many micro-batches "
+                   f"would take {never:,.1f} {cost.unit} without their updates",)
     cost = stages.cost(merged, cost)
     if _may_validate(chosen, merged, machine, barrier):
         merged, ordered, cost = _validated(merged, ordered, cost, must=barrier is not None)
     if machine.replicas > 1:
         merged, ordered, cost = add_all_reduces(merged, ordered, cost, machine, all_reduces or "fifo", part_bytes)
     return Plan(name, merged, ordered, cost, machine.ranks * machine.replicas, machine.memory_limit,
-                options | told | notes, placement=placement, micro_batches=micro_batches, cap=cap,
+                options | told | notes, remarks, placement=placement, micro_batches=micro_batches, cap=cap,
                 kept=options.get("kept", 1.0), versions=versions)
 
 
@@ -233,9 +238,11 @@ def _with_notes(made: Schedule | tuple[Schedule, dict[str, Any]],
 def _problem(coarse: TaskGraph, time: Floats, placement: Placement, micro_batches: int, cost: CostModel,
              cap: float | None) -> Problem:
     """Average times per stage; a stage without O or W gets next to nothing for it, so that policies can plan."""
+    count = int(coarse.micro_batch.max(initial=0)) + 1  # in all mini-batches of the step
+
     def of(kind: Kind) -> Floats:
         mine = coarse.kind == kind
-        return np.maximum(np.bincount(coarse.unit[mine], time[mine], placement.stages) / micro_batches, 1e-9)
+        return np.maximum(np.bincount(coarse.unit[mine], time[mine], placement.stages) / count, 1e-9)
 
     return Problem(placement, micro_batches, of(Kind.F), of(Kind.O), of(Kind.W), float(cost.link.latency), cap)
 
