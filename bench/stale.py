@@ -72,7 +72,8 @@ def _run(trainer: Trainer, steps: int) -> None:
 
 def drained(name: str, told: Mapping[str, Any], ranks: int, micro_batches: int) -> dict[str, float] | None:
     """Of a step that drains: its time over that of as many micro-batches in steady state, and the mean of the updates
-    between reading weights and changing them, in it and without draining. None where the policy cannot have so few."""
+    between reading weights and changing them, in it and without draining. None where the policy cannot have so few.
+    Stages cost alike here, which those of a network that `layerpipe` takes apart do not."""
     every = pipeline.update_every(name, MICRO_BATCHES, told.get("mini_batches"))
     if micro_batches % every:
         return None
