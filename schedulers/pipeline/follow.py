@@ -12,11 +12,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from ...graph import ROLES, Launch, Role, Rows, View
+from ...graph import ROLES, Role, Rows
 from ...tasks import Kind, pack
 from .models import Stages
 from .placement import PipelineError, Placement
-from .versions import updates
+from .versions import copied, updates
 
 
 def with_followers(stages: Stages, placement: Placement) -> Stages:
@@ -55,18 +55,12 @@ def with_followers(stages: Stages, placement: Placement) -> Stages:
             keys += [int(pack(stage, Kind.U, graph.micro_batch[t], part=n)) for t in mine]
             taken += [own] * len(mine)
             given += [sorted(number.values())] * len(mine)
-            copies += [tuple(Launch("copy", (_whole(stages, s),), (replace(_whole(stages, s), storage=copy),))
-                             for s, copy in place.items())] * len(mine)
+            copies += [copied(graph, place)] * len(mine)
     graph = replace(graph, reads=Rows.of([sorted(row) for row in reads]), launches=tuple(launches))
     order = np.argsort(np.concatenate([np.arange(len(graph)), np.array(after, np.int64)]), kind="stable")
     return Stages(graph.insert(np.array(after, np.int64), np.array(keys, np.int64), Rows.of(taken), Rows.of(given),
                                np.zeros(len(keys), np.int64), copies),
                   np.concatenate([stages.time, np.zeros(len(keys))])[order])
-
-
-def _whole(stages: Stages, storage: int) -> View:
-    spec = stages.graph.storages[storage]
-    return View(storage, (spec.bytes // np.dtype(spec.dtype).itemsize,), (1,), 0, spec.dtype)
 
 
 def _check_lasting(stages: Stages, rank: list[int]) -> None:

@@ -91,7 +91,8 @@ def with_versions(graph: TaskGraph, schedule: Schedule, versions: Versions) -> T
             for t in {mine[v], *moving}:
                 reads[t] |= {*own, *(buffers.values() if t != mine[v] else ())}
                 writes[t] |= {*buffers.values()}
-                launches[t] = (*(_copied if t == mine[v] else _averaged)(graph, storages, age), *launches[t])
+                before = copied(graph, storages) if t == mine[v] else _averaged(graph, storages, age)
+                launches[t] = (*before, *launches[t])
     graph = replace(graph, reads=Rows.of([sorted(row) for row in reads]),
                     writes=Rows.of([sorted(row) for row in writes]), launches=tuple(launches))
     return graph.take(_order(graph, schedule, changing))
@@ -135,8 +136,8 @@ def _age(graph: TaskGraph, old: dict[int, tuple[int, int]]) -> int:
     return age
 
 
-def _copied(graph: TaskGraph, storages: dict[int, int], age: int) -> tuple[Launch, ...]:
-    """What copies a stage's parameters."""
+def copied(graph: TaskGraph, storages: dict[int, int]) -> tuple[Launch, ...]:
+    """What copies each storage, whole, to the one that is given for it."""
     return tuple(Launch("copy", (_whole(graph, s),), (_whole(graph, copy),)) for s, copy in storages.items())
 
 
