@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from helpers import deadline
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_tied_weights import alone, job, together
 
 import minidl as ml
 from minidl.cli import main
-from minidl.pricing.cost import CostModel
+from minidl.pricing.cost import CostModel, Link
+from minidl.runtime.comm.loopback import run_ranks
 from minidl.schedulers import pipeline
 from minidl.schedulers.pipeline import PipelineError, joint, refine, v_shape, zb_auto
-from minidl.training.trainer import Recorded
+from minidl.training.pipeline_trainer import PipelineTrainer
+from minidl.training.trainer import Job, Recorded, Trainer
 
 #: per layer: an embedding whose weight gradient is large, 14 equal blocks, a loss of four blocks' arithmetic
 FORWARD, OUTPUT_GRAD, WEIGHT_GRAD = [[first, *[1.0] * 14, 4.0] for first in (0.5, 0.1, 2.0)]
@@ -94,8 +96,13 @@ def test_the_command_says_what_was_picked(capsys, tmp_path):
     assert main(["check", str(tmp_path / "plan.csv"), "--scheduler", "joint", *numbers]) == 0
 
 
+def job(scheduler):
+    return Job(model="mlp", model_args={"layers": 9, "hidden": 32}, batch_size=16, micro_batches=4, lr=0.05,
+               scheduler=scheduler, parallel="none" if scheduler == "in_order" else "pipeline")
+
+
 def test_a_network_is_cut_within_the_limits_of_its_machine():
-    recorded = Recorded(job("tied", "joint"))
+    recorded = Recorded(job("joint"))
     free = recorded.plan(CostModel.analytic(), ml.Machine(2))
     assert sum(free.notes["joint"]["layers"]) == 8
     limit = max(free.peak_bytes) - 1
@@ -110,6 +117,18 @@ def test_a_network_is_cut_within_the_limits_of_its_machine():
 
 
 def test_it_leaves_the_bits_of_one_process():
-    for found, trainer in together("tied", 2, "joint", optimizer="adam"):
-        assert found == alone("tied", optimizer="adam")
-        assert trainer.plan.scheduler == "joint"
+    alone = Trainer(Recorded(job("in_order")), CostModel.analytic())
+    own = [Recorded(job("joint")) for _ in range(2)]
+
+    def on_a_rank(communicator):
+        trainer = PipelineTrainer(own[communicator.rank], CostModel.analytic(), communicator, Link(50.0, 1e3))
+        for _ in range(3):
+            trainer.step()
+        trainer.finish()
+        return trainer.plan.scheduler, trainer.losses, trainer.params_sha256()
+
+    for _ in range(3):
+        alone.step()
+    alone.settle()
+    with deadline():
+        assert run_ranks(2, on_a_rank) == [("joint", alone.losses, alone.params_sha256())] * 2

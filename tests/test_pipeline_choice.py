@@ -166,3 +166,6 @@ def test_a_recorded_network_takes_the_group_that_its_link_asks_for():
                        ml.Machine(2), chunks=2)
         assert ((np.diff(plan.placement.table[0]) != 0).sum() > 1) == wraps
         assert plan.programs
+    slow = CostModel(**{**vars(CostModel.analytic()), "link": Link(0.0, 1e-6)})
+    plan = ml.plan(graph, "modulo_greedy", slow, ml.Machine(2), chunks=2)
+    assert (np.diff(plan.placement.table[0]) != 0).sum() == 1, "bytes take time too"

@@ -20,6 +20,7 @@ from minidl.models.registry import model
 from minidl.pricing.cost import CostModel, Link
 from minidl.runtime.comm.loopback import run_ranks
 from minidl.runtime.executors import DistributedExecutor, SequentialExecutor
+from minidl.schedulers import pipeline
 from minidl.tasks import RECEIVES, SENDS, Kind
 from minidl.training import checkpoint
 from minidl.training.pipeline_trainer import PipelineTrainer
@@ -131,9 +132,9 @@ OPTIMIZERS = {"sgd": {"optimizer": "sgd"}, "adam": {"optimizer": "adam", "lr": 0
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize(("scheduler", "ranks"), [
     ("gpipe", 2), ("gpipe", 4), ("one_f_one_b", 2), ("one_f_one_b", 3), ("zb_h1", 2), ("zb_h1", 4),
-    ("interleaved", 2), ("interleaved", 4), ("fast_forward", 2), ("fast_forward", 3)])
+    ("interleaved", 2), ("interleaved", 4), ("fast_forward", 2), ("fast_forward", 3), ("chimera", 2)])
 def test_tied_weights_leave_the_bits_of_one_process(scheduler, ranks, optimizer):
-    options = OPTIMIZERS[optimizer]
+    options = OPTIMIZERS[optimizer] | {"groups": pipeline.groups(scheduler)}
     for found, _ in together("tied", ranks, scheduler, **options):
         assert found == alone("tied", **options)
     if "clip" in options:

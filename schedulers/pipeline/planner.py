@@ -237,14 +237,27 @@ def _with_notes(made: Schedule | tuple[Schedule, dict[str, Any]],
 
 def _problem(coarse: TaskGraph, time: Floats, placement: Placement, micro_batches: int, cost: CostModel,
              cap: float | None) -> Problem:
-    """Average times per stage; a stage without O or W gets next to nothing for it, so that policies can plan."""
-    count = int(coarse.micro_batch.max(initial=0)) + 1  # in all mini-batches of the step
+    """Average times per stage, and of a message, as its latency; a stage without O or W gets next to nothing for it,
+    so that policies can plan."""
+    count = int(coarse.micro_batch[coarse.kind == Kind.F].max(initial=0)) + 1  # in all mini-batches of the step
 
     def of(kind: Kind) -> Floats:
         mine = coarse.kind == kind
         return np.maximum(np.bincount(coarse.unit[mine], time[mine], placement.stages) / count, 1e-9)
 
-    return Problem(placement, micro_batches, of(Kind.F), of(Kind.O), of(Kind.W), float(cost.link.latency), cap)
+    latency = float(cost.link.time(_message_bytes(coarse)))
+    return Problem(placement, micro_batches, of(Kind.F), of(Kind.O), of(Kind.W), latency, cap)
+
+
+def _message_bytes(coarse: TaskGraph) -> float:
+    """The mean size of what a stage's forward or output gradient hands to another stage."""
+    reader, buffer = coarse.reads.row_of_each(), coarse.reads.ids
+    maker = np.full(len(coarse.buffer_bytes), -1, np.int64)
+    maker[coarse.writes.ids] = coarse.writes.row_of_each()
+    made = maker[buffer]
+    crosses = (made >= 0) & np.isin(coarse.kind[made], (Kind.F, Kind.O)) & (coarse.unit[made] != coarse.unit[reader])
+    sizes = coarse.buffer_bytes[np.unique(buffer[crosses])]
+    return float(sizes.mean()) if len(sizes) else 0.0
 
 
 def _completed(graph: TaskGraph, schedule: Schedule, placement: Placement) -> Schedule:
