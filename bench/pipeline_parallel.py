@@ -1,4 +1,4 @@
-"""Pipelines on ranks: every synchronous schedule measured on two ranks beside what the simulator says, and
+"""Pipelines on ranks: schedules measured on two ranks beside what the simulator says, stale ones too, and
 simulated on 4 to 64.
 
     python bench/pipeline_parallel.py [--network mlp]... [--computation kernels] [--ranks 2] [--rounds 5] [--out FILE]
@@ -55,13 +55,15 @@ from minidl.rank_grid import RankGrid
 from minidl.runtime.comm.mpi import MPI
 from minidl.runtime.executors import DistributedExecutor
 from minidl.schedulers import pipeline
-from minidl.schedulers.pipeline import add_communication
 from minidl.tasks import Kind
 from minidl.training.pipeline_trainer import measure_messages
 from minidl.views.timeline import Timeline, What
 
 MICRO_BATCHES, STEPS = 8, 3
-POLICIES = ("gpipe", "one_f_one_b", "zb_h1", "zb_auto", "fast_forward", "interleaved", "modulo")
+#: and the options of those that need some; the last ones train on older weights
+POLICIES: dict[str, dict[str, Any]] = {
+    "gpipe": {}, "one_f_one_b": {}, "zb_h1": {}, "zb_auto": {}, "fast_forward": {}, "interleaved": {}, "modulo": {},
+    "pipedream": {}, "pipedream_2bw": {"mini_batches": 2}, "layerpipe2": {}}
 BASE = "one_f_one_b"
 WIDTHS = [512] * 13  #: of the MLP: inputs, hidden layers
 CLASSES = 10
@@ -83,7 +85,8 @@ def batch(name: str) -> list[Any]:
                                                             random.integers(0, CLASSES, SHARE[name]))]
 
 
-def recorded(name: str) -> Any:
+def recorded(name: str, every: int = MICRO_BATCHES) -> Any:
+    """A step that updates after `every` micro-batches."""
     model = network(name)
     opt = optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 
@@ -91,10 +94,13 @@ def recorded(name: str) -> Any:
         total = None
         for i in range(MICRO_BATCHES):
             with ml.micro_batch(i, i * SHARE[name]):
-                loss = nn.cross_entropy(model(parts[2 * i]), parts[2 * i + 1]) * (1 / MICRO_BATCHES)
+                loss = nn.cross_entropy(model(parts[2 * i]), parts[2 * i + 1]) * (1 / every)
                 loss.backward()
                 total = loss.detach() if total is None else ops.add(total, loss.detach())
-        opt.step()
+                if every < MICRO_BATCHES and (i + 1) % every == 0:
+                    opt.step()
+        if every == MICRO_BATCHES:
+            opt.step()
         return total
 
     return ml.record(step, *batch(name))
@@ -106,13 +112,17 @@ class Arm:
 
     def __init__(self, name: str, scheduler: str, computation: str, cost: CostModel, comm: MPI) -> None:
         self.comm, self.inputs = comm, batch(name)
-        self.graph = recorded(name)
+        options = POLICIES[scheduler]
+        self.graph = recorded(name, pipeline.update_every(scheduler, MICRO_BATCHES, options.get("mini_batches")))
+        self.waits: CostModel | None = None
         if computation == "waits":
-            self.graph = waiting(self.graph)[0]
+            self.graph, self.waits = waiting(self.graph)
+        cost = self._cost(cost)
         self.placement = pipeline.place(scheduler, comm.size)
         self.stage_of_unit = pipeline.balanced(self.graph, cost, self.placement.stages)
-        self.plan = ml.plan(self.graph, scheduler, cost, ml.Machine(comm.size), stage_of_unit=self.stage_of_unit)
-        talking = add_communication(self.plan.graph, self.plan.schedule)
+        self.plan = ml.plan(self.graph, scheduler, cost, ml.Machine(comm.size), stage_of_unit=self.stage_of_unit,
+                            **options)
+        talking = self.plan.with_messages
         tracemalloc.start()
         self.run = DistributedExecutor(*talking, comm)
         self.run(*self.inputs)
@@ -124,10 +134,19 @@ class Arm:
         self.traced = DistributedExecutor(*talking, comm, trace=True)
         #: seconds that this rank's tasks wait in a step; stamps tell less, as a wait makes up for what polling took
         self.waits_for = (float(self.plan.cost.durations(self.traced.graph)[self.traced.graph.kind < Kind.A].sum())
-                          / 1e6 if computation == "waits" else 0.0)
+                          / 1e6 if self.waits else 0.0)
+
+    def _cost(self, cost: CostModel) -> CostModel:
+        """Of this step's tasks: an update costs the same after whichever micro-batch it is made."""
+        if self.waits is not None:
+            return replace(self.waits, link=cost.link)
+        first = (self.graph.name(t).rstrip("0123456789") + "0" for t in range(len(self.graph)))
+        every = {self.graph.name(t): cost.tasks[name] for t, name in enumerate(first) if name in cost.tasks}
+        return replace(cost, tasks={**every, **cost.tasks})
 
     def predicted(self, cost: CostModel) -> tuple[float, float]:
         """(microseconds from step to step, share of it that the ranks do not compute)."""
+        cost = self._cost(cost)
         stages = pipeline.cut(self.graph, cost, self.placement.stages, self.stage_of_unit, self.placement.table[0])
         plan = replace(self.plan, cost=stages.cost(self.plan.graph, cost))
         period = pipeline.price(plan).period + cost.step
