@@ -1,8 +1,8 @@
 """Tasks, buffers, and the graph that their reads and writes imply.
 
-The graph knows what must happen before what, and nothing else: no device, stream, rank or time. It is kept in columns
-(integer arrays); a `Task` or `Buffer` is a view on a row, so that a million tasks cost megabytes. Edges are never
-written by hand: `derive_edges` reads them off what tasks read and write.
+The graph knows which tasks must come before which, and nothing else: no device, stream, rank or time. It is held in
+columns (integer arrays); a `Task` or `Buffer` is a view on a row, so that a million tasks take only megabytes. Nobody
+writes edges by hand: `derive_edges` derives them from what tasks read and write.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Floats = NDArray[np.floating[Any]]
 
 
 class Role(StrEnum):
-    """What a buffer is for. The persistent ones outlive a step."""
+    """The role of a buffer. Persistent buffers outlive a step."""
 
     INPUT = "input"
     PARAMETER = "parameter"
@@ -54,7 +54,8 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One kernel call of a task: the kernel's name, the views it reads, writes and scribbles on, and its constants."""
+    """One kernel call of a task: the kernel's name, the views that it reads, writes and uses as scratch, and its
+    constants."""
 
     kernel: str
     reads: tuple[View, ...]
@@ -100,11 +101,11 @@ class Rows:
         return self.ids[self.ptr[i] : self.ptr[i + 1]]
 
     def row_of_each(self) -> Ints:
-        """For every id the row that it stands in."""
+        """For every id, its row."""
         return np.repeat(np.arange(len(self), dtype=np.int32), np.diff(self.ptr))
 
     def followed_by(self, other: Rows) -> Rows:
-        """These rows, then those of the other."""
+        """These rows, followed by those of the other."""
         return Rows(np.append(self.ptr, self.ptr[-1] + other.ptr[1:]), np.append(self.ids, other.ids).astype(np.int32))
 
     def take(self, rows: Ints) -> Rows:
@@ -157,7 +158,7 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A view on one row of a graph. What its name tells is in `Identity`."""
+    """A view on one row of a graph. `Identity` explains its name."""
 
     graph: TaskGraph
     index: int
@@ -216,7 +217,7 @@ class Task:
 
     @property
     def label(self) -> str:
-        """What a person calls it: `4W0 (layers.2)`."""
+        """A readable name: `4W0 (layers.2)`."""
         where = self.graph.unit_names[self.unit] if self.unit < len(self.graph.unit_names) else ""
         return f"{self.name} ({where})" if where else self.name
 
@@ -229,7 +230,8 @@ ROLES = tuple(Role)
 
 @dataclass(frozen=True, slots=True)
 class StorageSpec:
-    """One piece of memory: shape, dtype, bytes, role; `live` is the holder of the data where it outlives a step."""
+    """One piece of memory: shape, dtype, bytes, role. `live`: the object that holds its data, if they outlive a
+    step."""
 
     name: str
     shape: tuple[int, ...]
@@ -243,7 +245,7 @@ class StorageSpec:
 def derive_edges(reads: Rows, writes: Rows, buffers: int) -> Rows:
     """Predecessors of each task: read after write, write after write, write after read, in order of emission.
 
-    A write after write edge is left out where readers stand between the two: it follows from theirs.
+    A write-after-write edge is left out if there are readers between the two: it follows from their edges.
     """
     tasks = len(reads)
     ptr = np.zeros(tasks + 1, np.int64)
@@ -258,8 +260,9 @@ def derive_edges(reads: Rows, writes: Rows, buffers: int) -> Rows:
 def _derive(read_ptr, reads, write_ptr, writes, writer, reader, earlier, mark, ptr, preds):  # type: ignore[no-untyped-def]
     """Fills `ptr` and `preds`, ascending in each row; returns how many edges.
 
-    `writer[b]`: who wrote b last. `reader[b]`: the place in `reads` of b's last read since; `earlier`: of the one
-    before it, after the task that read. `mark[p]`: the task that p was noted for last.
+    `writer[b]`: the last task that wrote b. `reader[b]`: the place in `reads` of b's last read since then. `earlier`:
+    for each place in `reads`, the reading task and the place of the read before. `mark[p]`: the last task to which p
+    was added.
     """
     edges = 0
     for t in range(len(ptr) - 1):
@@ -310,8 +313,8 @@ class TaskGraph:
     """Tasks in the order of emission, which is the sequential order, and the edges between them.
 
     Columns of length `len(graph)`: keys (the identity of each task, see `Identity`), flops, bytes. `reads` and `writes`
-    give buffer ids; `preds` and `succs` are derived. `inputs` and `outputs` are views for graphs that can run;
-    `outputs` nests as the recorded step's return value did.
+    hold buffer ids; `preds` and `succs` are derived. `inputs` and `outputs` are views, for graphs that can run;
+    `outputs` has the structure of the recorded step's return value.
     """
 
     keys: Ints
@@ -375,8 +378,8 @@ class TaskGraph:
 
     @cached_property
     def _dense(self) -> tuple[tuple[int, ...], Ints] | None:
-        """(extents of `_columns`, task id or -1 for each combination), unless it wastes space or they do not tell tasks
-        apart."""
+        """(extents of `_columns`, task id or -1 for each combination); None where that would waste space, or where they
+        do not distinguish all tasks."""
         columns = _columns(self.keys)
         extents = tuple(int(column.max(initial=0)) + 1 for column in columns)
         if math.prod(extents) > 8 * len(self) + 1024:
@@ -403,7 +406,7 @@ class TaskGraph:
         return np.where(sorted_keys[at] == keys, order[at], -1)
 
     def index(self, name: str) -> int:
-        """The id of a task by its name. Raises GraphError with the nearest known names."""
+        """The id of a task by its name. Raises GraphError with similar names."""
         found = int(self.find(np.array([parse_task(name)]))[0])
         if found < 0:
             import difflib
@@ -429,7 +432,7 @@ class TaskGraph:
 
     @cached_property
     def storage_users(self) -> Rows:
-        """For every storage the tasks that touch it, ascending."""
+        """For every storage, the tasks that read or write it, ascending."""
         storage = self.buffer_storage[np.concatenate([self.reads.ids, self.writes.ids])]
         task = np.concatenate([self.reads.row_of_each(), self.writes.row_of_each()])
         pairs = np.unique(storage.astype(np.int64) * max(len(self), 1) + task)
@@ -449,8 +452,8 @@ class TaskGraph:
 
     def insert(self, after: Ints, keys: Ints, reads: Rows, writes: Rows, nbytes: Ints,
                launches: Sequence[tuple[Launch, ...]] = ()) -> TaskGraph:
-        """The graph with further tasks: new task i, on buffers that there are, stands behind task `after[i]`, and
-        behind those before it in this list that do too."""
+        """The graph with more tasks, on its own buffers: new task i comes directly after task `after[i]`; new tasks
+        after the same task keep their order."""
         n, new = len(self), len(keys)
         order = np.argsort(np.concatenate([np.arange(n), np.asarray(after, np.int64)]), kind="stable")
         own = list(self.launches or ((),) * n) + list(launches or ((),) * new)
@@ -461,8 +464,8 @@ class TaskGraph:
             launches=tuple(own[i] for i in order.tolist()) if any(own) else ())
 
     def join(self, parts: Rows, keys: Ints) -> TaskGraph:
-        """One task for each row of `parts`, which hold every task of this graph once: it launches what they launch, in
-        their order, and reads what they do not make themselves."""
+        """Merges tasks: one task for each row of `parts`, whose rows together have every task of this graph once. It
+        has their launches in order, and reads what they read but do not make."""
         reads: list[list[int]] = []
         writes: list[list[int]] = []
         for i in range(len(parts)):
@@ -483,7 +486,7 @@ class TaskGraph:
             launches=tuple(launches))
 
     def with_storages(self, specs: Sequence[StorageSpec]) -> TaskGraph:
-        """The graph with further storages, and a buffer on each. No task touches them yet."""
+        """The graph with more storages, and a buffer on each. No task touches them yet."""
         new = len(specs)
         grown = self.with_buffers(np.zeros(new, np.int64), len(self.storages) + np.arange(new),
                                   [spec.name for spec in specs],
@@ -494,8 +497,8 @@ class TaskGraph:
 
     def with_buffers(self, like: Ints, storage: Ints, names: Sequence[str] = (), nbytes: Ints | None = None,
                      storages: Sequence[StorageSpec] = ()) -> TaskGraph:
-        """The graph with further buffers and storages. Buffer i of the new ones is like buffer `like[i]`, but on
-        `storage[i]`, and has `nbytes[i]` where these are given. No task touches them yet."""
+        """The graph with more buffers and storages. New buffer i is like buffer `like[i]`, but on storage `storage[i]`,
+        and with `nbytes[i]` bytes if given. No task touches them yet."""
         like = np.asarray(like, np.int64)
 
         def longer(column: Ints, new: Any) -> Ints:
@@ -509,8 +512,8 @@ class TaskGraph:
             buffer_names=self.buffer_names + tuple(names) if self.buffer_names else ())
 
     def remap(self, reads: Ints, writes: Ints, moves: Sequence[Mapping[int, int]], move: Ints) -> TaskGraph:
-        """The same tasks on other buffers: `reads` and `writes` take the place of the buffer ids, and the launches of
-        task t go to the storages that `moves[move[t]]` says."""
+        """The same tasks on other buffers: `reads` and `writes` replace the buffer ids, and the map `moves[move[t]]`
+        replaces the storages in the launches of task t."""
         launches = tuple(tuple(launch.moved(moves[m]) for launch in own) if moves[m] else own
                          for own, m in zip(self.launches, move.tolist(), strict=True)) if self.launches else ()
         return replace(self, reads=Rows(self.reads.ptr, reads.astype(np.int32)).sorted(),
@@ -536,11 +539,11 @@ class TaskGraph:
             inputs=moved_views(self.inputs, moves), outputs=moved_views(self.outputs, moves))
 
     def with_copies(self, copy: Ints, group: Ints) -> tuple[TaskGraph, list[dict[int, int]]]:
-        """Buffer b is its copy `copy[b, g]` for the tasks of group g; copy 0 is the buffer itself. `group`: of each
-        task.
+        """The graph in which the tasks of group g use copy `copy[b, g]` of buffer b; copy 0 is the buffer itself.
+        `group`: the group of each task.
 
-        Returns the graph and, for each group, which storage takes the place of which. Buffers of one storage must have
-        the same copies.
+        Returns the graph and, for each group, a map from a storage to its copy. All buffers of a storage must have the
+        same copies.
         """
         copies, buffers = int(copy.max(initial=0)) + 1, len(self.buffer_bytes)
         further = np.unique(np.arange(buffers)[:, None] * copies + copy)
@@ -568,13 +571,13 @@ class TaskGraph:
 
 
 def _columns(keys: Ints) -> tuple[Ints, ...]:
-    """Fields that mostly tell tasks apart: late and iteration, micro-batch, unit, kind."""
+    """The fields that usually distinguish tasks: late and iteration, micro-batch, unit, kind."""
     own = unpack(keys)
     return 2 * own.iteration + own.late, own.micro_batch, own.unit, own.kind
 
 
 def moved_views(views: Iterable[View], storages: Mapping[int, int]) -> tuple[View, ...]:
-    """The same views on the storages that take the place of theirs."""
+    """The same views on the storages that replace theirs."""
     return tuple(replace(v, storage=storages.get(v.storage, v.storage)) for v in views)
 
 
@@ -595,7 +598,7 @@ class GraphBuilder:
         return len(self._storages) - 1
 
     def buffer(self, name: str, nbytes: int, role: Role = Role.ACTIVATION, storage: int | None = None) -> int:
-        """A new buffer's id. Without a storage it gets one of its own, as planned graphs do."""
+        """The id of a new buffer. Without `storage`, it gets a new storage."""
         if storage is None:
             storage = self.storage(StorageSpec(name, (nbytes,), "uint8", nbytes, role))
         self._buffers.append((name, nbytes, role, storage))
@@ -604,7 +607,7 @@ class GraphBuilder:
     def task(self, unit: int, kind: Kind, micro_batch: int = 0, *, part: int = 0, destination: int = 0, late: int = 0,
              iteration: int = 0, reads: Iterable[int] = (), writes: Iterable[int] = (),
              launches: tuple[Launch, ...] = (), flops: float = 0.0, nbytes: int = 0) -> int:
-        """A new task's id. Reads and writes are buffer ids, in any order."""
+        """The id of a new task. Reads and writes are buffer ids, in any order."""
         self._tasks.append((unit, int(kind), micro_batch, part, destination, late, iteration, flops, nbytes))
         self._reads.append(tuple(sorted(set(reads))))
         self._writes.append(tuple(sorted(set(writes))))

@@ -1,7 +1,7 @@
 """Plans: a graph, a schedule of it, and what is known of them before anything runs.
 
-Data. `minidl.plan` is where plans come from: it proves each one, so a plan that exists can run and keeps its limits. A
-plan knows no device, and of policies only the name of its own.
+A plan is data. `minidl.plan` makes plans and proves each one, so a plan that exists can run and is within its limits. A
+plan knows no device, and only the name of its policy.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from .views.timeline import Timeline
 if TYPE_CHECKING:
     from .schedulers.pipeline.placement import Placement
 
-HISTORIES = ("exact", "average", "none")  #: on which weights a stale backward runs
-CHAINED = 6  #: iterations of a pipeline in a row, of which the last one's time is the period
+HISTORIES = ("exact", "average", "none")  #: the weights on which a stale backward runs
+CHAINED = 6  #: how many iterations of a pipeline are chained; the period is the time of the last one
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What a plan may use. `ranks`: processes that train together; the link between them is the cost model's.
-    `replicas`: so many pipelines of that many ranks train together, each on its share of every batch.
+    """What a plan may use. `ranks`: processes that train together; the cost model has the link between them.
+    `replicas`: how many pipelines of that many ranks train together, each on its share of every batch.
 
-    Of each rank: `memory_limit`, the bytes that it may hold, and `activation_cap`, the live full-stage activations of a
-    pipeline. `collective`: from the bytes that travel, by unit, to the time that summing them over the ranks takes, in
-    the costs' unit; None where the costs know it already.
+    `memory_limit`: the most bytes per rank. `activation_cap`: the most live activations per rank of a pipeline, in
+    units of a full stage. `collective`: from {unit: bytes that travel} to the time of their sum over the ranks, in the
+    costs' unit; None where the costs already include it.
     """
 
     ranks: int = 1
@@ -50,12 +50,13 @@ class Machine:
 
 @dataclass(frozen=True)
 class Versions:
-    """Beside a stale schedule: `read[i]` is the weight version that entry i reads; an update reads the one it changes.
+    """The weight versions of a stale schedule: entry i reads version `read[i]`; an update reads the version that it
+    changes.
 
-    Version 0 is what training starts from; stage s has version k + 1 as soon as its weight gradient of micro-batch
-    `(k + 1) * every - 1` is done. `history` says on which weights a backward runs. "exact": on the version that its
-    forward read, which is kept. "average": on that version as a moving average of the weights rebuilds it. "none": on
-    the newest there are, so that nothing is kept.
+    Training starts from version 0; stage s has version k + 1 as soon as its weight gradient of micro-batch `(k + 1) *
+    every - 1` is done. `history`: the weights on which a backward runs. "exact": the version that its forward read,
+    which is kept. "average": that version, rebuilt from a moving average of the weights. "none": the newest version, so
+    that none is kept.
     """
 
     read: Ints
@@ -102,12 +103,12 @@ class Plan:
 
     @property
     def synthetic(self) -> bool:
-        """Whether it is of a pipeline that has times and nothing to run, so no programs."""
+        """Whether the plan is for a pipeline on given times, which has nothing to run and no programs."""
         return self.placement is not None and not self.graph.launches
 
     @cached_property
     def programs(self) -> tuple[Program, ...]:
-        """What each rank runs. Raises ScheduleError where the schedule is wrong."""
+        """The program of each rank. Raises ScheduleError where the schedule is wrong."""
         mine = self.distinct_programs
         if len(mine) == 1:
             return tuple(replace(mine[0], rank=rank) for rank in range(self.ranks))
@@ -116,12 +117,12 @@ class Plan:
 
     @cached_property
     def distinct_programs(self) -> tuple[Program, ...]:
-        """Those of one replica: the others run the same."""
+        """The programs of one replica; the others run the same ones."""
         return tuple(lower(*self.with_messages, ranks=self.ranks, rank=rank)
                      for rank in range(max(1, self.schedule.ranks)))
 
     def lowered(self) -> Plan:
-        """The same plan with its programs and what they need. Raises ScheduleError where one is wrong,
+        """The plan with its programs and their memory needs. Raises ScheduleError where one is wrong, and
         MemoryLimitError where one is above the limit."""
         programs = self.distinct_programs
         for program in programs:
@@ -133,15 +134,15 @@ class Plan:
 
     @cached_property
     def with_messages(self) -> tuple[TaskGraph, Schedule]:
-        """Graph and schedule with sends and receives as tasks. Raises GraphError where `add_communication` does."""
+        """Graph and schedule with sends and receives as tasks. Raises GraphError as `add_communication` does."""
         if self.schedule.ranks == 1 or talks(self.schedule):
             return self.graph, self.schedule
         return add_communication(self.graph, self.schedule)
 
     @cached_property
     def waits(self) -> int:
-        """Event waits within ranks: of one lane for another; of a send for its result, of the first reader
-        for its receive."""
+        """The number of event waits within ranks: of one lane for another, of a send for its result, of the first
+        reader for its receive."""
         if not self.synthetic:
             return sum(len(program.body[0].waits) for program in self.distinct_programs)
         if talks(self.schedule):
@@ -150,8 +151,8 @@ class Plan:
 
     @cached_property
     def priced(self) -> Iteration:
-        """What the simulator times: an iteration of the programs. Of a synthetic pipeline its tasks, with its messages
-        among them where their bandwidth counts, since they queue."""
+        """What the simulator times: an iteration of the programs; for a synthetic pipeline its tasks, and its messages
+        if their bandwidth counts, since they queue."""
         if not self.synthetic:
             return iteration(self.distinct_programs)
         graph, schedule = (self.graph, self.schedule) if self.cost.link.bandwidth is None else self.with_messages
@@ -159,12 +160,12 @@ class Plan:
 
     @cached_property
     def timeline(self) -> Timeline:
-        """As predicted."""
+        """The predicted timeline."""
         return simulate(self.priced.graph, self.priced.schedule, self.cost)
 
     @cached_property
     def period(self) -> float:
-        """Time per iteration when they follow each other without a barrier between ranks, in the costs' unit."""
+        """Time per iteration if iterations follow each other without a barrier between ranks, in the costs' unit."""
         if self.steady is not None:
             return self.steady
         graph, schedule, carried = self.priced
@@ -176,18 +177,18 @@ class Plan:
 
     @cached_property
     def step(self) -> float:
-        """Time of a step, in the costs' unit: replicas go on into the next one while they
-        communicate, others end it."""
+        """Time of a step, in the costs' unit. Replicas begin the next step while they communicate; other plans end the
+        step first."""
         replicas = self.placement is None and bool(np.isin(unpack(self.schedule.keys).kind, COLLECTIVE).any())
         return (self.period if replicas else self.timeline.makespan) + self.cost.step
 
     @property
     def predicted_step_ms(self) -> float:
-        """Milliseconds, where costs are in microseconds."""
+        """The time of a step in milliseconds, for costs in microseconds."""
         return self.step / 1000
 
     def as_json(self) -> dict[str, Any]:
-        """The keys that plans of every kind have. Given times have no unit, so no milliseconds either."""
+        """The keys that all plans have. Given times have no unit, so they give no milliseconds."""
         return {"tasks": len(self.graph), "edges": self.graph.edges, "waits": self.waits,
                 "predicted_step_ms": round(self.predicted_step_ms, 4) if self.cost.unit else None,
                 "peak_bytes": max(self.peak_bytes) if self.peak_bytes else None}

@@ -1,7 +1,7 @@
-"""What a task is called: its kind, and its identity as one integer (a key) or as a name such as `4W0`.
+"""The identity of a task: its kind, and its key (one integer) or name, such as `4W0`.
 
-Data and pure functions over integers and arrays of them. Knows no graph: what a task reads and writes, and what it must
-wait for, is in `minidl.graph`.
+Data and pure functions over integers and arrays of integers. `minidl.graph` has what a task reads and writes, and for
+what it must wait.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import numpy as np
 
 
 class GraphError(ValueError):
-    """A graph, a task name or a buffer that makes no sense; the message names it."""
+    """A graph, a task name or a buffer is not valid. The message names it."""
 
 
 class Kind(IntEnum):
-    """What a task is. The names are what is printed and parsed."""
+    """The kind of a task. The names here are printed and parsed."""
 
     F = 0  #: forward
     O = 1  #: output gradient (dgrad, dX)
@@ -35,7 +35,7 @@ class Kind(IntEnum):
     RO = 11  #: receive gradient
 
 
-COLLECTIVE = (Kind.A, Kind.AS, Kind.AG)  #: what all ranks of a group do together
+COLLECTIVE = (Kind.A, Kind.AS, Kind.AG)  #: collectives: all ranks of a group take part
 SENDS, RECEIVES = (Kind.SF, Kind.SO), (Kind.RF, Kind.RO)  #: the two ends of messages
 COMMUNICATION = (*COLLECTIVE, *SENDS, *RECEIVES)
 
@@ -56,8 +56,8 @@ _KIND_NAMES = [kind.name for kind in Kind]
 
 def pack(unit: Any, kind: Any, micro_batch: Any = 0, *, part: Any = 0, destination: Any = 0, late: Any = 0,
          iteration: Any = 0) -> Any:
-    """The key(s) of tasks: integers or integer arrays in, int64 out. Raises GraphError for numbers that do not fit, and
-    for fields that a kind does not have: see `Identity`."""
+    """The key(s) of tasks: integers or integer arrays in, int64 out. Raises GraphError for numbers that are too large,
+    and for fields that a kind does not have, see `Identity`."""
     fields = [np.asarray(value, np.int64) for value in (unit, micro_batch, part, destination, late, iteration)]
     for (what, bits), value in zip(_BITS.items(), fields, strict=True):
         if value.size and not 0 <= value.min() <= value.max() < 1 << bits:
@@ -85,16 +85,16 @@ def _too_large(what: str, value: Any) -> GraphError:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What the key of a task says, or the keys of several (then each field is an array): the inverse of `pack`.
+    """The fields of a task's key, or of several keys (then each field is an array): the inverse of `pack`.
 
-    Every field has one meaning, and the name one syntax for it (`task_name`):
+    Every field has one meaning, and one syntax in the name (`task_name`):
 
     - `unit`, `kind`, `micro_batch`: `4W0`;
-    - `part`: which piece of a task that is cut in several: `4A0/2` is part 2 of an all-reduce. Part 0 is not written;
-    - `destination`: of a message the rank that it goes to. `2SF0>1` sends what 2F0 made to rank 1, `2RF0>1` receives it
+    - `part`: which piece of a task that is cut into several: `4A0/2` is part 2 of an all-reduce. Part 0 is not written;
+    - `destination`: the rank to which a message goes. `2SF0>1` sends the result of 2F0 to rank 1, `2RF0>1` receives it
       there;
     - `late`: 1 where the task runs one step late: `4W0@1` is the 4W0 of the step before;
-    - `iteration`: in an unrolled graph the step that the task is of: `4W0#2`.
+    - `iteration`: in an unrolled graph, the step of the task: `4W0#2`.
     """
 
     key: Any
@@ -150,7 +150,7 @@ def as_recorded(keys: Any) -> Any:
 
 
 def task_name(key: int) -> str:
-    """`4W0`: unit, kind, micro-batch, and what `Identity` tells of the rest."""
+    """`4W0`: unit, kind, micro-batch, and the other fields as in `Identity`."""
     own = unpack(int(key))
     name = f"{own.unit}{_KIND_NAMES[own.kind]}{own.micro_batch}"
     if own.kind >= Kind.SF:
@@ -172,10 +172,10 @@ def parse_task(name: str) -> int:
     own = Kind[kind]
     if (own >= Kind.SF) != (match[5] is not None):
         raise GraphError(f"task {name[:40]!r}: " + (
-            f"a message's name tells the rank that it goes to, as in {unit}{kind}{micro_batch}>1" if own >= Kind.SF else
-            f"only a message goes to a rank; part 1 is {unit}{kind}{micro_batch}/1"))
+            f"the name of a message needs its destination, as in {unit}{kind}{micro_batch}>1" if own >= Kind.SF else
+            f"only a message has a destination; part 1 is {unit}{kind}{micro_batch}/1"))
     if own in COLLECTIVE and int(micro_batch):
-        raise GraphError(f"task {name[:40]!r}: what ranks sum is of all micro-batches; its part {micro_batch} is "
+        raise GraphError(f"task {name[:40]!r}: a collective has no micro-batch; its part {micro_batch} is "
                          f"{unit}{kind}0/{micro_batch}")
     if int(late) > 1:
         raise GraphError(f"task {name[:40]!r}: a task runs at most one step late, @1; iteration {late} is "

@@ -143,12 +143,13 @@ def refused(run: Run, path: Path, *mentions: str) -> str:
 
 def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
     Run("adamw").save(tmp_path)
-    refused(Run("adam"), tmp_path, "optimizer 'AdamW' there, 'Adam' here")
-    refused(Run("adamw", seed=4), tmp_path, "seed 3 there, 4 here")
-    refused(Run("adamw", width=7), tmp_path, "model.first.weight is float32 (8, 64) there, float32 (7, 64) here")
+    refused(Run("adam"), tmp_path, "optimizer is 'AdamW' in the file, 'Adam' in this run")
+    refused(Run("adamw", seed=4), tmp_path, "seed is 3 in the file, 4 in this run")
+    refused(Run("adamw", width=7), tmp_path,
+            "model.first.weight is float32 (8, 64) in the file, float32 (7, 64) in this run")
     other = Run("adamw")
     other.loader = data.load("digits", batch_size=100, seed=3)
-    refused(other, tmp_path, "data batch_size 300 there, 100 here")
+    refused(other, tmp_path, "data batch_size is 300 in the file, 100 in this run")
     other = Run("adamw")
     del other.model.norm.bias
     refused(other, tmp_path, "it has 'model.norm.bias'")
@@ -156,7 +157,7 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
     other.model.more = nn.Linear(1, 1)
     refused(other, tmp_path, "it lacks 'model.more.bias'")
     checkpoint.save(tmp_path / "x.safetensors", (bare := Run("adamw")).model, bare.optimizer)
-    refused(bare, tmp_path / "x.safetensors", "does not say where in the data")
+    refused(bare, tmp_path / "x.safetensors", "does not say its place in the data")
 
 
 @pytest.fixture(scope="module")
@@ -302,7 +303,7 @@ def test_a_full_disk_leaves_the_old_file(call: str, tmp_path: Path, monkeypatch:
     else:
         monkeypatch.setattr("minidl.files.tempfile.mkstemp" if call == "mkstemp" else f"os.{call}", full)
     with pytest.raises(CheckpointError,
-                       match=r"^cannot save .*: No space left on device; what was there before is unchanged$"):
+                       match=r"^cannot save .*: No space left on device; an earlier file is unchanged$"):
         run.save(tmp_path)
     monkeypatch.undo()
     assert os.listdir(tmp_path) == [checkpoint.NAME]
@@ -335,6 +336,6 @@ def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
 def test_saving_between_backward_and_update_is_refused(tmp_path: Path) -> None:
     model = nn.Linear(2, 2)
     model(ml.array(np.ones((1, 2), np.float32))).sum().backward()
-    with pytest.raises(CheckpointError, match="weight has a gradient that is not spent"):
+    with pytest.raises(CheckpointError, match="weight has a gradient that no update has used"):
         checkpoint.save(tmp_path, model)
     assert not os.listdir(tmp_path)

@@ -211,8 +211,8 @@ def test_table_marks_the_best(capsys):
     (["train", *SMALL, "--batch-size", "100000"], "100000"),
     (["train", *SMALL, "--device", "tpu"], "tpu"),
     (["train", *SMALL, "--device", "cuda"], "cuda"),
-    (["train", *SMALL, "--nondeterministic"], "nondeterministic is a choice of CUDA devices; cpu"),
-    (["compare", *SMALL, "--device", "cpu", "--nondeterministic"], "nondeterministic is a choice of CUDA devices; cpu"),
+    (["train", *SMALL, "--nondeterministic"], "nondeterministic is only for CUDA devices; cpu"),
+    (["compare", *SMALL, "--device", "cpu", "--nondeterministic"], "nondeterministic is only for CUDA devices; cpu"),
     (["train", *SMALL, "--scheduler", "in_order", "--streams", "2"],
      "--streams has no effect here; it is for --scheduler multi_stream or multi_region"),
     (["train", *SMALL, "--scheduler", "multi_stream", "--streams", "1"], "2 streams"),
@@ -234,7 +234,7 @@ def test_table_marks_the_best(capsys):
     (["plan", *SMALL, "--save", "/proc/x.csv"], "/proc/x.csv"),
     (["plan"], "--model"),
     (["simulate", "--model", "mlp", "--forward", "2"], "leave one out"),
-    (["simulate", "--model", "mlp", "--ranks", "2"], "which policy? give --scheduler"),
+    (["simulate", "--model", "mlp", "--ranks", "2"], "the policy is missing; give --scheduler"),
     (["simulate", "--scheduler", "zb_h3", "--ranks", "2"], "zb_h"),
     (["simulate", "--scheduler", "zb_h2", "--ranks", "4", "--micro-batches", "3"], "micro-batches"),
     (["simulate", "--scheduler", "gpipe", "--ranks", "4", "--forward", "-1"], "-1"),
@@ -474,7 +474,7 @@ def test_a_checkpoint_is_not_overwritten_unasked(capsys, tmp_path):
     assert "--resume" in one_line(err)
     code, _, err = run(capsys, "train", *SMALL, "--steps", "2", "--checkpoint", folder, "--resume")
     assert code == 2
-    assert "2 steps already" in one_line(err)
+    assert "already has 2 steps" in one_line(err)
     code, _, err = run(capsys, "train", *SMALL, "--steps", "2", "--checkpoint", str(tmp_path / "none"), "--resume")
     assert code == 2
 

@@ -290,7 +290,7 @@ def test_hostile_and_foreign_pickles(tmp_path, case, monkeypatch):
 
 
 @pytest.mark.parametrize(("content", "culprit"), [
-    ([1, 2], "no dict"),
+    ([1, 2], "not a pickled dict"),
     ({b"data": CIFAR}, "labels"),
     ({b"labels": CIFAR_LABELS}, "'data'"),
     (batch(pixels=CIFAR.astype(np.int64)), "'data'"),

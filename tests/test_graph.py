@@ -69,13 +69,13 @@ def test_names_of_older_files_mean_what_they_meant(name, fields):
 
 
 @pytest.mark.parametrize(("name", "says"), [
-    ("4A2", "'4A2': what ranks sum is of all micro-batches; its part 2 is 4A0/2"),
+    ("4A2", "'4A2': a collective has no micro-batch; its part 2 is 4A0/2"),
     ("4AS1", "its part 1 is 4AS0/1"),
-    ("2SF0", "'2SF0': a message's name tells the rank that it goes to, as in 2SF0>1"),
+    ("2SF0", "'2SF0': the name of a message needs its destination, as in 2SF0>1"),
     ("3RO1", "as in 3RO1>1"),
     ("4W0@2", "'4W0@2': a task runs at most one step late, @1; iteration 2 is 4W0#2"),
-    ("4W0>1", "only a message goes to a rank; part 1 is 4W0/1"),
-    ("2SF0/1", "a message's name tells the rank")])
+    ("4W0>1", "only a message has a destination; part 1 is 4W0/1"),
+    ("2SF0/1", "the name of a message needs its destination")])
 def test_names_of_older_files_that_mean_nothing_now_say_what_to_write(name, says):
     with pytest.raises(GraphError) as error:
         parse_task(name)

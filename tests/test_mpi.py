@@ -262,13 +262,14 @@ def test_ranks_do_not_wait_for_ever_for_one_that_runs_something_else(other):
 
 
 def test_a_transport_for_gpus_needs_one():
-    assert "--transport nccl is for arrays on a GPU" in one_line(run(2, *parallel("priority", "--transport", "nccl")))
+    line = one_line(run(2, *parallel("priority", "--transport", "nccl")))
+    assert "--transport nccl is for gradients on a GPU" in line
 
 
 @pytest.mark.parametrize(("flags", "says"), [
     (["--dry-run"], "--dry-run is True on rank 1 but False on rank 0"),
     (["--config", "nowhere.toml"], "rank 1: nowhere.toml: No such file or directory"),
-    pytest.param(["--parallel", "none"], "rank 1: 2 ranks were started, of which each would train the whole by itself",
+    pytest.param(["--parallel", "none"], "rank 1: 2 ranks were started, and each would train the whole model by itself",
                  marks=pytest.mark.slow),
 ])
 def test_what_one_rank_alone_was_told_is_found_before_others_wait_for_it(flags, says):
@@ -277,7 +278,7 @@ def test_what_one_rank_alone_was_told_is_found_before_others_wait_for_it(flags, 
 
 def test_ranks_that_would_each_train_the_whole_are_refused(tmp_path):
     line = one_line(run(2, *train("--checkpoint", tmp_path / "folder")))
-    assert line == ("minidl: 2 ranks were started, of which each would train the whole by itself; "
+    assert line == ("minidl: 2 ranks were started, and each would train the whole model by itself; "
                     "give --parallel data or --parallel pipeline, or start one process")
     assert not list(tmp_path.iterdir())
 

@@ -203,7 +203,7 @@ def test_schedules_stay_between_nothing_and_the_peak(steps: int, ramp: int, peak
     assert values[: ramp + 1] == sorted(values[: ramp + 1])
     assert values[ramp:] == sorted(values[ramp:], reverse=True)
     for make in (lambda: optim.cosine(1, 0), lambda: optim.warmup(rate, 0), lambda: optim.step_decay(1, 0)):
-        with pytest.raises(ValueError, match="at least 1"):
+        with pytest.raises(ValueError, match="whole number >= 1"):
             make()
 
 

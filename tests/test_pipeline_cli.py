@@ -241,7 +241,7 @@ GIVEN = ["--scheduler", "gpipe", "--ranks", "2", "--micro-batches", "4"]
     (["plan", *GIVEN, *NETWORK, "--pairs", "none"], "--pairs has no effect"),
     (["plan", *GIVEN, "--objective", "span"], "--objective has no effect"),
     (["simulate", "--table", *GIVEN], "--scheduler has no effect"),
-    (["plan", *GIVEN[2:]], "which policy? give --scheduler"),
+    (["plan", *GIVEN[2:]], "the policy is missing; give --scheduler"),
     (["plan", *GIVEN, "--scheduler-arg", "x=1"], "gpipe takes no argument 'x'; it takes none"),
     (["plan", *GIVEN, "--activation-cap", "0"], "the activation cap is 0"),
     (["plan", *GIVEN, *NETWORK, "--activation-cap", "0"], "the activation cap is 0"),

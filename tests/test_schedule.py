@@ -330,8 +330,8 @@ def test_older_files_mean_what_they_meant():
 
 
 @pytest.mark.parametrize(("row", "says"), [
-    ("0,comm,1A3", "task '1A3': what ranks sum is of all micro-batches; its part 3 is 1A0/3"),
-    ("0,send->1,0SF0", "task '0SF0': a message's name tells the rank that it goes to, as in 0SF0>1"),
+    ("0,comm,1A3", "task '1A3': a collective has no micro-batch; its part 3 is 1A0/3"),
+    ("0,send->1,0SF0", "task '0SF0': the name of a message needs its destination, as in 0SF0>1"),
     ("1,main,0F0@2", "task '0F0@2': a task runs at most one step late, @1; iteration 2 is 0F0#2")])
 def test_older_files_that_mean_nothing_now_fail_with_the_line(row, says):
     with pytest.raises(ScheduleError) as error:

@@ -156,7 +156,7 @@ def goes_on(folder: Path, wanted: str, *flags: object) -> str:
         return ""
     done = subprocess.run(program("train", *MLP, "--costs", "analytic", "--checkpoint", folder, "--epochs", EPOCHS,
                                   "--resume", *flags), cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
-    if "steps already" in done.stderr:
+    if "already has" in done.stderr:
         return ""
     if done.returncode:
         return f"the checkpoint cannot be resumed: {done.stderr}"

@@ -443,7 +443,7 @@ def test_states_load_whole_or_not_at_all():
     (lambda: nn.Linear(0, 2), r"Linear\(0, 2\): both sizes must be at least 1"),
     (lambda: nn.Dropout(1.0), "the dropout rate is 1.0"), (lambda: nn.Dropout(-1), "the dropout rate is -1"),
     (lambda: ml.models.mlp(3), r"mlp\(3,\)|at least"),
-    (lambda: optim.SGD([], 0.1), "got no parameters"),
+    (lambda: optim.SGD([], 0.1), "needs at least one parameter"),
     (lambda: optim.SGD([parameter(2)], -0.1), "the learning rate is -0.1; it must be a finite number >= 0"),
     (lambda: optim.SGD([parameter(2)], float("nan")), "the learning rate is nan"),
     (lambda: optim.SGD([parameter(2)], 0.1, momentum=1.0), "momentum is 1.0"),
@@ -462,7 +462,7 @@ def test_layers_and_optimizers_refuse_what_makes_no_sense(make, message):
 
 def test_an_update_needs_gradients():
     opt = optim.SGD([parameter(2)], 0.1)
-    with pytest.raises(RuntimeError, match=r"no parameter has a gradient to spend; call backward first"):
+    with pytest.raises(RuntimeError, match=r"no parameter has a gradient; call backward first"):
         opt.step()
 
 

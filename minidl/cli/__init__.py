@@ -1,5 +1,5 @@
-"""The command line: one verb a function. Exit 0; 1 a check failed; 2 bad arguments or input, in one clear line; 130 for
-an interrupt, which is the program's to say (`minidl.__main__`)."""
+"""The command line: one function per verb. Exit codes: 0; 1 for a failed check; 2 for bad arguments or input, with one
+clear line; 130 for an interrupt, which `minidl.__main__` handles."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..runtime import debug
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; returns the exit code. Raises KeyboardInterrupt, also where one got lost on its way."""
+    """Runs one command and returns the exit code. Raises KeyboardInterrupt, also where a library has lost one."""
     from . import machine, show
     from .flags import UsageError
     from .parser import parse
@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             code = _train_on_ranks(argv)
         else:
             arguments = parse(argv)
-            if alone and arguments.device == "cpu":  # what CUDA's driver takes is its own business
+            if alone and arguments.device == "cpu":  # CUDA's driver reserves much address space
                 machine.bound()
             code = int(arguments.verb(arguments) or 0)
         interrupts.check()
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if level and not isinstance(error, UsageError):
             raise
         message = show.reason(error)
-    interrupts.check()  # a library may have made an error of it
+    interrupts.check()  # a library may have turned the interrupt into an error
     first, *rest = message.split("\n")
     print(f"minidl: {show.line(first)}", file=sys.stderr)
     if rest:
@@ -47,8 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _train_on_ranks(argv: Sequence[str]) -> int:
-    """Ranks first meet, then look at their flags: one that cannot read its own tells the others, who
-    would wait for it."""
+    """Connects the ranks before they read their flags, so that a rank with wrong flags can tell the others, which would
+    otherwise wait for it."""
     from . import show
     from .distributed import train
     from .flags import UsageError

@@ -21,17 +21,17 @@ from . import show
 from .flags import UsageError, job
 from .inputs import costs, scheduler_of
 
-SHOWN = 4  #: iterations in a row that are drawn
+SHOWN = 4  #: how many iterations are drawn
 
 
 def planned(arguments: Any) -> Plan:
-    """The plan that the flags ask for."""
+    """The plan for the flags."""
     chosen = scheduler_of(arguments)
     return _of_network(arguments) if arguments.model else _of_times(arguments, chosen)
 
 
 def given(arguments: Any) -> dict[str, Any]:
-    """The scheduler's options as flags give them."""
+    """The options of the scheduler that are set by flags."""
     return dict(arguments.scheduler_arg) | scheduler_of(arguments).known(k=arguments.k, buckets=arguments.buckets)
 
 
@@ -60,7 +60,7 @@ def _of_times(arguments: Any, chosen: schedulers.Scheduler) -> Plan:
 
 def _of_network(arguments: Any) -> Plan:
     if not arguments.ranks:
-        raise UsageError("over how many ranks? give --ranks P")
+        raise UsageError("the number of ranks is missing; give --ranks P")
     recorded = Recorded(job(arguments))
     link = Link(arguments.latency, None if arguments.bandwidth is None else arguments.bandwidth / 1e6)  # microseconds
     collective = Collective(arguments.ranks, link, arguments.collective, arguments.servers)
@@ -70,7 +70,7 @@ def _of_network(arguments: Any) -> Plan:
 
 
 def figures(plan: Plan) -> dict[str, Any]:
-    """Period, lower bound and how much of the communication is hidden."""
+    """Period, lower bound, and the share of hidden communication."""
     notes = plan.notes
     record = {"scheduler": plan.scheduler, "period": plan.period}
     if "compute" in notes:
@@ -79,7 +79,7 @@ def figures(plan: Plan) -> dict[str, Any]:
 
 
 def text(plan: Plan) -> str:
-    """The plan's schedule and figures for people."""
+    """The plan's schedule and figures as text."""
     grid = plan.programs[0].schedule.grid() + "\n\n" if len(plan.graph) <= 200 else ""
     meaning = {"period": "per step, in the steady state", "lower_bound": "no order is faster",
                "hidden": "share of the communication", "k": "layers whose weight gradients wait"}
@@ -89,5 +89,5 @@ def text(plan: Plan) -> str:
 
 
 def several(plan: Plan) -> Timeline:
-    """Some iterations in a row, as predicted."""
+    """The predicted timeline of several iterations."""
     return simulate(unroll(plan.graph, SHOWN), plan.schedule.repeated(SHOWN), plan.cost)

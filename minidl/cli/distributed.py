@@ -24,30 +24,30 @@ from .inputs import costs, scheduler_of
 from .ranks import job as on_ranks
 from .runs import check_outputs, check_run, claimed, resumed, run_record, steps_of, summary
 
-MOST = 64  #: ranks that run as threads of one process
-RECORDING = threading.Lock()  #: ranks of one process record one after another: they share the random numbers
+MOST = 64  #: the most ranks that run as threads of one process
+RECORDING = threading.Lock()  #: ranks of one process record in turn, since they share the random numbers
 
 
 def train(read: Callable[[], Any]) -> int:
-    """This process's part of a run under a launcher; `read` gives its flags, or raises what is wrong with them, which
-    all ranks then say together. Rank 0 speaks."""
+    """This process's part of a run under a launcher. `read` returns its flags, or raises an error, which then ends all
+    ranks. Rank 0 prints."""
     with on_ranks() as communicator:
         return _part(read, communicator)
 
 
 def train_in_one_process(arguments: Any) -> int:
-    """A run whose ranks are threads of this process, for want of a launcher or to look at it in a debugger."""
+    """A run whose ranks are threads of this process: without a launcher, or for a debugger."""
     ranks = arguments.ranks * arguments.replicas
     if ranks > MOST:
         raise UsageError(f"at most {MOST} ranks run as threads of one process, not {ranks}; start more with mpiexec")
     if arguments.device != "cpu":
-        raise UsageError(f"--ranks runs ranks as threads of this process, on the CPU; start those on "
-                         f"{arguments.device} with mpiexec")
+        raise UsageError(f"--ranks runs ranks as threads of this process, on the CPU; for {arguments.device}, start "
+                         f"them with mpiexec")
     return max(run_ranks(ranks, lambda communicator: _part(lambda: copy(arguments), communicator)))
 
 
 def _part(read: Callable[[], Any], communicator: Any) -> int:
-    """One rank's part; exit code 2 on all ranks where they cannot start."""
+    """One rank's part. Returns exit code 2 on all ranks if they cannot start."""
     try:
         with ExitStack() as held:
             return _train(read, communicator, held)
@@ -113,7 +113,7 @@ def _train(read: Callable[[], Any], communicator: Any, held: ExitStack) -> int:
         if timeline is not None:
             timeline.save(arguments.trace)
         show.emit(arguments, record, lambda: summary(record))
-    communicator.gather(None)  # nobody leaves before rank 0 has said everything
+    communicator.gather(None)  # no rank ends before rank 0 has printed everything
     if summing is not communicator:
         summing.close()
     return 0
@@ -136,8 +136,8 @@ def _grid(arguments: Any, communicator: Any) -> RankGrid:
 
 def _check_flags(arguments: Any, communicator: Any) -> None:
     if arguments.parallel == "none":
-        raise UsageError(f"{communicator.size} ranks were started, of which each would train the whole by itself; give "
-                         f"--parallel data or --parallel pipeline, or start one process")
+        raise UsageError(f"{communicator.size} ranks were started, and each would train the whole model by itself; "
+                         f"give --parallel data or --parallel pipeline, or start one process")
     asked = None if arguments.ranks is None else arguments.ranks * arguments.replicas
     if asked is not None and communicator.own_process and asked != communicator.size:
         replicas = f" and --replicas {arguments.replicas}" if arguments.replicas > 1 else ""
@@ -148,7 +148,7 @@ def _check_flags(arguments: Any, communicator: Any) -> None:
     else:
         scheduler_of(arguments)
     if arguments.transport != "staged" and not arguments.device.startswith("cuda"):
-        raise UsageError(f"--transport {arguments.transport} is for arrays on a GPU; give --device cuda too")
+        raise UsageError(f"--transport {arguments.transport} is for gradients on a GPU; give --device cuda too")
     check_run(arguments)
 
 

@@ -1,4 +1,4 @@
-"""All flags: how their values are read, and on what each has an effect. One that would have none is refused."""
+"""All flags: how their values are read, and where each has an effect. A flag without an effect is refused."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..training.trainer import DTYPES, OPTIMIZERS, Job
 
 
 class UsageError(ValueError):
-    """Arguments that make no sense; one line."""
+    """Arguments are wrong. The message is one line."""
 
 
 def nearest(word: str, known: Sequence[str]) -> str:
@@ -42,7 +42,7 @@ def size(text: str) -> int:
 
 
 def pair(text: str) -> tuple[str, Any]:
-    """`key=value`, the value read as a Python literal where it is one."""
+    """`key=value`; the value is read as a Python literal if it is one, else as text."""
     key, sign, value = text.partition("=")
     if not sign or not key.strip().isidentifier():
         raise argparse.ArgumentTypeError(f"{text!r} is not of the form name=value")
@@ -110,7 +110,7 @@ def rules(text: str) -> tuple[str, ...]:
 
 
 # ------------------------------------------------------------------------------------------------------------- flags
-#: what a command is about, by one letter each: the verb says it, --model, --parallel and the flags of pipelines
+#: the subject of a command, by letters: it follows from the verb, --model, --parallel and the flags of pipelines
 SUBJECTS = {
     "s": "a network's step on one device",
     "r": "a network on data-parallel ranks (--parallel data)",
@@ -118,15 +118,15 @@ SUBJECTS = {
     "c": "a network cut into a pipeline (--model with --parallel pipeline or --ranks)",
     "p": "a pipeline on given times (--ranks without --model)",
 }
-MOST = 1 << 24  #: forward tasks of a pipeline; so many take about 13 GiB
+MOST = 1 << 24  #: the most forward tasks of a pipeline; they take about 13 GiB
 PIPELINE = {"--ranks", "--chunks", "--latency", "--activation-cap", "--forward", "--output-grad",
             "--weight-grad", "--table"}
 
 
 @dataclass(frozen=True)
 class Flag:
-    """A flag: `serves` has the verbs that take it, each with the subjects on which it has an effect there; `needs` what
-    else that takes, in words and as a test of the arguments; `options` are argparse's."""
+    """A flag. `serves`: verb that accepts it -> the subjects on which it has an effect; `needs`: another condition for
+    its effect, in words and as a test of the arguments; `options`: argparse's."""
 
     serves: Mapping[str, str]
     options: Mapping[str, Any]
@@ -137,7 +137,7 @@ def _flag(serves: str, needs: tuple[str, Callable[[Any], bool]] | None = None, *
     return Flag(dict(part.partition(":")[::2] for part in serves.split()), options, needs)
 
 
-STORED = ("mnist", "cifar10", "cifar100")  #: data that are looked for in files by name
+STORED = ("mnist", "cifar10", "cifar100")  #: names of data that are read from files
 EVERY = "info:* models:* train:src compare:s plan:srlcp check:srcp explain:srlcp simulate:srlcp"
 NETWORK = "train:src compare:s plan:src check:src explain:src simulate:src"
 RUN = "train:src compare:s"
@@ -150,14 +150,14 @@ def _stale(arguments: Any) -> bool:
 
 
 def _told(option: str, parallel: str | None = None) -> tuple[str, Callable[[Any], bool]]:
-    """What a flag needs that schedulers (of a kind) are told by: one that takes this option."""
+    """The condition of a flag that sets an option of schedulers: a scheduler (of this kind) that has the option."""
     takers = [s.name for s in schedulers.SCHEDULERS.values()
               if option in s.options and parallel in (None, s.parallel)]
     return f"--scheduler {' or '.join(takers)}", lambda a: takes(a, option)
 
 
 def takes(arguments: Any, option: str) -> bool:
-    """Whether a scheduler that is asked for, also one of the user's, can be told this; True for an unknown one."""
+    """Whether one of the chosen schedulers, built-in or the user's own, has this option; True for an unknown name."""
     names = arguments.schedulers.split(",") if arguments.command == "compare" else [arguments.scheduler]
     for name in map(str.strip, names):
         try:
@@ -183,121 +183,130 @@ FLAGS: dict[str, dict[str, Flag]] = {
                              help="an argument of the network, such as classes=10, width=64, preset=tiny"),
         "--data": _flag(NETWORK, type=path, default="digits",
                         help="a data set's name or a path (default: the embedded digits)"),
-        "--root": _flag(NETWORK, ("data sets that are looked for by name", lambda a: a.data in STORED), type=path,
-                        help="folder in which named data sets are looked for"),
-        "--strict": _flag(NETWORK, ("data sets that are looked for by name", lambda a: a.data in STORED),
-                          action="store_true", help="an error instead of a substitute where named data are missing"),
+        "--root": _flag(NETWORK, ("data sets that are found by name", lambda a: a.data in STORED), type=path,
+                        help="the folder with the files of named data sets (default: ./data)"),
+        "--strict": _flag(NETWORK, ("data sets that are found by name", lambda a: a.data in STORED),
+                          action="store_true", help="if the files are missing: an error, not a substitute"),
         "--batch-size": _flag(NETWORK, type=whole(1), default=64, metavar="B",
-                              help="of a step, over all ranks (default 64)"),
+                              help="samples of a step, over all ranks (default 64)"),
         "--micro-batches": _flag("train:src compare:s plan:srcp check:srcp explain:srcp simulate:srcp",
                                  type=whole(1, 1 << 20), default=1, metavar="M",
-                                 help="gradients accumulate over M parts of a batch"),
-        "--optimizer": _flag(NETWORK, default="sgd", choices=list(OPTIMIZERS)),
+                                 help="cut each batch into M parts, whose gradients are added"),
+        "--optimizer": _flag(NETWORK, default="sgd", choices=list(OPTIMIZERS), help="the optimizer (default sgd)"),
         "--lr": _flag(RUN, type=float, default=0.1, metavar="X", help="learning rate (default 0.1)"),
         "--clip": _flag(RUN, type=number(1e-12), metavar="X",
-                        help="scale all gradients down where their global norm is larger"),
-        "--seed": _flag(RUN + " fuzz:*", type=whole(0, (1 << 64) - 1), default=0, metavar="S"),
+                        help="scale all gradients down if their global norm is larger than X"),
+        "--seed": _flag(RUN + " fuzz:*", type=whole(0, (1 << 64) - 1), default=0, metavar="S",
+                        help="the seed of weights, data order and dropout (default 0)"),
     },
     "device": {
         "--device": _flag(NETWORK, default="cpu", help="cpu or cuda[:N]"),
         "--tf32": _flag(NETWORK, action="store_true",
                         help="on cuda: products and convolutions may round float32 for the tensor cores"),
         "--nondeterministic": _flag(NETWORK, action="store_true",
-                                    help="on cuda: kernels of cuDNN's may give other last bits each time"),
+                                    help="on cuda: allow cuDNN kernels whose last bits vary from call to call"),
         "--dtype": _flag(NETWORK, default="float32", choices=list(DTYPES),
-                         help="bf16 and fp16, on cuda: products in 16 bits, parameters in float32"),
+                         help="float type; bf16 and fp16 (on cuda): products in 16 bits, parameters in float32"),
         "--fusion": _flag(NETWORK, type=rules, metavar="all|none|RULE,..",
-                          help=f"launches that become one: {', '.join(RULES)} (default: all on cuda, none on cpu)"),
+                          help=f"merge launches by these rules: {', '.join(RULES)} (default: all on cuda, none on "
+                               f"cpu)"),
         "--memory-limit":
         _flag("train:src compare:s plan:src check:src explain:src simulate:src", type=size, metavar="SIZE",
-              help="bound on the peak of the memory plan, of each rank where there are several, such as 2GiB"),
+              help="the most memory that a plan may need, per rank, such as 2GiB"),
     },
     "schedule": {
         "--parallel": _flag("schedulers:* train:src plan:srlcp check:srcp explain:srlcp simulate:srlcp", default="none",
-                            choices=["none", "data", "pipeline"]),
+                            choices=["none", "data", "pipeline"],
+                            help="how ranks share the training (default: none, one device)"),
         "--scheduler": _flag("train:src plan:srlcp check:rcp explain:srlcp simulate:srlcp",
                              ("one policy; --table shows them all", lambda a: not a.table), default="in_order",
-                             metavar="S", help="the policy; check takes a pipeline's plan for one of it: its places of "
-                                               "stages, its weight versions"),
-        "--schedulers": _flag("compare:s", default="in_order,multi_stream", metavar="A,B,C"),
+                             metavar="S", help="the policy, see `minidl schedulers`; for check, the policy of a "
+                                               "pipeline's plan, for its placement and weight versions"),
+        "--schedulers": _flag("compare:s", default="in_order,multi_stream", metavar="A,B,C",
+                              help="the policies to compare (default: in_order,multi_stream)"),
         "--scheduler-arg": _flag("train:src compare:s plan:srlcp check:rcp explain:srlcp simulate:srlcp",
                                  ("one policy, by --scheduler; --table shows them all",
                                   lambda a: not a.table and _of_policy(a)),
-                                 type=pair, action="append", default=[], metavar="K=V"),
+                                 type=pair, action="append", default=[], metavar="K=V",
+                                 help="an argument of the policy, see `minidl schedulers`"),
         "--streams": _flag("train:s compare:s plan:s explain:s simulate:s", _told("streams"),
-                           type=whole(1, 1024), metavar="N", help="streams of the scheduler"),
+                           type=whole(1, 1024), metavar="N", help="how many streams the policy uses"),
         "--costs": _flag(PRICED + " check:src", type=path, metavar="measured|analytic|FILE", default="measured",
-                         help="task costs for plans and predictions; a pipeline's stages are cut by FILE's, else by "
-                              "analytic ones, that a check cuts alike"),
+                         help="task costs for plans and predictions (default: measured); a pipeline's stages are cut "
+                              "by FILE's, else by analytic ones, so that check cuts them equally"),
         "--pairs": _flag("train:s compare:s plan:s explain:s simulate:s",
                          ("schedulers of several streams, and --save-costs",
                           lambda a: takes(a, "streams") or a.save_costs), choices=["measured", "estimated", "none"],
-                         help="how much tasks on two streams slow each other down (default: as --costs "
-                              "for multi_region, else none)"),
-        "--save-costs": _flag(PRICED, type=path, metavar="FILE.json", help="write costs and pairs, for --costs"),
+                         help="where to take from how much tasks on two streams slow each other down (default: as "
+                              "--costs for multi_region, else none)"),
+        "--save-costs": _flag(PRICED, type=path, metavar="FILE.json", help="write costs and pairs to a file for "
+                                                                           "--costs"),
         "--curve": _flag("plan:s", _told("curve"), action="store_true",
-                         help="predicted step time against memory limit"),
+                         help="print the predicted step time for every memory limit"),
     },
     "run": {
-        "--steps": _flag(RUN, type=whole(1), metavar="N"),
+        "--steps": _flag(RUN, type=whole(1), metavar="N", help="train for N steps"),
         "--epochs": _flag(RUN, ("runs without --steps; leave one out", lambda a: not a.steps),
-                          type=whole(1), metavar="N"),
+                          type=whole(1), metavar="N", help="train for N epochs"),
         "--checkpoint": _flag("train:src", type=path, metavar="DIR",
-                              help="save parameters and all that a run needs to go on"),
+                              help="save parameters and everything that --resume needs"),
         "--resume": _flag("train:src", action="store_true",
-                          help="go on from the checkpoint; an --lr that is given wins over the one there"),
+                          help="continue from the checkpoint; a given --lr overrides the saved one"),
         "--cases": _flag("fuzz:*", type=whole(1), metavar="N",
-                         help="how many, each with the seed after the last (default: 100 random steps, 3 of your own)"),
+                         help="how many cases, with consecutive seeds (default: 100 random steps, 3 of your own)"),
         "--dry-run": _flag("train:src", action="store_true", help="plan and predict, but do not train"),
     },
     "pipelines": {
         "--ranks": _flag("train:rc plan:rcp check:rcp explain:rcp simulate:rcp", type=whole(1, 1 << 20), metavar="P",
-                         help="of each replica; train runs them as threads of this process, where no launcher has "
-                              "started ranks"),
+                         help="the number of ranks of each replica; without a launcher, train runs them as threads "
+                              "of this process"),
         "--replicas": _flag("train:c plan:c check:c explain:c simulate:c", type=whole(1, 1 << 20), default=1,
                             metavar="R", help="copies of the pipeline, each on its share of every batch, whose ranks "
                                               "sum their gradients; R times as many ranks run (default 1)"),
         "--chunks": _flag("train:c plan:cp check:cp explain:cp simulate:cp", type=whole(1, 1 << 20), metavar="V",
                           help="stages per rank"),
         "--forward": _flag("plan:lp check:p explain:lp simulate:lp", BY_TIMES, type=numbers, metavar="F",
-                           help="time of a stage's forward; one number, or one per stage"),
-        "--output-grad": _flag("plan:lp check:p explain:lp simulate:lp", BY_TIMES, type=numbers, metavar="O"),
-        "--weight-grad": _flag("plan:lp check:p explain:lp simulate:lp", BY_TIMES, type=numbers, metavar="W"),
+                           help="time of a forward: one number for a rank, or one per stage or layer"),
+        "--output-grad": _flag("plan:lp check:p explain:lp simulate:lp", BY_TIMES, type=numbers, metavar="O",
+                               help="time of an output gradient, as --forward"),
+        "--weight-grad": _flag("plan:lp check:p explain:lp simulate:lp", BY_TIMES, type=numbers, metavar="W",
+                               help="time of a weight gradient, as --forward"),
         "--latency": _flag("plan:rcp check:r explain:rcp simulate:rcp", type=number(0), default=0.0, metavar="C",
-                           help="of one hop between ranks"),
+                           help="the latency of a link between two ranks"),
         "--bandwidth": _flag("plan:rc check:r explain:rc simulate:rc", type=size, metavar="BYTES",
-                             help="of a link, per second, such as 1.25GB (default: unlimited)"),
+                             help="the bandwidth of a link, per second, such as 1.25GB (default: unlimited)"),
         "--update-every": _flag("train:c plan:c check:c explain:c simulate:c",
-                                ("a scheduler of your own, file.py:function; others say it themselves",
+                                ("a scheduler of your own, file.py:function; the others have their own number",
                                  lambda a: ":" in a.scheduler), type=whole(1), metavar="A",
                                 help="update weights after every A micro-batches, for a scheduler of your own that "
                                      "trains on older weights (default: at the end of a step)"),
         "--activation-cap": _flag("train:c plan:cp check:cp explain:cp simulate:cp", type=number(0), metavar="K",
-                                  help="most live activations on a rank"),
-        "--table": _flag("simulate:p", action="store_true", help="all pipeline policies side by side, the best marked"),
+                                  help="the most live activations on a rank, in units of its whole part of the model"),
+        "--table": _flag("simulate:p", action="store_true", help="price all pipeline policies, and mark the best"),
         "--objective": _flag("plan:cp explain:cp simulate:cp", _told("objective"), default="makespan",
-                             choices=["makespan", "span", "period"], help="what the search for an optimum minimises"),
+                             choices=["makespan", "span", "period"], help="what optimal minimises (default: makespan)"),
         "--time-limit": _flag("plan:cp explain:cp simulate:cp", _told("time_limit"), type=number(0), default=60.0,
-                              metavar="S", help="seconds that the search for an optimum may take"),
+                              metavar="S", help="the most seconds that `optimal` may search (default 60)"),
     },
     "data parallelism": {
         "--k": _flag("train:r plan:rl check:r explain:rl simulate:rl", _told("k"), type=k_or_auto, metavar="K|auto",
-                     help="layers whose weight gradients wait for the end of the backward pass; auto searches it"),
+                     help="how many layers' weight gradients wait for the end of the backward pass (default: auto, "
+                          "which searches it)"),
         "--buckets": _flag("train:r plan:rl check:r explain:rl simulate:rl", _told("buckets"), type=whole(1),
-                           metavar="N", help="as many buckets with equal numbers of layers; default 2 on given "
-                                             "times, 25 MB each for a network"),
+                           metavar="N", help="N buckets with equal numbers of layers (default: 2 on given times; for "
+                                             "a network, buckets of 25 MB)"),
         "--parts": _flag("plan:l explain:l simulate:l", _told("part_bytes", "data"), type=whole(1, 1 << 16), default=8,
-                         metavar="N", help="into which a layer's gradient is cut on given times (default 8)"),
+                         metavar="N", help="parts into which a layer's gradient is cut, on given times (default 8)"),
         "--comm": _flag("plan:l explain:l simulate:l", type=numbers, metavar="C0,C1,..",
-                        help="time of each layer's all-reduce; then give --forward, --output-grad, --weight-grad too"),
+                        help="time of each layer's all-reduce; give --forward, --output-grad, --weight-grad with it"),
         "--collective": _flag("plan:rc check:r explain:rc simulate:rc", SUMMING, choices=SHAPES, default="ring",
-                              help="how ranks sum"),
+                              help="the algorithm by which ranks sum (default: ring)"),
         "--servers": _flag("plan:rc check:r explain:rc simulate:rc",
                            ("--collective parameter_server", lambda a: a.collective == "parameter_server"),
-                           type=whole(0), default=0, metavar="N", help="machines that sum, for parameter_server"),
+                           type=whole(0), default=0, metavar="N", help="machines of a parameter_server"),
         "--transport": _flag("train:rc", choices=TRANSPORTS, default="staged",
-                             help="for gradients on CUDA: MPI through pinned host memory (staged, the default), an MPI "
-                                  "that was built for CUDA, or NCCL"),
+                             help="how gradients on CUDA travel: MPI through pinned host memory (staged, the default), "
+                                  "an MPI that was built for CUDA, or NCCL"),
     },
     "files": {
         "--save": _flag("plan:srlcp", ("one plan; --curve shows many", lambda a: not a.curve), type=path,
@@ -305,30 +314,30 @@ FLAGS: dict[str, dict[str, Flag]] = {
         "--svg": _flag("plan:srlcp simulate:srlcp", ("one plan", lambda a: not (a.curve or a.table)), type=path,
                        metavar="FILE.svg", help="draw the predicted timeline"),
         "--trace": _flag("train:src simulate:srlcp", ("one plan", lambda a: not a.table), type=path, metavar="FILE",
-                         help="timeline of the last step, or the predicted one, for ui.perfetto.dev"),
+                         help="write the timeline of the last step, or the predicted one, for ui.perfetto.dev"),
         "--version-log": _flag("train:c", ("a scheduler that trains on older weights",
                                             lambda a: _stale(a) or ":" in a.scheduler), type=path,
                                metavar="FILE.jsonl",
-                               help="which version of its weights each task read, a line for each"),
+                               help="write which weight version each task read, a line per task"),
         "--config": _flag(EVERY.removeprefix("info:* models:* "), type=path, metavar="FILE.toml",
-                          help="flags from a file: batch-size = 32; the command line wins"),
+                          help="read flags from a file, as in batch-size = 32; the command line overrides them"),
         "--json": _flag(EVERY + " fuzz:* schedulers:*", action="store_true",
-                        help="one JSON object on standard output and nothing else"),
+                        help="print one JSON object, and nothing else, on standard output"),
     },
     "ranks": {
         "--each-rank": _flag("info:*", ("info without --model", lambda a: not a.model), action="store_true",
-                             help="under mpiexec: what every rank sees, and whether it fits together"),
+                             help="under mpiexec: print what every rank finds, and whether it agrees"),
     },
 }
 
 
 def _of_policy(arguments: Any) -> bool:
-    """Whether a policy is named where one need not be."""
+    """Whether the command has a policy: for check, only if --scheduler is given."""
     return arguments.command != "check" or "--scheduler" in arguments.given
 
 
 def add_flags(parser: argparse.ArgumentParser, verb: str) -> None:
-    """Those that serve the verb; of all others the defaults."""
+    """Adds the flags of this verb; for all other flags, only their defaults."""
     for title, flags in FLAGS.items():
         group = parser.add_argument_group(title)
         for name, flag in flags.items():
@@ -340,7 +349,7 @@ def add_flags(parser: argparse.ArgumentParser, verb: str) -> None:
 
 
 def subject_of(arguments: Any) -> str:
-    """The letter of what the flags are about. Raises UsageError where they contradict each other."""
+    """The letter of the subject of the command. Raises UsageError for flags that contradict each other."""
     times = arguments.given & {"--forward", "--output-grad", "--weight-grad", "--table"}
     if arguments.command in ("train", "compare"):
         return {"data": "r", "pipeline": "c"}.get(arguments.parallel, "s")
@@ -354,7 +363,7 @@ def subject_of(arguments: Any) -> str:
 
 
 def check_flags(arguments: Any) -> None:
-    """Raises UsageError for a flag that would have no effect, and for more than can be planned."""
+    """Raises UsageError for a flag that would have no effect, and for a pipeline that is too large."""
     for flags in FLAGS.values():
         for name, flag in flags.items():
             if name not in arguments.given:
@@ -380,16 +389,16 @@ def _check_size(arguments: Any) -> None:
 
 
 def _check_arguments(arguments: Any) -> None:
-    """A scheduler's arguments that have flags of their own."""
+    """Raises UsageError for a --scheduler-arg that has its own flag."""
     for name, flag in {"cost": "--costs", "streams": "--streams", "memory_limit": "--memory-limit"}.items():
         if name in dict(arguments.scheduler_arg) and (name == "cost" or flag in arguments.given):
-            raise UsageError(f"--scheduler-arg {name} has no effect here; it is what {flag} says")
+            raise UsageError(f"--scheduler-arg {name} has no effect here; use {flag}")
 
 
 def job(arguments: argparse.Namespace, under: str | None = None) -> Job:
     """The job that the flags describe. Raises UsageError without a model."""
     if not arguments.model:
-        raise UsageError("which network? give --model NAME (see `minidl models`)")
+        raise UsageError("the network is missing; give --model NAME (see `minidl models`)")
     every = (pipelines.update_every(arguments.scheduler, arguments.micro_batches,
                                     dict(arguments.scheduler_arg).get("mini_batches")) if arguments.subject == "c"
              and _stale(arguments) else arguments.update_every)

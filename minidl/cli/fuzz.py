@@ -1,4 +1,4 @@
-"""`fuzz`: recorded steps held against eager ones."""
+"""`fuzz`: compares recorded steps with eager ones."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from . import show
 ABOUT = """Runs steps eagerly, recorded under every scheduler of one device, in random legal orders and with random
 tasks late, and compares every bit that they return and leave.
 
-FILE.py:FUNCTION is a function of a seed that makes a training, the same each time: it returns (step, inputs, owners),
-which are the step, a list with the arrays of each of its calls, and a list of all that it changes: modules,
-optimizers, loss scalers, tensors. A fourth value, if there is one, is a function that is called with the number of
-each call before it, to set learning rates. Without FILE.py:FUNCTION the steps are random ones. Cases have the seeds
-S, S + 1, ..: so `--seed S --cases 1` runs one again.
+FILE.py:FUNCTION is a function of a seed that makes a training, the same one each time. It returns (step, inputs,
+owners): the step, a list with the arrays of each of its calls, and a list of everything that it changes: modules,
+optimizers, loss scalers, tensors. An optional fourth value is a function that is called with the number of each call
+before the call, to set learning rates. Without FILE.py:FUNCTION the steps are random. Cases have the seeds S, S + 1,
+.., so `--seed S --cases 1` repeats one.
 
-Ends with 0 where all is equal, with 1 where something differs or nothing could be compared."""
+The exit code is 0 if everything is equal, and 1 if something differs or nothing could be compared."""
 
 
 def add_step(parser: argparse.ArgumentParser) -> None:
     parser.description, parser.formatter_class = ABOUT, argparse.RawDescriptionHelpFormatter
     parser.add_argument("step", nargs="?", metavar="FILE.py:FUNCTION",
-                        help="a training of your own (default: random steps)")
+                        help="your own training (default: random steps)")
 
 
 def run(arguments: Any) -> int:
-    """Exit 1 for a difference, or where no case could be compared."""
+    """Returns exit code 1 for a difference, or if no case could be compared."""
     make, cases = (function_of(arguments.step), 3) if arguments.step else (random_steps.training, 100)
     cases = arguments.cases or cases
     verdicts: list[fuzz.Verdict] = []

@@ -1,4 +1,4 @@
-"""`info` and `models`: what is there."""
+"""`info` and `models`: devices, versions and networks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def info(arguments: Any) -> int:
 
 
 def _gpus() -> tuple[list[dict[str, Any]], str]:
-    """What each GPU is; where there is none, why."""
+    """The GPUs; and if there are none, the reason."""
     from ..runtime import device
 
     found: list[dict[str, Any]] = []
@@ -48,7 +48,8 @@ def _gpus() -> tuple[list[dict[str, Any]], str]:
 
 
 def _mpi() -> str | None:
-    """The MPI library's first line, asked of a process of its own: a broken MPI may abort whoever loads it."""
+    """The first line of the MPI library's version, from a separate process: a broken MPI may abort the one that loads
+    it."""
     import subprocess
     import sys
 

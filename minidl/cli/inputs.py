@@ -1,4 +1,4 @@
-"""What a plan is made of, as the flags say: the scheduler and the costs."""
+"""The inputs of a plan by the flags: the scheduler and the costs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .flags import UsageError
 
 
 def scheduler_of(arguments: Any, name: str | None = None) -> schedulers.Scheduler:
-    """The scheduler that the flags name, or one of that name. Raises UsageError where it is for something else."""
+    """The scheduler of the flags, or the one called `name`. Raises UsageError if it is for another --parallel."""
     parallel = {"r": "data", "l": "data", "c": "pipeline", "p": "pipeline"}.get(arguments.subject, "none")
     try:
         return schedulers.find(name or arguments.scheduler, parallel)
@@ -21,13 +21,13 @@ def scheduler_of(arguments: Any, name: str | None = None) -> schedulers.Schedule
 
 
 def named(arguments: Any) -> list[str]:
-    """The schedulers that a command is about."""
+    """The names of the schedulers of a command."""
     return ([name.strip() for name in arguments.schedulers.split(",")] if arguments.command == "compare"
             else [arguments.scheduler])
 
 
 def costs(arguments: Any, recorded: Recorded) -> CostModel:
-    """As --costs and --pairs say: measured now, from flops and bytes, or from a file."""
+    """The costs by --costs and --pairs: measured now, from flops and bytes, or from a file."""
     if arguments.costs == "analytic":
         cost = CostModel.analytic()
     elif arguments.costs != "measured":

@@ -1,5 +1,5 @@
-"""The machine: versions of what matters to a run, and its memory. A program that asks for more than there is gets an
-error that it can tell, not the end of the machine."""
+"""The machine: the versions of packages, and its memory. A program that asks for more than there is gets an error
+that it can report, instead of being killed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PACKAGES = ("numpy", "numba", "mpi4py", "threadpoolctl", "safetensors", "rich", 
 
 
 def versions() -> dict[str, str]:
-    """Of minidl, Python, and every installed package that matters to a run."""
+    """The versions of minidl, Python, and every installed package that matters for a run."""
     from .. import __version__
 
     found = {"minidl": __version__, "python": platform.python_version()}
@@ -29,8 +29,8 @@ def versions() -> dict[str, str]:
 
 
 def available() -> int | None:
-    """Bytes that can still be taken: of the machine, swap included, and of the control group; None
-    where nobody tells."""
+    """The bytes that can still be allocated, by the machine (swap included) and by the control group; None if
+    unknown."""
     found = []
     with suppress(OSError):
         lines = dict(re.findall(r"(\w+): +(\d+) kB", (PROC / "meminfo").read_text()))
@@ -43,7 +43,7 @@ def available() -> int | None:
 
 
 def bound() -> None:
-    """From now on this process, and what it starts, is refused memory beyond what is available now."""
+    """Limits the memory of this process, and of those that it starts, to what is available now."""
     free = available()
     with suppress(OSError):
         taken = re.search(r"VmData:\s+(\d+) kB", (PROC / "self" / "status").read_text())

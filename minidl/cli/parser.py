@@ -1,4 +1,4 @@
-"""The parser: verbs with their flags, over a TOML file, over defaults."""
+"""The parser: verbs and flags, which override those of a TOML file, which override defaults."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ class _Parser(argparse.ArgumentParser):
 
 
 VERBS: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "info": (info.info, "devices and versions, or what a network is made of"),
+    "info": (info.info, "devices and versions, or the layers of a network"),
     "models": (info.models, "all networks with their arguments"),
     "schedulers": (listed.schedulers, "every policy with its source, closed form and arguments"),
-    "train": (training.train, "train a network; without any flag, compare two schedules on the digits"),
-    "compare": (training.compare, "the same training under several schedules, interleaved"),
-    "plan": (planning.plan, "schedule without running"),
+    "train": (training.train, "train a network; without flags, compare two schedules on the digits"),
+    "compare": (training.compare, "run the same training under several schedules, interleaved"),
+    "plan": (planning.plan, "make a schedule without running it"),
     "check": (planning.check, "validate a saved or edited schedule"),
-    "explain": (planning.explain, "why a task stands where it does"),
-    "simulate": (planning.simulate, "price a plan of a network, or a data-parallel or pipeline policy on given times"),
-    "fuzz": (fuzz.run, "hold recorded steps against eager ones, bit for bit"),
+    "explain": (planning.explain, "explain why a task stands where it does"),
+    "simulate": (planning.simulate, "price a network's plan, or a data-parallel or pipeline policy on given times"),
+    "fuzz": (fuzz.run, "compare recorded steps with eager ones, bit for bit"),
 }
 
 
@@ -65,8 +65,8 @@ def _parser() -> _Parser:
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Flags over a config file over defaults; `given` are those of the first two, `subject` the letter of what they are
-    about. Raises UsageError, also for a flag that would have no effect."""
+    """The arguments: flags override a config file, which overrides defaults. `given`: the flags of the first two;
+    `subject`: the letter of the command's subject. Raises UsageError, also for a flag that would have no effect."""
     parser = _parser()
     arguments, unknown = parser.parse_known_args(argv)
     if unknown:
@@ -74,12 +74,12 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     given = {a.split("=")[0] for a in argv if a.startswith("--")}
     if arguments.config:
         from_file = _config(arguments.config, arguments.parser)
-        if given & {"--steps", "--epochs"}:  # one of them is enough, and the command line wins
+        if given & {"--steps", "--epochs"}:  # only one of them counts, and the command line overrides
             from_file = {key: value for key, value in from_file.items() if key not in ("steps", "epochs")}
         arguments.parser.set_defaults(**{k: v for k, v in from_file.items() if k not in ("model_arg", "scheduler_arg")})
         arguments = parser.parse_args(argv)
         given |= {"--" + k.replace("_", "-") for k, value in from_file.items() if value is not False}
-        for key in ("model_arg", "scheduler_arg"):  # single names on the command line win
+        for key in ("model_arg", "scheduler_arg"):  # single names on the command line override
             if key in from_file:
                 setattr(arguments, key, [*from_file[key], *getattr(arguments, key)])
     arguments.given = given
@@ -89,7 +89,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def _config(path: str, parser: argparse.ArgumentParser) -> dict[str, Any]:
-    """A TOML file's flags, checked like those of the command line. Raises UsageError that names the key."""
+    """The flags of a TOML file, checked like those of the command line. Raises UsageError that names the key."""
     try:
         content = tomllib.loads(read_text(path, "config"))
     except tomllib.TOMLDecodeError as error:

@@ -21,16 +21,16 @@ from . import show
 from .flags import UsageError, job
 from .inputs import costs, scheduler_of
 
-SHOWN = 4000  #: tasks that a grid still tells anything of
+SHOWN = 4000  #: the most tasks of a readable grid
 
 
 def planned(arguments: Any, name: str | None = None, cost: CostModel | None = None, capped: bool = True) -> Plan:
-    """The plan that the flags ask for, proved. `name`: of another policy. `cost`: in place of the network's. Not
-    `capped`: without cap and limit. Raises UsageError, PipelineError, MemoryLimitError or CostError."""
+    """The proved plan for the flags. `name`: another policy; `cost`: replaces the network's; `capped`: whether cap and
+    limit hold. Raises UsageError, PipelineError, MemoryLimitError or CostError."""
     if not arguments.ranks:
-        raise UsageError("how many ranks? give --ranks P")
+        raise UsageError("the number of ranks is missing; give --ranks P")
     if name is None and "--scheduler" not in arguments.given:
-        raise UsageError(f"which policy? give --scheduler NAME; known: {', '.join(pipelines.names())}")
+        raise UsageError(f"the policy is missing; give --scheduler NAME; known: {', '.join(pipelines.names())}")
     chosen = scheduler_of(arguments, name)
     options = dict(arguments.scheduler_arg)
     options |= chosen.known(objective=arguments.objective, time_limit=arguments.time_limit)
@@ -46,7 +46,7 @@ def planned(arguments: Any, name: str | None = None, cost: CostModel | None = No
                                stage_of_unit=pipelines.balanced(recorded.graph, _cut_by(arguments), stages)) | options
         return recorded.plan(cost, machine, **options)
     if chosen.own:
-        raise UsageError(f"{chosen.name} plans recorded networks; name one with --model")
+        raise UsageError(f"{chosen.name} plans recorded networks; give one with --model")
     placement = pipelines.place(chosen.name, arguments.ranks, arguments.chunks)
     forward, output_grad, weight_grad = (1.0 if value is None else value
                                          for value in (arguments.forward, arguments.output_grad, arguments.weight_grad))
@@ -71,12 +71,13 @@ def _link(arguments: Any) -> Link:
 
 
 def _cut_by(arguments: Any) -> CostModel:
-    """By what a network is cut in stages. It must be the same for a plan and its check, as no measurement is."""
+    """The costs by which a network is cut into stages. They must be equal for a plan and its check, so they are never
+    measured."""
     return CostModel.analytic() if arguments.costs in ("measured", "analytic") else CostModel.load(arguments.costs)
 
 
 def text(plan: Plan) -> str:
-    """Grid and figures for people."""
+    """Grid and figures as text."""
     price = pipelines.price(plan)
     rows = [("makespan", price.makespan, "barrier to barrier"),
             ("largest span", price.max_span, "first start to last end on one rank"),
@@ -85,7 +86,7 @@ def text(plan: Plan) -> str:
             ("bubble rate", price.bubble_rate, "idle share of the largest span"),
             ("peak activations", max(price.peak_activations),
              f"live full stages; per rank {_short(price.peak_activations)}"),
-            ("waits", plan.waits, "of lanes of one rank for each other, where messages have lanes of their own")]
+            ("waits", plan.waits, "between lanes of one rank, with messages on lanes of their own")]
     if plan.peak_bytes:
         rows.append(("peak bytes", max(plan.peak_bytes), f"per rank {_short(plan.peak_bytes)}"))
     grid = pipelines.grid(plan, plan.timeline) if len(plan.schedule) <= SHOWN else ""
@@ -105,7 +106,7 @@ def text(plan: Plan) -> str:
 
 
 def said(plan: Plan) -> dict[str, Any]:
-    """What the policy has to say, for JSON: of a search for an optimum its status, of choices what was tried."""
+    """The policy's notes for JSON: the status of a search for an optimum, or the choices that were tried."""
     return plan.notes.get("status", {}) | {key: plan.notes[key] for key in ("choices", "joint") if key in plan.notes}
 
 
@@ -115,7 +116,7 @@ def _short(values: Any) -> str:
 
 
 def table(arguments: Any) -> int:
-    """All policies that can work with these numbers; the best of each column is marked."""
+    """Prints all policies that accept these numbers; the best of each column is marked."""
     found: list[dict[str, Any]] = []
     left_out: dict[str, str] = {}
     # a search for an optimum takes its time
@@ -131,7 +132,7 @@ def table(arguments: Any) -> int:
                 left_out[name] = str(error).splitlines()[0].removeprefix(f"{name}: ")
             done(i + 1)
     if not found:
-        raise UsageError("no policy can work with these numbers: " + next(iter(left_out.values()), ""))
+        raise UsageError("no policy accepts these numbers: " + next(iter(left_out.values()), ""))
     show.emit(arguments, {"policies": found, "left_out": left_out}, lambda: _table_text(found, left_out))
     return 0
 
@@ -140,7 +141,7 @@ def _table_text(found: list[dict[str, Any]], left_out: dict[str, str]) -> str:
     columns: dict[str, Callable[[dict[str, Any]], float]] = {
         "makespan": lambda r: r["makespan"], "span": lambda r: r["max_span"], "period": lambda r: r["period"],
         "bubble": lambda r: r["bubble_rate"], "activations": lambda r: max(r["peak_activations"])}
-    # a stale plan's makespan is that of several mini-batches, so it does not compete there
+    # the makespan of a stale plan covers several mini-batches, so it is not compared
     best = {name: min((of(r) for r in found if not r["stale"]), default=math.inf) for name, of in columns.items()}
     rows = []
     for r in sorted(found, key=lambda r: (r["stale"], r["period"], r["scheduler"])):
@@ -155,10 +156,10 @@ def _table_text(found: list[dict[str, Any]], left_out: dict[str, str]) -> str:
 
 
 def check(arguments: Any) -> int:
-    """Exit 0 for a valid pipeline plan, priced where a network's costs are given; 1 for one that is not valid, with the
-    culprit marked in its grid. Raises ScheduleError for what is not a plan."""
+    """Returns 0 for a valid pipeline plan, and prices it if a network's costs are given; 1 for a plan that is not
+    valid, with the culprit marked in its grid. Raises ScheduleError for a file that is not a plan."""
     if not arguments.ranks:
-        raise UsageError("how many ranks? give --ranks P, --micro-batches M and, if a rank has "
+        raise UsageError("the number of ranks is missing; give --ranks P, --micro-batches M and, if a rank has "
                          "several stages, --chunks V")
     schedule = pipelines.read_schedule(read_text(arguments.plan, "plan"), arguments.plan)
     chosen = pipelines.POLICIES.get(arguments.scheduler) if "--scheduler" in arguments.given else None

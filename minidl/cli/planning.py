@@ -28,7 +28,7 @@ from .runs import check_outputs
 
 
 def planned(arguments: Any) -> Plan:
-    """The plan that the flags ask for, proved."""
+    """The proved plan for the flags."""
     if arguments.subject in "rl":
         return data_parallel.planned(arguments)
     if arguments.subject in "cp":
@@ -39,7 +39,7 @@ def planned(arguments: Any) -> Plan:
 
 
 def plan(arguments: Any) -> int:
-    """Schedules a step and says what it costs."""
+    """Schedules a step and prints its cost."""
     check_outputs(arguments)
     if arguments.curve:
         return _curve(arguments)
@@ -48,7 +48,7 @@ def plan(arguments: Any) -> int:
     if arguments.save:
         made.schedule.save(arguments.save)
         if made.versions is not None:
-            show.note(f"check it with --scheduler {made.scheduler}, which says what weights are read")
+            show.note(f"check it with --scheduler {made.scheduler}, which gives the weight versions")
     record, text = made.as_json(), _text
     if made.placement is not None:
         record, text = record | price(made).as_json() | pipeline.said(made), pipeline.text
@@ -64,9 +64,9 @@ def _text(plan: Plan) -> str:
 
 
 def _curve(arguments: Any) -> int:
-    """Predicted step time against memory limit."""
+    """Prints the predicted step time for every memory limit."""
     if arguments.memory_limit is not None:
-        raise UsageError("--curve shows a plan for every memory limit: leave --memory-limit out")
+        raise UsageError("--curve plans for every memory limit; leave --memory-limit out")
     scheduler_of(arguments)
     recorded = Recorded(job(arguments))
     cost = costs(arguments, recorded)
@@ -81,8 +81,8 @@ def _curve(arguments: Any) -> int:
 
 
 def check(arguments: Any) -> int:
-    """Exit 0 for a valid plan, priced where costs are given; 1 for one that is not, with the culprit marked in its
-    grid. Raises ScheduleError for what is not a plan."""
+    """Returns 0 for a valid plan, and prices it if costs are given; 1 for a plan that is not valid, with the culprit
+    marked in its grid. Raises ScheduleError for a file that is not a plan."""
     if arguments.subject in "cp":
         return pipeline.check(arguments)
     schedule = Schedule.load(arguments.plan)
@@ -112,7 +112,7 @@ def check(arguments: Any) -> int:
 
 
 def explain(arguments: Any) -> int:
-    """When a task may start and must end, what it waits for and who waits for it."""
+    """Prints when a task may start and must end, and the tasks on both ends of its edges."""
     check_outputs(arguments)
     made = planned(arguments)
     show.notes(made.remarks)
@@ -123,8 +123,8 @@ def explain(arguments: Any) -> int:
 
 
 def _as_planned(graph: TaskGraph, name: str) -> str:
-    """The name of this task in a plan: 4W0, or 4W0@1 where it runs one step late. Raises GraphError for
-    what is not a name."""
+    """The name of this task in a plan: 4W0, or 4W0@1 if it runs one step late. Raises GraphError for an invalid
+    name."""
     key = int(parse_task(name))
     late = int(repack(key, late=1))
     here, one_step_late = (graph.find(np.array([key, late])) >= 0).tolist()
@@ -132,7 +132,7 @@ def _as_planned(graph: TaskGraph, name: str) -> str:
 
 
 def simulate(arguments: Any) -> int:
-    """A model's plan on measured or given costs, or a data-parallel or pipeline policy on given times."""
+    """Prices a model's plan on measured or given costs, or a data-parallel or pipeline policy on given times."""
     check_outputs(arguments)
     if arguments.table:
         return pipeline.table(arguments)
@@ -152,7 +152,7 @@ def simulate(arguments: Any) -> int:
 
 
 def _draw(arguments: Any, made: Plan) -> None:
-    """The predicted timeline as a picture and as a trace, where they are asked for."""
+    """Writes the predicted timeline as a picture and as a trace, if the flags ask for them."""
     if not (arguments.svg or arguments.trace):
         return
     timeline = data_parallel.several(made) if arguments.subject in "rl" else made.timeline

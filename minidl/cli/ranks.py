@@ -1,4 +1,4 @@
-"""Ranks under a launcher: this process's part of a job from its start to its end, and `info --each-rank`."""
+"""Ranks under a launcher: this process's part of a job, and `info --each-rank`."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ MUST_AGREE = ("minidl", "python", "numpy", "mpi4py")
 
 @contextmanager
 def job() -> Iterator[MPI]:
-    """This process's rank. Whatever ends one of several before its end, an interrupt too, ends all, with one line from
-    one of them; with a single rank it is raised."""
+    """This process's rank. If one of several ranks ends early, also by an interrupt, all end, and one of them prints
+    one line; with a single rank the error is raised."""
     from ..runtime.comm.mpi import MPI
 
     communicator = MPI()
@@ -50,7 +50,7 @@ def _end(error: BaseException, communicator: MPI) -> NoReturn:
 
 
 def _gpus() -> int:
-    """How many this process sees; 0 also where a package for them is missing."""
+    """How many GPUs this process sees; 0 also if a package for them is missing."""
     from ..runtime.cuda.device import gpus
     from ..runtime.device import DeviceError
 
@@ -61,7 +61,7 @@ def _gpus() -> int:
 
 
 def info(arguments: Any) -> int:
-    """One record from rank 0; exit 1 where versions differ, or where ranks outnumber the cores that they may use."""
+    """Prints one record from rank 0. Returns 1 if versions differ, or if there are more ranks than cores for them."""
     with job() as communicator:
         return _info(arguments, communicator)
 

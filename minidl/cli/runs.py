@@ -1,4 +1,4 @@
-"""A training run's flags and files, and its result: what one process and ranks have in common."""
+"""A training run's flags, files and result, for one process and for ranks."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ def steps_of(arguments: Any, recorded: Recorded) -> int:
 def check_run(arguments: Any) -> None:
     """Raises UsageError for flags of a run that contradict each other."""
     if arguments.resume and not arguments.checkpoint:
-        raise UsageError("--resume needs --checkpoint DIR, the place to resume from")
+        raise UsageError("--resume needs --checkpoint DIR, the checkpoint to resume from")
     if (arguments.resume and "--scheduler" not in arguments.given
         and (idle := arguments.given & {"--streams", "--scheduler-arg", "--pairs"})):
         raise UsageError(f"{min(idle)} has no effect with --resume alone, which keeps the schedule of the "
                          f"checkpoint; give --scheduler too")
     if arguments.dry_run and (arguments.trace or arguments.checkpoint):
-        raise UsageError("--dry-run runs nothing, so it goes with neither --trace nor --checkpoint")
+        raise UsageError("--dry-run runs nothing, so --trace and --checkpoint have no effect; leave them out")
 
 
 def check_outputs(arguments: Any) -> None:
-    """Looks at every file that is to be written, before the work that it is for. Raises FileError or ValueError."""
+    """Checks before the work that every output file can be written. Raises FileError or ValueError."""
     for flag in ("save", "svg", "trace", "save_costs", "version_log"):
         if path := getattr(arguments, flag):
             if flag == "trace":
@@ -43,25 +43,25 @@ def check_outputs(arguments: Any) -> None:
 
 @contextmanager
 def claimed(arguments: Any) -> Iterator[None]:
-    """The checkpoint's folder is this run's alone. Raises UsageError for one that holds another run's, CheckpointError
-    for one that another process saves to."""
+    """Reserves the checkpoint's folder for this run. Raises UsageError if it has a checkpoint of another run, and
+    CheckpointError if another process saves to it."""
     if not arguments.checkpoint:
         yield
         return
     with checkpoint.claim(arguments.checkpoint):
         if not arguments.resume and checkpoint.exists(arguments.checkpoint):
-            raise UsageError(f"{arguments.checkpoint} holds a checkpoint already; go on from it with "
-                             f"--resume, or name another folder")
+            raise UsageError(f"{arguments.checkpoint} already has a checkpoint; continue from it with "
+                             f"--resume, or use another folder")
         yield
 
 
 def resumed(arguments: Any, recorded: Recorded) -> checkpoint.Checkpoint:
-    """Puts the run where the checkpoint was; a learning rate that is given wins over the one that was saved. Raises
-    CheckpointError, with nothing changed, for one that does not fit."""
+    """Restores the state of the checkpoint; a given learning rate overrides the saved one. Raises CheckpointError,
+    before anything changes, for a checkpoint that does not fit."""
     steps = steps_of(arguments, recorded)
     if (done := checkpoint.peek(arguments.checkpoint).step) >= steps:
-        raise UsageError(f"{arguments.checkpoint} has {done} steps already; --steps {steps} counts "
-                         f"from the start of the run")
+        raise UsageError(f"{arguments.checkpoint} already has {done} steps, and --steps {steps} counts from the start "
+                         f"of the run; give more steps")
     found = checkpoint.load(arguments.checkpoint, recorded.model, recorded.optimizer, loader=recorded.train_data)
     if "--lr" in arguments.given:
         recorded.optimizer.lr = arguments.lr
@@ -73,7 +73,7 @@ def parameters(recorded: Recorded) -> int:
 
 
 def run_record(task: Job, trainer: Trainer) -> dict[str, Any]:
-    """What one run has to say, with the keys of `train --json`."""
+    """The result of a run, with the keys of `train --json`."""
     return {"model": task.model, "parameters": parameters(trainer.recorded), "data": trainer.recorded.train_data.name,
             "device": trainer.recorded.device.name, "ranks": 1, "scheduler": task.scheduler,
             "steps": len(trainer.losses),

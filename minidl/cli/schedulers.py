@@ -1,4 +1,4 @@
-"""`schedulers`: every policy, its source and closed form, and what it can be told."""
+"""`schedulers`: every policy with its source, closed form and arguments."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FLAGS = ("chunks", "stage_of_unit")  #: options that have a flag, or are for Pyt
 
 
 def schedulers(arguments: Any) -> int:
-    """All of them by kind, or with --parallel one kind."""
+    """Prints all policies by kind, or with --parallel those of one kind."""
     chosen = [s for s in SCHEDULERS.values() if "--parallel" not in arguments.given or s.parallel == arguments.parallel]
     record = {"schedulers": [{"scheduler": s.name, "parallel": s.parallel, "about": s.about, "arguments": _arguments(s)}
                              for s in chosen]}
@@ -23,7 +23,7 @@ def schedulers(arguments: Any) -> int:
 
 
 def _arguments(scheduler: Scheduler) -> dict[str, Any]:
-    """What --scheduler-arg can name, each with its default; None where it has none that can be written."""
+    """The names for --scheduler-arg with their defaults; None for a default that cannot be written."""
     return {name: None if p.default is Parameter.empty or not isinstance(p.default, int | float | str | bool)
             else p.default for name, p in scheduler.options.items() if name not in FLAGS}
 

@@ -1,4 +1,4 @@
-"""Output: one JSON object or text for people on standard output; progress and notes on standard error."""
+"""Output: one JSON object or text on standard output; progress and notes on standard error."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .. import interrupts
 
 
 def emit(arguments: Any, record: dict[str, Any], text: str | Callable[[], str]) -> None:
-    """The record with --json, else the text; nothing of a run that was interrupted."""
+    """Prints the record with --json, else the text; nothing after an interrupt."""
     interrupts.check()
     if arguments.json:
         print(json.dumps(record, allow_nan=False))
@@ -25,7 +25,7 @@ def note(line: str) -> None:
 
 
 def reason(error: BaseException) -> str:
-    """What an error says; its first line is for people who see no more."""
+    """The message of an error, for one line of output."""
     if isinstance(error, OSError) and error.filename:
         return f"{error.filename}: {error.strerror}"
     if isinstance(error, MemoryError):
@@ -34,7 +34,7 @@ def reason(error: BaseException) -> str:
 
 
 def line(text: str) -> str:
-    """A line of what may come from a file: nothing in it moves the cursor, and it ends."""
+    """Text that may come from a file, as one line of limited length without control characters."""
     text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[:1000])
     return text if len(text) < 1000 else f"{text} ..."
 
@@ -46,8 +46,8 @@ def notes(lines: Iterable[str]) -> None:
 
 @contextmanager
 def progress(title: str, total: float) -> Iterator[Callable[[float], None]]:
-    """A bar on standard error where a person looks at it; yields a function that takes how much is done, and raises
-    KeyboardInterrupt after an interrupt."""
+    """A progress bar on standard error, if that is a terminal. Yields a function that takes how much is done, and
+    raises KeyboardInterrupt after an interrupt."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 

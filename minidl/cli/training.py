@@ -14,12 +14,12 @@ from .flags import UsageError, job
 from .inputs import costs, named, scheduler_of
 from .runs import check_outputs, check_run, claimed, parameters, resumed, run_record, steps_of, summary
 
-#: what `train` does when it is told nothing: tasks long enough that two streams can pay
+#: the run of `train` without flags: its tasks are long enough that two streams can gain
 SMALL: dict[str, Any] = {"model": "mlp", "model_arg": [("hidden", 1024), ("layers", 4)], "epochs": 8, "lr": 0.05}
 
 
 def train(arguments: Any) -> int:
-    """Trains one job; told nothing at all it compares two schedules."""
+    """Trains one job; without flags, compares two schedules."""
     if not arguments.given - {"--json"}:
         for key, value in SMALL.items():
             setattr(arguments, key, value)
@@ -64,15 +64,15 @@ def train(arguments: Any) -> int:
 
 
 def _trainer(arguments: Any, recorded: Recorded, cost: CostModel, kept: str | None) -> Trainer:
-    """`kept`: the checkpoint's schedule, as CSV. Raises UsageError for one that is of another step than
-    the flags describe."""
+    """The trainer of a run. `kept`: the checkpoint's schedule, as CSV. Raises UsageError for a schedule of another step
+    than that of the flags."""
     schedule = None if kept is None else Schedule.from_csv(kept, f"the schedule in {arguments.checkpoint}")
     try:
         return Trainer(recorded, cost, trace=bool(arguments.trace), schedule=schedule)
     except ScheduleError as error:
         if schedule is None:
             raise
-        raise UsageError(f"the schedule in {arguments.checkpoint} is of another step than these flags describe "
+        raise UsageError(f"the schedule in {arguments.checkpoint} is not for the step of these flags "
                          f"({error.message}); give --scheduler to make a new one") from None
 
 
@@ -87,13 +87,13 @@ def _dry_run(arguments: Any, recorded: Recorded, cost: CostModel) -> int:
 
 
 def compare(arguments: Any) -> int:
-    """The same training under several schedules, one seed, steps interleaved; exit 1 if the bits differ
-    where they must not."""
+    """Runs the same training under several schedules, from one seed, with interleaved steps. Returns 1 if the bits
+    differ although they must be equal."""
     check_outputs(arguments)
     names = named(arguments)
     chosen = {name: scheduler_of(arguments, name) for name in names}
     if len(names) < 2 or len(set(names)) < len(names):
-        raise UsageError(f"--schedulers {arguments.schedulers}: give at least two different ones, with commas")
+        raise UsageError(f"--schedulers {arguments.schedulers}: give at least two different ones, separated by commas")
     one = job(arguments, names[0])
     trainers: list[Trainer] = []
     for name in names:
@@ -121,7 +121,7 @@ def _verdict(identical: bool, deterministic: bool) -> str:
     found = "the parameters are equal bit for bit" if identical else "the parameters differ"
     if not deterministic:
         return f"{found}; with --nondeterministic they need not be equal"
-    return found if identical else "THE PARAMETERS DIFFER: this should never happen"
+    return found if identical else "THE PARAMETERS DIFFER: this is a bug in minidl; please report it"
 
 
 def _comparison(records: list[dict[str, Any]], steps: int, verdict: str, trainers: list[Trainer]) -> str:

@@ -235,7 +235,7 @@ class _Header:
 
 def _header(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> _Header:
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise ValueError(f"{info.filename} has a compression that NumPy does not use")
+        raise ValueError(f"{info.filename} is compressed by a method that NumPy does not use")
     with archive.open(info) as file:
         version = npy.read_magic(file)
         if version != (1, 0):

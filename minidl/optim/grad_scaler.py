@@ -1,4 +1,4 @@
-"""Loss scaling: gradients that float16 would lose are made larger on the way and smaller at the end."""
+"""Loss scaling: the loss is multiplied so that float16 keeps small gradients, and the gradients are divided again."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class GradScaler:
         loss.backward(scaler.scale)    # all gradients times the scale
         opt.step()                     # divided by it again
 
-    Where a gradient is not finite the step changes nothing but the scale, which gets smaller by `backoff_factor`. After
-    `growth_interval` good steps it gets larger by `growth_factor`. All this is done by kernels on buffers, so a
-    recorded step does it too, and nobody waits for the device. Several optimizers may share one: gradients of one
-    backward are all divided by the scale that it read, and each step moves the scale on.
+    If a gradient is not finite, the step changes only the scale, which is multiplied by `backoff_factor`. After
+    `growth_interval` good steps it is multiplied by `growth_factor`. Kernels on buffers do all this, so a recorded step
+    does it too, and the host never waits for the device. Several optimizers may share a scaler: the gradients of one
+    backward are all divided by the scale that it read, and each step updates the scale.
     """
 
     def __init__(self, init_scale: float = 65536.0, growth_factor: float = 2.0, backoff_factor: float = 0.5,
@@ -45,8 +45,8 @@ class GradScaler:
         return Tensor(self._scale.storage, ())
 
     def unscale(self, gradients: Sequence[Tensor]) -> Tensor:
-        """Emits a task that divides the gradients by the scale, in place, and moves the scale on. Returns a flag (1,)
-        int32: 1 where one of them is not finite."""
+        """Emits a task that divides the gradients by the scale, in place, and updates the scale. Returns a flag (1,)
+        int32: 1 if one of them is not finite."""
         tape = tapes.current()
         flag = new("not finite", [1], "int32", Role.GRADIENT)
         now = tape, Node.latest
@@ -59,6 +59,6 @@ class GradScaler:
         return flag
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """What a checkpoint must keep."""
+        """The states that a checkpoint must hold."""
         yield "scale", self._scale
         yield "good_steps", self._good

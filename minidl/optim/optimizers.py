@@ -1,7 +1,7 @@
-"""Optimizers: one update task for each layer, so that a layer's update can run as soon as its gradient is there.
+"""Optimizers: one update task for each layer, so that a layer's update can run as soon as its gradient is ready.
 
-What varies from step to step is read from buffers: `lr`, the loss scale, the clip factor, Adam's step and powers.
-`step` spends the gradients: the next backward starts new ones.
+Values that vary from step to step are read from buffers: `lr`, the loss scale, the clip factor, Adam's step and powers.
+`step` uses up the gradients: the next backward starts new ones.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from .grad_scaler import GradScaler
 class Optimizer:
     """Holds parameters, their learning rate in a buffer, and named states per parameter.
 
-    With `max_norm` all gradients are scaled down where their global norm is larger. `norm` is that of the last step.
-    With a `scaler` they are divided by the loss scale first, and the step changes nothing where one of them is not
+    With `max_norm`, all gradients are scaled down if their global norm is larger. `norm`: the one of the last step.
+    With a `scaler`, gradients are first divided by the loss scale, and the step changes nothing if one of them is not
     finite.
     """
 
@@ -31,9 +31,9 @@ class Optimizer:
                  scaler: GradScaler | None = None) -> None:
         self.parameters = list(parameters)
         if not self.parameters:
-            raise ValueError("the optimizer got no parameters")
+            raise ValueError("the optimizer needs at least one parameter")
         if len({id(p) for p in self.parameters}) < len(self.parameters):
-            raise ValueError("the optimizer got a parameter twice")
+            raise ValueError("a parameter is given to the optimizer twice")
         types = {p.dtype for p in self.parameters}
         if len(types) > 1:
             raise ValueError(f"the parameters have several types: {', '.join(sorted(types))}")
@@ -42,20 +42,20 @@ class Optimizer:
         if max_norm is not None and not max_norm > 0:
             raise ValueError(f"the norm to clip at is {max_norm}; it must be above 0")
         self.max_norm, self.scaler = max_norm, scaler
-        self._skip: list[Tensor] = []  #: the flag that says whether the step at hand changes nothing, if there is one
+        self._skip: list[Tensor] = []  #: the flag that makes the present step change nothing, if there is one
         self._norm = _buffer(np.zeros(1), Role.SCALAR, "gradient norm")
         self._factor = _buffer(np.ones(1, self.parameters[0].dtype), Role.SCALAR, "clip factor")
         self.states: dict[str, list[Tensor]] = {}
 
     @property
     def lr(self) -> float:
-        """The learning rate of the next step; may be set at any time, recorded steps read it too."""
+        """The learning rate of the next step. It can be set at any time; recorded steps read it, too."""
         return self._lr.item() if self._lr.shape == () else float(self._lr.numpy()[0])
 
     @lr.setter
     def lr(self, value: float) -> None:
         _check("the learning rate", value, self._lr.dtype)
-        # written as it lies, without settling a step: tasks that are late have their own copy of the host's number
+        # written without settling a step: late tasks have their own copy of the host's scalars
         device = devices.of(self._lr.storage.data)
         device.write(device.array(self._lr.storage.data, self._lr.view(0)), value)
 
@@ -69,7 +69,7 @@ class Optimizer:
                              for p in self.parameters]
 
     def groups(self) -> Iterator[tuple[int, list[int]]]:
-        """Parameters by the unit whose gradients they got, in the order of the parameters."""
+        """(unit, indices of the parameters whose gradients it has computed), in the order of the parameters."""
         tape = tapes.current()
         groups: dict[int, list[int]] = {}
         for p in self.parameters:
@@ -79,7 +79,7 @@ class Optimizer:
             if p.uses and not p.used and p.grad_unit is not None:
                 groups.setdefault(p.grad_unit, []).append(i)
         if not groups:
-            raise RuntimeError("no parameter has a gradient to spend; call backward first")
+            raise RuntimeError("no parameter has a gradient; call backward first")
         yield from groups.items()
 
     def step(self) -> None:
@@ -105,7 +105,7 @@ class Optimizer:
         tape.end_step()
 
     def gradient(self, i: int) -> Tensor:
-        """That of parameter i, which has one."""
+        """The gradient of parameter i, which must have one."""
         g = self.parameters[i].grad
         assert g is not None
         return g
@@ -122,19 +122,19 @@ class Optimizer:
             tape.call("clip_factor", squares, [self._norm, self._factor], limit=self.max_norm)
 
     def before_updates(self) -> None:
-        """A task that all updates of a step depend on, where there is one."""
+        """Emits the task on which all updates of a step depend, if the optimizer has one."""
 
     def update(self, i: int) -> None:
         """Calls the kernels that update parameter i."""
         raise NotImplementedError
 
     def call(self, kernel: str, reads: Sequence[Tensor], writes: Sequence[Tensor], **constants: Any) -> None:
-        """A kernel call of an update, which does nothing where the step is skipped."""
+        """A kernel call of an update; it changes nothing if the step is skipped."""
         tapes.current().call(kernel, [*reads, *self._skip], writes, **constants,
                              **({"guarded": True} if self._skip else {}))
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """What a checkpoint must keep: the learning rate and all states, by name."""
+        """The tensors that a checkpoint must hold, by name: the learning rate and all states."""
         yield "lr", self._lr
         for name, states in self.states.items():
             for i, state in enumerate(states):
@@ -211,10 +211,10 @@ class AdamW(Adam):
 
 
 def _check(what: str, value: Any, dtype: str) -> None:
-    """Raises ValueError for what is not a number from 0 up to the largest of the parameters' type."""
+    """Raises ValueError unless the value is a number from 0 up to the largest of the parameters' type."""
     if (not isinstance(value, int | float | np.integer | np.floating) or isinstance(value, bool)
         or not 0 <= value <= float(np.finfo(dtype).max)):
-        raise ValueError(f"{what} is {value!r}; it must be a finite number >= 0 that {dtype} has")
+        raise ValueError(f"{what} is {value!r}; it must be a finite number >= 0 within the range of {dtype}")
 
 
 def _buffer(value: Any, role: Role, name: str) -> Tensor:

@@ -5,7 +5,7 @@
         optimizer.lr = rate(n)          # a buffer: recorded steps read it too
         step(x, y)
 
-The number of the step is all their state, so a run that resumes at step n goes on exactly.
+They have no state but the step's number, so a run that resumes at step n continues exactly.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ Rate = Callable[[int], float]
 
 
 def step_decay(lr: float, every: int, factor: float = 0.1) -> Rate:
-    """lr, times `factor`, at most 1, after every `every` steps."""
+    """lr, multiplied by `factor` (at most 1) after every `every` steps."""
     _check(every, lr=lr, factor=factor)
     if factor > 1:
-        raise ValueError(f"a learning-rate schedule whose factor is {factor}; it must be at most 1")
+        raise ValueError(f"the factor of the learning-rate schedule is {factor}; it must be at most 1")
     return lambda n: lr * factor ** (n // every)
 
 
@@ -31,7 +31,7 @@ def cosine(lr: float, steps: int, floor: float = 0.0) -> Rate:
 
 
 def warmup(rate: Rate, steps: int, start: float = 0.0) -> Rate:
-    """Linear from `start` times rate(0) at step 0 up to rate(0) at `steps`, from where `rate` begins."""
+    """Linear from `start` times rate(0) at step 0 up to rate(0) at step `steps`, where `rate` begins."""
     _check(steps, start=start)
     return lambda n: rate(0) * (start + (1 - start) * n / steps) if n < steps else rate(n - steps)
 
@@ -39,7 +39,7 @@ def warmup(rate: Rate, steps: int, start: float = 0.0) -> Rate:
 def _check(steps: int, **numbers: float) -> None:
     """Raises ValueError."""
     if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
-        raise ValueError(f"a learning-rate schedule over {steps!r} steps; a whole number of at least 1 is needed")
+        raise ValueError(f"the steps of the learning-rate schedule are {steps!r}; they must be a whole number >= 1")
     for name, value in numbers.items():
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < math.inf:
-            raise ValueError(f"a learning-rate schedule whose {name} is {value!r}; it must be a finite number >= 0")
+            raise ValueError(f"the {name} of the learning-rate schedule is {value!r}; it must be a finite number >= 0")

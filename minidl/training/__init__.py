@@ -1,1 +1,1 @@
-"""Training runs from names and numbers, on one device and on several ranks, and their checkpoints."""
+"""Training runs that are described by names and numbers, on one device or on several ranks, and their checkpoints."""

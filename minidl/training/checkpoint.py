@@ -1,11 +1,11 @@
-"""Checkpoints: everything that a run needs to go on with the bits that it would have had uninterrupted.
+"""Checkpoints: everything that a run needs to resume with the bits of an uninterrupted run.
 
-One safetensors file: parameters and states of the model, the optimizer's states with learning rate and Adam's powers,
-and the counter of dropouts as tensors; place in the data, seed and schedule as JSON beside them. A file is only
-data: nothing in it is ever executed. Nothing is changed by a load unless all of the file fits and its digest is right.
+One safetensors file holds as tensors the parameters and states of the model, the optimizer's states with learning rate
+and Adam's powers, and the dropout counter; and as JSON the place in the data, seed and schedule. A file is only data:
+nothing in it is ever executed. A load changes nothing unless the whole file fits and its digest is right.
 
-A checkpoint stands between two steps: gradients that wait for an update are not kept. What recorded steps hold stays
-theirs, since everything is restored in place.
+A checkpoint is made between two steps: gradients that wait for an update are not saved. Values are restored in place,
+so recorded steps remain valid.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from ..nn import Module
 from ..nn.module import put, state_array
 from ..optim import Optimizer
 
-NAME = "checkpoint.safetensors"  #: in a directory
+NAME = "checkpoint.safetensors"  #: the file's name in a directory
 FORMAT = 2
-IDENTITY = ("name", "seed", "batch_size", "training")  #: of a loader; its order of samples follows from them
+IDENTITY = ("name", "seed", "batch_size", "training")  #: attributes of a loader that determine its order of samples
 
 
 class CheckpointError(ValueError):
-    """A file that cannot be saved, read, or used here; one line says why."""
+    """A checkpoint cannot be saved, read, or used here. The message is one line and says why."""
 
 
 class Loader(Protocol):
-    """What a checkpoint needs of a data loader."""
+    """The attributes of a data loader that a checkpoint needs."""
 
     def state(self) -> dict[str, int]: ...
 
@@ -48,8 +48,8 @@ class Loader(Protocol):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a file says beside its tensors: steps done, the seed, the optimizer's class, the place in the data, the
-    schedule as CSV and the name of the scheduler that made it."""
+    """The content of a file besides its tensors: steps done, the seed, the optimizer's class, the place in the data,
+    the schedule as CSV, and the name of the scheduler that made it."""
 
     step: int
     seed: int
@@ -63,13 +63,14 @@ def save(path: str | Path, model: Module, optimizer: Optimizer | None = None, *,
          loader: Loader | None = None, schedule: str | None = None, scheduler: str | None = None) -> Path:
     """Writes a checkpoint to the file `path` (*.safetensors) or into the directory `path`; returns the file.
 
-    The file appears whole or not at all; on an error an earlier one stays. Raises CheckpointError.
+    The file appears whole or not at all; on an error an earlier file stays. Raises CheckpointError.
     """
     from safetensors.numpy import save as serialize
 
     waiting = [name for name, p in model.named_parameters() if p.grad is not None and not p.used]
     if waiting:
-        raise CheckpointError(f"cannot save between backward and update: {waiting[0]} has a gradient that is not spent")
+        raise CheckpointError(f"cannot save between backward and update: {waiting[0]} has a gradient that no update "
+                              "has used")
     file = _file(path)
     about: dict[str, Any] = {"format": FORMAT, "step": step, "seed": random.current_seed()}
     about["optimizer"] = None if optimizer is None else type(optimizer).__name__
@@ -83,17 +84,17 @@ def save(path: str | Path, model: Module, optimizer: Optimizer | None = None, *,
         write_atomic(file, content)
     except OSError as error:
         why = error.strerror or error
-        raise CheckpointError(f"cannot save {file}: {why}; what was there before is unchanged") from error
+        raise CheckpointError(f"cannot save {file}: {why}; an earlier file is unchanged") from error
     return file
 
 
 def load(path: str | Path, model: Module, optimizer: Optimizer | None = None, *,
          loader: Loader | None = None) -> Checkpoint:
-    """Puts a checkpoint's contents into model, optimizer, loader and the dropout counter, in place. Without an
-    optimizer it is the model alone that is taken, from a run of any seed.
+    """Loads a checkpoint into model, optimizer, loader and the dropout counter, in place. Without an optimizer it loads
+    only the model, from a run with any seed.
 
-    Raises CheckpointError, with nothing changed, for a file that is missing, damaged, foreign, of another model,
-    optimizer or order of data, or made with another seed than this run's (`minidl.seed`).
+    Raises CheckpointError, before anything changes, for a file that is missing, damaged or foreign, that is of another
+    model, optimizer or order of data, or that was made with another seed than this run's (`minidl.seed`).
     """
     file = _file(path)
     mine = _tensors(model, optimizer)
@@ -107,12 +108,12 @@ def load(path: str | Path, model: Module, optimizer: Optimizer | None = None, *,
         if missing or unknown:
             what = f"it lacks {missing[0]!r}" if missing else f"it has {unknown[0]!r}, which this run does not"
             raise CheckpointError(f"{file} is of another model or optimizer: {what}")
-        for name, t in mine.items():  # before memory is taken for any of them
+        for name, t in mine.items():  # before memory is allocated for any of them
             here, slot = state_array(t), content.get_slice(name)
             shape, dtype = tuple(slot.get_shape()), _dtype(slot.get_dtype())
             if (dtype, shape) != (str(here.dtype), here.shape):
-                raise CheckpointError(f"{file} is of another model: {name} is {dtype} {shape} there, "
-                                      f"{here.dtype} {here.shape} here")
+                raise CheckpointError(f"{file} is of another model: {name} is {dtype} {shape} in the file, "
+                                      f"{here.dtype} {here.shape} in this run")
         values: dict[str, Any] = {}
 
         def tensors() -> Iterator[tuple[str, Any]]:
@@ -126,22 +127,22 @@ def load(path: str | Path, model: Module, optimizer: Optimizer | None = None, *,
             raise CheckpointError(f"{file} is damaged: its digest is wrong")
     if loader is not None:
         if about.loader is None:
-            raise CheckpointError(f"{file} does not say where in the data it stands")
+            raise CheckpointError(f"{file} does not say its place in the data")
         for key, value in _identity(loader).items():
             _fits(file, f"data {key}", about.loader.get(key), value)
         try:
             loader.restore(about.loader["state"])
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise CheckpointError(f"{file} names no place in the data: {error}") from error
+            raise CheckpointError(f"{file} has an invalid place in the data: {error}") from error
     for name, t in mine.items():
         put(t, values[name])
     for p in model.parameters():
-        p.used = True  # a gradient of before belongs to no parameter that is here now
+        p.used = True  # gradients from before the load are no longer valid
     return about
 
 
 def peek(path: str | Path) -> Checkpoint:
-    """What a checkpoint says of itself, to make a model and a loader that fit; its tensors are not read. Raises
+    """A checkpoint without its tensors, which are not read: enough to make a model and a loader that fit. Raises
     CheckpointError."""
     with _opened(_file(path)) as (about, _, _):
         return about
@@ -154,8 +155,8 @@ def exists(path: str | Path) -> bool:
 
 @contextmanager
 def claim(path: str | Path) -> Iterator[None]:
-    """Keeps other runs from saving to `path`, a file or a directory, which is made, until the end. Raises
-    CheckpointError where one does."""
+    """Prevents other runs from saving to `path`, a file or a directory (which is made), inside. Raises CheckpointError
+    where another run saves there."""
     file = _file(path)
     with ExitStack() as held:
         try:
@@ -164,7 +165,7 @@ def claim(path: str | Path) -> Iterator[None]:
         except OSError as error:
             if error.errno == errno.EBUSY:
                 raise CheckpointError(
-                    f"another run saves to {path}; wait for its end, or name another folder") from None
+                    f"another run saves to {path}; wait until it ends, or use another folder") from None
             raise CheckpointError(f"cannot save to {path}: {error.strerror}") from None
         yield
 
@@ -175,7 +176,8 @@ def _file(path: str | Path) -> Path:
 
 
 def _tensors(model: Module, optimizer: Optimizer | None) -> dict[str, Tensor]:
-    """All that is kept, by name: the model's as in its state dict, a shared parameter once for each name."""
+    """All tensors of a checkpoint by name: the model's as in its state dict, with a shared parameter under each of its
+    names."""
     tensors = {f"model.{name}": t for name, t in model.named_tensors()}
     if optimizer is not None:
         tensors |= {f"optimizer.{name}": t for name, t in optimizer.named_tensors()}
@@ -188,18 +190,18 @@ def _identity(loader: Loader) -> dict[str, Any]:
 
 
 def _dtype(name: str) -> str:
-    """`F32` as NumPy calls it: float32."""
+    """NumPy's name of a type: `F32` is float32."""
     kind = name.rstrip("0123456789")
     return {"F": "float", "I": "int", "U": "uint", "BF": "bfloat"}.get(kind, kind.lower()) + name[len(kind) :]
 
 
 def _fits(file: Path, what: str, there: Any, here: Any) -> None:
     if there != here:
-        raise CheckpointError(f"{file} is of another run: {what} {there!r} there, {here!r} here")
+        raise CheckpointError(f"{file} is of another run: {what} is {there!r} in the file, {here!r} in this run")
 
 
 def _digest(header: Mapping[str, str], tensors: Iterable[tuple[str, Any]]) -> str:
-    """Of all that a file says: its texts, and name, type, shape and elements of each tensor."""
+    """The digest of a file's content: its texts, and name, type, shape and elements of each tensor."""
     found = hashlib.sha256(json.dumps(dict(sorted(header.items()))).encode())
     for name, value in tensors:
         found.update(f"{name} {value.dtype.str} {value.shape}".encode())
@@ -209,7 +211,8 @@ def _digest(header: Mapping[str, str], tensors: Iterable[tuple[str, Any]]) -> st
 
 @contextmanager
 def _opened(file: Path) -> Iterator[tuple[Checkpoint, dict[str, str], Any]]:
-    """What a file says of itself, its texts, and the open file; whatever it makes its reader raise becomes one line."""
+    """(the checkpoint without tensors, its texts, the open file). Any error of the reader becomes a CheckpointError of
+    one line."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -217,12 +220,12 @@ def _opened(file: Path) -> Iterator[tuple[Checkpoint, dict[str, str], Any]]:
             raise CheckpointError(f"{file} is not a checkpoint: it is not a regular file")
         with open(file, "rb") as start:
             if int.from_bytes(start.read(8), "little") > LARGEST["checkpoint header"]:
-                raise CheckpointError(f"{file} is damaged or no checkpoint: its header is larger than "
+                raise CheckpointError(f"{file} is damaged or not a checkpoint: its header is larger than "
                                       f"{LARGEST['checkpoint header'] >> 20} MiB")
         with safe_open(file, framework="np") as content:
             header = content.metadata() or {}
             if "minidl" not in header:
-                raise CheckpointError(f"{file} is not a checkpoint of minidl: it says nothing of where it comes from")
+                raise CheckpointError(f"{file} is not a checkpoint of minidl: its header lacks minidl's metadata")
             yield _about(file, json.loads(header["minidl"]), header), header, content
     except CheckpointError:
         raise
@@ -231,7 +234,7 @@ def _opened(file: Path) -> Iterator[tuple[Checkpoint, dict[str, str], Any]]:
     except OSError as error:
         raise CheckpointError(f"cannot read {file}: {error.strerror or error}") from error
     except (SafetensorError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise CheckpointError(f"{file} is damaged or no checkpoint: {str(error).splitlines()[0][:200]}") from error
+        raise CheckpointError(f"{file} is damaged or not a checkpoint: {str(error).splitlines()[0][:200]}") from error
 
 
 def _about(file: Path, raw: Any, header: Mapping[str, str]) -> Checkpoint:

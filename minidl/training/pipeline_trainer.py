@@ -1,5 +1,5 @@
-"""A training run whose stages are on several ranks: the plan, what messages cost, the run, and the
-whole model again."""
+"""A training run whose stages are on several ranks: the plan, the cost of messages, the run, and the whole model at its
+end."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from ..runtime.executors import DistributedExecutor
 from ..runtime.version_log import VersionRead, drift, staleness
 from .trainer import Recorded, Trainer, TrainingError, sha256_of
 
-SIZES = (8, 2**18)  #: bytes of the messages that a link is measured with
+SIZES = (8, 2**18)  #: bytes of the messages that measure a link
 REPEATS = 20
 
 
 def measure_messages(communicator: Communicator, grid: RankGrid) -> Link:
-    """The slowest link between two ranks that follow each other in a replica, in microseconds and bytes per
-    microsecond; the same on every rank. On one machine the ranks' own cores move the messages, between tasks."""
+    """The slowest link between two consecutive ranks of a replica, in microseconds and bytes per microsecond; the same
+    on every rank. On one machine the ranks' own cores move the messages, between tasks."""
     size = grid.ranks
     found = [_between(communicator, first + a, first + (a + 1) % size)
              for first in range(0, grid.size, size) for a in range(size if size > 2 else size - 1)]
@@ -53,7 +53,7 @@ def _between(communicator: Communicator, first: int, second: int) -> Link:
 
 
 def _turn(communicator: Communicator, moves: Sequence[Callable[[], Iterator[None]]], peer: int) -> float:
-    """Microseconds of a message to the other rank and one back."""
+    """Microseconds of a message to the other rank and a message back."""
     begin = perf_counter()
     patience = Patience(communicator)
     for move in moves:
@@ -100,8 +100,8 @@ class PipelineTrainer(Trainer):
         super().settle()
 
     def share(self) -> None:
-        """Brings the parameters and states of all stages to every rank, those of the first replica: others may have
-        other running statistics, of their own shares. All ranks call it together."""
+        """Copies the parameters and states of all stages to every rank, from the first replica: the others may have
+        other running statistics, from their own shares. All ranks must call it together."""
         self.settle()
         device = self.recorded.device
         first = self.grid.place(self.communicator.rank)[0] == 0
@@ -115,7 +115,7 @@ class PipelineTrainer(Trainer):
         return self.recorded.device.array(spec.live.data, View(0, spec.shape, strides_of(spec.shape), 0, spec.dtype))
 
     def finish(self) -> None:
-        """Ends the run; every rank then has the losses, which are means over replicas, and the whole model. Raises
+        """Ends the run. Every rank then has the losses, which are means over replicas, and the whole model. Raises
         TrainingError as `collect` does, and where replicas have different parameters."""
         self.collect()
         self._check_replicas()

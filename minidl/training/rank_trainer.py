@@ -1,5 +1,5 @@
-"""A training run on several ranks from names and numbers: do they agree, what does the link cost,
-and the run itself."""
+"""A training run on several ranks that is described by names and numbers: the check that ranks agree, the cost of the
+link, and the run."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from ..runtime.memory import MemoryLimitError
 from ..tasks import Kind
 from .trainer import Recorded, Trainer, TrainingError, params_sha256
 
-TRIAL_STEPS = 6  #: that each k tried takes when k is confirmed by measurement
-#: how gradients of a CUDA device are summed; the CPU's are where MPI takes them
+TRIAL_STEPS = 6  #: steps for each k when measurement confirms k
+#: transports for gradients of a CUDA device; MPI reads the CPU's directly
 TRANSPORTS = ("staged", "cuda-aware", "nccl")
 
 
 class Disagreement(ValueError):
-    """Ranks that were not started alike, or one that could not start; one line, the same on every rank."""
+    """Ranks have different settings, or a rank could not start. The message is one line, the same on every rank."""
 
 
 def agree(communicator: Communicator, prepare: Callable[[], tuple[Any, Mapping[str, Any]]]) -> Any:
-    """Runs `prepare` on every rank; returns its first result where the second, what all must have alike, is equal.
+    """Runs `prepare` on every rank, and returns its first result if its second, the settings, is equal on all ranks.
 
     Raises Disagreement on every rank with the first difference, or with the error of the first rank that failed.
     """
@@ -51,12 +51,12 @@ def agree(communicator: Communicator, prepare: Callable[[], tuple[Any, Mapping[s
         for rank, other in enumerate(reports):
             if other.get(what) != reports[0][what]:
                 raise Disagreement(f"{what} is {other.get(what)!r} on rank {rank} but {reports[0][what]!r} on rank "
-                                   f"0; start every rank alike")
+                                   f"0; start every rank with the same command")
     return made
 
 
 def identity(recorded: Recorded) -> dict[str, Any]:
-    """What every rank must have alike, the plainest first."""
+    """The settings that must be equal on all ranks; the simplest first, since the first difference is reported."""
     import platform
 
     from .. import __version__
@@ -76,8 +76,8 @@ def identity(recorded: Recorded) -> dict[str, Any]:
 
 
 def device_of(name: str, communicator: Communicator) -> str:
-    """The device of this rank: under the name `cuda`, ranks of a machine take its GPUs in turn, and share them where
-    they outnumber them. Raises DeviceError without a GPU."""
+    """The device of this rank. With `cuda`, the ranks of a machine use its GPUs in turn, and share them if there are
+    fewer GPUs than ranks. Raises DeviceError without a GPU."""
     if name != "cuda":
         return name
     from ..runtime.cuda.device import gpus
@@ -86,7 +86,8 @@ def device_of(name: str, communicator: Communicator) -> str:
 
 
 def transport(name: str, communicator: Communicator, device: Any) -> Communicator:
-    """What sums gradients of a device, by its name in TRANSPORTS. Raises Disagreement where it cannot be had."""
+    """The transport for gradients of a device, by its name in TRANSPORTS. Raises Disagreement if it is not
+    available."""
     if name == "staged":
         return communicator
 
@@ -106,10 +107,11 @@ def transport(name: str, communicator: Communicator, device: Any) -> Communicato
 
 def measure_link(communicator: Communicator, device: Any = None, group: Communicator | None = None,
                  sizes: tuple[int, int, int] = (4, 2**18, 2**22), repeats: int = 5) -> tuple[float, float]:
-    """Microseconds of an all-reduce of gradients on a device (default: the CPU): (each, per byte). The same on every
-    rank, since rank 0's are taken. `group`: the ranks that sum with this one (default: all), while other groups do.
+    """Microseconds of an all-reduce of gradients on a device (default: the CPU): (per all-reduce, per byte). All ranks
+    return rank 0's figures. `group`: the ranks that sum with this one (default: all); others sum at the same time.
 
-    The smallest gives the first, the difference of the others the second, so that a link's burst does not count.
+    The smallest size gives the first figure, the difference of the other two the second, so that bursts of a link do
+    not count.
     """
     device, group = device or devices.cpu(), group or communicator
     hand, flight, took = handover(device), Flight(communicator), []
@@ -134,16 +136,15 @@ def measure_link(communicator: Communicator, device: Any = None, group: Communic
 
 
 def neighbours(k: int, largest: int) -> list[int]:
-    """The values of k that are measured beside the one that the simulator found: none, half and half as many again."""
+    """The values of k that are measured besides the simulator's: 0, half of it, and one and a half times as many."""
     return sorted({0, k // 2, min(largest, k + max(1, k // 2))} - {k})
 
 
 class RankTrainer(Trainer):
-    """One rank of a run. `cost` is that of rank 0 on every rank, so that all make the same plan.
+    """One rank of a run. `cost` is rank 0's cost on every rank, so that all make the same plan.
 
-    `link`: microseconds of an all-reduce, each and per byte. `k`: of reverse_first_k; None searches it in the
-    simulator, and the first steps confirm it by measuring its neighbours: every k gives the same bits, so nothing is
-    lost.
+    `link`: microseconds per all-reduce and per byte. `k`: the k of reverse_first_k; with None the simulator chooses it,
+    and the first steps confirm it by measuring its neighbours: every k gives the same bits, so nothing is lost.
     """
 
     in_flight = 0  #: trials compare the times of single steps
@@ -169,7 +170,7 @@ class RankTrainer(Trainer):
             memory_limit=self.job.memory_limit)
 
     def _neighbours(self) -> list[Plan]:
-        """Plans for the k found and some around it that fit, without doubles."""
+        """Plans for the found k and for some values around it that fit, without duplicates."""
         found = [self.plan]
         for k in neighbours(self.plan.notes["k"], self.plan.notes["largest_k"]):
             with suppress(MemoryLimitError):
@@ -196,11 +197,11 @@ class RankTrainer(Trainer):
             self._use(chosen)
 
     def share(self) -> None:
-        """Nothing: every rank has the whole model."""
+        """Does nothing: every rank has the whole model."""
 
     def finish(self) -> None:
-        """Makes the last updates; losses become the means over ranks. Raises TrainingError as `collect` does, and where
-        parameters differ."""
+        """Runs the last updates, and averages the losses over ranks. Raises TrainingError as `collect` does, and where
+        parameters differ between ranks."""
         self.collect()
         self.run.close()
         self.settle()

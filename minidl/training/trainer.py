@@ -1,4 +1,4 @@
-"""A training run from names and numbers: model, data, optimizer, graph, schedule, executor. Prints nothing."""
+"""A training run that names and numbers describe: model, data, optimizer, graph, schedule, executor. Prints nothing."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ OPTIMIZERS: dict[str, Callable[..., optim.Optimizer]] = {
     "adam": lambda parameters, lr: optim.Adam(parameters, lr),
     "adamw": lambda parameters, lr: optim.AdamW(parameters, lr),
 }
-#: float types of a run, and for those that are mixed the type of products, while parameters are float32
+#: float type of a run -> in mixed precision, the 16-bit type of products (parameters stay float32)
 DTYPES = {"float32": None, "float64": None, "bf16": "bfloat16", "fp16": "float16"}
 
 
 class TrainingError(RuntimeError):
-    """A run that cannot go on; the message names the step."""
+    """A run cannot continue. The message names the step."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """What to train, on what, how. Sizes in samples and bytes; arguments by name."""
+    """The settings of a run: model, data, device and how to train. Sizes are in samples and bytes."""
 
     model: str = "mlp"
     model_args: Mapping[str, Any] = field(default_factory=dict)
@@ -56,11 +56,11 @@ class Job:
     dtype: str = "float32"
     batch_size: int = 64
     micro_batches: int = 1
-    update_every: int | None = None  #: micro-batches; None: all of a step
-    groups: int = 1  #: of micro-batches, whose gradients are added up apart and then added
+    update_every: int | None = None  #: an update after this many micro-batches; None: after all of a step
+    groups: int = 1  #: groups of micro-batches, whose gradients are summed separately and then added
     optimizer: str = "sgd"
     lr: float = 0.1
-    clip: float | None = None  #: the global norm of all gradients at most
+    clip: float | None = None  #: the largest global norm of all gradients
     seed: int = 0
     scheduler: str = "in_order"
     parallel: str = "none"
@@ -84,9 +84,9 @@ class Job:
         if self.low and not self.device.startswith("cuda"):
             raise ValueError(f"{self.dtype} needs a CUDA device; {self.device} computes in float32 and float64")
         if self.tf32 and not self.device.startswith("cuda"):
-            raise ValueError(f"tf32 is arithmetic of CUDA devices; {self.device} has none")
+            raise ValueError(f"tf32 is only for CUDA devices, not for {self.device}")
         if not self.deterministic and not self.device.startswith("cuda"):
-            raise ValueError(f"nondeterministic is a choice of CUDA devices; {self.device} always repeats its bits")
+            raise ValueError(f"nondeterministic is only for CUDA devices; {self.device} always repeats its bits")
         if self.optimizer not in OPTIMIZERS:
             raise ValueError(f"unknown optimizer {self.optimizer!r}; known: {', '.join(OPTIMIZERS)}")
 
@@ -97,21 +97,21 @@ class Job:
 
     @property
     def autocast(self) -> AbstractContextManager[None]:
-        """In which the model is called."""
+        """The context in which the model is called."""
         return precision.autocast(self.low) if self.low else nullcontext()
 
 
 class Recorded:
     """A job's model and optimizer, and its step as a graph. Nothing has run.
 
-    With ranks, it is the step of one of them on its equal share of each batch. Raises DataError or ValueError where the
-    batch does not divide.
+    With ranks, it is the step of one rank on its equal share of each batch. Raises DataError or ValueError where the
+    batch cannot be divided.
     """
 
     def __init__(self, job: Job, rank: int = 0, ranks: int = 1) -> None:
         self.job, self.rank, self.ranks = job, rank, ranks
         self.device = devices.get(job.device)
-        if self.device.captures:  # the device is the process's: an earlier job may have asked for something else
+        if self.device.captures:  # the process has one such device: an earlier job may have set other values
             self.device.tf32, self.device.deterministic = job.tf32, job.deterministic
         self.tape = Tape(self.device)
         with use(self.tape):
@@ -121,7 +121,7 @@ class Recorded:
             self.optimizer.max_norm = job.clip
             self.optimizer.scaler = optim.GradScaler() if job.low == "float16" else None
         self.train_data = self._load("train").shard(rank, ranks)
-        self.share = job.batch_size // ranks  #: samples of a step here
+        self.share = job.batch_size // ranks  #: samples of a step on this rank
         if self.share % job.micro_batches:
             raise ValueError(f"a rank's {self.share} samples of a batch of {job.batch_size} do not divide into "
                              f"{job.micro_batches} micro-batches")
@@ -130,8 +130,8 @@ class Recorded:
         self.graph = self._fused(graph, ranks)
 
     def _fused(self, graph: TaskGraph, ranks: int) -> TaskGraph:
-        """As the job says, or what suits the device. Gradients that go to other ranks, and those of a pipeline's
-        stages, are spent one by one."""
+        """The graph after the fusion rules of the job, or the device's default rules. Updates are not merged where
+        gradients go to other ranks or belong to a pipeline's stages."""
         rules = self.job.fusion if self.job.fusion is not None else tuple(fusion.RULES) if self.device.captures else ()
         together = ranks == 1 and self.job.parallel != "pipeline"
         rules = tuple(r for r in rules if r not in ("casts", "updates") or together)
@@ -139,7 +139,7 @@ class Recorded:
 
     @property
     def dtype(self) -> str:
-        """That of parameters and inputs."""
+        """The type of parameters and inputs."""
         return "float32" if self.job.low else self.job.dtype
 
     def _load(self, split: str) -> data.Loader:
@@ -181,8 +181,8 @@ class Recorded:
 
     def plan(self, cost: CostModel, machine: Machine | None = None, *, schedule: Schedule | None = None,
              **options: Any) -> Plan:
-        """What the job's scheduler makes of the step, told the job's arguments and of `options` those that are not
-        None; or of this schedule, where one is given.
+        """The plan that the job's scheduler makes of the step, with the job's arguments and those of `options` that are
+        not None; or the plan of `schedule`, if given.
 
         `machine`: by default one rank with the job's memory limit. Raises ValueError for a scheduler or an argument
         that does not exist, and as `minidl.plan` does.
@@ -199,7 +199,8 @@ class Recorded:
         return schedulers.plan(self.graph, chosen, cost, machine, **{**args, **told})
 
     def with_pairs(self, cost: CostModel, measured: bool, progress: Callable[[float], None] | None = None) -> CostModel:
-        """The costs, with how much pairs slow each other down: measured now, or from flops and bytes."""
+        """The costs with contention added: how much pairs of tasks slow each other down, measured now or from flops and
+        bytes."""
         groups, pairs = schedulers.profile_groups(self.graph, cost)
         if not measured:
             return replace(cost, corun=CoRun.estimated(self.graph, groups, pairs))
@@ -211,14 +212,14 @@ class Recorded:
 
 
 class Trainer:
-    """Runs a job step by step. `seconds` grows by one entry a step, `losses` too, on a device that runs behind the host
-    some steps later: `collect` waits for the rest.
+    """Runs a job step by step. `seconds` and `losses` grow by one entry per step; where the device runs behind the
+    host, losses arrive some steps later, and `collect` waits for the rest.
 
-    `schedule`: in place of the one that the job's scheduler would make.
+    `schedule`: replaces the one that the job's scheduler would make.
     """
 
-    in_flight = 8  #: losses of this many steps are not waited for, where the device runs behind the host
-    late = 0  #: how many steps after its own an update is made
+    in_flight = 8  #: where the device runs behind the host, the losses of this many steps may be outstanding
+    late = 0  #: how many steps late updates run
 
     def __init__(self, recorded: Recorded, cost: CostModel, *, trace: bool = False,
                  schedule: Schedule | None = None) -> None:
@@ -233,24 +234,24 @@ class Trainer:
         self.seconds: list[float] = []
         self._awaited: deque[tuple[Callable[[], Any], Callable[[], bool | None]]] = deque()
         settle()
-        self.recorded.device.not_finite()  # what others did before is not told of this run
+        self.recorded.device.not_finite()  # forget what earlier runs have reported
 
     def step(self) -> None:
-        """One step on the next batch. Raises TrainingError as `collect` does, on CUDA of an earlier step."""
+        """Runs one step on the next batch. Raises TrainingError as `collect` does, on CUDA for an earlier step."""
         from time import perf_counter
 
         parts = self.recorded._split(*next(self.recorded.train_data))
         begin = perf_counter()
         device = self.recorded.device
         loss = self.run(*parts)
-        if loss is not None:  # of a pipeline the last rank has it
+        if loss is not None:  # in a pipeline, only the last rank has it
             self._awaited.append((loss.fetch(), device.fetch_not_finite()))
         self.collect(self.in_flight if device.captures else 0)
         self.seconds.append(perf_counter() - begin)
 
     def collect(self, rest: int = 0) -> None:
-        """Waits for losses until those of `rest` steps are still to come. Raises TrainingError for one that is not
-        finite, and on CUDA where an update of that step used a gradient that is not."""
+        """Waits for losses until those of `rest` steps are outstanding. Raises TrainingError for a loss that is not
+        finite, and on CUDA where an update of that step used a gradient that is not finite."""
         while len(self._awaited) > rest:
             value, not_finite = self._awaited.popleft()
             loss, bad = float(value()), not_finite()
@@ -262,8 +263,8 @@ class Trainer:
                 raise self._failed(f"the loss is {loss}", step)
 
     def settle(self) -> None:
-        """Waits for all losses and makes the updates that are late. Raises TrainingError as `collect` does, also for
-        these."""
+        """Waits for all losses and runs the late updates. Raises TrainingError as `collect` does, also for these
+        updates."""
         self.collect()
         for owing in unsettled & {self.run}:
             owing.settle()
@@ -275,7 +276,7 @@ class Trainer:
                              f"smaller lr (MINIDL_DEBUG=1 names the layer)")
 
     def accuracy(self) -> float | None:
-        """Share of the test samples whose largest logit is their label."""
+        """The share of test samples whose largest logit is at their label; None where labels are not classes."""
         model = self.recorded.model.eval()
         runs: dict[int, SequentialExecutor] = {}
         right = total = 0
@@ -291,7 +292,7 @@ class Trainer:
         return right / total if total else None
 
     def step_ms(self) -> dict[str, float]:
-        """Median, 10th and 90th percentile of the steps after the first, in milliseconds."""
+        """The median, 10th and 90th percentile of the steps after the first, in milliseconds."""
         times = np.array(self.seconds[1:] or self.seconds) * 1000
         return {name: round(float(np.percentile(times, q)), 4)
                 for name, q in (("median", 50), ("p10", 10), ("p90", 90))}
@@ -301,12 +302,12 @@ class Trainer:
 
 
 def params_sha256(model: nn.Module) -> str:
-    """Of every parameter once, in state-dict order, little-endian."""
+    """The SHA-256 of every parameter once, in state-dict order, little-endian."""
     return sha256_of(p for _, p in model.named_parameters())
 
 
 def sha256_of(parameters: Iterable[Parameter]) -> str:
-    """Of these parameters in their order, little-endian."""
+    """The SHA-256 of these parameters in their order, little-endian."""
     digest = hashlib.sha256()
     for p in parameters:
         array = np.ascontiguousarray(state_array(p))
@@ -315,7 +316,7 @@ def sha256_of(parameters: Iterable[Parameter]) -> str:
 
 
 def interleaved(trainers: Sequence[Trainer], steps: int, progress: Callable[[int], None] | None = None) -> None:
-    """Steps all runs in turn, so that a busy machine disturbs each of them alike."""
+    """Runs the steps of all trainers in turn, so that a busy machine disturbs all of them equally."""
     for n in range(steps):
         for trainer in trainers:
             trainer.step()
