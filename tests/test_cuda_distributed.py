@@ -18,14 +18,17 @@ from helpers import bits, deadline, replicas
 import minidl as ml
 from minidl import models, optim
 from minidl.autograd.tape import Tape, use
+from minidl.graph import View
 from minidl.runtime.comm import Communicator, OnDevice, RankError, Staged, nccl
-from minidl.runtime.comm.handover import ByEvents
+from minidl.runtime.comm.flight import Entry, Flight
+from minidl.runtime.comm.handover import ByEvents, handover
 from minidl.runtime.comm.loopback import LoopBack, run_ranks
 from minidl.runtime.comm.nccl import NCCL, NCCLError
 from minidl.runtime.cuda import device as cuda_device
 from minidl.runtime.cuda.device import Cuda
 from minidl.runtime.executors import DistributedExecutor, SequentialExecutor
 from minidl.schedulers.data_parallel import POLICIES
+from minidl.tasks import Kind
 from minidl.training import rank_trainer
 
 SHARE, STEPS = 4, 5  # captured from the third step on
@@ -75,14 +78,16 @@ class Nccl:
     def __init__(self) -> None:
         self.left: dict[Any, Any] = {}
         self.group = threading.local()
+        self.names: list[bytes] = []
 
     def get_unique_id(self) -> bytes:
-        return b"the one"
+        self.names.append(f"communicator {len(self.names)}".encode())
+        return self.names[-1]
 
     def NcclCommunicator(self, size: int, name: bytes, rank: int) -> Any:
         check("NcclCommunicator", TOLD["NcclCommunicator"], (size, name, rank), {})
-        assert name == b"the one"
-        return NcclRanks(self, size, rank)
+        assert name in self.names
+        return NcclRanks(self, size, name, rank)
 
     def groupStart(self) -> None:
         self.group.sends, self.group.fetches = [], []
@@ -90,8 +95,8 @@ class Nccl:
     def groupEnd(self) -> None:
         sends, fetches = self.group.sends, self.group.fetches
         ranks, stream = (sends or fetches)[0][2:]
-        ranks.issue(stream, [(array, (ranks.calls, ranks.rank, peer)) for array, peer, *_ in sends],
-                    [(array, [(ranks.calls, peer, ranks.rank)]) for array, peer, *_ in fetches])
+        ranks.issue(stream, [(array, (ranks.name, ranks.calls, ranks.rank, peer)) for array, peer, *_ in sends],
+                    [(array, [(ranks.name, ranks.calls, peer, ranks.rank)]) for array, peer, *_ in fetches])
 
 
 #: the parameters of NcclCommunicator's methods, which can be looked up only where NCCL is
@@ -103,8 +108,8 @@ TOLD = {"NcclCommunicator": "NcclCommunicator(int ndev, bytes commId, int rank, 
 
 
 class NcclRanks:
-    def __init__(self, nccl: Nccl, size: int, rank: int) -> None:
-        self.nccl, self.size, self.rank, self.calls = nccl, size, rank, 0
+    def __init__(self, nccl: Nccl, size: int, name: bytes, rank: int) -> None:
+        self.nccl, self.size, self.name, self.rank, self.calls = nccl, size, name, rank, 0
 
     def send(self, at: int, count: int, kind: int, peer: int, stream: int) -> None:
         check("send", TOLD["send"], (at, count, kind, peer, stream), {})
@@ -119,8 +124,8 @@ class NcclRanks:
         assert at == out
         array = _memory(at, count, kind)
         peers = range(self.size)
-        self.issue(stream, [(array, (self.calls, self.rank, r)) for r in peers],
-                   [(array, [(self.calls, r, self.rank) for r in peers])])
+        self.issue(stream, [(array, (self.name, self.calls, self.rank, r)) for r in peers],
+                   [(array, [(self.name, self.calls, r, self.rank) for r in peers])])
 
     def issue(self, stream: int, posts: list[Any], fetches: list[Any]) -> None:
         """`posts`: arrays and the keys they are left under; `fetches`: arrays and the keys whose sum they get."""
@@ -299,6 +304,26 @@ def test_more_orders_and_more_ranks(gpus, name, seed):
 def test_a_transport_for_gpus_gives_the_same_bits(gpus, stub, name, transport):
     wanted = alone(gpus(1, 7)[0], 2).bits
     assert {found.bits for found in trained(name, gpus(2, 5), transport)} == {wanted}
+    assert not stub.left, "something was sent and not received"
+
+
+def test_groups_of_nccl_sum_among_themselves(gpus, stub):
+    devices = gpus(4, 3)
+
+    def work(communicator):
+        device = devices[communicator.rank]
+        group = NCCL(communicator, device).group((communicator.rank % 2, communicator.rank % 2 + 2))
+        memory = device.allocate(32)
+        array = device.array(memory, View(0, (8,), (1,), 0, "float32"))
+        device.write(array, np.full(8, communicator.rank, np.float32))
+        flight = Flight(communicator)
+        flight.submit(Entry(0, group.bind(Kind.A, handover(device).place(group, [array], ()), 0), 0, 32))
+        flight.drain()
+        device.synchronize()
+        return device.read(array).tolist()
+
+    with deadline():
+        assert run_ranks(4, work) == [[1.0] * 8, [2.0] * 8] * 2
     assert not stub.left, "something was sent and not received"
 
 

@@ -25,8 +25,9 @@ from minidl.runtime.executors import DistributedExecutor, TaskError
 from minidl.schedule import Lane, Schedule, ScheduleError
 from minidl.schedulers.pipeline import PipelineError
 from minidl.schedulers.pipeline.replicas import fifo, priority
-from minidl.tasks import COLLECTIVE, RECEIVES, SENDS, Kind, parse_task
+from minidl.tasks import COLLECTIVE, RECEIVES, SENDS, GraphError, Kind, parse_task
 from minidl.training.pipeline_trainer import PipelineTrainer
+from minidl.training.rank_trainer import RankTrainer
 from minidl.training.trainer import Job, Recorded, TrainingError
 from minidl.views.timeline import Timeline
 
@@ -389,6 +390,59 @@ def on_ranks(grid, work, **job):
     """`work(trainer)` on every rank of a grid, after each has recorded the step of its replica."""
     own = [Recorded(Job(**JOB | job), grid.place(rank)[0], grid.replicas) for rank in range(grid.size)]
     return run_ranks(grid.size, lambda c: work(PipelineTrainer(own[c.rank], COST, c, Link(50.0, 1e3))))
+
+
+def both_ways(name, scheduler, replicas=2, **job):
+    """Losses and parameters of data-parallel ranks, and of a pipeline's replicas on two ranks each."""
+    flat = {"model": name, "model_args": {}, "scheduler": "no_overlap", "parallel": "data"}
+    data = [Recorded(Job(**JOB | flat | job), rank, replicas) for rank in range(replicas)]
+
+    def finished(trainer):
+        for _ in range(3):
+            trainer.step()
+        trainer.finish()
+        return trainer.losses, trainer.params_sha256()
+
+    with deadline():
+        wanted = run_ranks(replicas, lambda c: finished(RankTrainer(data[c.rank], COST, c, (1.0, 1e-3))))
+        found = on_ranks(RankGrid(2, replicas), finished, model=name, model_args={}, scheduler=scheduler, **job)
+    assert set(map(str, found)) == set(map(str, wanted))
+
+
+@pytest.mark.parametrize("scheduler", ["chimera", "dualpipe"])
+def test_replicas_of_a_bidirectional_pipeline_leave_the_same_bits(scheduler):
+    """A stage's gradients are added up on one of the two ranks that hold it, then summed over replicas there."""
+    both_ways("mlp", scheduler, groups=2, micro_batches=4, optimizer="adam", lr=0.01)
+
+
+class Tied(nn.Module):
+    """The last layer's weight is the first one's, and so is that of a layer between."""
+
+    def __init__(self):
+        self.input_shape, self.classes = (8, 8, 1), 64
+        self.layers = nn.ModuleList([nn.Linear(64, 64) for _ in range(6)])
+        for i in (3, 5):
+            self.layers[i].weight = self.layers[0].weight
+
+    def forward(self, x):
+        x = x.reshape(x.shape[0], 64)
+        for layer in self.layers:
+            x = ops.tanh(layer(x))
+        return x
+
+
+def tied():
+    return Tied()
+
+
+def test_parameters_of_several_stages_are_summed_over_replicas_once():
+    both_ways(f"{__file__}:tied", "zb_h1")
+
+
+def test_a_norm_of_gradients_that_several_stages_add_up_is_refused():
+    with pytest.raises(GraphError, match="adds up the gradients of parameters that several stages use, and takes their "
+                                         "norm; ranks would have to sum them in between"):
+        on_ranks(GRID, lambda trainer: None, scheduler="chimera", groups=2, clip=1.0)
 
 
 def test_replicas_that_drift_apart_are_noticed():

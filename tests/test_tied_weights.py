@@ -184,13 +184,6 @@ def test_a_stale_policy_is_refused():
         recorded.plan(CostModel.analytic(), ml.Machine(2))
 
 
-def test_replicas_are_refused():
-    """Where gradients are summed over replicas, that of a parameter with several uses would be left out."""
-    recorded = Recorded(job("tied", "gpipe"))
-    with pytest.raises(ValueError, match="a parameter of this network is used more than once, and replicas do not sum"):
-        recorded.plan(CostModel.analytic(), ml.Machine(2, replicas=2))
-
-
 def test_messages_of_weights_have_their_price():
     def period(name, ranks):
         slow = replace(CostModel.analytic(), link=Link(0.0, 1.0))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -37,8 +38,22 @@ def gradients(graph: TaskGraph) -> dict[int, Ints]:
     made[graph.writes.ids[graph.kind[graph.writes.row_of_each()] != Kind.U]] = True
     gradient = made & ~np.array([ROLES[r].persistent for r in graph.buffer_role], bool)
     parameter = graph.buffer_role == ROLES.index(Role.PARAMETER)
-    found = {u: graph.reads[u][gradient[graph.reads[u]]] for u in updates if parameter[graph.writes[u]].any()}
+    found = {u: graph.reads[u][gradient[graph.reads[u]] | _sums_of_uses(graph, u)]
+             for u in updates if parameter[graph.writes[u]].any()}
     return {u: buffers for u, buffers in found.items() if len(buffers)}
+
+
+def _sums_of_uses(graph: TaskGraph, update: int) -> Any:
+    """Mask of what an update reads: gradients that other updates have added up, of a parameter that stages on several
+    ranks use. They are shaped as parameters that it updates."""
+    def spec(buffer: int) -> tuple[Any, str]:
+        storage = graph.storages[int(graph.buffer_storage[buffer])]
+        return storage.shape, storage.dtype
+
+    own = {spec(b) for b in graph.writes[update].tolist()
+           if graph.storages and graph.buffer_role[b] == ROLES.index(Role.PARAMETER)}
+    return np.array([graph.buffer_role[b] == ROLES.index(Role.GRADIENT) and bool(own) and spec(b) in own
+                     for b in graph.reads[update].tolist()], bool)
 
 
 def reverse_buckets(graph: TaskGraph, nbytes: int) -> list[list[int]]:
@@ -120,6 +135,14 @@ def _assemble(graph: TaskGraph, updates: Ints, groups: Sequence[Sequence[int]], 
     cut, buffer_of = _in_pieces(graph, pieces)
     # the gradients of a batch norm are sums that an output gradient reads: it must read this rank's own sums first
     touched = {b: t for t in range(int(updates[0])) for b in (*graph.reads[t].tolist(), *graph.writes[t].tolist())}
+    own = {p.buffer for p in pieces}
+    for u in updates.tolist():  # which may add up the gradients of several uses
+        added = {b for b in graph.writes[u].tolist() if b not in touched}
+        if added & own and not added <= own:
+            raise GraphError(f"task {graph.name(u)} adds up the gradients of parameters that several stages use, and "
+                             f"takes their norm; ranks would have to sum them in between, so leave out the clip, or "
+                             f"the replicas")
+        touched |= dict.fromkeys(added, u)
     transfers: list[tuple[int, int, int, list[int]]] = []  # (the task that it follows, unit, part, pieces)
     for g, group in enumerate(groups):
         lowest = min(int(graph.unit[u]) for u in group)

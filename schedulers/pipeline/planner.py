@@ -27,7 +27,6 @@ from .problem import Problem, check_numbers, costs
 from .proof import CapError, chunks_in, prove, read_plan
 from .replicas import add_all_reduces
 from .stages import fused_in, stage_graph
-from .tied import sums_of_uses
 from .versions import updates, versions_of, with_updates, with_versions
 
 
@@ -84,9 +83,6 @@ def plan_network(graph: TaskGraph, policy_or_name: str | Policy, cost: CostModel
     if machine.replicas > 1 and chosen.stale:
         raise PipelineError(f"{name} updates several times in a step, but replicas sum their gradients once, at its "
                             f"end; plan it for one replica")
-    if machine.replicas > 1 and sums_of_uses(graph).any():
-        raise PipelineError(f"{name}: a parameter of this network is used more than once, and replicas do not sum its "
-                            f"gradient yet; plan it for one replica")
     if chosen.sliced:
         raise PipelineError(f"{name} orders slices of sequences, but this step was recorded with whole micro-batches; "
                             f"`minidl simulate` without a model prices it")
