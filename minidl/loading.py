@@ -11,7 +11,7 @@ from typing import Any
 
 
 def function_of(name: str) -> Callable[..., Any]:
-    """The function that `name` stands for. Raises ValueError, with one line, where it cannot be loaded."""
+    """The function with this name. Raises ValueError, with one line, if it cannot be loaded."""
     where, _, function = name.rpartition(":")
     if not where or not function.isidentifier():
         raise ValueError(f"{name!r} is not the name of a function; write FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION")
@@ -29,7 +29,7 @@ def function_of(name: str) -> Callable[..., Any]:
 
 
 def _of_file(path: str) -> Any:
-    """The file as a module. It runs once, and it can import the files beside it."""
+    """The file as a module. It runs once, and can import files from its own folder."""
     known = str(Path(path).resolve())
     if known in sys.modules:
         return sys.modules[known]

@@ -1,6 +1,6 @@
-"""How the ranks of a job stand: replicas of one plan, each on ranks of its own.
+"""The grid of a job's ranks: replicas of one plan, each on its own ranks.
 
-Data parallelism alone is a plan for one rank in as many replicas as there are ranks; a pipeline alone is one replica.
+Data parallelism alone is a plan for one rank with one replica per rank; a pipeline alone is one replica.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ class RankGrid:
 
     @property
     def size(self) -> int:
-        """All ranks of the job."""
+        """The number of ranks of the job."""
         return self.ranks * self.replicas
 
     def place(self, rank: int) -> tuple[int, int]:
-        """(replica, rank there) of a rank of the job."""
+        """(replica, rank within the replica) of a rank of the job."""
         return divmod(rank, self.ranks)
 
     def group(self, rank: int) -> tuple[int, ...]:

@@ -110,7 +110,7 @@ def test_a_network_is_cut_within_the_limits_of_its_machine():
     assert max(fits.peak_bytes) <= limit
     capped = recorded.plan(CostModel.analytic(), ml.Machine(2, None, max(free.peaks) - 0.5))
     assert max(capped.peaks) <= max(free.peaks) - 0.5
-    with pytest.raises(PipelineError, match="joint: no arrangement can be; the fastest: .*limit of 1,000"):
+    with pytest.raises(PipelineError, match="joint: no arrangement is possible; the fastest: .*limit of 1,000"):
         recorded.plan(CostModel.analytic(), ml.Machine(2, 1000))
     with pytest.raises(PipelineError, match="40 stages are asked for"):
         recorded.plan(CostModel.analytic(), ml.Machine(2), chunks=20)

@@ -260,7 +260,7 @@ def test_orders_of_all_reduces():
 
 
 def test_what_cannot_be_planned_is_one_line():
-    with pytest.raises(PipelineError, match="all_reduces is 'dear'; within a pipeline they go by fifo or priority"):
+    with pytest.raises(PipelineError, match="all_reduces is 'dear'; within a pipeline it must be fifo or priority"):
         grid_plan("gpipe", all_reduces="dear")
     with pytest.raises(PipelineError, match="gpipe: all_reduces is for several replicas of a pipeline; there is one"):
         grid_plan("gpipe", replicas=1, all_reduces="fifo")
@@ -549,7 +549,7 @@ def test_a_run_goes_on_on_another_grid(tmp_path):
     (4, ["--replicas", "2", "--scheduler", "pipedream"],
      "pipedream updates several times in a step, but replicas sum their gradients once, at its end"),
     (4, ["--replicas", "2", "--scheduler", "gpipe", "--scheduler-arg", "all_reduces=dear"],
-     "all_reduces is 'dear'; within a pipeline they go by fifo or priority")])
+     "all_reduces is 'dear'; within a pipeline it must be fifo or priority")])
 def test_what_no_grid_can_do_is_one_line(ranks, flags, line):
     code, record, errors = command(ranks, *SMALL, "--parallel", "pipeline", "--steps", "2", *flags)
     assert (code, record) == (2, None)

@@ -307,8 +307,8 @@ def test_any_older_versions_run_and_replay(seed, monkeypatch):
 
 
 def test_an_average_rebuilds_one_age_only():
-    with pytest.raises(PipelineError, match="reads weights . updates old where others of its stage read weights . "
-                                            "updates old; a moving average rebuilds one age"):
+    with pytest.raises(PipelineError, match="reads weights . updates old, but other tasks of its stage read weights . "
+                                            "updates old; a moving average gives only one age"):
         pipeline.plan_network(recorded(1)[1], drawn_versions(0, "average"), COST, ml.Machine(3))
 
 
@@ -357,7 +357,7 @@ def test_a_plan_says_what_draining_costs():
     for name in ("pipedream", "paci", "pipedream_2bw", "layerpipe2"):
         made = planned(name, 4)
         (remark,) = made.remarks
-        assert "this step ends with nothing under way" in remark
+        assert "this step drains the pipeline at its end" in remark
         said[name] = float(remark.partition("would take ")[2].split(" us")[0])
         assert 0.6 * made.timeline.makespan < said[name] < made.timeline.makespan
     assert max(said.values()) < 1.03 * min(said.values())  # sums of gradients differ a little

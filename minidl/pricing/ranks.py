@@ -1,7 +1,7 @@
-"""What the clock times: one iteration of a plan's programs, all ranks together.
+"""The input of the simulator: one iteration of a plan's programs, all ranks together.
 
-The tasks, lanes and waits are those of the programs' loop bodies, so what is priced is what runs. A message is an edge
-from its send on one rank to its receive on another. Nothing here knows a time.
+The tasks, lanes and waits are those of the programs' loop bodies, so the simulator prices exactly what runs. A message
+is an edge from its send on one rank to its receive on another. This module has no times.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .carried import Carried
 
 
 class Iteration(NamedTuple):
-    """Tasks and their lanes, and what the next iteration waits for."""
+    """Tasks and their lanes, and the waits of the next iteration."""
 
     graph: TaskGraph
     schedule: Schedule
@@ -27,7 +27,7 @@ class Iteration(NamedTuple):
 
 
 def iteration(programs: Sequence[Program]) -> Iteration:
-    """That of these programs, one for each rank: of one rank its loop's body, of several their bodies joined."""
+    """The iteration of these programs, one per rank: the loop's body of one rank, or the joined bodies of several."""
     if len(programs) == 1:
         body = programs[0].body
         return Iteration(body[0].graph, body[0].schedule, Carried.of(*(part.graph for part in body)))
@@ -37,8 +37,8 @@ def iteration(programs: Sequence[Program]) -> Iteration:
 
 
 def _joined(programs: Sequence[Program]) -> TaskGraph:
-    """The tasks of all bodies, each rank's on buffers of its own. A send writes, and its receive reads, a buffer that
-    stands for the message."""
+    """The tasks of all bodies, with separate buffers for each rank. A send writes, and its receive reads, a buffer that
+    represents the message."""
     graphs = [program.graph for program in programs]
     first = np.cumsum([0, *(len(graph) for graph in graphs)])
     buffers = np.cumsum([0, *(len(graph.buffer_bytes) for graph in graphs)])
@@ -65,7 +65,7 @@ def _joined(programs: Sequence[Program]) -> TaskGraph:
 
 
 def _messages(graphs: Sequence[TaskGraph], first: Ints) -> tuple[Ints, Ints]:
-    """The send and the receive of each message, by their place among the tasks of all ranks."""
+    """The send and the receive of each message, as indices among the tasks of all ranks."""
     ends: tuple[dict[int, int], dict[int, int]] = {}, {}
     for graph, before in zip(graphs, first.tolist(), strict=False):
         for t, launches in enumerate(graph.launches):
@@ -78,7 +78,7 @@ def _messages(graphs: Sequence[TaskGraph], first: Ints) -> tuple[Ints, Ints]:
 
 
 def _order(graphs: Sequence[TaskGraph], first: Ints, send_of: dict[int, int]) -> Ints:
-    """An order of all tasks that keeps each rank's, and has each message's send before its receive."""
+    """An order of all tasks that keeps each rank's order, with each send before its receive."""
     place, end = first[:-1].tolist(), first[1:].tolist()
     order: list[int] = []
     done: set[int] = set()

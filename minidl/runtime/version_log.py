@@ -1,9 +1,9 @@
-"""Which version of its weights each task of a run has read, as the run saw it; and one process that
-does the same again.
+"""A log of the weight version that each task of a run has read, and a replay of the log in one process.
 
-The log knows nothing of the plan: it follows what lies in the memory of the parameters and of their copies, which
-updates copy and change. `Replay` runs the tasks of the recorded step in the order of emission, each on the weights that
-a log names, and leaves the bits of the run. So whatever a stale pipeline did, one can see on what, and do it again.
+The log does not use the plan: it follows the content of the parameters' memory and of their copies, which updates copy
+and change. `Replay` runs the tasks of the recorded step in the order of emission, each with the weights that a log
+names, and gives the bits of the run. So the weights of every task of a stale pipeline are known, and its run can be
+repeated.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ Calls = Callable[[int, Any], list[Thunk]]
 
 @dataclass(frozen=True)
 class VersionRead:
-    """In a step (from 0), the task of that key read this version of its weights; an update made it. `average`: 0, or
-    over how many updates the moving average goes that stood for the version."""
+    """In step `step` (from 0), the task with this key read this version of its weights; an update made it. `average`:
+    the number of updates of the moving average that replaced the version, or 0."""
 
     step: int
     key: int
@@ -35,20 +35,20 @@ class VersionRead:
 
 
 class VersionLog:
-    """What one rank's tasks read. Versions count a stage's updates since the run began."""
+    """The versions that one rank's tasks read. Versions count a stage's updates since the start of the run."""
 
     def __init__(self, graph: TaskGraph) -> None:
         self.entries: list[VersionRead] = []
         self.step = -1
         self._graph = graph
-        # the version in each storage, and the average that stands for it
+        # the version in each storage, and the average that replaces it
         self._tag = {s: (0, 0) for s, spec in enumerate(graph.storages) if spec.role == Role.PARAMETER}
         for t in np.flatnonzero(graph.kind == Kind.U).tolist():
             self._tag |= {launch.writes[0].storage: (-1, 0) for launch in graph.launches[t]
                           if launch.kernel == "copy" and launch.reads[0].storage in self._tag}
 
     def around(self, calls: Calls) -> Calls:
-        """The calls of tasks, with what keeps the log."""
+        """The calls of tasks, each with its log entry."""
         def logged(task: int, stream: Any) -> list[Thunk]:
             launches = self._graph.launches[task]
             reads = {v.storage for launch in launches for v in launch.reads} & self._tag.keys()
@@ -67,11 +67,11 @@ class VersionLog:
         self.entries.append(VersionRead(self.step, key, *found.pop()))
 
     def _update(self, key: int, launches: list[Launch]) -> None:
-        """Copies take versions over, an average moves on by one, and what else is written becomes the next version."""
+        """A copy gets its source's version, an average moves by one version, and other writes make the next version."""
         changed = set()
         for launch in launches:
             target = launch.writes[0].storage
-            if launch.kernel == "copy" and launch.reads[0].storage in self._tag:  # not of another rank's weights
+            if launch.kernel == "copy" and launch.reads[0].storage in self._tag:  # not a copy of another rank's weights
                 self._tag[target] = self._tag[launch.reads[0].storage]
             elif launch.kernel == "lerp":
                 self._tag[target] = (self._tag[target][0] + 1, round(1 / dict(launch.constants)["weight"]))
@@ -83,7 +83,7 @@ class VersionLog:
 
 
 def staleness(entries: Iterable[VersionRead]) -> dict[int, Ints]:
-    """Of each stage, for every forward: how many updates were made between reading the weights and changing them."""
+    """Stage -> for every forward, the number of updates between reading the weights and changing them."""
     made: dict[tuple[int, int], list[tuple[int, int]]] = {}
     read: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for e in entries:
@@ -101,8 +101,7 @@ def staleness(entries: Iterable[VersionRead]) -> dict[int, Ints]:
 
 
 def drift(entries: Iterable[VersionRead]) -> dict[int, Ints]:
-    """Of each stage, for every task of a backward that reads weights: how many updates newer they are than those that
-    its forward read."""
+    """Stage -> for every task of a backward that reads weights, how many updates newer they are than its forward's."""
     forward: dict[tuple[int, int, int], int] = {}
     found: dict[int, list[int]] = {}
     entries = sorted(entries, key=lambda e: unpack(e.key).kind != Kind.F)
@@ -117,9 +116,9 @@ def drift(entries: Iterable[VersionRead]) -> dict[int, Ints]:
 
 
 class Replay:
-    """One process: call it with a step's inputs and the step's entries, of all ranks. `graph`: the recorded step, whose
-    tasks run in the order of emission; `stage_of_unit`: as the plan has it. Parameters and states are changed as the
-    run changed its own."""
+    """A replay in one process: call it with a step's inputs and its entries of all ranks. `graph`: the recorded step,
+    whose tasks run in the order of emission; `stage_of_unit`: the plan's. Parameters and states change as in the
+    run."""
 
     def __init__(self, graph: TaskGraph, stage_of_unit: Ints, device: Any = None) -> None:
         self.graph, self._stage = graph, np.asarray(stage_of_unit)[graph.unit].tolist()
@@ -178,7 +177,7 @@ class Replay:
             np.copyto(array, kept)
 
     def _move(self, stage: int, first: int, updates: int) -> None:
-        """The moving average over so many updates, moved on before the next one; it begins with a step's first
+        """Moves the moving average over `updates` updates, before the next update; it begins with a step's first
         version."""
         newest, averages = self._newest[stage], self._averages[stage]
         if newest - updates >= first:
@@ -189,7 +188,7 @@ class Replay:
 
 
 def as_lines(entries: Iterable[VersionRead]) -> list[str]:
-    """For a file: which version each task read or, an update, made; in JSON, a task a line. `average` where a moving
-    average over so many updates stood for it."""
+    """The lines of a log file, one JSON object per task: the version that it read or, for an update, made. `average`:
+    the number of updates of the moving average that replaced the version."""
     return [json.dumps({"step": e.step + 1, "task": task_name(e.key), "version": e.version}
                        | ({"average": e.average} if e.average else {})) for e in entries]

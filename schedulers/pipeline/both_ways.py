@@ -1,9 +1,9 @@
-"""Pipelines that hold every stage twice: micro-batches of one half go down the ranks, those of the other half up.
+"""Bidirectional pipelines hold every stage twice: one half of the micro-batches goes down the ranks, the other half up.
 
-To cut a recorded network, the stages of the second direction count as stages of their own, with parameters that they
-share with those of the first (`minidl.schedulers.pipeline.tied`): the rank of the first direction updates them, the
-other has copies. So the step must add up the gradients of each half apart (`minidl.micro_batch(..., group=1)`), and a
-run leaves the bits of one process that does.
+To cut a recorded network, the stages of the second direction count as separate stages, which share their parameters
+with those of the first (`minidl.schedulers.pipeline.tied`): the rank of the first direction updates them, the other has
+copies. The step must therefore sum the gradients of each half separately (`minidl.micro_batch(..., group=1)`), and a
+run gives the bits of one process that does so.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from .placement import PipelineError
 
 
 def apart(graph: TaskGraph, stage_of_unit: Ints, stages: int) -> tuple[TaskGraph, Ints]:
-    """The graph whose micro-batches of the second direction are of units, and stages, of their own; and the stage of
-    each unit. Raises PipelineError where gradients of both directions are added in one place."""
+    """The graph in which the micro-batches of the second direction have separate units and stages; and the stage of
+    each unit. Raises PipelineError if gradients of both directions are added to one buffer."""
     units = len(stage_of_unit)
     count = int(graph.micro_batch.max(initial=0)) + 1
     computes = np.isin(graph.kind, (Kind.F, Kind.O, Kind.W, Kind.B))
@@ -36,7 +36,7 @@ def apart(graph: TaskGraph, stage_of_unit: Ints, stages: int) -> tuple[TaskGraph
     shared = np.intersect1d(graph.writes.ids[kept & second[writer]], graph.writes.ids[kept & ~second[writer]])
     if shared.size:
         raise PipelineError(f"{graph.buffer(int(shared[0])).name} follows the micro-batches one after another, but "
-                            f"half of them go through the ranks the other way; take a network without such "
+                            f"half of them go through the ranks the other way; use a network without such "
                             f"statistics, or a policy that holds each stage once")
     names = graph.unit_names + ("",) * (units - len(graph.unit_names))
     doubled = replace(graph, keys=repack(graph.keys, unit=graph.unit + units * second), unit_names=names + names)
@@ -50,12 +50,12 @@ def _check_gradients(graph: TaskGraph, task: int, second: Mask, lasting: Mask) -
             if other:
                 raise PipelineError(f"{graph.name(task)} adds to the gradient of {graph.name(other[0])}, but the two "
                                     f"go through the ranks in opposite directions; record the second half of the "
-                                    f"micro-batches as a group of its own: minidl.micro_batch(number, group=1)")
+                                    f"micro-batches as a second group: minidl.micro_batch(number, group=1)")
 
 
 def together(coarse: TaskGraph, stages: int) -> TaskGraph:
-    """The graph of stages with one number for a stage of both directions. Micro-batches tell its tasks apart; an update
-    of the second direction is part 1."""
+    """The graph of stages with one number for a stage of both directions. Micro-batches distinguish its tasks; an
+    update of the second direction is part 1."""
     own = unpack(coarse.keys)
     return replace(coarse, keys=repack(coarse.keys, unit=own.unit % stages,
                                        part=np.where(own.kind == Kind.U, own.unit // stages, own.part)),

@@ -1,7 +1,7 @@
-"""The best of several orders or placements, by simulation: what policies try where the user leaves a choice to them.
+"""The best of several orders or placements, by simulation, for policies with a choice that the user does not make.
 
-Candidates are timed on the problem's times and latency, as every plan is, and proved. Messages have no bandwidth here,
-and updates no time. Deterministic: the first of the fastest is taken.
+Candidates are timed with the problem's times and latency, like every plan, and proved. Bandwidth and the time of
+updates are not counted. Deterministic: among equally fast candidates the first is chosen.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ Order = Callable[[Problem], Schedule | tuple[Schedule, dict[str, Any]]]
 
 
 def best_order(problem: Problem, orders: Mapping[str, Order], what: str) -> tuple[Schedule, dict[str, Any]]:
-    """The order of the smallest makespan, and notes: under `choices` and `what` its name and the makespans of all.
+    """The order with the smallest makespan, and notes: `choices[what]` has its name and the makespans of all.
 
-    Raises PipelineError where none of them can work with the problem, or keeps its cap.
+    Raises PipelineError if no order accepts the problem and keeps its cap.
     """
     name, schedule, notes = _best({name: (problem, order) for name, order in orders.items()}, what)
     return schedule, notes
@@ -33,7 +33,7 @@ def best_order(problem: Problem, orders: Mapping[str, Order], what: str) -> tupl
 
 def best_placement(problem: Problem, placements: Mapping[str, Placement], order: Order,
                    what: str) -> tuple[Placement, dict[str, Any]]:
-    """The placement on which the order has the smallest makespan, and notes as `best_order` has them."""
+    """The placement with the smallest makespan of the order, and notes like those of `best_order`."""
     name, _, notes = _best({name: (replace(problem, placement=place), order) for name, place in placements.items()},
                            what)
     return placements[name], notes
@@ -47,7 +47,7 @@ def _best(candidates: Mapping[str, tuple[Problem, Order]], what: str) -> tuple[s
             made = order(problem)
             schedule, notes = (made, {}) if isinstance(made, Schedule) else made
             found[name] = (makespan(problem, schedule), schedule, notes)
-        except (PipelineError, CapError) as error:  # numbers that it cannot work with, or more activations than the cap
+        except (PipelineError, CapError) as error:  # numbers that it does not accept, or more activations than the cap
             why = getattr(error, "message", None) or str(error)
     if not found:
         raise PipelineError(why)
@@ -58,14 +58,14 @@ def _best(candidates: Mapping[str, tuple[Problem, Order]], what: str) -> tuple[s
 
 
 def with_choices(notes: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """Notes of a plan and more of them, with the choices of both."""
+    """The notes of both, with the choices of both."""
     choices = {**notes.get("choices", {}), **more.get("choices", {})}
     return {**notes, **more} | ({"choices": choices} if choices else {})
 
 
 def makespan(problem: Problem, schedule: Schedule) -> float:
-    """The simulated time of an order, barrier to barrier. Raises ScheduleError for one that is not valid, CapError
-    where it holds more activations than the problem's cap."""
+    """The simulated time of an order, barrier to barrier. Raises ScheduleError for an invalid order, CapError if it
+    holds more activations than the problem's cap."""
     stages, m, placement = problem.placement.stages, problem.micro_batches, problem.placement
     graph = stage_graph(stages, m, fused_in(schedule, stages, m), placement.directions)
     cost = CostModel.given(problem.forward.tolist(), problem.output_grad.tolist(), problem.weight_grad.tolist(),

@@ -1,4 +1,4 @@
-"""Gradient fast-forwarding (out-of-order backprop, 2022): output gradients go ahead, weight gradients follow.
+"""Gradient fast-forwarding (out-of-order backprop, 2022): output gradients run first, weight gradients later.
 
 `fast_forward`: the released dependency set; `fast_forward_push` admits a new micro-batch per retired one.
 """
@@ -39,16 +39,16 @@ def fast_forward(problem: Problem) -> Schedule:
 
 
 def fast_forward_greedy(problem: Problem) -> Schedule:
-    """Work-conserving: a free rank takes what is ready, O before F before W, the oldest micro-batch first."""
+    """Work-conserving: a free rank runs a task that is ready, O before F before W, the oldest micro-batch first."""
     return work_conserving(problem, (Kind.O, Kind.F, Kind.W))
 
 
 def fast_forward_auto(problem: Problem, form: str | None = None) -> Schedule | tuple[Schedule, dict[str, Any]]:
-    """The form of the smallest simulated makespan, or the one that is given: `greedy` or `strict`, and with one stage
-    per rank `released` (`fast_forward`) and, for m > p, `push`.
+    """The form with the smallest simulated makespan, or the given one: `greedy` or `strict`; with one stage per rank
+    also `released` (`fast_forward`) and, for m > p, `push`.
 
-    With several stages per rank and a link with latency their groups are searched too. Raises PipelineError for a form
-    that the numbers do not allow.
+    With several stages per rank and a link with latency, the group size is searched too. Raises PipelineError for a
+    form that the numbers do not allow.
     """
     forms: dict[str, Order] = {"greedy": fast_forward_greedy, "strict": modulo}
     if problem.chunks == 1:
@@ -63,7 +63,7 @@ def fast_forward_auto(problem: Problem, form: str | None = None) -> Schedule | t
 def fast_forward_push(problem: Problem) -> Schedule:
     """W(i) of a rank admits F(i + p - s): at most p - s micro-batches in flight on rank s, O and W in turn.
 
-    Needs m > p: otherwise nothing is pushed and `fast_forward` is meant.
+    Needs m > p: otherwise nothing is pushed; use `fast_forward`.
     """
     p, m = problem.ranks, problem.micro_batches
     micro_batch = np.arange(m)

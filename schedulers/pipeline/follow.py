@@ -1,8 +1,8 @@
-"""Weights that tasks on other ranks read than the one that updates them: copies there that follow every update.
+"""Copies of weights on ranks that read them but do not update them; the copies follow every update.
 
-Where LayerPipe puts the computations of a layer on several ranks, the weights live where W is, and are updated there.
-Every other rank whose F or O reads them has a copy, in the memory that the parameters have on that rank anyway; a task
-of kind U with a part of its own (`0U3/1` after 0U3) takes over the new weights, which travel once for each update. To
+If LayerPipe puts the tasks of a layer on several ranks, the weights are on the rank of W, and are updated there. Every
+other rank whose F or O reads them has a copy, in the memory that the parameters have on that rank anyway. A task of
+kind U with its own part number (`0U3/1` after 0U3) receives the new weights, which are sent once per update. For
 `versions.py` such a copy is like the parameters themselves.
 """
 
@@ -20,10 +20,9 @@ from .versions import copied, updates
 
 
 def with_followers(stages: Stages, placement: Placement) -> Stages:
-    """The stages whose F and O read the copies of their ranks, with the tasks that bring the copies up to date.
+    """The stages with F and O that read the copies of their ranks, and with the tasks that update the copies.
 
-    Raises PipelineError where something else outlives a step and is used on several ranks, such as the counter of a
-    dropout.
+    Raises PipelineError if another value that outlives a step, such as a dropout counter, is used on several ranks.
     """
     assert placement.parts is not None
     graph, parts = stages.graph, placement.parts
@@ -70,4 +69,4 @@ def _check_lasting(stages: Stages, rank: list[int]) -> None:
     for t in range(len(graph)):
         for b in (b for b in graph.reads[t].tolist() if b in writer and rank[writer[b]] != rank[t]):
             raise PipelineError(f"{graph.name(t)} and {graph.name(writer[b])} are on different ranks and both need "
-                                f"{graph.buffer(b).name}, which outlives a step; only weights can be followed there")
+                                f"{graph.buffer(b).name}, which outlives a step; only weights can be copied")

@@ -1,13 +1,13 @@
 """Cut, placement and order chosen together, for layers that take different times: an embedding, a loss.
 
-A pipeline is as fast as its slowest rank, so where layers differ, the best cut depends on which stages share a rank,
-and the best order on both. `arrangements` tries all three: stages side by side, round after round (interleaved) and in
-waves (a V), one or several a rank; cuts with equal numbers of layers, with equal times of stages, and with equal times
-of ranks; and on each the policies below, timed by the simulator. The cuts of the fastest are then moved layer by layer
-while that helps. Interleaved 1F1B is among the candidates, so what is found is never slower. In the spirit of Piper
+A pipeline is as fast as its slowest rank, so if layers differ, the best cut depends on which stages share a rank, and
+the best order on both. `arrangements` tries all three: contiguous, interleaved and wave (V) placements, with one or
+several stages per rank; cuts with equal numbers of layers, with equal times of stages, and with equal times of ranks;
+and for each the policies below, timed by the simulator. The cuts of the fastest are then moved layer by layer while
+that helps. Interleaved 1F1B is among the candidates, so the result is never slower. In the spirit of Piper
 (Tarnawski et al., 2021) and AutoPipe (Liu et al., 2022), which search some of these; the search is our own.
 
-Deterministic. It knows layers only as times: what a cut costs in bytes and memory is for the proof of the plan.
+Deterministic. It knows only the layers' times: the proof of the plan checks the bytes and the memory of a cut.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ from .v_shape import zb_v
 from .zb_auto import zb_auto
 from .zero_bubble import interleaved_zb, zb_h1
 
-#: placement -> the policies that are tried on it
+#: placement -> the policies that are tried with it
 ORDERS: dict[str, dict[str, Order]] = {
     "looped": {"interleaved": interleaved, "interleaved_zb": interleaved_zb, "modulo_greedy": modulo_greedy},
     "contiguous": {"one_f_one_b": one_f_one_b, "zb_h1": zb_h1, "fast_forward_greedy": fast_forward_greedy},
     "wave": {"hanayo": hanayo}}
-#: those that search themselves, tried on the best cut for their placement and stages a rank
+#: policies that search themselves; they are tried only with the best cut for their placement and stages per rank
 SEARCHES: tuple[tuple[str, int, str, Order], ...] = (("contiguous", 1, "zb_auto", zb_auto), ("wave", 2, "zb_v", zb_v))
-CHUNKS = (1, 2, 3, 4, 6, 8, 12, 16)  #: stages a rank that are tried
-MOVED = 2  #: so many of the fastest have their cuts moved
-EFFORT = 400_000  #: tasks that are timed for that, about
+CHUNKS = (1, 2, 3, 4, 6, 8, 12, 16)  #: numbers of stages per rank that are tried
+MOVED = 2  #: the number of fastest arrangements whose cuts are moved
+EFFORT = 400_000  #: about so many tasks are timed for that
 
 
 @dataclass(frozen=True)
 class Arrangement:
-    """What was tried. `problem`: that of its stages, with their placement; `stage_of_layer`: the cut."""
+    """One candidate. `problem`: its stages' times and placement; `stage_of_layer`: the cut."""
 
     makespan: float
     policy: str
@@ -66,8 +66,8 @@ class Arrangement:
 
 
 def joint(problem: Problem) -> Plan:
-    """Cut, placement and order by simulation, for layers of different times: never slower than interleaved 1F1B. The
-    stages of the problem are its layers. Raises PipelineError where nothing keeps the cap."""
+    """Cut, placement and order by simulation, for layers with different times: never slower than interleaved 1F1B. The
+    stages of the problem are its layers. Raises PipelineError if no candidate keeps the cap."""
     found = arrangements(problem)
     best, own = found[0], found[0].problem
     m, place = problem.micro_batches, own.placement
@@ -78,16 +78,16 @@ def joint(problem: Problem) -> Plan:
 
 
 def notes(found: list[Arrangement], best: Arrangement) -> dict[str, Any]:
-    """For a plan: what was picked, how many were tried, and the fastest interleaved 1F1B beside it."""
+    """A plan's notes: the choice, the number of candidates, and the fastest interleaved 1F1B for comparison."""
     plain = min((a.makespan for a in found if a.policy == "interleaved"), default=None)
     return {"joint": best.as_json() | {"tried": len(found),
                                        "interleaved": None if plain is None else float(f"{plain:.6g}")}}
 
 
 def arrangements(problem: Problem) -> list[Arrangement]:
-    """Everything that was tried and keeps the cap, the fastest first. Raises PipelineError where nothing does."""
+    """All candidates that keep the cap, the fastest first. Raises PipelineError if there is none."""
     found: list[Arrangement] = []
-    why = "no policy can work with these numbers"
+    why = "no policy accepts these numbers"
     for kind, place in _placements(problem):
         for of in _cuts(problem, place):
             for policy, order in ORDERS[kind].items():
@@ -122,7 +122,7 @@ def _time(arrangement: Arrangement) -> float:
 
 
 def _placements(problem: Problem) -> Iterator[tuple[str, Placement]]:
-    """Kind and placement, for all numbers of stages that the layers allow."""
+    """(name, placement) for all numbers of stages that the layers allow."""
     for chunks in CHUNKS:
         if chunks * problem.ranks <= problem.stages:
             for kind in ["contiguous"] if chunks == 1 else ["looped"] if chunks % 2 else ["looped", "wave"]:
@@ -140,7 +140,8 @@ def _cuts(problem: Problem, place: Placement) -> list[Ints]:
 
 
 def _even_ranks(time: np.ndarray, of: Ints, place: Placement) -> Ints:
-    """The cut with single layers moved over its borders while the busiest rank, then the largest stage, gets less."""
+    """The cut after single layers were moved over its borders, while that reduces the busiest rank, then the largest
+    stage."""
     def load(of: Ints) -> tuple[float, float]:
         stage = np.bincount(of, time, place.stages)
         return float(np.bincount(place.table[0], stage).max()), float(stage.max())
@@ -155,7 +156,7 @@ def _even_ranks(time: np.ndarray, of: Ints, place: Placement) -> Ints:
 
 
 def _neighbours(of: Ints) -> Iterator[Ints]:
-    """Every cut with one border one layer further, none of whose stages is empty."""
+    """All cuts without empty stages in which one border is moved by one layer."""
     size = np.bincount(of)
     for border in np.flatnonzero(np.diff(of)).tolist():
         for layer, stage in ((border, of[border + 1]), (border + 1, of[border])):
@@ -166,7 +167,8 @@ def _neighbours(of: Ints) -> Iterator[Ints]:
 
 
 def _tried(problem: Problem, place: Placement, of: Ints, policy: str, order: Order) -> Arrangement:
-    """Raises PipelineError for numbers that the policy cannot work with, CapError above the cap."""
+    """The policy's arrangement for this cut. Raises PipelineError for numbers that the policy does not accept, CapError
+    above the cap."""
     def summed(layers: Floats) -> Floats:
         stages: Floats = np.bincount(of, layers, place.stages).astype(np.float64)
         return stages
@@ -179,7 +181,7 @@ def _tried(problem: Problem, place: Placement, of: Ints, policy: str, order: Ord
 
 
 def _moved(problem: Problem, start: Arrangement, room: int) -> tuple[list[Arrangement], int]:
-    """Ever faster arrangements whose cuts differ by a layer, and how many more tasks may be timed."""
+    """A sequence of ever faster arrangements whose cuts differ by a layer, and how many more tasks may be timed."""
     order = next(ORDERS[kind][start.policy] for kind in ORDERS if start.policy in ORDERS[kind])
     made: list[Arrangement] = []
     best = start

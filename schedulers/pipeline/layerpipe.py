@@ -1,9 +1,9 @@
-"""LayerPipe and LayerPipe2 as plans: delayed gradients, every rank at work on several batches at once.
+"""LayerPipe and LayerPipe2 as plans: delayed gradients, every rank works on several batches at once.
 
-Time is a row of ticks of one period each. In every tick a rank runs each computation it holds once, each for a batch of
-its own; what another rank made in one tick is there in the next. So a computation's tick is its batch's number plus a
-constant, and its weights are as old as the ticks between a layer's forward and its weight gradient: twice the ranks
-after it. A micro-batch here is a batch: weights change after each.
+Time is a sequence of ticks of one period each. In every tick a rank runs each of its computations once, each for a
+different batch; the results of one tick reach other ranks in the next. A computation's tick is therefore its batch's
+number plus a constant, and the age of its weights is the ticks between a layer's forward and its weight gradient: twice
+the number of ranks after it. A micro-batch here is a batch: weights change after each.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from .stale import checked_history
 
 
 def layerpipe(problem: Problem, method: str = "inter") -> Plan:
-    """F, O and W of layers spread over ranks by linear partition, O cut in two where that evens the loads (`inter`).
+    """F, O and W of layers spread over ranks by linear partition; `inter` cuts an O in two if that evens the loads.
 
     A layer is a stage of the problem; in a recorded network its O stays whole (`intra`). The two parts of a cut O are
-    `4O0` and `4O0/1`. The graph holds a ring of weight versions per layer, so that its edges prove that versions are
-    there when they are read and last as long as they are needed. Reconstructed.
+    `4O0` and `4O0/1`. The graph holds a ring of weight versions per layer, so its edges prove that a version exists
+    when it is read and lasts until its last read. Reconstructed.
     """
     found = assign(LayerCosts.given(*(t.tolist() for t in (problem.forward, problem.output_grad, problem.weight_grad))),
                    problem.ranks, method)
@@ -46,11 +46,11 @@ def layerpipe(problem: Problem, method: str = "inter") -> Plan:
 
 
 def layerpipe_on_network(problem: Problem, method: str = "intra") -> tuple[Schedule, Placement, Versions]:
-    """The same for a recorded network cut in as many stages, whose weights are followed where other ranks read them:
-    `0U3/1` brings the result of 0U3 to the first of these, one tick after it (`follow.py`).
+    """The same for a recorded network that is cut into as many stages. Other ranks that read the weights have copies:
+    `0U3/1` brings the result of 0U3 to the first of them, one tick after it (`follow.py`).
 
-    A recorded O has kernels that cannot be cut in two, so it stays whole: `method` is "intra", or "inter" where that
-    cuts none. Raises PipelineError for one that does.
+    The kernels of a recorded O cannot be cut in two, so it stays whole: `method` is "intra", or "inter" if that cuts
+    no O. Raises PipelineError for a method that does.
     """
     found = assign(LayerCosts.given(*(t.tolist() for t in (problem.forward, problem.output_grad, problem.weight_grad))),
                    problem.ranks, method)
@@ -58,7 +58,7 @@ def layerpipe_on_network(problem: Problem, method: str = "intra") -> tuple[Sched
     halves = [part for i, part in enumerate(found.parts) if ticks.part(i)]
     if halves:
         raise PipelineError(f"method {method} cuts {halves[0].layer}O0 in two, but a task of a recorded network cannot "
-                            f"be cut; take --scheduler-arg method=intra")
+                            f"be cut; use --scheduler-arg method=intra")
     homes = np.zeros((Kind.U + 1, 3, problem.stages), np.int64)
     homes[: Kind.B, :2] = ticks.homes()
     homes[Kind.U] = homes[Kind.W, 0]
@@ -78,7 +78,7 @@ def layerpipe2(problem: Problem) -> Schedule:
 
 
 def layerpipe2_versions(problem: Problem, schedule: Schedule, history: str = "exact") -> Versions:
-    """Delay(l) = 2 S(l): the weights of 2 S updates ago, S being the number of ranks after the stage's. `history`:
+    """Delay(l) = 2 S(l): the weights of 2 S updates ago, where S is the number of ranks after the stage's. `history`:
     "exact" keeps the 2 S old versions, "average" one moving average in their place (reconstructed)."""
     own = unpack(schedule.keys)
     delay = 2 * (problem.ranks - 1 - problem.placement.table[0, own.unit])
@@ -86,7 +86,7 @@ def layerpipe2_versions(problem: Problem, schedule: Schedule, history: str = "ex
 
 
 def layerpipe2_steady(problem: Problem) -> float:
-    """Time per batch: the busiest rank's work, or more where the latency is long."""
+    """Time per batch: the busiest rank's work, or more if the latency is long."""
     return _staged(problem).steady()
 
 
@@ -99,8 +99,8 @@ def _staged(problem: Problem) -> Ticks:
 
 @dataclass(frozen=True)
 class Ticks:
-    """The rhythm of parts on processors. `at[i]` is the tick in which part i runs batch 0. `inner`: W of a layer also
-    reads what its own O makes, as where a layer stands for several."""
+    """The ticks of parts on processors. `at[i]` is the tick in which part i runs batch 0. `inner`: W of a layer also
+    reads the result of its own O, as for a layer that represents several."""
 
     layers: int
     parts: Sequence[Piece]
@@ -109,7 +109,7 @@ class Ticks:
 
     @cached_property
     def of(self) -> dict[tuple[int, Kind], list[int]]:
-        """The parts of a layer's computation."""
+        """(layer, kind) -> the parts of this computation."""
         found: dict[tuple[int, Kind], list[int]] = {}
         for i, part in enumerate(self.parts):
             found.setdefault((part.layer, part.kind), []).append(i)
@@ -143,17 +143,18 @@ class Ticks:
 
     @cached_property
     def delays(self) -> list[int]:
-        """Per layer how many updates old its weights are."""
+        """The age of each layer's weights, in updates."""
         return [self.at[self.of[layer, Kind.W][0]] - self.at[self.of[layer, Kind.F][0]] for layer in range(self.layers)]
 
     def ring(self, layer: int) -> int:
-        """How many weight versions a layer needs: 2S + 1 where its computations share a rank."""
+        """The number of weight versions that a layer needs: 2S + 1 if its computations share a rank."""
         w = self.of[layer, Kind.W][0]
         begin = self.at[self.of[layer, Kind.F][0]]
         return 1 + max(self.delays[layer], *(self.at[o] - begin + self.apart(o, w) for o in self.of[layer, Kind.O]))
 
     def part(self, i: int) -> int:
-        """Which part of its layer's computation it is: 1 for the second of a cut output gradient, else 0."""
+        """The number of part i within its layer's computation: 1 for the second half of a cut output gradient, else
+        0."""
         return self.of[self.parts[i].layer, self.parts[i].kind].index(i)
 
     def runs(self, batches: int) -> list[tuple[int, int]]:
@@ -162,8 +163,8 @@ class Ticks:
         return [(i, t - self.at[i]) for t in range(last) for i in self.sequence if 0 <= t - self.at[i] < batches]
 
     def orders(self, ranks: int, batches: int, follow: Sequence[tuple[int, int, int]] = ()) -> list[RankOrder]:
-        """Of each rank. `follow`: (rank, layer, n) of ranks that the new weights of a layer come to, as `0U3/n`: first
-        of all in the tick after that of the weight gradient."""
+        """The order of each rank. `follow`: (rank, layer, n) of the ranks that receive the new weights of a layer, as
+        `0U3/n`: at the start of the tick after the weight gradient's."""
         mine: list[list[tuple[int, Kind, int, int, int]]] = [[] for _ in range(ranks)]  # tick, kind, layer, batch, part
         for rank, layer, n in follow:
             after = self.at[self.of[layer, Kind.W][0]] + 1
@@ -176,7 +177,7 @@ class Ticks:
         return [RankOrder(kind, layer, batch, part=part) for _, kind, layer, batch, part in columns]
 
     def graph(self, batches: int) -> TaskGraph:
-        """Tasks in the order of ticks. Version v of a layer's weights lies in slot v mod ring."""
+        """The tasks in the order of ticks. Version v of a layer's weights is in slot v mod ring."""
         builder = GraphBuilder()
         slots = [[builder.buffer(f"weights {layer}, slot {k}", 0, Role.PARAMETER) for k in range(self.ring(layer))]
                  for layer in range(self.layers)]
@@ -185,7 +186,7 @@ class Ticks:
             part = self.parts[i]
             ring = slots[part.layer]
             reads = [made[j, batch] for j in self.needs(i)]
-            if part.kind == Kind.W:  # the newest weights become the next
+            if part.kind == Kind.W:  # it makes the next version of the newest weights
                 reads.append(ring[batch % len(ring)])
                 writes = [ring[(batch + 1) % len(ring)]]
             else:
@@ -197,21 +198,21 @@ class Ticks:
         return builder.build(name=f"{self.layers} layers, {batches} batches")
 
     def homes(self) -> Ints:
-        """[kind, part, layer]: the rank of each."""
+        """The rank of each [kind, part, layer]."""
         homes = np.zeros((max(Kind.F, Kind.O, Kind.W) + 1, 2, self.layers), np.int64)
         for i, part in enumerate(self.parts):
             homes[part.kind, self.part(i), part.layer] = part.processor
         return homes
 
     def cost(self) -> CostModel:
-        """The times of the parts by layer."""
+        """The times of the parts, by layer."""
         kinds = {name: [0.0] * self.layers for name in ("F", "O", "O/1", "W")}
         for i, part in enumerate(self.parts):
             kinds[part.kind.name + "/1" * self.part(i)][part.layer] = part.time
         return CostModel(kinds=kinds, link=Link(self.latency), unit="")
 
     def steady(self) -> float:
-        """Time per batch: that of a tick, with data and weight versions from ticks before."""
+        """Time per batch: the time of a tick, which waits for data and weight versions of earlier ticks."""
         edges = []  # (source, target, ticks from the source's to the target's)
         for i, part in enumerate(self.parts):
             edges += [(j, i, self.at[i] - self.at[j]) for j in self.needs(i)]

@@ -1,4 +1,4 @@
-"""Which rank holds which stage. A placement says nothing of order, and any order may be asked of it."""
+"""Which rank holds which stage. A placement does not determine the order of tasks; any order can go with it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ...tasks import Kind, unpack
 
 
 class PipelineError(ValueError):
-    """A pipeline that cannot be planned as asked; the message says why and what to do."""
+    """A pipeline cannot be planned as asked; the message says why and what to do."""
 
 
 @dataclass(frozen=True)
@@ -21,8 +21,8 @@ class Placement:
     """`table[d, s]` is the rank that holds stage s for micro-batches of direction d.
 
     With one direction every micro-batch has direction 0. With two, the first half of the micro-batches goes down
-    (direction 0) and the second half up; each rank then holds two copies of weights. Where the tasks of a stage live
-    apart, `parts[kind, part, stage]` is the rank of each instead.
+    (direction 0) and the second half up; each rank then holds two copies of weights. If a stage's tasks are on
+    different ranks, `parts[kind, part, stage]` is the rank of each instead.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Placement:
 
     @property
     def share(self) -> float:
-        """What one stage's activation counts in units of a rank's whole model part (a full stage)."""
+        """The size of one stage's activation in units of a rank's whole part of the model."""
         return self.ranks / self.stages
 
     def direction(self, micro_batch: Any, micro_batches: int) -> Any:
@@ -58,7 +58,7 @@ class Placement:
         return self.table[self.direction(micro_batch, micro_batches), stage]
 
     def home(self, keys: Any, micro_batches: int) -> Any:
-        """The rank(s) of task(s), which must be in range. Of an update that both directions have, the part is the
+        """The rank(s) of task(s), which must be in range. For an update in both directions, the part is the
         direction."""
         own = unpack(keys)
         if self.parts is not None:
@@ -73,12 +73,12 @@ class Placement:
 
 
 def contiguous(ranks: int, chunks: int = 1) -> Placement:
-    """Stages side by side: rank r holds r*chunks .. r*chunks + chunks - 1."""
+    """Consecutive stages on one rank: rank r holds r*chunks .. r*chunks + chunks - 1."""
     return Placement("contiguous", ranks, np.arange(ranks * chunks)[None] // chunks)
 
 
 def modulo(ranks: int, chunks: int = 1, group: int = 1) -> Placement:
-    """Stage i on rank (i // group) mod ranks: round after round. Raises PipelineError where rounds do not come out."""
+    """Stage i on rank (i // group) mod ranks, in rounds. Raises PipelineError if the last round would be incomplete."""
     if group < 1 or chunks % group:
         raise PipelineError(f"modulo placement: {chunks} chunks per rank is not a multiple of the group size {group}")
     return Placement("modulo", ranks, (np.arange(ranks * chunks)[None] // group) % ranks)
@@ -90,7 +90,7 @@ def looped(ranks: int, chunks: int = 1) -> Placement:
 
 
 def wave(ranks: int, chunks: int = 2) -> Placement:
-    """Down and up again, round after round: 0 1 .. p-1 p-1 .. 1 0; with two chunks it is the V."""
+    """Down and up again, in rounds: 0 1 .. p-1 p-1 .. 1 0; with two chunks it is the V placement."""
     stage = np.arange(ranks * chunks)
     place = stage % ranks
     return Placement("v" if chunks == 2 else "wave", ranks,

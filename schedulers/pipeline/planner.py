@@ -1,4 +1,4 @@
-"""Plans by a policy's name: of a synthetic pipeline on given times, and of a recorded network."""
+"""Plans by a policy's name: for a synthetic pipeline with given times, and for a recorded network."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def plan(policy_or_name: str | Policy, ranks: int, micro_batches: int, cost: Cos
          message_bytes: int = 0, **options: Any) -> Plan:
     """The named policy's plan for a synthetic pipeline; `cost` is per stage (`costs` makes it), default all times 1.
 
-    `options` go to the policy. Raises PipelineError for an unknown name, a violated precondition, or where the plan
-    needs more activations than the cap.
+    `options` go to the policy. Raises PipelineError for an unknown name, a violated precondition, or a plan that needs
+    more activations than the cap.
     """
     chosen, name = policy(policy_or_name), title(policy_or_name)
     given, placement = placement, place(chosen, ranks, chunks) if placement is None else placement
@@ -58,7 +58,7 @@ def plan(policy_or_name: str | Policy, ranks: int, micro_batches: int, cost: Cos
                     steady=chosen.steady(problem) if chosen.steady else None)
     try:
         return prove(made)
-    except CapError as error:  # any other fault would be the policy's own
+    except CapError as error:  # any other error would be a fault of the policy
         raise PipelineError(f"{name}: {error.message}") from None
 
 
@@ -67,12 +67,12 @@ def plan_network(graph: TaskGraph, policy_or_name: str | Policy, cost: CostModel
                  part_bytes: int | None = None, barrier: bool | None = None, **options: Any) -> Plan:
     """A policy's plan for a recorded step, not proved yet. The plan's `cost` has the times of its tasks.
 
-    The step's micro-batches are those it was recorded with. Stages are balanced by `cost`, or given. Updates and what
-    else the graph has come last on the rank of their stage. With replicas, each stage's gradients are summed over them
-    before its update: `all_reduces` (in which order) and `part_bytes` as of `add_all_reduces`. `barrier`: whether
-    updates that need something of all stages, to clip or to scale the loss, wait for it, or are validated in the next
-    step; by default they wait, unless the policy's source has no barrier there and a step is shorter so, which is
-    not done with replicas. Raises PipelineError where the network cannot be cut so.
+    The step's micro-batches are those it was recorded with. Stages are balanced by `cost`, or given. Updates and the
+    graph's other tasks come last on the rank of their stage. With replicas, each stage's gradients are summed over them
+    before its update: `all_reduces` (the order) and `part_bytes` as for `add_all_reduces`. `barrier`: True if updates
+    that need values of all stages, to clip or to scale the loss, wait for these values; False if they are validated in
+    the next step. By default they wait, unless the policy's source has no barrier and the step is shorter without it;
+    with replicas they always wait. Raises PipelineError if the network cannot be cut into these stages.
     """
     chosen, name = policy(policy_or_name), title(policy_or_name)
     placement, cap = place(chosen, machine.ranks, chunks), machine.activation_cap
@@ -91,11 +91,11 @@ def plan_network(graph: TaskGraph, policy_or_name: str | Policy, cost: CostModel
                          {"all_reduces": all_reduces, "part_bytes": part_bytes, "barrier": barrier})
     if chosen.stale and sums(graph).any():
         raise PipelineError(f"{name} updates several times in a step, before all stages have their gradients; it "
-                            f"cannot clip by the norm of all")
+                            f"cannot clip by the global norm")
     micro_batches = int(graph.micro_batch.max(initial=0)) + 1
     check_numbers(placement.stages, micro_batches, cap)
     stages = cut(graph, cost, placement.stages, stage_of_unit, placement.table)
-    each = int(options.get("mini_batches", 1))  # policies that work in mini-batches order several of them
+    each = int(options.get("mini_batches", 1))  # policies with mini-batches order several of them
     problem = _problem(stages.graph, stages.time, placement, micro_batches // each, cost, cap)
     best, tried = _placed(name, chosen, problem, options)
     if best is not placement:
@@ -106,12 +106,12 @@ def plan_network(graph: TaskGraph, policy_or_name: str | Policy, cost: CostModel
     if chosen.on_network is not None:
         schedule, placement, versions = chosen.parted(problem, options)
         assert placement.parts is not None
-        stages = cut(graph, cost, placement.stages, stage_of_unit, placement.parts[Kind.U, 0])  # who counts for whom
+        stages = cut(graph, cost, placement.stages, stage_of_unit, placement.parts[Kind.U, 0])
         stages = with_followers(stages, placement)
     else:
         made = chosen.ordered(problem, options)
         if isinstance(made, Plan):
-            raise PipelineError(f"{name} makes its own graph and cannot order a recorded one")
+            raise PipelineError(f"{name} makes its own graph and cannot order a recorded graph")
         schedule, notes = _with_notes(made, tried)
         versions = chosen.read(problem, schedule, options)
     joint = fused_in(schedule, placement.stages, micro_batches)
@@ -126,8 +126,8 @@ def plan_network(graph: TaskGraph, policy_or_name: str | Policy, cost: CostModel
     remarks: tuple[str, ...] = ()
     if versions is not None and chosen.steady is not None:
         never = chosen.steady(problem) * (micro_batches // versions.every)
-        remarks = (f"{name}: this step ends with nothing under way; in a run that never drained, as many micro-batches "
-                   f"would take {never:,.1f} {cost.unit} without their updates",)
+        remarks = (f"{name}: this step drains the pipeline at its end; in a run that never drains, as many "
+                   f"micro-batches would take {never:,.1f} {cost.unit} without their updates",)
     cost = stages.cost(merged, cost)
     if _may_validate(chosen, merged, machine, barrier):
         merged, ordered, cost = _validated(merged, ordered, cost, must=barrier is not None)
@@ -140,14 +140,14 @@ def plan_network(graph: TaskGraph, policy_or_name: str | Policy, cost: CostModel
 
 def _arranged(graph: TaskGraph, name: str, arranges: Callable[[Problem], list[Arrangement]], cost: CostModel,
               machine: Machine, layers: Placement, layer_of_unit: Ints | None, told: dict[str, Any]) -> Plan:
-    """The plan of the fastest arrangement that keeps the machine's limits. A layer is a stage of `layers`: balanced by
-    `cost`, or given. Raises PipelineError where none does."""
+    """The plan of the fastest arrangement within the machine's limits. A layer is a stage of `layers`: balanced by
+    `cost`, or given. Raises PipelineError if no arrangement is within the limits."""
     of = balanced(graph, cost, layers.stages) if layer_of_unit is None else np.asarray(layer_of_unit)
     micro_batches = int(graph.micro_batch.max(initial=0)) + 1
     check_numbers(layers.stages, micro_batches, machine.activation_cap)
     cut_up = cut(graph, cost, layers.stages, of)
     found = arranges(_problem(cut_up.graph, cut_up.time, layers, micro_batches, cost, machine.activation_cap))
-    refused: dict[tuple[str, int], str] = {}  # a cut that differs by a layer would do no better
+    refused: dict[tuple[str, int], str] = {}  # a cut that differs by one layer would be refused too
     for best in found:
         kind = best.policy, best.problem.stages
         if kind in refused:
@@ -158,15 +158,15 @@ def _arranged(graph: TaskGraph, name: str, arranges: Callable[[Problem], list[Ar
             made = prove(plan_network(graph, chosen, cost, machine, chunks=best.problem.chunks,
                                       stage_of_unit=best.stage_of_layer[of], **told, **fixed))
             return replace(made, scheduler=name, notes=notes(found, best))
-        except ValueError as error:  # above a limit, or a cut that cannot be
+        except ValueError as error:  # above a limit, or an impossible cut
             refused[kind] = getattr(error, "message", None) or str(error)
-    raise PipelineError(f"{name}: no arrangement can be; the fastest: {next(iter(refused.values()))}")
+    raise PipelineError(f"{name}: no arrangement is possible; the fastest: {next(iter(refused.values()))}")
 
 
 def plan_schedule(graph: TaskGraph, schedule: Schedule, cost: CostModel, machine: Machine, *,
                   chunks: int | None = None) -> Plan:
-    """The plan that an order of unknown origin means for a recorded step, proved. Stages are balanced by `cost`; where
-    they live is read off the order. Raises ScheduleError, PipelineError or MemoryLimitError."""
+    """The proved plan of a recorded step for an order of unknown origin. Stages are balanced by `cost`; their placement
+    follows from the order. Raises ScheduleError, PipelineError or MemoryLimitError."""
     count = machine.ranks * (chunks or chunks_in(schedule, machine.ranks))
     micro_batches = int(graph.micro_batch.max(initial=0)) + 1
 
@@ -174,14 +174,14 @@ def plan_schedule(graph: TaskGraph, schedule: Schedule, cost: CostModel, machine
         return read_plan(schedule, machine.ranks, micro_batches, chunks, machine.activation_cap, graph=stages.graph,
                          limit=machine.memory_limit, replicas=machine.replicas)
 
-    found = read(cut(graph, cost, count))  # says where stages live, and so which of them share a rank's scalars
+    found = read(cut(graph, cost, count))  # its placement says which stages share a rank's scalars
     stages = cut(graph, cost, count, rank_of_stage=found.placement.table)
     made = read(stages)
     return replace(made, cost=stages.cost(made.graph, cost))
 
 
 def _may_validate(chosen: Policy, graph: TaskGraph, machine: Machine, barrier: bool | None) -> bool:
-    """Whether updates may be validated in the next step. Raises PipelineError for a choice that there is not."""
+    """Whether updates may be validated in the next step. Raises PipelineError for a choice that has no effect."""
     if barrier is None:
         return chosen.validates and machine.replicas == 1 and waits_for_all(graph)
     if not waits_for_all(graph):
@@ -194,7 +194,7 @@ def _may_validate(chosen: Policy, graph: TaskGraph, machine: Machine, barrier: b
 
 def _validated(graph: TaskGraph, schedule: Schedule, cost: CostModel,
                must: bool) -> tuple[TaskGraph, Schedule, CostModel]:
-    """The step without a barrier at the optimizer, where that can be and is shorter, or `must` be."""
+    """The step without a barrier at the optimizer, if that is possible, and shorter or required (`must`)."""
     try:
         without = post_validated(graph, schedule, cost)
     except PipelineError:
@@ -205,7 +205,7 @@ def _validated(graph: TaskGraph, schedule: Schedule, cost: CostModel,
 
 
 def _check_updates(name: str, graph: TaskGraph, versions: Versions) -> None:
-    """Raises PipelineError for a step that updates at other times than the policy does."""
+    """Raises PipelineError for a step whose updates come at other times than the policy's."""
     after, count = {int(i) for i in graph.micro_batch[updates(graph)]}, int(graph.micro_batch.max()) + 1
     if after != set(range(versions.every - 1, count, versions.every)):
         raise PipelineError(f"{name} updates after every {versions.every} of {count} micro-batches; this step was "
@@ -215,7 +215,8 @@ def _check_updates(name: str, graph: TaskGraph, versions: Versions) -> None:
 
 def _placed(name: str, chosen: Policy, problem: Problem, options: dict[str, Any],
             given: Placement | None = None) -> tuple[Placement, dict[str, Any]]:
-    """Where the policy's stages live, and what else was tried. Raises PipelineError for what it cannot work with."""
+    """The placement of the policy's stages, and the choices that were tried. Raises PipelineError for options and
+    numbers that the policy does not accept."""
     wrong = chosen.needs(problem.ranks, problem.micro_batches, problem.chunks)
     if wrong:
         raise PipelineError(f"{name}: {wrong}")
@@ -233,8 +234,8 @@ def _with_notes(made: Schedule | tuple[Schedule, dict[str, Any]],
 
 def _problem(coarse: TaskGraph, time: Floats, placement: Placement, micro_batches: int, cost: CostModel,
              cap: float | None) -> Problem:
-    """Average times per stage, and of a message, as its latency; a stage without O or W gets next to nothing for it,
-    so that policies can plan."""
+    """The problem with the mean times per stage, and the mean time of a message as latency. A stage without O or W gets
+    a tiny time for it, so that policies can plan."""
     count = int(coarse.micro_batch[coarse.kind == Kind.F].max(initial=0)) + 1  # in all mini-batches of the step
 
     def of(kind: Kind) -> Floats:
@@ -246,7 +247,7 @@ def _problem(coarse: TaskGraph, time: Floats, placement: Placement, micro_batche
 
 
 def _message_bytes(coarse: TaskGraph) -> float:
-    """The mean size of what a stage's forward or output gradient hands to another stage."""
+    """The mean bytes that a stage's forward or output gradient sends to another stage."""
     reader, buffer = coarse.reads.row_of_each(), coarse.reads.ids
     maker = np.full(len(coarse.buffer_bytes), -1, np.int64)
     maker[coarse.writes.ids] = coarse.writes.row_of_each()
@@ -257,7 +258,8 @@ def _message_bytes(coarse: TaskGraph) -> float:
 
 
 def _completed(graph: TaskGraph, schedule: Schedule, placement: Placement) -> Schedule:
-    """The policy's order without what the graph lacks, and with the graph's other tasks last on their stage's rank."""
+    """The policy's order without tasks that the graph lacks, and with the graph's other tasks last on the rank of their
+    stage."""
     known = graph.find(schedule.keys) >= 0
     joined = None if schedule.joined is None else np.asarray(schedule.joined, bool) & np.append(False, known[:-1])
     lane = schedule.lane_of_each()
@@ -272,7 +274,7 @@ def _completed(graph: TaskGraph, schedule: Schedule, placement: Placement) -> Sc
 
 
 def of_network(name: str) -> Callable[..., Plan]:
-    """The named policy as one `(graph, cost, machine, **options)`, for recorded steps."""
+    """The named policy as a function (graph, cost, machine, **options), for recorded steps."""
     def function(graph: TaskGraph, cost: CostModel, machine: Machine, **options: Any) -> Plan:
         return plan_network(graph, name, cost, machine, **options)
 

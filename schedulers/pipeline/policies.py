@@ -1,4 +1,4 @@
-"""Every pipeline policy by its name: placement, whether it separates O and W, preconditions, staleness."""
+"""All pipeline policies by name: placement, whether O and W are separate, preconditions, staleness."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ from .zero_bubble import interleaved_zb, zb_h1, zb_h2
 
 @dataclass(frozen=True)
 class Policy:
-    """One scheduler: `order` maps a problem to a schedule, or to a schedule and notes that join the plan's. One whose
-    tasks are not those of whole stages makes the whole plan, a stale one, which is proved with the others;
-    `on_network` is then what it makes of a recorded network: schedule, placement of the parts, weight versions.
+    """One scheduler: `order` maps a problem to a schedule, or to a schedule and notes for the plan. A policy whose
+    tasks are not whole stages makes the whole plan, a stale one, which is proved like any other; for a recorded network
+    `on_network` then returns schedule, placement of the parts and weight versions.
 
-    `splits`: whether it separates O and W ("partly": some micro-batches). `chunks`: the default number of stages per
-    rank, and `chunks_fixed` whether it is the only one possible. `needs(ranks, micro_batches, chunks)` returns what is
-    wrong, or None. Stale policies say with `versions(problem, schedule)` which weight version each entry reads, how
-    many micro-batches make one update, and with `steady(problem)` their time per mini-batch in steady state. One that
-    is `sliced` makes a plan of slices of micro-batches. One that `arranges` layers chooses cut and policy too: it gives
-    what it tried, the fastest first. `placements(problem)`: by name those to choose from, by simulation, where there
-    are several. `validates`: by its source updates do not wait for other stages, but are validated in the next step
-    (`post_validation`). What `order`, `versions` and `placements` take beside these are the policy's options.
+    `splits`: whether O and W are separate ("partly": for some micro-batches). `chunks`: the default number of stages
+    per rank; `chunks_fixed`: no other number is possible. `needs(ranks, micro_batches, chunks)` returns what is wrong,
+    or None. A stale policy has `versions(problem, schedule)`: the weight version that each entry reads, and the number
+    of micro-batches per update; and `steady(problem)`: its time per mini-batch in steady state. A `sliced` policy makes
+    a plan of slices of micro-batches. A policy that `arranges` layers chooses cut and policy too: it returns what it
+    tried, the fastest first. `placements(problem)`: several placements by name, of which simulation chooses one.
+    `validates`: in its source, updates do not wait for other stages, but are validated in the next step
+    (`post_validation`). The other parameters of `order`, `versions` and `placements` are the policy's options.
     """
 
     order: Callable[..., Schedule | tuple[Schedule, dict[str, Any]] | Plan]
@@ -73,23 +73,24 @@ class Policy:
 
     @property
     def options(self) -> dict[str, Parameter]:
-        """What it can be told beside the problem."""
+        """The policy's options: its parameters beside the problem."""
         return (_beyond(self.order, 1) | (_beyond(self.versions, 2) if self.versions else {})
                 | (_beyond(self.placements, 1) if self.placements else {}))
 
     def ordered(self, problem: Problem,
                 options: Mapping[str, Any]) -> Schedule | tuple[Schedule, dict[str, Any]] | Plan:
-        """What `order` makes of the problem, told those of the options that it takes."""
+        """The result of `order` for the problem, with those of the options that it accepts."""
         return self.order(problem, **_taken(self.order, options))
 
     def placed(self, problem: Problem, options: Mapping[str, Any]) -> tuple[Placement, dict[str, Any]]:
-        """The best of the placements to choose from, and what was tried; the problem's own where there is no choice."""
+        """The best of the policy's placements, and what was tried; the problem's own placement if there is no
+        choice."""
         if self.placements is None:
             return problem.placement, {}
         found = self.placements(problem, **_taken(self.placements, options))
         if len(found) == 1:
             return next(iter(found.values())), {}
-        order: Any = partial(self.order, **_taken(self.order, options))  # of those that build plans none has a choice
+        order: Any = partial(self.order, **_taken(self.order, options))  # no policy that builds plans has a choice
         return best_placement(problem, found, order, "group")
 
     def read(self, problem: Problem, schedule: Schedule, options: Mapping[str, Any]) -> Versions | None:
@@ -97,18 +98,18 @@ class Policy:
         return self.versions(problem, schedule, **_taken(self.versions, options)) if self.versions else None
 
     def parted(self, problem: Problem, options: Mapping[str, Any]) -> tuple[Schedule, Placement, Versions]:
-        """What `on_network` makes of the problem."""
+        """The result of `on_network` for the problem."""
         assert self.on_network is not None
         return self.on_network(problem, **_taken(self.on_network, options))
 
 
 def _beyond(function: Callable[..., Any], given: int) -> dict[str, Parameter]:
-    """A function's parameters after the first ones."""
+    """A function's parameters after the first `given`."""
     return dict(list(signature(function, eval_str=True).parameters.items())[given:])
 
 
 def _taken(function: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the options that a function takes."""
+    """The options that a function accepts."""
     return {name: value for name, value in options.items() if name in signature(function).parameters}
 
 
@@ -180,25 +181,25 @@ def names() -> list[str]:
 
 
 def update_every(name: str, micro_batches: int, mini_batches: int | None = None) -> int:
-    """After how many of a step's micro-batches a run under this policy updates. Raises PipelineError for numbers
-    that do not fit."""
+    """The number of micro-batches between two updates of a run under this policy. Raises PipelineError for numbers that
+    do not fit."""
     if "mini_batches" in policy(name).options:
         if mini_batches is None or mini_batches < 2 or micro_batches % mini_batches:
-            raise PipelineError(f"{name} needs a step of several mini-batches, as with --scheduler-arg mini_batches=2, "
-                                f"whose number divides that of micro-batches; it has "
+            raise PipelineError(f"{name} needs a step of several mini-batches (--scheduler-arg mini_batches=2), and "
+                                f"their number must divide the number of micro-batches; it has "
                                 f"{mini_batches or 1} of {micro_batches}")
         return micro_batches // mini_batches
     return 1 if policy(name).stale else micro_batches
 
 
 def groups(name: str) -> int:
-    """Into how many groups a run under this policy divides a step's micro-batches, whose gradients it adds up apart:
-    one for each direction of its pipeline."""
+    """The number of groups of micro-batches whose gradients a run under this policy sums separately: one for each
+    direction of its pipeline."""
     return 2 if name in POLICIES and POLICIES[name].placement == "bidirectional" else 1
 
 
 def policy(name: str | Policy) -> Policy:
-    """The policy of that name; one that is given is taken as it is. Raises PipelineError with the known names."""
+    """The policy with this name; a Policy is returned unchanged. Raises PipelineError with the known names."""
     if isinstance(name, Policy):
         return name
     if name not in POLICIES:
@@ -207,12 +208,12 @@ def policy(name: str | Policy) -> Policy:
 
 
 def title(name: str | Policy) -> str:
-    """What a policy is called."""
+    """A policy's name."""
     return name if isinstance(name, str) else name.order.__name__
 
 
 def place(name: str | Policy, ranks: int, chunks: int | None = None, **options: Any) -> Placement:
-    """Where the policy's stages live. Raises PipelineError for numbers that it cannot work with."""
+    """The placement of the policy's stages. Raises PipelineError for numbers that it does not accept."""
     chosen = policy(name)
     if ranks < 1:
         raise PipelineError(f"{ranks} ranks; at least 1 is needed")

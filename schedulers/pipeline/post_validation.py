@@ -1,24 +1,24 @@
-"""No barrier at the optimizer: each stage updates at once, and learns within the next step whether it was right to.
+"""No barrier at the optimizer: each stage updates at once, and the next step validates the update.
 
-After Qi et al. 2024 (Zero Bubble Pipeline Parallelism, section 4 and appendix C), reconstructed: clipping by the norm
-of all gradients, and a loss scale, want something of every stage before any may update. Waiting for it is a barrier.
+After Qi et al. 2024 (Zero Bubble Pipeline Parallelism, section 4 and appendix C), reconstructed: clipping by the global
+norm, and a loss scale, need a value from every stage before any stage may update. Waiting for it is a barrier.
 
 - A stage updates with its gradients as they are, unless its own squares exceed the clip or are not finite: then the
-  total does too, since it only grows. It keeps a copy of what it changes, and its gradients.
-- The next step begins with its warm-up forwards, on the new weights; beside them the squares of all stages travel to
-  all ranks, as they do with a barrier. Before its first backward each rank knows the verdict: the same on all, as all
-  add the same numbers in the same order, that of one process.
-- Where it is good nothing else happens. Else each rank takes back what it has changed, scales and updates as it should
-  have (not finite: not at all), and runs its warm-up forwards once more; what they sent is received and not used.
+total does too, since it only grows. It keeps its gradients and a copy of everything that it changes. - The next step
+begins with its warm-up forwards, with the new weights; meanwhile the squares of all stages travel to all ranks, as with
+a barrier. Before its first backward each rank knows the verdict. It is the same on all ranks, since all add the same
+numbers in the same order, the order of one process. - If it is good, nothing else happens. Otherwise each rank undoes
+its changes, scales and updates as it should have (not at all if a gradient is not finite), and runs its warm-up
+forwards again; their first messages are received and ignored.
 
-The paper lets a prefix of the sum travel from stage to stage, and a stage updates if that is within the clip. Each
-stage's own squares do as well: a step that fails is made again on every rank in either case, and nobody waits for the
-prefix. All these tasks are in the graph, one step late (`minidl.passes.boundary`): proved, priced, and their memory
-planned as any others. Only to run the head of a step again is a decision, the runtime's.
+In the paper a prefix of the sum travels from stage to stage, and a stage updates if that is within the clip. Here the
+stage's own squares are enough: in either case a step that fails is repeated on every rank, and no rank waits for the
+prefix. All these tasks are in the graph, one step late (`minidl.passes.boundary`): they are proved and priced, and
+their memory is planned, like any others. The runtime decides only whether the head of a step runs again.
 
-It costs the memory of the copies (parameters and states once more, and gradients that outlive the step), the copying,
-and each time the verdict is bad, the head once more. On schedules whose ranks all end a step together a barrier costs
-little; on those that are parallelograms, the whole slope.
+The costs are the memory of the copies (parameters and states a second time, and gradients that outlive the step), the
+copying, and the head again for each bad verdict. A barrier costs little in schedules whose ranks all end a step
+together; in schedules that are parallelograms it costs the whole slope.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ from ...schedule import Schedule
 from ...tasks import Kind, as_recorded, pack, task_name
 from .placement import PipelineError
 
-JUDGES = ("any_set", "scale_update", "clip_factor")  #: kernels that need something of every stage
+JUDGES = ("any_set", "scale_update", "clip_factor")  #: kernels that need a value from every stage
 
 
 def waits_for_all(graph: TaskGraph) -> bool:
-    """Whether updates need something of all stages."""
+    """Whether updates need values from all stages."""
     return any(launch.kernel in JUDGES for own in graph.launches for launch in own)
 
 
 def post_validated(graph: TaskGraph, schedule: Schedule, cost: CostModel) -> tuple[TaskGraph, Schedule, CostModel]:
-    """The body of a loop without a barrier at the optimizer: a step, and late in it the validation of the one before.
-    With what its tasks cost.
+    """The body of a loop without a barrier at the optimizer: a step, and in it the late tasks that validate the step
+    before; also its tasks' costs.
 
-    `graph`: stages, recorded. `schedule`: its order, one lane for each rank. Raises PipelineError where a rank updates
-    nothing, and so learns of no verdict, or uses weights that another one updates: they would have to travel twice.
+    `graph`: recorded stages. `schedule`: its order, one lane per rank. Raises PipelineError if a rank updates nothing,
+    and so gets no verdict, or uses weights that another rank updates: they would have to be sent twice.
     """
     rank, changing = ranks_of(graph, schedule), (graph.kind == Kind.U) & ~sums(graph)
     reader, buffer, writer = crossing(graph, rank)
@@ -63,7 +63,7 @@ def post_validated(graph: TaskGraph, schedule: Schedule, cost: CostModel) -> tup
 
 @dataclass
 class _New:
-    """A task that is being written: launches, and for each storage that they touch the buffers that stand for it."""
+    """A task under construction: its launches, and the buffers of each storage that they access."""
 
     key: int
     launches: list[Launch] = field(default_factory=list)
@@ -73,7 +73,7 @@ class _New:
         self.launches.append(Launch(kernel, tuple(reads), tuple(writes), (), tuple(constants.items())))
 
     def rows(self) -> tuple[list[int], list[int]]:
-        """The buffers that it reads, without those that it makes itself, and those that it writes."""
+        """The buffers that it reads and does not make itself, and the buffers that it writes."""
         read: set[int] = set()
         made: set[int] = set()
         for launch in self.launches:
@@ -95,7 +95,7 @@ class _Rewrite:
 
     # ------------------------------------------------------------------------------------------------------- new places
     def place(self, name: str, view: View, role: Role) -> View:
-        """A storage of its own, and the whole of it."""
+        """A new storage, as a view of the whole."""
         self.specs.append(StorageSpec(name, view.shape, view.dtype, _bytes(view), role))
         strides = tuple(int(np.prod(view.shape[i + 1 :])) for i in range(len(view.shape)))
         return View(len(self.roles) + len(self.specs) - 1, view.shape, strides, 0, view.dtype)
@@ -104,7 +104,7 @@ class _Rewrite:
         return self.place(name, View(-1, (1,), (1,), 0, "int32"), role)
 
     def task(self, stage: int, number: int, like: Iterable[int]) -> _New:
-        """A late task, `number` of its stage; it may touch what the tasks `like` touch."""
+        """Late task number `number` of its stage; it may access the storages that the tasks `like` access."""
         made = _New(int(pack(stage, Kind.U, self.late + number, late=1)))
         for t in like:
             for storage, buffers in self.touched(t).items():
@@ -119,7 +119,7 @@ class _Rewrite:
         return found
 
     def know(self, task: _New, *views: View) -> None:
-        """Lets a task touch new storages."""
+        """Lets a task access new storages."""
         for view in views:
             task.buffers[view.storage] = [len(self.graph.buffer_bytes) + view.storage - len(self.roles)]
 
@@ -127,7 +127,7 @@ class _Rewrite:
     def result(self) -> tuple[TaskGraph, Schedule, CostModel]:
         judged = {view.storage for t in self.updates for launch in self.graph.launches[t] if launch.kernel in JUDGES
                   for view in launch.reads}
-        told: dict[int, View] = {}  # squares and flags -> what travels
+        told: dict[int, View] = {}  # squares and flags -> the views that travel
         tells: dict[int, _New] = {}
         for t in self.summing:
             own = [view for launch in self.graph.launches[t] for view in launch.writes if view.storage in judged]
@@ -154,7 +154,7 @@ class _Rewrite:
         return launch.kernel == "adam_tick" or any(self.roles[v.storage] == Role.PARAMETER for v in launch.writes)
 
     def judge(self, rank: int, told: dict[int, View]) -> tuple[_New, View]:
-        """A rank's verdict, and the flag that says not to update again: it was good, or gradients are not finite."""
+        """A rank's verdict, and the flag for no second update: the first was good, or gradients are not finite."""
         mine = [t for t in self.updates if self.rank[t] == rank]
         launches = [(t, launch) for t in mine for launch in self.graph.launches[t] if launch.kernel in JUDGES]
         if not launches:
@@ -174,12 +174,12 @@ class _Rewrite:
         return task, skip
 
     def rest(self, t: int) -> _New:
-        """What else an update does, once and for all."""
+        """The other launches of an update, which run only once."""
         return _New(int(self.graph.keys[t]), [launch for launch in self.graph.launches[t]
                                               if launch.kernel not in JUDGES], self.touched(t))
 
     def updated(self, t: int, skip: View) -> tuple[_New, _New]:
-        """An update that keeps what it changes and heeds its own stage alone; and the late one that amends it."""
+        """An update that copies what it changes and checks only its own stage; and the late task that corrects it."""
         graph, stage, verdict = self.graph, int(self.graph.unit[t]), self.verdicts[self.rank[t]]
         now = _New(int(graph.keys[t]), [], self.touched(t))
         amend = self.task(stage, 2, [t])
@@ -212,7 +212,7 @@ class _Rewrite:
             ticks = launch.kernel == "adam_tick"
             reads = launch.reads[:1] if ticks else launch.reads[: -1 if dict(launch.constants).get("guarded") else None]
             constants = dict(launch.constants) | ({} if ticks else {"guarded": True})
-            # Adam's steps are counted whatever the stage itself thinks: other stages of the rank read them too
+            # Adam's steps count even if this stage's own check fails: other stages of the rank read them too
             now.launches.append(replace(launch, reads=reads if ticks else (*reads, guard),
                                         constants=launch.constants if ticks else tuple(constants.items())))
             again.append(replace(launch, reads=(*moved_views(reads, lasting), skip),
@@ -275,7 +275,7 @@ class _Rewrite:
         return _lasting(whole).take(order), self.ordered(whole, rank, begin, end, head), self.priced(made, new)
 
     def ordered(self, whole: TaskGraph, rank: Ints, begin: Ints, end: Ints, head: Ints) -> Schedule:
-        """On each lane the tasks `begin` of its rank, then the head, then the tasks `end`, then the rest."""
+        """The order of each lane: the tasks `begin` of its rank, then the head, then the tasks `end`, then the rest."""
         schedule, ids = self.schedule, self.schedule.ids(self.graph)
         second = self.second()
         lanes, joined = [], []
@@ -288,13 +288,13 @@ class _Rewrite:
                         None if schedule.joined is None else np.concatenate(joined))
 
     def second(self) -> Ints:
-        """Mask of the entries that run as one action with the one before them."""
+        """Mask of the entries that run as one action with the entry before them."""
         joined = self.schedule.joined
         return np.zeros(len(self.schedule), bool) if joined is None else np.asarray(joined, bool)
 
     def head(self) -> Ints:
-        """Mask of the tasks that a step may run again: of each rank the forwards before anything else, as far as they
-        change nothing that lasts and need nothing but such forwards."""
+        """Mask of the tasks that a step may run again: the first forwards of each rank that change nothing that
+        outlives the step, and need only such forwards."""
         graph, schedule = self.graph, self.schedule
         lasting = np.array([ROLES[r].persistent for r in graph.buffer_role], bool)
         free = graph.kind == Kind.F
@@ -313,7 +313,7 @@ class _Rewrite:
         return found
 
     def priced(self, made: dict[int, tuple[_New, _New]], new: Sequence[_New]) -> CostModel:
-        """Late tasks take no time to speak of where the verdict is good. An update also copies, at its own pace."""
+        """The costs: a late task takes almost no time after a good verdict; an update also copies, at its own speed."""
         tasks = dict(self.cost.tasks) | {task_name(int(as_recorded(np.array([task.key]))[0])): 0.0 for task in new}
         for t, (now, _) in made.items():
             copied = 2 * sum(_bytes(launch.writes[0]) for launch in now.launches if launch.kernel == "copy")
@@ -327,7 +327,7 @@ def _bytes(view: View) -> int:
 
 
 def _lasting(graph: TaskGraph) -> TaskGraph:
-    """The graph where what a step makes and late tasks read, gradients and squares, outlives the step."""
+    """The graph in which gradients and squares that late tasks read outlive the step."""
     late = graph.late
     made, read = (np.zeros(len(graph.storages), bool) for _ in range(2))
     made[graph.buffer_storage[graph.writes.take(np.flatnonzero(~late)).ids]] = True

@@ -1,8 +1,7 @@
-"""Data parallelism times a pipeline: the all-reduces between the replicas of each stage, beside the messages between
-stages.
+"""Data parallelism times a pipeline: all-reduces between the replicas of each stage, beside messages between stages.
 
-All replicas run the same schedule, each on its own share of every batch. So one replica's ranks are written down, and
-rank r of them stands for the rank r of every replica; an all-reduce such as `1A0` is between those. It stands on the
+All replicas run the same schedule, each on its own share of every batch. A schedule therefore has the ranks of one
+replica: its rank r represents rank r of every replica, and an all-reduce such as `1A0` is between these ranks, on the
 lane `comm` of its stage's rank. A gradient is the sum over its replica's micro-batches in the schedule's order; the
 replicas' sums are added in rank order, then divided by the number of replicas, as without a pipeline.
 """
@@ -24,16 +23,17 @@ from ...tasks import COLLECTIVE
 from ..layer_times import with_communication
 from .placement import PipelineError
 
-Times = dict[tuple[int, int], float]  #: of each all-reduce, by its stage and its number in the graph
+Times = dict[tuple[int, int], float]  #: (stage, number in the graph) of an all-reduce -> time
 
 
 def fifo(ready: Times, time: Times) -> list[tuple[int, int]]:
-    """In the order in which gradients get ready."""
+    """The all-reduces in the order in which their gradients are ready."""
     return sorted(ready, key=lambda t: ready[t])
 
 
 def priority(ready: Times, time: Times) -> list[tuple[int, int]]:
-    """Of those that are ready the one that the next forward needs first: the lowest stage's."""
+    """The all-reduces in an order that takes, of those that are ready, the one that the next forward needs first: the
+    one of the lowest stage."""
     order: list[tuple[int, int]] = []
     left, now = set(ready), 0.0
     while left:
@@ -44,20 +44,20 @@ def priority(ready: Times, time: Times) -> list[tuple[int, int]]:
     return order
 
 
-#: orders of the all-reduces of a rank, by the name of the data-parallel policy with the same rule
+#: orders of a rank's all-reduces, by the name of the data-parallel policy with the same rule
 ORDERS: dict[str, Callable[[Times, Times], list[tuple[int, int]]]] = {"fifo": fifo, "priority": priority}
 
 
 def add_all_reduces(graph: TaskGraph, schedule: Schedule, cost: CostModel, machine: Machine, order: str = "fifo",
                     part_bytes: int | None = None) -> tuple[TaskGraph, Schedule, CostModel]:
-    """The graph, schedule and costs with the all-reduce of each stage's gradients before its update: after them
+    """The graph, schedule and costs with an all-reduce of each stage's gradients before its update; then
     `add_communication` adds the messages.
 
-    `order`: one of ORDERS. `part_bytes`: the largest part of an all-reduce. Raises GraphError as `synchronise` does,
+    `order`: one of ORDERS. `part_bytes`: the largest part of an all-reduce. Raises GraphError like `synchronise`, and
     PipelineError for another order.
     """
     if order not in ORDERS:
-        raise PipelineError(f"all_reduces is {order!r}; within a pipeline they go by {' or '.join(ORDERS)}")
+        raise PipelineError(f"all_reduces is {order!r}; within a pipeline it must be {' or '.join(ORDERS)}")
     summed = synchronise(graph, part_bytes=part_bytes)
     if machine.collective is not None:
         cost = with_communication(summed, cost, machine.collective)

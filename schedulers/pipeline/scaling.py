@@ -1,8 +1,8 @@
-"""Loss scaling on stages: each divides its own gradients by the scale, and the flags of all say whether to step.
+"""Loss scaling on stages: each divides its own gradients by the scale, and the flags of all decide whether to step.
 
-In one process one task divides all gradients (`minidl.optim.GradScaler`). Here each stage has one for its own, which
-makes a flag of its own; the flags travel as the sums of squares do that clip, and what moves the scale on reads all of
-them. So every rank skips the same steps, and has the same scale, with the bits of one process.
+In one process one task divides all gradients (`minidl.optim.GradScaler`). Here each stage has such a task for its own
+gradients, with its own flag. The flags travel like the sums of squares for clipping, and the task that updates the
+scale reads all of them. So every rank skips the same steps, and has the same scale, with the bits of one process.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FLAG = ((1,), "int32", 4)  #: shape, type and bytes of a flag
 
 
 def makers(graph: TaskGraph) -> Ints:
-    """Of each buffer the unit that makes it in the forward or backward pass; -1 where none does."""
+    """Buffer -> the unit that makes it in the forward or backward pass, or -1."""
     found = np.full(len(graph.buffer_bytes), -1, np.int64)
     made = graph.kind[graph.writes.row_of_each()] != Kind.U
     found[graph.writes.ids[made]] = graph.unit[graph.writes.row_of_each()[made]]
@@ -27,12 +27,12 @@ def makers(graph: TaskGraph) -> Ints:
 
 
 def unscaled_by_each(graph: TaskGraph, stage_of_unit: Ints, time: Floats) -> tuple[TaskGraph, Ints, Floats]:
-    """(the graph, the stage of each unit, the time of each task) where each stage divides its own gradients by the loss
-    scale. Raises PipelineError where several optimizers share one."""
+    """The graph in which each stage divides its own gradients by the loss scale; also the stage of each unit and the
+    time of each task. Raises PipelineError if several optimizers share one scale."""
     scaling = [t for t in np.flatnonzero(graph.kind == Kind.U).tolist()
                if any(launch.kernel == "unscale" for launch in graph.launches[t])] if graph.launches else []
     if len(scaling) > 1:
-        raise PipelineError("the step scales its loss for several optimizers or updates; a pipeline's has one")
+        raise PipelineError("the step scales its loss for several optimizers or updates; a pipeline can have only one")
     if not scaling or len(np.unique(stage_of_unit)) == 1:
         return graph, stage_of_unit, time
     (task,) = scaling

@@ -1,8 +1,8 @@
-"""Seq1F1B: every micro-batch is cut in slices along its sequence, which go through the pipeline one by one.
+"""Seq1F1B: every micro-batch is cut into slices along its sequence, which go through the pipeline one by one.
 
 Attention looks back: the forward of a slice needs the earlier slices of its micro-batch on the same stage, its backward
-the later ones. So forwards run in the order of slices and backwards in reverse. Slices are numbered on: with q of them
-slice j of micro-batch i is micro-batch i q + j of the plan, and each takes its share of the micro-batch's time.
+the later ones. So forwards run in the order of slices and backwards in reverse. With q slices, slice j of micro-batch i
+is micro-batch i q + j of the plan, and each takes its share of the micro-batch's time.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from .stages import stage_graph
 
 def seq1f1b(problem: Problem, slices: int = 2) -> Plan:
     """1F1B over q slices of each micro-batch, for sequences (Seq1F1B, Sun et al., 2024): min(p-s-2+q, mq) forwards on
-    rank s before one forward and one backward in turn. Peak (p+q-1)/q on rank 0, bubble (p-1)(F+O+W)/q.
+    rank s, then one forward and one backward in turn. Peak (p+q-1)/q on rank 0, bubble (p-1)(F+O+W)/q.
 
-    Slices take equal times, so they must be cut by their arithmetic, not by their lengths. Raises PipelineError for
+    Slices take equal times, so they must be cut by their FLOPs, not by their lengths. Raises PipelineError for
     fewer than one slice.
     """
     p, m, q = problem.ranks, problem.micro_batches, slices
@@ -43,8 +43,8 @@ def seq1f1b(problem: Problem, slices: int = 2) -> Plan:
 
 
 def sliced_graph(stages: int, micro_batches: int, slices: int) -> TaskGraph:
-    """Stages with fused backward, for micro-batches in slices: in the sequential order all slices of a micro-batch go
-    up, then they go down from the last to the first."""
+    """Stages with fused backward, for micro-batches in slices. In the sequential order all slices of a micro-batch run
+    forward, then backward from the last to the first."""
     s, total = stages, micro_batches * slices
     graph = stage_graph(s, total, True)
     own = unpack(graph.keys)

@@ -1,6 +1,6 @@
-"""Pipelines that never drain: PipeDream, PipeDream-2BW, PACI. Gradients are taken at older weights.
+"""Pipelines that never drain: PipeDream, PipeDream-2BW, PACI. Gradients are computed with older weights.
 
-Their order is 1F1B without a flush; what is new is which version of the weights a task reads.
+Their order is 1F1B without a flush; they differ in the version of the weights that a task reads.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ def pipedream_versions(problem: Problem, schedule: Schedule, history: str = "exa
 
 
 def checked_history(history: str) -> str:
-    """What a backward may read that is to read its forward's weights."""
+    """`history`, if it is valid: what a backward reads as its forward's weights. Raises PipelineError otherwise."""
     if history not in (kept := HISTORIES[:2]):
         raise PipelineError(f"history is {history!r}; it must be {' or '.join(map(repr, kept))}")
     return history
 
 
 def two_buffered_versions(problem: Problem, schedule: Schedule) -> Versions:
-    """One update per mini-batch; the mini-batch after it still reads the weights before: two versions, stale by one."""
+    """One update per mini-batch; the next mini-batch still reads the weights before it: two versions, stale by one."""
     every = problem.micro_batches
     micro_batch = unpack(schedule.keys).micro_batch
     return Versions(np.maximum(0, micro_batch // every - 1), every)
 
 
 def paci_versions(problem: Problem, schedule: Schedule) -> Versions:
-    """Everything reads the newest version: on rank s the forward of micro-batch i comes after i - (p - s) + 1
-    backwards, its own backward after i, and an update after every m."""
+    """All tasks read the newest version: on rank s the forward of micro-batch i comes after i - (p - s) + 1 backwards,
+    its own backward after i, and an update after every m."""
     every = problem.micro_batches
     own = unpack(schedule.keys)
     between = np.where(own.kind == Kind.F, problem.stages - own.unit - 1, 0)
@@ -58,15 +58,15 @@ def pipedream_2bw(problem: Problem, mini_batches: int = 1) -> Schedule:
 def paci(problem: Problem, mini_batches: int = 1) -> Schedule:
     """1F1B without a flush over `mini_batches` mini-batches, an update after each, no weights kept (PACI, 2026).
 
-    A backward runs on the newest weights, not on its forward's. Between the two come p - s - 1 other backwards on rank
-    s, so at most ceil((p - s - 1) / m) updates, m being a mini-batch's micro-batches: more of them bound the drift.
+    A backward reads the newest weights, not its forward's. Between the two come p - s - 1 other backwards on rank s, so
+    at most ceil((p - s - 1) / m) updates, where m is the micro-batches of a mini-batch: a larger m limits the drift.
     Peak min(p - s, micro-batches) activations and one version of the weights on rank s. Reconstructed.
     """
     return pipedream_2bw(problem, mini_batches)
 
 
 def pipedream_steady(problem: Problem) -> float:
-    """Time per micro-batch of 1F1B that never drains, rank s having p - s micro-batches in flight.
+    """Time per micro-batch of 1F1B that never drains; rank s has p - s micro-batches in flight.
 
     In one round of the loop rank s runs B of some micro-batch i, then F of i + p - s.
     """

@@ -1,11 +1,11 @@
 """Parameters that stages on several ranks use, such as tied embeddings: one rank updates them, the others hold copies.
 
-A parameter's home is the first stage that uses it. Every other rank that does has a copy, sums the gradients of its own
-uses over the micro-batches, and hands each sum to the home once, where they are added in the order of use, as in one
-process: so the bits are equal. The home counts the sum in the norm, updates, and hands the new weights back. That is
-two messages a copy and step, however many micro-batches there are. Handing back the summed gradient would take as many
-and need the optimizer's states on every rank. The first stage is the home since its backward pass ends last: what
-comes to it is under way meanwhile, and what it sends back is needed latest by the later stages.
+A parameter's home is the first stage that uses it. Every other rank that uses it has a copy, sums the gradients of its
+own uses over the micro-batches, and sends the sum to the home once. There the sums are added in the order of use, as in
+one process: so the bits are equal. The home counts the sum in the norm, updates, and sends the new weights back. That
+is two messages per copy and step, for any number of micro-batches. Sending back the summed gradient would take as many,
+and would need the optimizer's states on every rank. The first stage is the home since its backward pass ends last: sums
+travel to it meanwhile, and later stages need the new weights latest.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _PARAMETER = ROLES.index(Role.PARAMETER)
 
 
 def sums_of_uses(graph: TaskGraph) -> Mask:
-    """The tasks that add up the gradients of a parameter's uses: W of a unit without forward that read gradients from
-    W of other units alone."""
+    """The tasks that add the gradients of a parameter's uses: W of a unit without forward that read only gradients from
+    W of other units."""
     weight = graph.kind == Kind.W
     forward = np.zeros(int(graph.unit.max(initial=-1)) + 1, bool)
     forward[graph.unit[graph.kind == Kind.F]] = True
@@ -40,8 +40,8 @@ def sums_of_uses(graph: TaskGraph) -> Mask:
 
 
 def at_home(graph: TaskGraph, stage_of_unit: Ints) -> Ints:
-    """The stage of each unit, where gradients of several uses are added, and their parameters updated, on the first
-    stage that uses these."""
+    """The stage of each unit, with the sum of a parameter's gradients, and its update, on the first stage that uses
+    it."""
     stage_of, users = np.array(stage_of_unit), _users(graph)
     added = np.unique(graph.unit[sums_of_uses(graph)])
     for t in np.flatnonzero(np.isin(graph.unit, added) & (graph.kind == Kind.U)).tolist():
@@ -52,12 +52,12 @@ def at_home(graph: TaskGraph, stage_of_unit: Ints) -> Ints:
 
 
 def with_copies(graph: TaskGraph, stage_of_unit: Ints, rank_of_stage: Ints) -> tuple[TaskGraph, Ints, Ints]:
-    """(the graph, the stage of each unit, the task that each is made of or -1) where each rank uses a copy of its own
-    of the parameters that another rank updates.
+    """The graph in which each rank uses its own copy of parameters that another rank updates; also the stage of each
+    unit, and for each task the task that it comes from, or -1.
 
-    The new tasks are of kind U: those that say that a gradient is complete and may be sent, which launch nothing, and
-    those that copy the weights received. The sums of uses become U, since they wait for all micro-batches. Stages must
-    be `at_home`. Raises PipelineError for such a parameter that the step updates several times.
+    The new tasks are of kind U: some mark a gradient as complete, so that it may be sent, and launch nothing; others
+    copy the received weights. The sums of uses become U, since they wait for all micro-batches. Stages must be
+    `at_home`. Raises PipelineError if the step updates such a parameter several times.
     """
     rank = np.asarray(rank_of_stage)[stage_of_unit[graph.unit]]
     sums = np.flatnonzero(sums_of_uses(graph))
@@ -78,8 +78,8 @@ def with_copies(graph: TaskGraph, stage_of_unit: Ints, rank_of_stage: Ints) -> t
         updates, users = updates_of[b], users_of[b]
         if len(updates) > 1 and len(np.unique(rank[users])) > 1:
             raise PipelineError(f"{graph.buffer(b).name} is used by stages on several ranks, and the step updates it "
-                                f"{len(updates)} times; their copies follow once a step, so take a policy that updates "
-                                f"once")
+                                f"{len(updates)} times; their copies follow once per step, so use a policy "
+                                f"with one update")
         for r in np.setdiff1d(rank[users], rank[updates]).tolist():
             users_here = users[rank[users] == r]
             grown.copy(b, users_here, int(stage_of_unit[graph.unit[users_here]].min()))
@@ -87,14 +87,14 @@ def with_copies(graph: TaskGraph, stage_of_unit: Ints, rank_of_stage: Ints) -> t
 
 
 def _users(graph: TaskGraph) -> Rows:
-    """Of each buffer the tasks that read it, beside updates."""
+    """Buffer -> the tasks that read it, without updates."""
     reader = graph.reads.row_of_each()
     works = graph.kind[reader] != Kind.U
     return Rows.from_pairs(graph.reads.ids[works], reader[works], len(graph.buffer_bytes))
 
 
 class _Grown:
-    """A graph with further buffers and tasks, collected one by one. `sums`: units of the sums of uses."""
+    """A graph to which buffers and tasks are added one by one. `sums`: units of the sums of uses."""
 
     def __init__(self, graph: TaskGraph, stage: list[int], sums: list[int]) -> None:
         self.old, self.stage, self.sums = graph, stage, sums
@@ -104,17 +104,17 @@ class _Grown:
         self.specs: list[int] = []
         self.reads = {t: {b: b for b in graph.reads[t].tolist()} for t in range(len(graph))}
         self.moves: dict[int, dict[int, int]] = {}
-        #: (the task that it stands behind, stage, what it reads, what it writes, launches)
+        #: (the task before it, stage, the buffers it reads, the buffers it writes, launches)
         self.tasks: list[tuple[int, int, int, int, tuple[Launch, ...]]] = []
 
     def hand_over(self, task: int, gradient: int, stage: int) -> None:
-        """The task reads what a new task of the stage makes of the gradient: the same, complete."""
+        """A new task of the stage marks the gradient as complete; `task` reads its result."""
         given = self._buffer(gradient, int(self.old.buffer_storage[gradient]), f"stage {stage}'s")
         self.reads[task][gradient] = given
         self.tasks.append((task - 1, stage, gradient, given, ()))
 
     def copy(self, parameter: int, users: Ints, stage: int) -> None:
-        """The users read a copy of the parameter, which a new task of the stage brings up to date at the end."""
+        """The users read a copy of the parameter, which a new task of the stage updates at the end."""
         source, target = int(self.old.buffer_storage[parameter]), len(self.old.storages) + len(self.specs)
         self.specs.append(source)
         given = self._buffer(parameter, target, f"stage {stage}'s copy")
@@ -132,7 +132,7 @@ class _Grown:
         return len(self.old.buffer_bytes) + len(self.like) - 1
 
     def graph(self, keys: Ints) -> tuple[TaskGraph, Ints, Ints]:
-        """As `with_copies` returns it; `keys`: of the old tasks."""
+        """The result of `with_copies`. `keys`: the keys of the old tasks."""
         old, new = self.old, len(self.tasks)
         specs = [replace(old.storages[s], name=f"{old.storages[s].name}, copy") for s in self.specs]
         grown = old.with_buffers(np.array(self.like, np.int64), np.array(self.storage, np.int64),

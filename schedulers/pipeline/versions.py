@@ -1,9 +1,9 @@
-"""Weight versions of a recorded step that updates several times: which one each task reads becomes part of the graph.
+"""Weight versions of a recorded step with several updates: the version that each task reads becomes part of the graph.
 
 In a stale pipeline micro-batches run on weights of some updates ago. The parameters themselves are always the newest
-version, which updates change in place. Before that an update copies what is still to be read, or moves an average
-towards it. Copies are buffers of the step like its activations: the graph's edges say all that there is to prove, and
-the memory plan gives a copy's place to another one when nobody reads it any more.
+version, which updates change in place. Before an update changes them, it copies the versions that are still to be read,
+or moves an average towards them. Copies are buffers of the step like its activations: the graph's edges are enough for
+the proof, and the memory plan reuses a copy's memory after its last read.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def updates(graph: TaskGraph) -> Ints:
 
 
 def with_updates(graph: TaskGraph, schedule: Schedule, placement: Placement) -> Schedule:
-    """The order of forwards and backwards with the graph's other tasks, each as soon as what it needs on
-    its rank has run."""
+    """The order of forwards and backwards with the graph's other tasks, each as soon as the tasks it needs on its rank
+    have run."""
     home = placement.home(graph.keys, int(graph.micro_batch.max(initial=0)) + 1)
     lanes: dict[object, list[int]] = {}
     for i, lane in enumerate(schedule.lanes):
@@ -43,7 +43,8 @@ def with_updates(graph: TaskGraph, schedule: Schedule, placement: Placement) -> 
 
 
 def versions_of(schedule: Schedule, versions: Versions, ordered: Schedule) -> Versions:
-    """The versions of a policy's schedule, for `ordered`, which has updates and the like too: those of their time."""
+    """The versions of a policy's schedule for `ordered`, which also has updates and other tasks: these have the version
+    of their time."""
     read = dict(zip(schedule.keys.tolist(), versions.read.tolist(), strict=True))
     of_its_time = unpack(ordered.keys).micro_batch // versions.every
     return replace(versions, read=np.array([read.get(key, other) for key, other in
@@ -51,13 +52,14 @@ def versions_of(schedule: Schedule, versions: Versions, ordered: Schedule) -> Ve
 
 
 def with_versions(graph: TaskGraph, schedule: Schedule, versions: Versions) -> TaskGraph:
-    """The graph of stages whose tasks read the versions of their stage's weights that are given beside the schedule.
-    Version 0 is what the step begins with; each update of a stage, in the order of micro-batches, makes the next.
+    """The graph of stages whose tasks read the versions of their stage's weights that `versions` gives for the
+    schedule. Version 0 is the start of the step; each update of a stage, in the order of micro-batches, makes the next
+    version.
 
-    A moving average takes the place of old versions where `versions` says so. With d the age of all that is read, it is
-    W_0 until update d, and from then on each update first moves it by 1/d of the way to the weights: then it is
-    W_t - d G, G being the moving average of updates with decay (d - 1) / d, and exact while weights move evenly.
-    Raises PipelineError for a version that is not there in time, or where ages differ under an average.
+    A moving average replaces old versions if `versions` says so. Let d be the age of all versions that are read: the
+    average is W_0 until update d, and from then on each update first moves it by 1/d of the way to the weights. It is
+    then W_t - d G, where G is the moving average of updates with decay (d - 1) / d; it is exact while weights move
+    evenly. Raises PipelineError for a version that does not exist in time, or for different ages under an average.
     """
     place, version = np.empty((2, len(graph)), np.int64)
     ids = schedule.ids(graph)
@@ -76,7 +78,7 @@ def with_versions(graph: TaskGraph, schedule: Schedule, versions: Versions) -> T
         newest = dict(zip(users, np.searchsorted(place[mine], place[users]).tolist(), strict=True))
         for t in users:
             if not 0 <= version[t] <= newest[t]:
-                raise PipelineError(f"{graph.name(t)} reads version {version[t]} of its weights before it is there")
+                raise PipelineError(f"{graph.name(t)} reads version {version[t]} of its weights before it exists")
         old = [t for t in users if version[t] < newest[t]]
         average = versions.history == "average"
         age = _age(graph, {t: (newest[t], newest[t] - int(version[t])) for t in old}) if average else 0
@@ -99,9 +101,9 @@ def with_versions(graph: TaskGraph, schedule: Schedule, versions: Versions) -> T
 
 
 def _order(graph: TaskGraph, schedule: Schedule, changing: Ints) -> Ints:
-    """All tasks in an order that has that of each lane, and what is needed for results that are not parameters, or from
-    other lanes: within a lane, on parameters and their copies, its own order is meant, not that in which the step was
-    recorded."""
+    """All tasks in an order that keeps the order of each lane, and the edges from other lanes or for results that are
+    not parameters. Within a lane, accesses to parameters and their copies follow the lane's order, not the order of
+    recording."""
     versioned = np.zeros(len(graph.buffer_bytes), bool)
     versioned[graph.writes.take(changing).ids] = True
 
@@ -127,22 +129,22 @@ def _order(graph: TaskGraph, schedule: Schedule, changing: Ints) -> Ints:
 
 
 def _age(graph: TaskGraph, old: dict[int, tuple[int, int]]) -> int:
-    """How many updates old the weights are that tasks read by an average, of each (newest version, its age there)."""
+    """The age, in updates, of the weights that tasks read as an average. `old`: task -> (newest version, age)."""
     age = max((age for _, age in old.values()), default=0)
     for t, (newest, found) in old.items():
         if found != min(newest, age):
-            raise PipelineError(f"{graph.name(t)} reads weights {found} updates old where others of its stage read "
-                                f"weights {age} updates old; a moving average rebuilds one age")
+            raise PipelineError(f"{graph.name(t)} reads weights {found} updates old, but other tasks of its stage read "
+                                f"weights {age} updates old; a moving average gives only one age")
     return age
 
 
 def copied(graph: TaskGraph, storages: dict[int, int]) -> tuple[Launch, ...]:
-    """What copies each storage, whole, to the one that is given for it."""
+    """Launches that copy each storage (key) as a whole to its target (value)."""
     return tuple(Launch("copy", (_whole(graph, s),), (_whole(graph, copy),)) for s, copy in storages.items())
 
 
 def _averaged(graph: TaskGraph, storages: dict[int, int], age: int) -> tuple[Launch, ...]:
-    """What moves their average on by one version."""
+    """Launches that move the average of the storages by one version."""
     return tuple(Launch("lerp", (_whole(graph, copy), _whole(graph, s)), (_whole(graph, copy),),
                         constants=(("weight", 1 / age),)) for s, copy in storages.items())
 
@@ -154,8 +156,8 @@ def _whole(graph: TaskGraph, storage: int) -> View:
 
 def _with_copies(graph: TaskGraph, own: list[int],
                  names: list[str]) -> tuple[TaskGraph, list[tuple[dict[int, int], dict[int, int]]]]:
-    """The graph with copies of a stage's parameters, and for each copy which buffer and which storage takes
-    the place of which."""
+    """The graph with copies of a stage's parameters, and for each copy two maps: original -> copied buffer, original ->
+    copied storage."""
     held = sorted({int(graph.buffer_storage[b]) for b in own})
     copies = []
     for name in names:
