@@ -177,10 +177,10 @@ class Plan:
 
     @cached_property
     def step(self) -> float:
-        """Time of a step, in the costs' unit. Replicas begin the next step while they communicate; other plans end the
-        step first."""
+        """Time of a step, in the costs' unit. Replicas begin the next step while they communicate, and so do the ranks
+        of a pipeline that validates a step in the next one; other plans end the step first."""
         replicas = self.placement is None and bool(np.isin(unpack(self.schedule.keys).kind, COLLECTIVE).any())
-        return (self.period if replicas else self.timeline.makespan) + self.cost.step
+        return (self.period if replicas or self.graph.late.any() else self.timeline.makespan) + self.cost.step
 
     @property
     def predicted_step_ms(self) -> float:

@@ -240,6 +240,7 @@ def test_policies_that_mean_it_have_no_barrier_where_that_is_shorter(name, ranks
     validates = without.period < with_barrier.period
     assert chosen.graph.late.any() == validates
     assert all((program.verdict is not None) == validates for program in chosen.programs)
+    assert chosen.step == min(with_barrier.step, without.step)
     if samples == 64 and ranks == 4:
         assert validates, "the copies take less than the barrier"
 
