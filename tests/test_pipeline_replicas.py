@@ -10,6 +10,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from helpers import deadline
+from test_cli import one_line, run, run_json
 from test_pipeline_ranks import MPIEXEC, command
 
 import minidl as ml
@@ -499,6 +500,65 @@ def test_ranks_whose_plans_sum_in_different_orders_end_before_they_run(monkeypat
 SMALL = ["--model", "mlp", "--model-arg", "layers=5", "--model-arg", "hidden=16", "--batch-size", "32",
          "--micro-batches", "4"]
 under_mpi = pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec; install minidl[mpich]")
+
+
+PLAN = [*SMALL, "--costs", "analytic", "--ranks", "2", "--replicas", "2"]
+
+
+def told(capsys, *argv, code=0):
+    """The JSON that a command prints."""
+    found, record = run_json(capsys, *argv)
+    assert found == code
+    return record
+
+
+@pytest.mark.parametrize("flags", [
+    ["--scheduler", "one_f_one_b"],
+    ["--scheduler", "interleaved", "--chunks", "2", "--scheduler-arg", "all_reduces=priority", "--scheduler-arg",
+     "part_bytes=2000"]])
+def test_what_plan_saves_of_replicas_check_accepts(capsys, tmp_path, flags):
+    path = str(tmp_path / "plan.csv")
+    made = told(capsys, "plan", *PLAN, *flags, "--save", path)
+    found = told(capsys, "check", path, *PLAN, *flags)
+    assert {key: found[key] for key in ("valid", "tasks", "waits", "peak_bytes")} == {
+        "valid": True, **{key: made[key] for key in ("tasks", "waits", "peak_bytes")}}
+    without = [*PLAN[:-2], *(flag for flag in flags if "all_reduces" not in flag and "part_bytes" not in flag)]
+    while "--scheduler-arg" in without:
+        without.remove("--scheduler-arg")
+    said = told(capsys, "check", path, *without, code=1)
+    assert said["error"].endswith("A0 sums over replicas of a network, but there is one; say how many there are "
+                                  "(--replicas)")
+    told(capsys, "plan", *without, "--save", path)
+    assert "A0 is missing" in told(capsys, "check", path, *PLAN, *flags[:4], code=1)["error"]
+
+
+def test_all_reduces_of_replicas_have_a_price(capsys):
+    flags = [*PLAN, "--scheduler", "gpipe", "--latency", "100"]
+    ring, tree = (told(capsys, "simulate", *flags, "--replicas", "4", "--collective", shape)["makespan"]
+                  for shape in ("ring", "tree"))
+    assert ring == pytest.approx(tree + 200), "six messages in a row, or four"
+    found = told(capsys, "explain", "0A0", *flags)
+    assert found["end"] - found["start"] == pytest.approx(200)
+    assert found["waits_for"] == ["0B3"]
+
+
+@pytest.mark.parametrize(("verb", "flags", "line"), [
+    ("plan", [*PLAN, "--scheduler", "gpipe", "--replicas", "3"],
+     "a batch of 32 does not divide into 4 micro-batches on each of 3 replicas"),
+    ("plan", [*PLAN, "--scheduler", "pipedream"],
+     "pipedream updates several times in a step, but replicas sum their gradients"),
+    ("plan", [*PLAN[:-2], "--scheduler", "gpipe", "--collective", "tree"],
+     "--collective has no effect here; it is for --parallel data, and --replicas"),
+    ("plan", ["--ranks", "2", "--micro-batches", "4", "--replicas", "2", "--scheduler", "gpipe"],
+     "--replicas has no effect on a pipeline on given times"),
+    ("train", [*SMALL, "--steps", "1", "--replicas", "2"],
+     "--replicas has no effect on a network's step on one device"),
+    ("train", [*SMALL, "--steps", "1", "--parallel", "data", "--replicas", "2"],
+     "--replicas has no effect on a network on data-parallel ranks")])
+def test_replicas_that_mean_nothing_are_refused(capsys, verb, flags, line):
+    code, out, errors = run(capsys, verb, *flags)
+    assert (code, out) == (2, "")
+    assert line in one_line(errors)
 
 
 @pytest.mark.mpi
