@@ -2,8 +2,8 @@
 
     python docs/tutorial/chapter10_launches.py
 
-Whoever tells a device what to do needs time for that alone. For small kernels it is more time than the work takes. Here
-we look at the price, at what streams and events can do about it, and at what a graph does.
+Giving work to a device takes time itself. For small kernels it takes longer than the work. Here we measure this cost,
+and see how streams, events and graphs reduce it.
 """
 
 import queue
@@ -24,7 +24,7 @@ from minidl.runtime.streams import Event, Stream
 
 
 def microseconds(call, times=2000):
-    """Of one call, the best of seven rounds: what else the machine does only makes it slower."""
+    """The time of one call, the best of seven rounds: other work on the machine only makes a round slower."""
     rounds = []
     for _ in range(7):
         begin = perf_counter()

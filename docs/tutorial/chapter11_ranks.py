@@ -2,8 +2,8 @@
 
     python docs/tutorial/chapter11_ranks.py
 
-Chapter 6 planned pipelines. Here one runs: stages on ranks that have no memory in common, so that all which crosses
-from one to the other is a message. Messages can hang. This chapter writes the two hangs that everybody writes once.
+Chapter 6 planned pipelines. Here one runs: stages on ranks that share no memory, so everything that goes from one to
+the other is a message. Messages can hang. This chapter writes the two hangs that everybody writes once.
 """
 
 import numpy as np
@@ -200,7 +200,7 @@ def both_receive(communicator):
     peer = 1 - communicator.rank
     transfer = communicator.bind(Kind.RF, Host(communicator, [np.zeros(2048)], sums=False), None, peer)
     flight = Flight(communicator)
-    flight.begin([[Entry(0, transfer, None, 16384, name=f"{peer}RF0>{communicator.rank}", peer=peer)]])
+    flight.begin([[Entry(0, transfer, None, 16384, name=f"{peer}RF0>{communicator.rank}", peers=(peer,))]])
     flight.run()
 
 

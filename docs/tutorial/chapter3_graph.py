@@ -2,8 +2,8 @@
 
     python docs/tutorial/chapter3_graph.py
 
-In chapter 2 we wrote by hand what needs what. That works for a stack of layers and for nothing else. Here the graph is
-found by itself, from what each task reads and writes.
+In chapter 2 we wrote the dependencies by hand. That works for a stack of layers and for nothing else. Here the graph
+follows automatically from the buffers that each task reads and writes.
 """
 
 import numpy as np

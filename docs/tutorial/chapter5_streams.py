@@ -35,9 +35,8 @@ def build():
 # thread that calls. An event orders two streams: one records it, the other waits for it. Each wait of the schedule
 # becomes one event.
 #
-# All the rest is settled before the first step. The memory plan gives every buffer a place in one arena. Each task
-# becomes a list of calls whose arrays are already in place. So a step allocates no array and takes no decision. It only
-# calls.
+# Everything else is decided before the first step. The memory plan gives every buffer a place in one arena. Each task
+# becomes a list of calls whose arrays already exist. So a step allocates no array and decides nothing. It only calls.
 
 arms = {}
 for name, scheduler in {"one lane": schedulers.in_order, "two lanes": schedulers.multi_stream}.items():

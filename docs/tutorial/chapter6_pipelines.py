@@ -2,9 +2,9 @@
 
     python docs/tutorial/chapter6_pipelines.py
 
-A network too large for one device is cut in stages, one per rank. The batch is cut in micro-batches that go through the
-stages like parts along a line. This chapter writes four famous schedules, each as a few lines, and sees what a weight
-gradient that can wait is worth.
+A network too large for one device is cut into stages, one per rank. The batch is cut into micro-batches that go through
+the stages like parts along an assembly line. This chapter writes four famous schedules, each in a few lines, and shows
+what it is worth that a weight gradient can wait.
 """
 
 import minidl as ml

@@ -2,8 +2,8 @@
 
     python docs/tutorial/chapter8_data_parallel.py
 
-Several ranks train the same network, each on its share of the batch. After the backward pass they add up their
-gradients, and every rank updates alike. This chapter is about the order in which those sums travel.
+Several ranks train the same network, each on its share of the batch. After the backward pass they sum their gradients,
+and every rank makes the same update. This chapter is about the order of these sums.
 """
 
 import numpy as np
@@ -23,13 +23,13 @@ PARTS = 8
 
 
 def planned(scheduler, k=None):
-    """One iteration as it repeats, on a compute lane and a communication lane, and what it costs."""
+    """The plan of one iteration in steady state, on a compute lane and a communication lane."""
     graph, cost = layers(FORWARD, OUTPUT_GRAD, WEIGHT_GRAD, parts=PARTS)
     machine = ml.Machine(ranks=2, collective=lambda sizes: sum(COMM[layer] * n / PARTS for layer, n in sizes.items()))
     return ml.plan(graph, scheduler, cost, machine, **schedulers.find(scheduler).known(part_bytes=1, k=k))
 
 
-# The plainest way: compute, then communicate. Everything takes its turn.
+# The simplest way: compute, then communicate, one after the other.
 
 serial = planned("no_overlap")
 print(f"no overlap: {serial.notes['compute']:g} of computation and {serial.notes['communication']:g} of "

@@ -32,10 +32,10 @@ def build(**arguments):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Why a weight gradient can wait. Its result is wanted by one task, the update of its layer; and the update is wanted by
-# nobody before the layer's next forward. So it may run at any time between two moments: its release, when the gradient
-# from above is there, and its deadline, the next forward of its own layer. For the last layers the release comes early
-# and the deadline late; for the first layer they nearly meet.
+# Why a weight gradient can wait. Only one task reads its result, the update of its layer; and no task needs the update
+# before the layer's next forward. So it may run at any time between two moments: its release, when the gradient from
+# above is ready, and its deadline, the next forward of its own layer. For the last layers the release comes early and
+# the deadline late; for the first layer they nearly meet.
 #
 # What it may not do is change the numbers. The next forward of a layer always comes after its update: that is an edge.
 

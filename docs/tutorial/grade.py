@@ -28,7 +28,7 @@ HERE = Path(__file__).resolve().parent
 
 
 class Wrong(Exception):
-    """What is not right yet, in words for the reader."""
+    """An exercise is not right yet; the message tells the reader why."""
 
 
 def require(condition, message):
