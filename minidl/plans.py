@@ -47,6 +47,11 @@ class Machine:
     collective: Callable[[Mapping[int, int]], float] | None = None
     replicas: int = 1
 
+    @property
+    def size(self) -> int:
+        """The ranks of all replicas."""
+        return self.ranks * self.replicas
+
 
 @dataclass(frozen=True)
 class Versions:

@@ -141,15 +141,18 @@ def plan(graph: TaskGraph, policy: str | Function | Schedule | Scheduler, cost: 
     """
     cost, machine = cost or CostModel.analytic(), machine or Machine()
     if isinstance(policy, Schedule):
-        return proved(Plan("given", graph, policy, cost, machine.ranks, machine.memory_limit))
+        return proved(Plan("given", graph, policy, cost, machine.size, machine.memory_limit))
     chosen = (policy if isinstance(policy, Scheduler) else find(policy) if isinstance(policy, str)
               else Scheduler(_name(policy), "none", policy))
     chosen.check(options)
     made = _called(chosen, graph, cost, machine, options)
     if isinstance(made, Schedule):
-        made = Plan(chosen.name, graph, made, cost, machine.ranks, machine.memory_limit, notes=options)
+        made = Plan(chosen.name, graph, made, cost, machine.size, machine.memory_limit, notes=options)
     if not isinstance(made, Plan):
         raise ValueError(f"scheduler {chosen.name} returned a {type(made).__name__}, not a Schedule or a Plan")
+    if machine.replicas > 1 and made.ranks != machine.size:
+        raise ValueError(f"scheduler {chosen.name} returned a plan for {made.ranks} ranks; {machine.replicas} replicas "
+                         f"of {machine.ranks} ranks need one for {machine.size}, whose ranks sum gradients")
     made = replace(made, limit=machine.memory_limit, cap=machine.activation_cap)  # even if the policy has set others
     try:
         return proved(made)

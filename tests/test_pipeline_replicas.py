@@ -24,6 +24,7 @@ from minidl.runtime.comm import Communicator, RankError
 from minidl.runtime.comm.loopback import run_ranks
 from minidl.runtime.executors import DistributedExecutor, TaskError
 from minidl.schedule import Lane, Schedule, ScheduleError
+from minidl.schedulers import pipeline
 from minidl.schedulers.pipeline import PipelineError
 from minidl.schedulers.pipeline.replicas import fifo, priority
 from minidl.tasks import COLLECTIVE, RECEIVES, SENDS, GraphError, Kind, parse_task
@@ -272,6 +273,17 @@ def test_what_cannot_be_planned_is_one_line():
         lower(*plan.with_messages, ranks=4, rank=1)
     with pytest.raises(ScheduleError, match="the schedule has 2 ranks; this run has 5"):
         lower(*grid_plan("gpipe").with_messages, ranks=5, rank=1)
+
+
+def test_a_scheduler_of_one_s_own_sums_gradients_or_is_refused():
+    """One that makes its plan by `plan_network` does; a bare schedule does not."""
+    plan = grid_plan(lambda graph, cost, machine: pipeline.plan_network(graph, "gpipe", cost, machine))
+    assert plan.schedule.to_csv() == grid_plan("gpipe").schedule.to_csv()
+    alone = grid_plan("gpipe", replicas=1)
+    with pytest.raises(PipelineError, match="0U0 spends gradients of its own replica; 2 replicas must sum them before"):
+        grid_plan(lambda graph, cost, machine: replace(alone, ranks=4))
+    with pytest.raises(ValueError, match="returned a plan for 2 ranks; 2 replicas of 2 ranks need one for 4, whose"):
+        grid_plan(lambda graph, cost, machine: alone)
 
 
 def crossed(plan):

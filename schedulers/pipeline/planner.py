@@ -133,7 +133,7 @@ def plan_network(graph: TaskGraph, policy_or_name: str | Policy, cost: CostModel
         merged, ordered, cost = _validated(merged, ordered, cost, must=barrier is not None)
     if machine.replicas > 1:
         merged, ordered, cost = add_all_reduces(merged, ordered, cost, machine, all_reduces or "fifo", part_bytes)
-    return Plan(name, merged, ordered, cost, machine.ranks * machine.replicas, machine.memory_limit,
+    return Plan(name, merged, ordered, cost, machine.size, machine.memory_limit,
                 options | told | notes, remarks, placement=placement, micro_batches=micro_batches, cap=cap,
                 kept=options.get("kept", 1.0), versions=versions)
 
