@@ -1,4 +1,4 @@
-"""Convolutional networks against torch channels last, one thread on both sides, steps in turn.
+"""Convolutional networks: minidl against torch (channels last), both with one thread, steps interleaved.
 
     python bench/cnn.py [--seconds 20] [--only lenet] [--tasks 10] [--out FILE.json]      needs the extra `parity`
 """
@@ -25,7 +25,7 @@ from minidl import models, schedulers
 from minidl.runtime.bound import Bound
 
 CASES = {"lenet": ("lenet", {}, 64), "resnet20": ("resnet20", {}, 32)}
-TARGET = 2.5  #: times torch's step, at most
+TARGET = 2.5  #: the largest allowed ratio to torch's step
 
 
 def ours(name: str, arguments: dict[str, Any], batch: int) -> tuple[Any, Any, Any, Any]:
@@ -39,7 +39,7 @@ def ours(name: str, arguments: dict[str, Any], batch: int) -> tuple[Any, Any, An
 
 
 def theirs(name: str, arguments: dict[str, Any], model: Any, x: Any, y: Any) -> Any:
-    """torch's step from the same weights."""
+    """torch's step, from the same weights."""
     import torch
     from torch_twins import images, load, twin
 
@@ -59,7 +59,7 @@ def theirs(name: str, arguments: dict[str, Any], model: Any, x: Any, y: Any) -> 
 
 
 def kernel_times(graph: Any, x: Any, y: Any, rounds: int = 5) -> dict[str, float]:
-    """Milliseconds of a step by kernel and kind of task, the least of some rounds."""
+    """Milliseconds of a step by kernel and kind of task, the least of several rounds."""
     bound = Bound(graph, None, private=True)
     calls = [(f"{task.label.split()[0][len(str(task.unit))]} {launch.kernel}", bound.device.bind(launch, bound.array))
              for task in graph for launch in graph.launches[task.index]]
@@ -79,10 +79,10 @@ def kernel_times(graph: Any, x: Any, y: Any, rounds: int = 5) -> dict[str, float
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=20.0, help="for each network")
+    parser.add_argument("--seconds", type=float, default=20.0, help="seconds per network")
     parser.add_argument("--only", choices=CASES, help="one network instead of all")
     parser.add_argument("--tasks", type=int, default=0, help="also print that many of the slowest kernels")
-    parser.add_argument("--out", help="file of the record; default bench/results/cnn.json")
+    parser.add_argument("--out", help="file for the record; default bench/results/cnn.json")
     options = parser.parse_args()
     record: dict[str, Any] = {"machine": machine(), "threads": 1, "target": TARGET, "networks": {}}
     print(f"{'network':12}{'batch':>6}{'minidl ms':>12}{'torch ms':>12}{'ratio':>8}{'p10':>7}{'p90':>7}   loss equal")

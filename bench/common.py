@@ -1,6 +1,6 @@
-"""What every benchmark shares: arms timed in turn, and one JSON record a run.
+"""Code that all benchmarks share: interleaved timing of arms, and one JSON record per run.
 
-Times on a shared machine mean little by themselves; arms are interleaved, and what is quoted are ratios and spread.
+Times on a shared machine mean little by themselves, so arms are interleaved, and ratios with their spread are quoted.
 """
 
 from __future__ import annotations
@@ -26,9 +26,8 @@ PACKAGE = ("kernels", "minidl", "models", "schedulers")
 
 def interleave(arms: Mapping[str, Callable[[], Any]], *, seconds: float = 5.0,
                warm_up: int = 5) -> dict[str, list[float]]:
-    """Seconds per call of each arm, groups of calls of at least 20 ms in turn, for about `seconds` in all. A group
-    begins with a call that is not timed: it finds the caches full of what another arm left there, which training has
-    not."""
+    """Seconds per call of each arm. Groups of calls of at least 20 ms run in turn, for about `seconds` in all. The
+    first call of a group is not timed: it finds the caches filled by another arm, which does not happen in training."""
     slowest = 0.0
     for arm in arms.values():
         for _ in range(warm_up):
@@ -77,8 +76,8 @@ def sgd_step(model: Any) -> Callable[[Any, Any], Any]:
 
 def prediction_errors(graph: Any, plans: Mapping[str, Any], arms: Mapping[str, Callable[[], Any]], seconds: float,
                       corun: Any = None) -> dict[str, dict[str, float]]:
-    """Predicted over measured step time, less 1, of five rounds. Costs are measured in turn with the arms, since a
-    machine's speed drifts and depends on how many of its cores are busy; `corun`, which are ratios, before."""
+    """Predicted over measured step time, minus 1, in five rounds. Costs are measured in turn with the arms, since a
+    machine's speed drifts and depends on how many of its cores are busy; the `corun` ratios are measured before."""
     from dataclasses import replace
 
     import minidl as ml
@@ -100,8 +99,7 @@ def prediction_errors(graph: Any, plans: Mapping[str, Any], arms: Mapping[str, C
 
 
 def sources(*folders: str) -> str:
-    """A digest of the sources in these folders of the repository: what tells versions apart, also where
-    there is no git."""
+    """A digest of the sources in these folders of the repository: it distinguishes versions, also without git."""
     digest = hashlib.sha256()
     files = [Path(folder) / name for top in folders for folder, _, names in os.walk(ROOT / top) for name in names]
     for path in sorted(p for p in files if p.suffix in (".py", ".cu", ".cuh", ".h")):
@@ -110,7 +108,7 @@ def sources(*folders: str) -> str:
 
 
 def commit() -> str | None:
-    """Its short name, where the sources are a git checkout and git is installed."""
+    """The short name of the commit; None without a git checkout or without git."""
     if shutil.which("git") is None:
         return None
     done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=ROOT)
@@ -118,7 +116,7 @@ def commit() -> str | None:
 
 
 def machine() -> dict[str, Any]:
-    """Where and with what a record was made."""
+    """The machine and the versions with which a record was made."""
     from minidl.cli.machine import versions
 
     model = next((line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")),
@@ -135,7 +133,7 @@ def _lines(path: str) -> list[str]:
 
 
 def write(name: str, record: Mapping[str, Any], path: str | None = None) -> Path:
-    """Writes `bench/results/NAME.json` (or `path`), whole or not at all."""
+    """Writes `bench/results/NAME.json` (or `path`) atomically."""
     from minidl.files import write_atomic
 
     target = Path(path) if path else RESULTS / f"{name}.json"
@@ -145,7 +143,7 @@ def write(name: str, record: Mapping[str, Any], path: str | None = None) -> Path
 
 
 def save(name: str, record: Mapping[str, Any], path: str | None = None) -> Path:
-    """The same, and says where."""
+    """Like `write`, and prints the path."""
     target = write(name, record, path)
     print(f"record: {target}", file=sys.stderr)
     return target

@@ -1,21 +1,21 @@
-"""Data-parallel schedules on two ranks over a shaped loopback: every arm, several ratios of
-communication to computation.
+"""Data-parallel schedules on two ranks over a loopback of limited rate: all arms, for several ratios of communication
+to computation.
 
     python bench/data_parallel.py [--network NAME]... [--ratio 0.5]... [--rounds 3] [--out FILE.json]
     python bench/data_parallel.py --plot bench/results/data_parallel_waits.json FILE.svg         (extra `plot`)
 
-Each setting runs in a network namespace of its own (bench/limited_loopback.sh; needs root). Its rate is chosen so that
+Each setting runs in its own network namespace (bench/limited_loopback.sh; needs root). Its rate is chosen so that
 summing all gradients takes `ratio` times as long as a step's computation. `buckets` is the controlled baseline, on the
-same transport as all other arms. Arms take turns; a sample is the mean step of a group in the steady state.
+same transport as all other arms. Arms run in turn; a sample is the mean step of a group in steady state.
 
-Beside the schedulers stand: `buckets` with sums taken as MPI likes, in place of rank order (what determinism costs);
-reverse first-k with other k than the simulator's, which is to be confirmed; and torch DistributedDataParallel over gloo
-(extra `parity`), one thread a rank, buckets of the same size.
+Further arms: `buckets` with sums in MPI's order instead of rank order (the cost of determinism); reverse first-k with
+other k than the simulator's, to confirm its choice; and torch DistributedDataParallel over gloo (extra `parity`), one
+thread per rank, buckets of the same size.
 
-Computation is of one of two kinds, and a record says which:
+There are two kinds of computation, and a record says which it has:
 
-- `waits` (the default): each task waits as long as its share of the step's arithmetic says, and takes no core, as if an
-  accelerator computed. What is measured is schedule and transport; the sums are real, gradients are what lies there.
+- `waits` (the default): each task waits for its share of the step's arithmetic, and uses no core, as if an accelerator
+  computed. This measures schedule and transport; the sums are real, but gradients have arbitrary values.
 - `kernels`: the real kernels on the ranks' own cores, which the transport needs too.
 """
 
@@ -53,9 +53,9 @@ from minidl.tasks import Kind
 from minidl.training.rank_trainer import measure_link, neighbours
 from minidl.training.trainer import params_sha256
 
-STEPS = 4  #: of a group, after one to warm up
-WAITED_MS = 300.0  #: computation of a step that waits
-BATCH = {"resnet50-like": 8, "head-heavy": 512, "tail-heavy": 512}  #: of one rank
+STEPS = 4  #: timed steps of a group, after one to warm up
+WAITED_MS = 300.0  #: milliseconds of computation in a step that waits
+BATCH = {"resnet50-like": 8, "head-heavy": 512, "tail-heavy": 512}  #: samples of one rank
 AS_MPI_LIKES = "buckets, sums as MPI likes"
 TORCH = "torch DDP, gloo"
 RESNET: dict[str, Any] = {"classes": 100, "image_size": 64, "width": 32}
@@ -92,7 +92,7 @@ def recorded(name: str, rank: int) -> tuple[Any, Any]:
 
 # ----------------------------------------------------------------------------------------------------- waiting for work
 class Clock:
-    """Waits that add up exactly, although no sleep is exact: what one overslept the next makes good."""
+    """Waits whose sum is exact, although no sleep is: the next wait is shorter by what the last one overslept."""
 
     def __init__(self) -> None:
         self._until = 0.0
@@ -124,8 +124,8 @@ def waited(graph: Any) -> Any:
 
 
 def waiting(graph: Any) -> tuple[Any, CostModel]:
-    """The same graph whose tasks wait, each for its share of the arithmetic of a step of WAITED_MS,
-    and what they cost."""
+    """The same graph with tasks that wait, each for its share of the arithmetic of a step of WAITED_MS; and their
+    costs."""
     share = waited(graph)
     launches = tuple(tuple(replace(launch, kernel="wait", work=(), constants=(("seconds", share[t] / len(task) / 1e6),))
                            for launch in task) for t, task in enumerate(graph.launches))
@@ -135,7 +135,7 @@ def waiting(graph: Any) -> tuple[Any, CostModel]:
 
 # --------------------------------------------------------------------------------------------------------- on each rank
 def work(name: str, computation: str, rounds: int) -> None:
-    """Times all arms on this rank; rank 0 writes what was found to standard output."""
+    """Times all arms on this rank; rank 0 writes the results to standard output."""
     comm = MPI()
     x, y = batch(name, comm.rank)
     _, graph = recorded(name, comm.rank)
@@ -187,7 +187,7 @@ def work(name: str, computation: str, rounds: int) -> None:
     slowest = {arm: np.max(comm.gather(mine), axis=0).tolist() for arm, mine in samples.items()}
     alike = len({d for all_of in comm.gather(digests) for d in all_of.values()}) == 1
     if comm.rank == 0:
-        bound = min(p.bound for p in plans.values())  # those that cut gradients in parts pay for more messages
+        bound = min(p.bound for p in plans.values())  # plans that cut gradients into parts pay for more messages
         found = {"network": name, "computation": computation, "parameters": parameters(name),
                  "bits_equal": alike if computation == "kernels" else None,
                  "link": {"us_each": link[0], "us_per_byte": link[1]}, "compute_ms": plans["priority"].compute / 1000,
@@ -209,12 +209,12 @@ def parameters(name: str) -> int:
 
 
 def bucket_bytes(model: Any) -> int:
-    """A quarter of the gradients, as DDP's 25 MB are of ResNet-50."""
+    """A quarter of the gradients' bytes, like DDP's 25 MB for ResNet-50."""
     return sum(p.size for p in model.parameters())
 
 
 def torch_step(name: str, computation: str, comm: MPI, x: Any, y: Any) -> Callable[[], Any] | None:
-    """The same step in torch under DistributedDataParallel over gloo; None where torch is missing."""
+    """The same step in torch under DistributedDataParallel over gloo; None without torch."""
     try:
         import torch
         from torch import distributed
@@ -259,8 +259,8 @@ def torch_step(name: str, computation: str, comm: MPI, x: Any, y: Any) -> Callab
 
 
 def torch_waits(graph: Any) -> tuple[Any, float]:
-    """A torch network whose layers wait as the graph's units do, with as many parameters; and the
-    seconds of its updates."""
+    """A torch network whose layers wait like the graph's units, with as many parameters; and the seconds of its
+    updates."""
     import torch
 
     class Wait(torch.autograd.Function):
@@ -297,7 +297,7 @@ def torch_waits(graph: Any) -> tuple[Any, float]:
 
 # --------------------------------------------------------------------------------------------------------------- driver
 def limited(rate: str, *arguments: str) -> Any:
-    """What rank 0 prints; the benchmark ends where the system gives no right to a namespace."""
+    """The output of rank 0. The benchmark ends if the system does not allow a namespace."""
     mpiexec = str(Path(sys.executable).parent / "mpiexec")
     command = [str(HERE / "limited_loopback.sh"), rate, mpiexec if os.path.exists(mpiexec) else "mpiexec", "-n", "2",
                sys.executable, __file__]
@@ -311,7 +311,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--network", action="append", choices=list(BATCH))
     parser.add_argument("--ratio", type=float, action="append",
-                        help="communication to computation (default 0.25, 0.5, 1, 2)")
+                        help="ratio of communication to computation (default 0.25, 0.5, 1, 2)")
     parser.add_argument("--computation", choices=["waits", "kernels"], default="waits")
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--out")

@@ -1,9 +1,10 @@
-"""Where reverse first-k wins over priority: simulated, over how much is communicated and how uneven the layers are.
+"""Where reverse first-k is faster than priority: simulated, by amount of communication and unevenness of the layers.
 
     python bench/first_k_map.py [--layers 16] [--out FILE.json] [--svg FILE.svg]       (--svg needs the extra `plot`)
 
-Every layer computes alike (F = O = W = 1); communication in all is `ratio` times the computation and falls by a factor
-e^unevenness from the first layer to the last (negative: it grows, as where a network ends in a large matrix).
+All layers have the same computation (F = O = W = 1). Total communication is `ratio` times the computation, and falls by
+a factor e^unevenness from the first layer to the last (negative: it grows, as in a network that ends in a large
+matrix).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ PARTS = 8
 
 
 def point(count: int, ratio: float, unevenness: float) -> dict[str, Any]:
-    """Periods of both, the bound, and k."""
+    """The periods of both, the bound, and k."""
     ones = [1.0] * count
     weight = np.exp(-unevenness * np.linspace(0, 1, count))
     comm = ratio * (3 * count - 1) * weight / weight.sum()

@@ -352,11 +352,12 @@ def main() -> int:
     wanted = arguments.part or sorted((name for name in names if states.get(name, 0) < 3),
                                       key=lambda name: states.get(name, 0))
     if arguments.step:
-        of = {name: [step.name for step in parts(LIMIT)[name].steps(arguments.out.parent)]
-              for name in arguments.part or names}
-        wanted = [name for name, steps in of.items() if any(text in step for text in arguments.step for step in steps)]
+        steps_of = {name: [step.name for step in parts(LIMIT)[name].steps(arguments.out.parent)]
+                    for name in arguments.part or names}
+        wanted = [name for name, steps in steps_of.items()
+                  if any(text in step for text in arguments.step for step in steps)]
         if not wanted:
-            known = "; ".join(step for steps in of.values() for step in steps)
+            known = "; ".join(step for steps in steps_of.values() for step in steps)
             print(f"gpu_proof: no step's name contains {' or '.join(arguments.step)}; there are: {known}",
                   file=sys.stderr)
             return 2

@@ -22,16 +22,15 @@ one fused graph.
 SGD with momentum on random images, batch 32, in the same precision on both sides: `tf32`, float32 whose products and
 convolutions round their inputs for the tensor cores; `bf16`, products and convolutions in bfloat16 under autocast;
 `float32`, strict. Without --dtype the first two. Each step takes its batch from the host's memory, torch from pinned
-memory. First correctness: E0 to E2 must leave the same bits, and the losses of the first steps are held against torch
-in float64. Then time: groups of steps between two events, rungs in turn; each compiler beside the one rung that stands
-for minidl.
+memory. Correctness comes first: E0 to E2 must give the same bits, and the losses of the first steps are compared with
+torch in float64. Then time: groups of steps between two events, rungs in turn; each compiler runs with the one rung
+that represents minidl.
 
-The record is written whenever something is finished. Nothing is begun that would not fit in --budget; `--resume` goes
-on with the record that is there: what is missing first, then what was measured of other sources. Needs a GPU; without
-one it says so and ends with 2.
+The record is written after every run. No run begins that would not fit in --budget. `--resume` continues an existing
+record: missing runs first, then runs of other sources. Needs a GPU; without one it prints a message and ends with 2.
 
-`ladder_cases` has the networks, `ladder_minidl` and `ladder_torch` the rungs, `ladder_checks` what must be right,
-`ladder_runs` what is measured together, `ladder_record` what follows from it, `ladder_table` the text.
+`ladder_cases` has the networks, `ladder_minidl` and `ladder_torch` the rungs, `ladder_checks` the correctness checks,
+`ladder_runs` the runs, `ladder_record` ratios and targets, `ladder_table` the text.
 """
 
 from __future__ import annotations
@@ -57,20 +56,20 @@ from ladder_checks import passed, said
 from ladder_minidl import PAIRS, measured_costs
 from ladder_record import FIRST_RUN, summary, targets
 from ladder_runs import How, Run, compiled_run, first_run, give_back
-from ladder_table import result, shown
+from ladder_table import result, run_text
 from ladder_torch import COMPILED
 
 import minidl as ml
 from minidl.runtime.device import DeviceError
 
-#: seconds of a run, where none of the same network has been seen: an H200's, guessed on the safe side
+#: seconds of a run of a network without earlier runs: a safe guess for an H200
 NEED = {FIRST_RUN: 150.0, "B3 reduce-overhead": 90.0, "B4 max-autotune": 300.0, "B5 torchsched": 150.0}
 BEGUN = "begun, and not finished"
-MISSING, STARTED, OTHER, FAILED, DONE = range(5)  #: what is known of a run: see Climb.jobs
+MISSING, STARTED, OTHER, FAILED, DONE = range(5)  #: the state of a run: see Climb.jobs
 
 
 class Job(NamedTuple):
-    """A run of a network in a precision."""
+    """One run of a network in one precision."""
 
     precision: str
     label: str
@@ -78,7 +77,7 @@ class Job(NamedTuple):
 
 
 def described(device: Any) -> dict[str, Any]:
-    """The machine with its GPU, and versions of what runs there."""
+    """The machine with its GPU, and the versions of packages."""
     found = {**machine(), "gpu": device.driver.describe()}
     for name in ("cudnn", "torch"):
         if importlib.util.find_spec(name):
@@ -88,8 +87,8 @@ def described(device: Any) -> dict[str, Any]:
 
 
 class Climb:
-    """The ladder's record, on its way to be complete. `record`: networks[precision][network][run], and what
-    follows from them."""
+    """The ladder's record while it is completed. `record`: networks[precision][network][run], and the summary of
+    them."""
 
     def __init__(self, cases: Mapping[str, Case], precisions: Sequence[Precision], about: Mapping[str, Any], path: str
                  | None = None, *, resume: bool = False, runs: Sequence[str] = (FIRST_RUN, *COMPILED)) -> None:
@@ -99,14 +98,13 @@ class Climb:
         self.record: dict[str, Any] = {"machine": dict(about), "networks": networks}
 
     def entry(self, job: Job) -> dict[str, Run]:
-        """What is known of a network in a precision, by run."""
+        """The results of a network in a precision, by run."""
         networks: dict[str, Any] = self.record["networks"].setdefault(job.precision, {})
         return networks.setdefault(job.label, {})
 
     def jobs(self) -> list[Job]:
-        """What is to be run: what is missing, then what was begun before, then what is of other sources, then what
-        failed. Before all else a compiler on the first two networks; then one kind of run after the other, by
-        precision."""
+        """The runs to do: missing ones, then unfinished ones, then those of other sources, then failed ones. First of
+        all a compiler on the first two networks; then one kind of run after the other, by precision."""
         found = []
         for r, run in enumerate(self.runs):
             for p, precision in enumerate(self.precisions):
@@ -125,10 +123,10 @@ class Climb:
             state = STARTED if run.get("begun") else MISSING
         if job.run == FIRST_RUN or "step_ms" in entry.get(FIRST_RUN, {}):
             return state
-        return max(state, self._state(job._replace(run=FIRST_RUN)))  # which it needs
+        return max(state, self._state(job._replace(run=FIRST_RUN)))  # it needs the first run
 
     def need(self, job: Job) -> float:
-        """Seconds that a run may take."""
+        """The seconds that a run may take."""
         seen = [self.record["networks"].get(p, {}).get(job.label, {}).get(job.run, {}).get("seconds")
                 for p in self.record["networks"]]
         return 1.25 * max((s for s in seen if s), default=NEED[job.run] / 1.25)
@@ -144,7 +142,7 @@ class Climb:
         save("ladder", self.record, self.path)
 
     def __call__(self, device: Any, how: How, budget: float = math.inf) -> dict[str, Any]:
-        """Runs what fits in the budget, in seconds, and returns the record."""
+        """Does the runs that fit in the budget, in seconds, and returns the record."""
         end = time.perf_counter() + budget
         for run in (run for run in COMPILED if run not in self.runs):
             for entry in (self.entry(Job(p, label, run)) for p in self.precisions for label in self.cases):
@@ -165,11 +163,11 @@ class Climb:
                 case, precision = self.cases[job.label], self.precisions[job.precision]
                 run = (first_run(case, precision, device, how) if first
                        else compiled_run(job.run, entry[FIRST_RUN], case, precision, device, how))
-            except Exception as error:  # one network's failure is not the others'
+            except Exception as error:  # the failure of one network does not stop the others
                 run = {"left_out": {job.run: said(error)}}
             entry[job.run] = {**self.stamp, "seconds": round(time.perf_counter() - begin, 1), **run}
             self.store()
-            print(shown(f"{job.label}, {job.precision}, {job.run}", entry[job.run]), flush=True)
+            print(run_text(f"{job.label}, {job.precision}, {job.run}", entry[job.run]), flush=True)
             give_back(device)
         self.store()
         return self.record
@@ -186,20 +184,20 @@ def main() -> int:
     parser.add_argument("--models", metavar="TEXT", default="", help="networks whose name contains this")
     parser.add_argument("--dtype", nargs="+", choices=list(PRECISIONS), default=["tf32", "bf16"],
                         help="precisions, the same on both sides")
-    parser.add_argument("--seconds", type=float, default=20.0, help="of measuring, per run")
+    parser.add_argument("--seconds", type=float, default=20.0, help="seconds of measuring per run")
     parser.add_argument("--budget", type=float, default=math.inf, metavar="SECONDS",
-                        help="in which all that is begun should end")
+                        help="seconds in which all runs should end")
     parser.add_argument("--pairs", type=int, default=PAIRS, metavar="N",
                         help="how many pairs of groups of tasks are measured, for multi_region")
     parser.add_argument("--no-compile", action="store_true", help="without torch.compile")
-    parser.add_argument("--quick", action="store_true", help="a rehearsal: few steps, times that mean little")
-    parser.add_argument("--resume", action="store_true", help="go on with the record that is there")
+    parser.add_argument("--quick", action="store_true", help="a rehearsal with few steps; its times mean little")
+    parser.add_argument("--resume", action="store_true", help="continue the existing record")
     parser.add_argument("--out", help="where to write the record")
     arguments = parser.parse_args()
     try:
         device = ml.device.get(arguments.device)
         if not device.captures:
-            raise DeviceError(f"the ladder is for a GPU; {device.name} is none")
+            raise DeviceError(f"the ladder needs a GPU; {device.name} is not a GPU")
     except (DeviceError, ValueError) as error:
         print(f"ladder: {error}", file=sys.stderr)
         return 2

@@ -1,7 +1,7 @@
-"""What the ladder's record says: ratios of rungs, their means over networks, and how they compare with the targets.
+"""Results from the ladder's record: ratios of rungs, their means over networks, and the comparison with the targets.
 
-The record has for each precision, network and run what `ladder_runs` has measured. All ratios are of medians of
-neighbouring groups of one run. Knows no device.
+The record has the measurements of `ladder_runs` for each precision, network and run. All ratios are of medians of
+neighbouring groups of one run. This module uses no device.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from typing import Any
 from common import ratio
 
 FIRST_RUN = "first"
-#: rungs of which the second is meant to be faster
+#: pairs of rungs; the second should be faster
 STEPS = (("E0a", "E0b"), ("E1", "E2"), ("E3 in_order", "E3 multi_region"), ("E0a", "E1"), ("E1", "E3"))
 TUNED = "B1 tuned"
-#: what a graph or a compiler makes of torch's step
+#: torch's step as a graph or compiled
 ALWAYS = ("B2 graph", "B3 reduce-overhead", "B4 max-autotune")
-GRAPHS = (*ALWAYS, "B5 torchsched")  #: the last where it can be installed
-SCHEDULER = "multi_region"  #: out-of-order: chosen before anything is measured
+GRAPHS = (*ALWAYS, "B5 torchsched")  #: the last one only if it can be installed
+SCHEDULER = "multi_region"  #: the out-of-order scheduler, chosen before measuring
 
-Networks = Mapping[str, Mapping[str, Mapping[str, Any]]]  #: network -> run -> what was measured
+Networks = Mapping[str, Mapping[str, Mapping[str, Any]]]  #: network -> run -> measurements
 
 
 def ratios(samples: Mapping[str, list[float]], mine: str) -> dict[str, dict[str, float]]:
-    """Of steps of the ladder, and of torch's rungs to `mine`, the one that stands for minidl."""
+    """The ratios of the ladder's steps, and of torch's rungs to `mine`, the rung that represents minidl."""
     pairs = [(slow, fast) for kinds in STEPS for slow in samples if slow.startswith(kinds[0])
              for fast in samples if fast.startswith(kinds[1])]
     pairs += [(name, mine) for name in samples if name.startswith("B")]
@@ -40,7 +40,7 @@ def measured(entry: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]
 
 
 def median(entry: Mapping[str, Any], slow: str, fast: str | None = None) -> float | None:
-    """How many times longer one rung takes than another, or than what stands for minidl."""
+    """How many times longer one rung takes than another, or than the rung that represents minidl."""
     for _, run in measured(entry):
         found = run["ratios"].get(f"{slow} / {fast or run['minidl']}")
         if found:
@@ -49,37 +49,37 @@ def median(entry: Mapping[str, Any], slow: str, fast: str | None = None) -> floa
 
 
 def fastest(entry: Mapping[str, Any], rungs: Iterable[str]) -> tuple[str, float] | None:
-    """Of torch's rungs, the one that needs least time beside minidl, and how many times longer it takes."""
+    """The fastest of torch's rungs relative to minidl, and how many times longer it takes than minidl."""
     found = {name: r for name in rungs if (r := median(entry, name)) is not None}
     return min(found.items(), key=lambda item: item[1]) if found else None
 
 
 def over(values: Iterable[float | None]) -> dict[str, Any] | None:
     """Geometric mean and worst."""
-    there = [v for v in values if v is not None]
-    if not there:
+    known = [v for v in values if v is not None]
+    if not known:
         return None
-    return {"geometric_mean": round(math.exp(statistics.fmean(map(math.log, there))), 4), "worst": min(there),
-            "networks": len(there)}
+    return {"geometric_mean": round(math.exp(statistics.fmean(map(math.log, known))), 4), "worst": min(known),
+            "networks": len(known)}
 
 
 def summary(networks: Networks) -> dict[str, dict[str, Any]]:
-    """Of each ratio, over the networks that have it; `fair`: the fastest of torch's rungs but the untuned
-    one against minidl."""
+    """Mean and worst of each ratio, over the networks that have it; `fair`: the fastest of torch's rungs, without the
+    untuned one, against minidl."""
     names = dict.fromkeys(name for entry in networks.values() for _, run in measured(entry) for name in run["ratios"])
     found = {name: over(median(entry, *name.split(" / ")) for entry in networks.values()) for name in names}
     found["fair"] = over(f[1] for entry in networks.values() if (f := fastest(entry, (TUNED, *GRAPHS))))
     return {name: value for name, value in found.items() if value}
 
 
-def targets(networks: Networks, of: int) -> list[dict[str, Any]]:
-    """What was aimed at for one GPU, with what was seen; `of`: how many networks it was aimed at for. `met` is None
-    where nothing was aimed at, or not yet all of it has been seen."""
+def targets(networks: Networks, wanted: int) -> list[dict[str, Any]]:
+    """The targets for one GPU, with the results; `wanted`: the number of networks of the target. `met` is None without
+    a target, or while results are missing."""
 
     def row(what: str, target: str, seen: dict[str, Any] | None,
             met: Callable[[dict[str, Any]], bool] | None) -> dict[str, Any]:
-        complete = seen is not None and min([seen["networks"], *seen.get("compared_with", {}).values()]) == of
-        return {"what": what, "target": target, "seen": seen and {**seen, "of": of},
+        complete = seen is not None and min([seen["networks"], *seen.get("compared_with", {}).values()]) == wanted
+        return {"what": what, "target": target, "seen": seen and {**seen, "of": wanted},
                 "met": met(seen) if met and seen and complete else None}
 
     def steps(slow: str, fast: str) -> dict[str, Any] | None:
@@ -103,7 +103,7 @@ def targets(networks: Networks, of: int) -> list[dict[str, Any]]:
 
 
 def _host(networks: Networks) -> dict[str, Any] | None:
-    """Microseconds: of the launch alone, and of a step that brings its batch; medians over networks, and the worst."""
+    """Microseconds of the launch alone, and of a step with its batch; medians over networks, and the worst."""
     launches, steps = [], []
     for entry in networks.values():
         run = entry.get(FIRST_RUN, {})

@@ -8,8 +8,8 @@ from typing import Any
 from ladder_record import measured
 
 
-def shown(label: str, run: Mapping[str, Any]) -> str:
-    """One run of a network: a line for each rung, then ratios, then what is left out."""
+def run_text(label: str, run: Mapping[str, Any]) -> str:
+    """One run of a network as text: a line for each rung, then ratios, then the rungs that are left out."""
     lines = [f"\n{label}"]
     if "correct" in run:
         correct = run["correct"]
@@ -31,14 +31,14 @@ def shown(label: str, run: Mapping[str, Any]) -> str:
 
 
 def said(seen: Mapping[str, Any] | None) -> str:
-    """What was seen of a target."""
+    """A target's result as text."""
     if seen is None:
         return "-"
-    there = f"{seen['networks']} of {seen['of']} networks"
+    networks = f"{seen['networks']} of {seen['of']} networks"
     if "geometric_mean" in seen:
-        return f"{seen['geometric_mean']:.2f}x, worst {seen['worst']:.2f}x ({there})"
+        return f"{seen['geometric_mean']:.2f}x, worst {seen['worst']:.2f}x ({networks})"
     launch = f"launch {seen['launch']:.0f} us, worst {seen['worst_launch']:.0f}; " if "launch" in seen else ""
-    return f"{launch}with its batch {seen['step']:.0f} us, worst {seen['worst_step']:.0f} ({there})"
+    return f"{launch}with its batch {seen['step']:.0f} us, worst {seen['worst_step']:.0f} ({networks})"
 
 
 def result(record: Mapping[str, Any]) -> str:

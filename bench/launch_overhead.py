@@ -1,10 +1,10 @@
-"""What a launch costs: to the host that issues it and on the device, by every way to issue one;
-streams, events, graphs.
+"""The cost of a launch: for the host that issues it and on the device, by all ways to issue one; streams, events,
+graphs.
 
     python bench/launch_overhead.py [--device cpu|cuda] [--quick] [--json] [--out FILE.json] [--plot FILE.png]
 
-Without --out the record goes to bench/results/launch_overhead_DEVICE.json (with --quick nowhere), after every row: it
-says whether it is complete. --plot needs the extra `plot`. What is not installed has its row all the same.
+Without --out the record goes to bench/results/launch_overhead_DEVICE.json (with --quick nowhere), after every row; it
+says whether it is complete. --plot needs the extra `plot`. Packages that are not installed have a row too.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LEGEND = ("host: us that the issuing thread is busy for one call; device: us fro
 
 
 def gpu(name: str) -> Any:
-    """minidl's device, which here needs CuPy alone: what other packages do has its rows."""
+    """minidl's device, which needs only CuPy here: other packages have their own rows."""
     found = re.fullmatch(r"cuda(?::(\d+))?", name)
     if found is None:
         raise devices.DeviceError(f"unknown device {name!r}; known: cpu, cuda, cuda:N")
@@ -41,13 +41,13 @@ def gpu(name: str) -> Any:
         driver = Driver(int(found[1] or 0))
     except ImportError as error:
         raise devices.DeviceError(f"cuda needs cupy: pip install 'minidl[cuda13]' ({error})") from error
-    except Exception as error:  # CuPy's own kinds
+    except Exception as error:  # CuPy has its own error types
         raise devices.DeviceError(f"there is no GPU for {name} here: {error}") from error
     return Cuda(driver, dict, dict, name)
 
 
 def measure(name: str, quick: bool, keep: Callable[[dict[str, Any]], object] = lambda record: None) -> dict[str, Any]:
-    """The record, which `keep` gets after every row. Raises DeviceError for a device that cannot be had."""
+    """The record, which `keep` gets after every row. Raises DeviceError for a device that is not available."""
     record: dict[str, Any] = {"device": name, "quick": quick, "unit": "us", "machine": machine(),
                               "complete": False, "rows": []}
     rows: Iterator[Row]
@@ -73,7 +73,7 @@ def measure(name: str, quick: bool, keep: Callable[[dict[str, Any]], object] = l
 
 # ----------------------------------------------------------------------------------------------------------------- text
 def table(record: dict[str, Any]) -> str:
-    """One line a row: what, host, device, in plain words."""
+    """One line per row: name, host, device, description."""
     lines, group = [LEGEND], None
     for row in record["rows"]:
         if row["group"] != group:
@@ -96,7 +96,7 @@ def _digits(value: float) -> str:
 
 
 def _more(row: dict[str, Any]) -> str:
-    """What some rows have beside the two times."""
+    """Further values that some rows have."""
     times, parts = row["us"], []
     if "launch" in times:
         parts.append(f"launch {_digits(times['launch']['median'])} us in all, captured in "
@@ -152,10 +152,10 @@ def plot(record: dict[str, Any], path: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N")
-    parser.add_argument("--quick", action="store_true", help="few samples and short chains: to see that it works")
-    parser.add_argument("--json", action="store_true", help="the record on standard output instead of the table")
+    parser.add_argument("--quick", action="store_true", help="few samples and short chains, to check that it works")
+    parser.add_argument("--json", action="store_true", help="print the record instead of the table")
     parser.add_argument("--out", help="where to write the record")
-    parser.add_argument("--plot", help="a picture of the record")
+    parser.add_argument("--plot", help="write a plot of the record")
     arguments = parser.parse_args()
     name = f"launch_overhead_{arguments.device.replace(':', '_')}"
     kept = bool(arguments.out) or not arguments.quick

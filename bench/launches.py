@@ -1,7 +1,7 @@
-"""What a measurement of launches is: a row with a name, a line of plain words, and a function that gives samples.
+"""A measurement of launches: a row with a name, a description, and a function that returns samples.
 
-All samples are microseconds for one call: `host` is how long the thread that issues is busy, `device` how far apart the
-calls lie where they run, once they are queued; `whole` is one issue of everything, where a row is about many.
+All samples are microseconds per call: `host` is the time of the issuing thread, `device` the time between two queued
+calls on the device; `whole` is the time to issue everything, for a row about many calls.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ Samples = dict[str, list[float]]
 
 @dataclass(frozen=True)
 class Row:
-    """`measure()` gives samples by kind; `facts`: the numbers that tell rows of one sort apart (kernels,
-    branches, bytes)."""
+    """`measure()` returns samples by kind; `facts`: the numbers that distinguish rows of one sort (kernels, branches,
+    bytes)."""
 
     group: str
     name: str
@@ -32,11 +32,11 @@ class Row:
 
 
 class Missing(Exception):
-    """What a row needs and this machine has not; the message says which."""
+    """This machine lacks something that a row needs; the message names it."""
 
 
 def measured(rows: Iterable[Row]) -> Iterator[dict[str, Any]]:
-    """The rows of a record, one by one. A row that cannot be measured says why, and the others go on."""
+    """The rows of a record, one by one. A row that cannot be measured says why, and the next one follows."""
     for row in rows:
         entry: dict[str, Any] = {"group": row.group, "name": row.name, "words": row.words, **row.facts}
         try:
@@ -46,7 +46,7 @@ def measured(rows: Iterable[Row]) -> Iterator[dict[str, Any]]:
             entry["missing"] = f"{error.name} is not installed"
         except Missing as error:
             entry["missing"] = str(error)
-        except Exception as error:  # one library's trouble is not the others'
+        except Exception as error:  # the failure of one library does not stop the others
             entry["missing"] = " ".join(f"failed: {type(error).__name__}: {error}".split())[:300]
             print(f"{row.name}: {entry['missing']}", file=sys.stderr)
         yield entry
@@ -54,7 +54,7 @@ def measured(rows: Iterable[Row]) -> Iterator[dict[str, Any]]:
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """Garbage is not collected meanwhile."""
+    """No garbage collection within this context."""
     gc.disable()
     try:
         yield
@@ -63,7 +63,8 @@ def no_collection() -> Iterator[None]:
 
 
 def bursts(call: Callable[[], Any], calls: int, rounds: int, after: Callable[[], Any] = lambda: None) -> list[float]:
-    """Microseconds a call, in rounds of some calls; `after` each round, and one round before, are not measured."""
+    """Microseconds per call, in rounds of `calls` calls. A first round, and `after` after each round, are not
+    measured."""
     samples = []
     for _ in range(rounds + 1):
         begin = perf_counter()
@@ -75,9 +76,9 @@ def bursts(call: Callable[[], Any], calls: int, rounds: int, after: Callable[[],
 
 
 def pieces(count: int, branches: int) -> list[list[int]]:
-    """Kernels 0 to count - 1, dealt out to the branches in turn."""
+    """Kernels 0 to count - 1, distributed over the branches in turn."""
     return [list(range(b, count, branches)) for b in range(branches)]
 
 
-#: kinds of chains: how many branches (0: two streams that take turns), and how that is said
+#: number of branches of a chain (0: two streams in turn) -> description
 CHAINS = {1: "straight", 2: "2 branches", 4: "4 branches", 8: "8 branches", 0: "changing streams at every kernel"}

@@ -1,11 +1,11 @@
-"""LayerPipe against PipeDream: the period of 2 to 16 processors, from costs by arithmetic, of networks, or given.
+"""LayerPipe against PipeDream: the period on 2 to 16 processors, from computed costs, recorded networks or given costs.
 
     python bench/layerpipe.py [--model NAME]... [--batch 32] [--out FILE.json]
     python bench/layerpipe.py --forward 1,2,2 --output-grad 0,2,2 --weight-grad 1,2,2 [--activation 8,8,8,8]
     [--weights 4,4,4]
 
-Nothing is measured here: a period is the busiest processor's work per batch, transfers are counted in bytes and take no
-time. Networks are recorded and priced by the analytic cost model (roofline), without launches.
+This benchmark measures nothing: a period is the busiest processor's work per batch, and transfers are counted in bytes
+and take no time. Networks are recorded and priced by the analytic cost model (roofline), without launch costs.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from minidl.schedulers.partition import METHODS, LayerCosts, PartitionError, com
 
 PROCESSORS = range(2, 17)
 PUBLISHED = {"mean": 1.25, "best, 7 to 9 processors": 1.8}
-WHY = """Why ours differs from the published figures. Here a speed-up has one source: the partition. PipeDream's
-period is never below its largest layer, so once processors outnumber total work / largest layer it stands still, and
-LayerPipe goes on until its largest F, W or half O; at most that ratio is to be won (column "limit": 3 for equal F, O
-and W). Networks of many like layers leave PipeDream nearly even loads and little to win up to 16 processors; networks
-with a few heavy layers reach the published range at 7 to 9 processors and pass it beyond. A recorded network's layers
-are its units, normalisations and activations apart, which evens PipeDream's loads further. Which networks, costs and
-transfer times the published figures rest on is not known here: partition model and bytes are reconstructed, and
-transfers take no time. The bytes: taking a layer apart sends its input and its output's gradient to every processor
-that computes a part of it, and its weights after each update; cuts at whole layers send one activation and one
-gradient. So by this count LayerPipe moves more bytes per batch, not fewer."""
+WHY = """Why our figures differ from the published ones. Here a speed-up has one source: the partition. PipeDream's
+period is never below its largest layer, so it stays constant once there are more processors than total work / largest
+layer. LayerPipe's falls until its largest F, W or half O; that ratio is the most it can gain (column "limit": 3 for
+equal F, O and W). With many similar layers PipeDream's loads are nearly even, and there is little to gain up to 16
+processors; networks with a few heavy layers reach the published range at 7 to 9 processors and exceed it with more. The
+layers of a recorded network are its units, with normalisations and activations separate, so PipeDream's loads are still
+more even. The networks, costs and transfer times behind the published figures are not known here: partition model and
+bytes are reconstructed, and transfers take no time. Bytes: dividing a layer sends its input and its output's gradient
+to every processor that computes a part of it, and its weights after each update; cuts at whole layers send one
+activation and one gradient. So by this count LayerPipe moves more bytes per batch, not fewer."""
 
 
 def convolutional(channels: Sequence[int | None], size: int, dense: Sequence[int], batch: int) -> LayerCosts:
@@ -82,7 +82,7 @@ def of_network(name: str, batch: int) -> LayerCosts:
     model: Any = models.create(name)
     shape = tuple(getattr(model, "input_shape", ()))
     if not shape or not hasattr(model, "classes"):
-        raise ValueError(f"{name} is no convolutional or fully connected network")
+        raise ValueError(f"{name} is not a convolutional or fully connected network")
     opt = ml.optim.SGD(model.parameters(), lr=0.1)
 
     def step(x: Any, y: Any) -> Any:

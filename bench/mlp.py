@@ -1,4 +1,4 @@
-"""Fully connected networks: what a task costs beyond its kernels, minidl against torch, two streams against one, and
+"""Fully connected networks: the cost of a task beyond its kernels, minidl against torch, two streams against one, and
 prediction against measurement.
 
     python bench/mlp.py [--seconds 6] [--out FILE.json]      torch's arms need the extra `parity`
@@ -80,7 +80,7 @@ def torch_steps(sizes: list[int], x: Any, y: Any, seconds: float) -> dict[str, A
 
         compiled()
         arms["torch compile"] = compiled
-    except Exception as error:  # no compiler on this machine, say: the arm is left out and the record tells
+    except Exception as error:  # for example without a compiler: the arm is left out, and the record says so
         print(f"torch.compile is left out: {type(error).__name__}: {str(error).splitlines()[0][:120]}", file=sys.stderr)
     return arms
 
@@ -88,7 +88,7 @@ def torch_steps(sizes: list[int], x: Any, y: Any, seconds: float) -> dict[str, A
 def overhead(graph: Any, x: Any, y: Any, rounds: int = 3000) -> dict[str, float]:
     """Microseconds per task that one lane adds to its bare kernel calls.
 
-    The program of a lane against the same calls written out in a row, which is the least that Python can do.
+    Compares the program of a lane with the same calls written one after another, the least that Python can do.
     """
     schedule = schedulers.in_order(graph)
     bound = Bound(graph, plan_memory(graph, schedule))
@@ -150,7 +150,7 @@ def main() -> None:
 
 
 def _equal_bits(sizes: list[int], batch: int) -> bool:
-    """Whether three steps under both schedules leave the same parameters."""
+    """Whether three steps under both schedules give the same parameters."""
     found = []
     for name in ("in_order", "multi_stream"):
         model, graph, x, y = recorded(sizes, batch)

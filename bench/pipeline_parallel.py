@@ -1,26 +1,27 @@
-"""Pipelines on ranks: schedules measured on two ranks beside what the simulator says, stale ones too, and
-simulated on 4 to 64.
+"""Pipelines on ranks: schedules, also stale ones, measured on two ranks and compared with the simulator; and simulated
+on 4 to 64 ranks.
 
     python bench/pipeline_parallel.py [--network mlp]... [--computation kernels] [--ranks 2] [--rounds 5] [--out FILE]
     python bench/pipeline_parallel.py --simulate bench/results/pipeline_parallel_kernels.json    (again, from its costs)
     python bench/pipeline_parallel.py --plot bench/results/pipeline_parallel_kernels.json FILE.svg        (extra `plot`)
 
-Each rank has a core of its own, if there are enough. Arms take turns. A sample is the mean step of a group of steps
-without a barrier between them, on the slowest rank; what is predicted is the period of iterations that are chained
-likewise, from costs of single tasks that each round measures in random orders. `bubble`: the share of its time in which
-a rank does not compute, over all ranks, measured in a group of steps that is traced; `wait` and `transfer` in the last
-of them. Peak bytes: planned, and what NumPy allocated for a run and the parameters and states that it uses.
+Each rank has its own core, if there are enough. Arms run in turn. A sample is the mean step of a group of steps without
+a barrier between them, on the slowest rank; the prediction is the period of such iterations, from costs of single tasks
+that each round measures in random orders. `bubble`: the share of time in which a rank does not compute, over all ranks,
+measured in a traced group of steps; `wait` and `transfer`: their shares in the last of these steps. Peak bytes:
+planned, and measured as NumPy's allocations for a run plus the parameters and states that it uses.
 
-Computation is of one of two kinds, and a record says which:
+There are two kinds of computation, and a record says which it has:
 
 - `kernels` (the default): the real kernels on the ranks' own cores, which also copy the messages;
-- `waits`: each task waits as long as its share of the step's arithmetic says, and takes no core, as if an accelerator
-  computed. What is measured is schedule and transport. This one runs on more ranks than there are cores.
+- `waits`: each task waits for its share of the step's arithmetic, and uses no core, as if an accelerator computed. This
+  measures schedule and transport, and can run on more ranks than there are cores.
 
-With `--rate` the ranks talk over a loopback that is limited to it (bench/limited_loopback.sh), otherwise in shared
+With `--rate` the ranks communicate over a loopback of that rate (bench/limited_loopback.sh), otherwise in shared
 memory.
 
-Beside stands torch.distributed.pipelining over gloo (extra `parity`), one thread a rank, on the same stages of an MLP.
+For comparison: torch.distributed.pipelining over gloo (extra `parity`), one thread per rank, on the same stages of an
+MLP.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ from minidl.training.pipeline_trainer import measure_messages
 from minidl.views.timeline import Timeline, What
 
 MICRO_BATCHES, STEPS = 8, 3
-#: and the options of those that need some; the last ones train on older weights
+#: and the options of schedulers that need them; the last ones train on older weights
 POLICIES: dict[str, dict[str, Any]] = {
     "gpipe": {}, "one_f_one_b": {}, "zb_h1": {}, "zb_auto": {}, "fast_forward": {}, "interleaved": {}, "modulo": {},
     "pipedream": {}, "pipedream_2bw": {"mini_batches": 2}, "layerpipe2": {}}
@@ -78,7 +79,7 @@ def network(name: str) -> Any:
 
 
 def batch(name: str) -> list[Any]:
-    """x and y of each micro-batch in turn; the same on every rank."""
+    """x and y of each micro-batch, alternately; the same on every rank."""
     random = np.random.default_rng(0)
     shape = (WIDTHS[0],) if name == "mlp" else (32, 32, 3)
     return [part for _ in range(MICRO_BATCHES) for part in (random.standard_normal((SHARE[name], *shape), np.float32),
@@ -108,7 +109,7 @@ def recorded(name: str, every: int = MICRO_BATCHES) -> Any:
 
 # --------------------------------------------------------------------------------------------------------- on each rank
 class Arm:
-    """A schedule on this rank: its plan, which is the same on all, its run, and the same traced."""
+    """A schedule on this rank: its plan, which is the same on all ranks, its run, and a traced run."""
 
     def __init__(self, name: str, scheduler: str, computation: str, cost: CostModel, comm: MPI) -> None:
         self.comm, self.inputs = comm, batch(name)
@@ -137,7 +138,7 @@ class Arm:
                           / 1e6 if self.waits else 0.0)
 
     def _cost(self, cost: CostModel) -> CostModel:
-        """Of this step's tasks: an update costs the same after whichever micro-batch it is made."""
+        """The costs of this step's tasks: an update costs the same after any micro-batch."""
         if self.waits is not None:
             return replace(self.waits, link=cost.link)
         first = (self.graph.name(t).rstrip("0123456789") + "0" for t in range(len(self.graph)))
@@ -145,7 +146,7 @@ class Arm:
         return replace(cost, tasks={**every, **cost.tasks})
 
     def predicted(self, cost: CostModel) -> tuple[float, float]:
-        """(microseconds from step to step, share of it that the ranks do not compute)."""
+        """(microseconds per step, share of them in which the ranks do not compute)."""
         cost = self._cost(cost)
         stages = pipeline.cut(self.graph, cost, self.placement.stages, self.stage_of_unit, self.placement.table[0])
         plan = replace(self.plan, cost=stages.cost(self.plan.graph, cost))
@@ -153,7 +154,7 @@ class Arm:
         return period, 1 - plan.cost.durations(self.plan.graph).sum() / (self.placement.ranks * period)
 
     def step(self, run: Any) -> float:
-        """Seconds a step of a group."""
+        """Seconds per step of a group."""
         run(*self.inputs)
         self.comm.gather(None)
         begin = perf_counter()
@@ -162,8 +163,8 @@ class Arm:
         return max(self.comm.gather((perf_counter() - begin) / STEPS))
 
     def shares(self) -> dict[str, list[float]]:
-        """The shares of each rank's time for a group of traced steps: compute, and all that it does not compute; of the
-        last step also wait and transfer."""
+        """Shares of each rank's time in a group of traced steps: compute, and the rest; for the last step also wait and
+        transfer."""
         self.comm.gather(None)
         took = computed = last = 0.0
         for _ in range(STEPS):
@@ -235,7 +236,7 @@ def work(name: str, computation: str, rounds: int, rate: str | None) -> None:
 
 
 def shared(comm: MPI, cost: CostModel) -> CostModel:
-    """The mean of what all ranks measured, on all of them."""
+    """The mean of all ranks' measurements; all ranks get it."""
     every = comm.gather(cost)
     return replace(every[0], tasks={name: float(np.mean([c.tasks[name] for c in every])) for name in every[0].tasks},
                    step=float(np.mean([c.step for c in every])))
@@ -243,7 +244,7 @@ def shared(comm: MPI, cost: CostModel) -> CostModel:
 
 def record(samples: dict[str, list[float]], s: str, predicted: list[tuple[float, float]],
            shares: list[dict[str, list[float]]], peaks: list[tuple[int, int]], arm: Arm) -> dict[str, Any]:
-    """Errors are taken round by round, as a machine's speed drifts."""
+    """An arm's record. Errors are computed for each round, since a machine's speed drifts."""
     errors = [p / 1e6 / seconds - 1 for (p, _), seconds in zip(predicted, samples[s], strict=True)]
     middle = {what: np.median([each[what] for each in shares], axis=0).round(4).tolist() for what in shares[0]}
     return {"step_ms": spread(samples[s]), "speed_up_over_gpipe": ratio(samples, "gpipe", s),
@@ -256,14 +257,14 @@ def record(samples: dict[str, list[float]], s: str, predicted: list[tuple[float,
 
 
 def block(graph: Any, cost: CostModel) -> dict[str, float]:
-    """Mean microseconds of a micro-batch on a unit with parameters: what the simulated pipelines are made of."""
+    """Mean microseconds of a micro-batch on a unit with parameters, from which the simulated pipelines are made."""
     time = cost.durations(graph)
     units = len(set(graph.unit[graph.kind == Kind.W].tolist())) * MICRO_BATCHES
     return {kind: float(time[graph.kind == Kind[kind]].sum() / units) for kind in "FOW"}
 
 
 def torch_arms(comm: MPI, arms: dict[str, Arm]) -> dict[str, Callable[[], Any]]:
-    """torch.distributed.pipelining's schedules on the stages of ours; none where torch is missing."""
+    """The schedules of torch.distributed.pipelining on our stages; empty without torch."""
     try:
         import torch
         from torch import distributed
@@ -278,7 +279,7 @@ def torch_arms(comm: MPI, arms: dict[str, Arm]) -> dict[str, Callable[[], Any]]:
     calls: dict[str, Callable[[], Any]] = {}
     for ours, theirs in TORCH.items():
         arm = arms[ours]
-        weights = sorted({int(u) for u in arm.graph.unit[arm.graph.kind == Kind.W]})  # one unit a linear layer
+        weights = sorted({int(u) for u in arm.graph.unit[arm.graph.kind == Kind.W]})  # one unit per linear layer
         stage_of_layer = [int(arm.stage_of_unit[u]) for u in weights]
         stages, parameters = [], []
         for s in range(comm.rank, arm.placement.stages, comm.size):
@@ -307,7 +308,7 @@ def torch_arms(comm: MPI, arms: dict[str, Arm]) -> dict[str, Callable[[], Any]]:
 
 # --------------------------------------------------------------------------------------------------------- more ranks
 def simulated(unit: dict[str, float], latency: float) -> list[dict[str, Any]]:
-    """Makespans on more ranks, each with 8 blocks of these costs, over GPipe's; the bounds are the issue's."""
+    """Makespans on more ranks, each with 8 blocks of these costs, relative to GPipe's; the issue gives the bounds."""
     whole = {kind: 8 * unit[kind] for kind in "FOW"}
     found = []
     for p in SIMULATED:
@@ -319,7 +320,7 @@ def simulated(unit: dict[str, float], latency: float) -> list[dict[str, Any]]:
                     cost = pipeline.costs(pipeline.place(s, p, chunks), whole["F"], whole["O"], whole["W"], latency)
                     rows[s] = pipeline.price(pipeline.plan(s, p, m, cost, chunks)).makespan
                 except pipeline.PipelineError:
-                    continue  # numbers that the policy cannot work with
+                    continue  # numbers that the policy does not accept
             best = min(rows, key=lambda s: rows[s])
             found.append({"ranks": p, "micro_batches": m,
                           "speed_up_over_gpipe": {s: round(rows["gpipe"] / t, 4) for s, t in rows.items()},
@@ -333,9 +334,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--network", action="append", choices=list(SHARE))
     parser.add_argument("--computation", choices=["kernels", "waits"], default="kernels")
-    parser.add_argument("--ranks", type=int, action="append", help="default 2, and with waits 4 too")
+    parser.add_argument("--ranks", type=int, action="append", help="number of ranks (default 2, with waits also 4)")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--rate", help="of a limited loopback between the ranks, as tc writes it: 1gbit (needs root)")
+    parser.add_argument("--rate", help="rate of a limited loopback between the ranks, in tc's form: 1gbit (needs root)")
     parser.add_argument("--out")
     parser.add_argument("--simulate", metavar="RECORD")
     parser.add_argument("--plot", nargs=2, metavar=("RECORD", "SVG"))
@@ -399,8 +400,7 @@ def show_simulated(name: str, rows: list[dict[str, Any]]) -> None:
 
 
 def plot(record: str, path: str) -> None:
-    """For each setting two panels: steps in milliseconds and bubbles in percent, measured (bars) and predicted
-    (crosses)."""
+    """Two panels per setting: steps in milliseconds and bubbles in percent, measured (bars) and predicted (crosses)."""
     import matplotlib
 
     matplotlib.use("svg")

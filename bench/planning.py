@@ -1,8 +1,9 @@
-"""How planning (a plan is proved), simulating and pricing pipelines grow, from a thousand tasks to ten million.
+"""The growth of planning (with its proof), simulating and pricing pipelines, from a thousand tasks to ten million.
 
     python bench/planning.py [--largest 1e7] [--out FILE.json]
 
-One process per size and scheduler, on one core, so that peak memory is that case's own; compiled loops are warm.
+Each size and scheduler runs in its own process, on one core, so peak memory is of that case alone; loops are compiled
+before timing.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def measure(name: str, ranks: int, micro_batches: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--largest", type=float, default=1.3e7, help="leave out plans of more tasks")
+    parser.add_argument("--largest", type=float, default=1.3e7, help="leave out plans with more tasks than this")
     parser.add_argument("--out", metavar="FILE.json")
     parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()

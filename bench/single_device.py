@@ -1,10 +1,11 @@
-"""One device, DenseNet-121 and MobileNetV3-Large: what recording, a second stream, regions and the border give each.
+"""One device, DenseNet-121 and MobileNetV3-Large: the gain from recording, a second stream, regions, and crossing the
+iteration boundary.
 
     python bench/single_device.py [--seconds 20] [--only NAME] [--torch] [--plot] [--out FILE.json]
 
-Arms: eager; recorded on one stream; multi_stream; the authors' map; multi_region within and across the border. All from
-one seed and interleaved; their parameters must be equal bit for bit. `--torch` needs the extra `parity`, `--plot` the
-extra `plot`.
+Arms: eager; recorded on one stream; multi_stream; the authors' map; multi_region within and across the iteration
+boundary. All start from one seed and are interleaved; their parameters must be equal bit for bit. `--torch` needs the
+extra `parity`, `--plot` the extra `plot`.
 """
 
 from __future__ import annotations
@@ -42,13 +43,13 @@ def _cases() -> dict[str, tuple[str, dict[str, Any], int]]:
 
 
 CASES = _cases()
-#: networks that are also run by torch: minidl's time over that of torch eager that is allowed on the CPU
+#: networks that torch runs too -> the largest allowed ratio of minidl's time to torch eager's on the CPU
 TORCH = {"mobilenet_v3_large a0.25 32px b32": 1.5, "densenet121 k12 32px b8": 2.5}
 MAPS = {"densenet121": "densenet121", "mobilenet_v3_large": "mobilenet_v3"}
 
 
 def training(case: str) -> tuple[Any, Callable[..., Any], Any, Any]:
-    """Model fresh from seed 0, its SGD step, images and labels."""
+    """A new model from seed 0, its SGD step, images and labels."""
     name, arguments, batch = CASES[case]
     ml.seed(0)
     model = models.create(name, **arguments)
@@ -90,7 +91,7 @@ def torch_arms(case: str, model: Any, x: Any, y: Any) -> dict[str, Callable[[], 
         try:
             step()
             arms[f"torch {how}"] = step
-        except Exception as error:  # a compiler that is missing is no reason to measure nothing
+        except Exception as error:  # without a compiler the other arms are still measured
             print(f"torch {how} is left out: {str(error).splitlines()[0][:120]}", file=sys.stderr)
     return arms
 
@@ -131,7 +132,7 @@ def measured(case: str, seconds: float, with_torch: bool, svg: Path | None) -> d
 
 
 def _bits(case: str, schedule: Any) -> bytes:
-    """The parameters after three steps under a schedule; None: eagerly."""
+    """The parameters after three steps under a schedule, or eagerly for None."""
     model, step, x, y = training(case)
     run = executor(ml.record(step, x, y), schedule) if schedule else lambda x, y: step(ml.array(x), ml.array(y))
     for _ in range(3):
@@ -143,7 +144,7 @@ def _bits(case: str, schedule: Any) -> bytes:
 
 
 def _draw(graph: Any, schedule: Any, cost: Any, timeline: Any, path: Path) -> None:
-    """Predicted above measured, as a picture and as text."""
+    """Draws the predicted timeline above the measured one, as a picture and as text."""
     from minidl.files import write_atomic
     from minidl.views.draw import timeline_svg
     from minidl.views.report import compare
@@ -156,8 +157,8 @@ def _draw(graph: Any, schedule: Any, cost: Any, timeline: Any, path: Path) -> No
 
 
 def predictions(networks: dict[str, Any]) -> dict[str, Any]:
-    """The median over the networks of the prediction errors, whatever their sign, on one stream and on two (there the
-    median over the schedules), and the worst of all rounds."""
+    """The median over the networks of the absolute prediction errors, on one stream and on two (there the median over
+    the schedules), and the worst of all rounds."""
     found = {}
     for streams, wanted in (("one stream", lambda arm: arm == "in_order"),
                             ("two streams", lambda arm: arm != "in_order")):
@@ -169,7 +170,7 @@ def predictions(networks: dict[str, Any]) -> dict[str, Any]:
 
 
 def show(case: str, entry: dict[str, Any]) -> None:
-    """What was measured of a network, to read."""
+    """Prints a network's results."""
     print(f"\n{case}   ({entry['tasks']} tasks, equal bits: {entry['equal_bits']})")
     for arm, s in entry["step_ms"].items():
         peak, late = entry["peak_bytes"].get(arm, 0), entry["late_tasks"].get(arm, 0)
@@ -182,7 +183,7 @@ def show(case: str, entry: dict[str, Any]) -> None:
 
 
 def plot(record: dict[str, Any], path: Path) -> None:
-    """Step time of every arm over that of one stream, recorded."""
+    """Plots the step time of every arm relative to one stream, recorded."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -204,10 +205,10 @@ def plot(record: dict[str, Any], path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=20.0, help="per network, at least")
+    parser.add_argument("--seconds", type=float, default=20.0, help="seconds per network, at least")
     parser.add_argument("--only", metavar="NAME", default="",
                         help="networks whose name contains this; default: all at 32 px")
-    parser.add_argument("--torch", action="store_true", help="also torch, eager and compiled: " + ", ".join(TORCH))
+    parser.add_argument("--torch", action="store_true", help="also run torch, eager and compiled: " + ", ".join(TORCH))
     parser.add_argument("--plot", action="store_true",
                         help="a PNG beside the record, and SVGs of predicted and measured timelines")
     parser.add_argument("--out", help="where to write the record")

@@ -1,11 +1,11 @@
-"""Training on stale weights beside synchronous training: accuracy, how stale, what is kept, and what draining costs.
+"""Training on stale weights compared with synchronous training: accuracy, staleness, and the cost of draining.
 
     python bench/stale.py [--ranks 4] [--epochs 12] [--seeds 3] [--out FILE.json]
 
-The embedded digits on an MLP, in loop-back ranks of this process. Beside each stale run stands one process that updates
-after as many micro-batches, on the newest weights. Bits do not depend on time, so a busy machine gives the same
-accuracies. How stale a run was is counted in its version log. What draining costs is simulated, F, O and W of a stage
-taking 1 each: a recorded step ends with nothing under way, while published stale pipelines never drain.
+The embedded digits on an MLP, in loop-back ranks of this process. Each stale run is compared with one process that
+updates after as many micro-batches, on the newest weights. Bits do not depend on time, so a busy machine gives the same
+accuracies. The staleness of a run is counted in its version log. The cost of draining is simulated, with time 1 for
+each F, O and W of a stage: a recorded step drains the pipeline at its end, while published stale pipelines never drain.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from minidl.training.pipeline_trainer import PipelineTrainer
 from minidl.training.trainer import Job, Recorded, Trainer, TrainingError
 
 MICRO_BATCHES, BATCH = 16, 128
-#: what runs, and what each is told
+#: the policies that run, with their options
 ARMS: dict[str, tuple[str, dict[str, Any]]] = {
     "pipedream": ("pipedream", {}), "pipedream, history=average": ("pipedream", {"history": "average"}),
     "layerpipe2": ("layerpipe2", {}), "layerpipe2, history=average": ("layerpipe2", {"history": "average"}),
@@ -43,7 +43,7 @@ STEPS = (4, 8, 16, 32, 64)  #: micro-batches of a step that drains
 
 
 def trained(job: Job, ranks: int, epochs: int) -> dict[str, Any]:
-    """Accuracy of a run, with the staleness where it has ranks; accuracy None where it diverges."""
+    """Accuracy of a run (None if it diverges), and its staleness if it has ranks."""
     cost, link = CostModel.analytic(), Link(50.0, 1e3)
     own = [Recorded(job) for _ in range(ranks)]
     steps = epochs * own[0].train_data.steps_per_epoch
@@ -71,9 +71,9 @@ def _run(trainer: Trainer, steps: int) -> None:
 
 
 def drained(name: str, told: Mapping[str, Any], ranks: int, micro_batches: int) -> dict[str, float] | None:
-    """Of a step that drains: its time over that of as many micro-batches in steady state, and the mean of the updates
-    between reading weights and changing them, in it and without draining. None where the policy cannot have so few.
-    Stages cost alike here, which those of a network that `layerpipe` takes apart do not."""
+    """A step that drains: the ratio of its time to the time of as many micro-batches in steady state, and the mean
+    number of updates between reading weights and changing them, in it and without draining. None if the policy needs
+    more micro-batches. All stages cost the same here, unlike the stages of a network that `layerpipe` divides."""
     every = pipeline.update_every(name, MICRO_BATCHES, told.get("mini_batches"))
     if micro_batches % every:
         return None
@@ -85,19 +85,19 @@ def drained(name: str, told: Mapping[str, Any], ranks: int, micro_batches: int) 
     filled = pipeline.plan(name, ranks, *((every,) if "mini_batches" in told else (8 * ranks,)),
                            **options | ({"mini_batches": 8 * ranks} if "mini_batches" in told else {}))
     steady = unpack(filled.schedule.keys)
-    of = (steady.kind == Kind.F) & (steady.micro_batch >= steady.micro_batch.max() + 1 - 2 * every * ranks)
-    never = (steady.micro_batch // every - filled.versions.read)[of]
+    last = (steady.kind == Kind.F) & (steady.micro_batch >= steady.micro_batch.max() + 1 - 2 * every * ranks)
+    never = (steady.micro_batch // every - filled.versions.read)[last]
     return {"time": plan.timeline.makespan / (plan.steady * micro_batches / every),
             "stale": float(late[forward].mean()), "stale_never_drained": float(never.mean())}
 
 
-def accuracies(of: Mapping[str, list[float | None]]) -> str:
+def accuracies(found: Mapping[str, list[float | None]]) -> str:
     """Means over seeds: on stale weights / on the newest."""
-    def percent(found: list[float | None]) -> str:
-        known = [value for value in found if value is not None]
-        return "diverges" if len(known) < len(found) else f"{100 * float(np.mean(known)):.1f} %"
+    def percent(values: list[float | None]) -> str:
+        known = [value for value in values if value is not None]
+        return "diverges" if len(known) < len(values) else f"{100 * float(np.mean(known)):.1f} %"
 
-    return f"{percent(of['accuracy'])} / {percent(of['synchronous'])}"
+    return f"{percent(found['accuracy'])} / {percent(found['synchronous'])}"
 
 
 def rows(record: Mapping[str, Any]) -> list[tuple[Any, ...]]:
@@ -112,10 +112,10 @@ def rows(record: Mapping[str, Any]) -> list[tuple[Any, ...]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--epochs", type=int, default=12)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--out", metavar="FILE.json")
+    parser.add_argument("--ranks", type=int, default=4, help="ranks of a pipeline (default 4)")
+    parser.add_argument("--epochs", type=int, default=12, help="epochs of each run (default 12)")
+    parser.add_argument("--seeds", type=int, default=3, help="seeds of each setting (default 3)")
+    parser.add_argument("--out", metavar="FILE.json", help="file for the record")
     arguments = parser.parse_args()
     base: dict[str, Any] = {"model": "mlp", "model_args": {"layers": 5, "hidden": 64}, "batch_size": BATCH,
                             "micro_batches": MICRO_BATCHES}

@@ -1,7 +1,7 @@
 """The README's table of measurements, made from the records in `bench/results/`.
 
-    python bench/tables.py            prints it
-    python bench/tables.py --write    puts it into README.md between its two marks
+    python bench/tables.py            prints the table
+    python bench/tables.py --write    writes it into README.md between its two marks
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def data_parallel(record: dict[str, Any]) -> Iterator[Row]:
 
 
 def pipeline_parallel(record: dict[str, Any]) -> Iterator[Row]:
-    """A row for each setting: the schedules over GPipe, torch over ours, and how far predictions were off."""
+    """A row for each setting: GPipe over the schedules, torch over ours, and the prediction errors."""
     for s in record["settings"]:
         about, name = f"{s['ranks']} ranks, {s['network']}, {s['computation']}", f"pipeline_parallel_{s['computation']}"
         gains = [f"{arm} {a['speed_up_over_gpipe']['median']:.2f}x" for arm, a in s["arms"].items() if arm != "gpipe"]
@@ -116,22 +116,22 @@ def pipeline_parallel(record: dict[str, Any]) -> Iterator[Row]:
                "5 %; 2 points", name)
 
 
-#: the calls of `launch_overhead.py` that stand in the table; all others are in the record and its picture
+#: the calls of `launch_overhead.py` in the table; all others are in the record and its plot
 LAUNCHES = {"NumPy ufunc", "numba loop, 4 arrays", "torch op", "minidl stream", "SimpleQueue", "ThreadPoolExecutor"}
 
 
 def stale(record: dict[str, Any]) -> Iterator[Row]:
     for name, arm in record["arms"].items():
-        seen = "; ".join(f"lr {rate}: {accuracies(of)}" for rate, of in arm["rates"].items())
+        seen = "; ".join(f"lr {rate}: {accuracies(values)}" for rate, values in arm["rates"].items())
         yield (f"digits on {record['ranks']} ranks, {name}: accuracy on stale / on the newest weights",
                f"{seen}; {arm['mean']:.2f} updates late, drift {arm['drift']}", "-", "stale")
     draining = record["arms"]["pipedream"]["draining"]
     yield (f"pipedream on {record['ranks']} ranks: time of a step that drains / of one that never does, simulated",
-           ", ".join(f"{of['time']:.2f}x for {m} micro-batches" for m, of in draining.items()), "-", "stale")
+           ", ".join(f"{step['time']:.2f}x for {m} micro-batches" for m, step in draining.items()), "-", "stale")
 
 
 def launches(record: dict[str, Any]) -> Iterator[Row]:
-    """What a call costs whoever makes it; for one that is handed over, until it is done."""
+    """The time of a call for its caller; for a call that is handed to another thread, until it is done."""
     for row in record["rows"]:
         if "us" in row and row["name"] in LAUNCHES:
             t = row["us"].get("device") or row["us"]["host"]
@@ -139,7 +139,7 @@ def launches(record: dict[str, Any]) -> Iterator[Row]:
                    "-", record["name"])
 
 
-#: the same on CUDA; of chains, one length in all its forms
+#: the same on CUDA; chains of one length, in all forms
 LAUNCHES_ON_CUDA = {"minidl, prebuilt launch", "CuPy RawKernel, 4 arguments", "CuPy ufunc",
                     "numba.cuda kernel, 4 arrays", "torch op", "cuBLAS through CuPy", "minidl, prebuilt product",
                     "cuDNN execute", "event record", "stream waits for an event", "fork to and join with 1 streams",
@@ -147,7 +147,7 @@ LAUNCHES_ON_CUDA = {"minidl, prebuilt launch", "CuPy RawKernel, 4 arguments", "C
 
 
 def launches_on_cuda(record: dict[str, Any]) -> Iterator[Row]:
-    """What a call costs the thread that issues it, and how far apart such calls lie on the device."""
+    """The time of a call for the thread that issues it, and the time between two such calls on the device."""
     for row in record["rows"]:
         if "us" in row and row["name"] in LAUNCHES_ON_CUDA:
             seen = ", ".join(f"{kind} {t['median']:.2g} us ({t['p10']:.2g} to {t['p90']:.2g})"
@@ -156,8 +156,8 @@ def launches_on_cuda(record: dict[str, Any]) -> Iterator[Row]:
 
 
 def ladder(record: dict[str, Any]) -> Iterator[Row]:
-    """The targets for one GPU, then a row for each network: how many times longer torch's rungs take than minidl's, and
-    what is gained by order alone."""
+    """The targets for one GPU, then a row for each network: the time of torch's rungs over minidl's, and the gain from
+    order alone."""
     for precision, rows in record["targets"].items():
         for row in rows:
             if row["seen"]:
@@ -173,7 +173,7 @@ def ladder(record: dict[str, Any]) -> Iterator[Row]:
                 yield f"{label}, {precision}: torch / minidl", "; ".join([*peers, *orders, step]), "-", "ladder"
 
 
-#: what the parts of `gpu_proof.py` show; the benchmarks have records and rows of their own
+#: what the parts of `gpu_proof.py` show; the benchmarks have their own records and rows
 PROOFS = {"tests": "the tests marked `gpu`", "kernels": "every kernel's tests",
           "mpi": "two ranks leave the bits of one process", "sanitizer": "training steps under compute-sanitizer"}
 
@@ -199,7 +199,7 @@ TABLES: dict[str, Callable[[dict[str, Any]], Iterator[Row]]] = {
 
 
 def _earlier(record: dict[str, Any]) -> str:
-    """Which settings of a record were measured before the others, and where; of the ladder, how many of its runs."""
+    """The settings of a record that were measured before the others, and where; for the ladder, the number of runs."""
     if record["name"] == "ladder":
         runs = [run for networks in record["networks"].values() for entry in networks.values()
                 for run in entry.values() if "sources" in run]
@@ -215,7 +215,7 @@ def _earlier(record: dict[str, Any]) -> str:
 
 
 def _where(name: str, record: dict[str, Any]) -> str:
-    """On what machine a record was made, and from which sources."""
+    """The machine on which a record was made, and its sources."""
     about = (next((part["machine"] for part in record["parts"].values() if "machine" in part), {}) if "parts" in record
              else record.get("machine", record))
     gpu = about.get("gpu", record.get("gpu"))
@@ -227,7 +227,7 @@ def _where(name: str, record: dict[str, Any]) -> str:
 
 
 def table() -> str:
-    """Markdown."""
+    """The table in Markdown."""
     lines = ["| what | seen | target | record |", "|---|---|---|---|"]
     where = []
     for name, rows in TABLES.items():

@@ -27,7 +27,7 @@ from ladder_cases import PRECISIONS, Case, Effort  # noqa: E402
 from ladder_checks import passed  # noqa: E402
 from ladder_minidl import FUSED, PLAIN, Ours, longest  # noqa: E402
 from ladder_runs import How, compiled_run, first_run  # noqa: E402
-from ladder_table import result, shown  # noqa: E402
+from ladder_table import result, run_text  # noqa: E402
 from ladder_torch import COMPILED, EAGER, Theirs  # noqa: E402
 
 SHORT = Effort(seconds=0, warm_up=0, group=1, groups=2, steps=3, single=1)
@@ -84,7 +84,7 @@ def test_all_rungs_are_trained_compared_and_timed_in_turn(device, tmp_path):
     assert record["summary"]["tf32"]["E1 in_order / E2 multi_region"]["networks"] == 1
     assert set(run["left_out"]) == {*EAGER}, "every rung that is missing says why"
     assert all(entry[name]["left_out"] == {name: "not asked for"} for name in COMPILED)
-    text = shown("tiny", run)
+    text = run_text("tiny", run)
     assert all(f"  {name:20} " in text for name in rungs)
     assert "left out: B1 tuned: not asked for" in text
     assert "one stream / out of order, both captured (E1 / E2): " in result(record)
@@ -200,7 +200,7 @@ class Runs:
         monkeypatch.setattr(ladder, "compiled_run",
                             lambda name, first, case, precision, device, how: self.run(case, precision.name, name))
         monkeypatch.setattr(ladder, "give_back", lambda device: None)
-        monkeypatch.setattr(ladder, "shown", lambda label, run: label)
+        monkeypatch.setattr(ladder, "run_text", lambda label, run: label)
 
     def run(self, *asked: str) -> dict[str, Any]:
         self.asked.append(asked)
@@ -342,7 +342,7 @@ def network(tuned: float, graph: float, compiled: float | None, ooo: float, laun
 
 def test_targets_are_told_from_the_record():
     networks = {"a": network(8.0, 1.5, 1.25, 1.3, 8.0), "b": network(2.0, 1.6, 1.8, 1.0, 12.0)}
-    tuned, graphs, captured, not_captured, host = ladder_record.targets(networks, of=2)
+    tuned, graphs, captured, not_captured, host = ladder_record.targets(networks, wanted=2)
     assert tuned["seen"] == {"geometric_mean": 4.0, "worst": 2.0, "networks": 2, "of": 2}
     assert (tuned["target"], tuned["met"]) == (">= 2.5x", True)
     assert graphs["seen"]["worst"] == 1.25
@@ -354,17 +354,17 @@ def test_targets_are_told_from_the_record():
     assert not_captured["seen"]["worst"] == 0.5
     assert host["seen"] == {"launch": 10.0, "worst_launch": 12.0, "step": 50.0, "worst_step": 50.0,
                             "networks": 2, "of": 2}
-    slower = ladder_record.targets({"a": network(2.0, 9.0, 0.9, 1.0), "b": network(2.0, 9.0, 9.0, 1.0)}, of=2)
+    slower = ladder_record.targets({"a": network(2.0, 9.0, 0.9, 1.0), "b": network(2.0, 9.0, 9.0, 1.0)}, wanted=2)
     assert [row["met"] for row in slower] == [False, False, False, None, None], "a mean of 2.8 does not make up for 0.9"
 
 
 def test_a_target_is_not_met_by_a_part_of_the_networks():
-    some = ladder_record.targets({"a": network(8.0, 1.5, 1.5, 1.3)}, of=2)
+    some = ladder_record.targets({"a": network(8.0, 1.5, 1.5, 1.3)}, wanted=2)
     assert [row["met"] for row in some] == [None] * 5
-    uncompiled = ladder_record.targets({"a": network(8.0, 1.5, None, 1.3)}, of=1)
+    uncompiled = ladder_record.targets({"a": network(8.0, 1.5, None, 1.3)}, wanted=1)
     assert [row["met"] for row in uncompiled] == [True, None, True, None, None]
     assert uncompiled[1]["seen"]["compared_with"] == {"B2 graph": 1, "B3 reduce-overhead": 0, "B4 max-autotune": 0}
-    assert [row["seen"] for row in ladder_record.targets({}, of=1)] == [None] * 5
+    assert [row["seen"] for row in ladder_record.targets({}, wanted=1)] == [None] * 5
 
 
 @pytest.mark.may_skip

@@ -19,7 +19,7 @@ def test_given_costs(tmp_path):
     done = run("--forward", "1", "--output-grad", "1", "--weight-grad", "1", "--activation", "8,8", "--out", str(out))
     assert done.returncode == 0, done.stderr
     assert "published: mean 1.25" in done.stdout
-    assert "Why ours differs" in done.stdout
+    assert "Why our figures differ" in done.stdout
     found = json.loads(out.read_text())["networks"]["given"]
     assert [(r["method"], r["period"]) for r in found["rows"] if r["processors"] == 2] == [
         ("pipedream", 3), ("intra", 2), ("inter", 1.5)]
