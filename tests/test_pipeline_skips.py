@@ -121,7 +121,7 @@ def test_every_rank_that_reads_a_result_gets_a_message_of_its_own():
     assert {"0RF0>2", "1RF0>2"} <= got, "two results come to one rank"
 
 
-@pytest.mark.parametrize("scheduler", ["looped_bfs", "interleaved", "modulo"])
+@pytest.mark.parametrize("scheduler", ["looped_bfs", "interleaved", "interleaved_zb"])
 def test_two_results_of_one_rank_come_to_one_stage(scheduler):
     found = together("within_chunks", 2, scheduler)
     for losses, parameters, _ in found:
