@@ -1,4 +1,4 @@
-"""All that must be shown on one GPU, in parts of at most nine minutes; one record of what was found.
+"""All proofs that need a GPU, in parts of at most nine minutes, with one record of the results.
 
     python bench/gpu_proof.py [--part tests kernels launch ladder mpi sanitizer references] [--step TEXT
     ...] [--limit 540]
@@ -6,21 +6,21 @@
 
 | part       | minutes | what |
 |---|---|---|
-| tests      | 3       | the tests marked `gpu`, but the references' |
+| tests      | 3       | the tests marked `gpu`, except the references' |
 | kernels    | 4       | every kernel's tests again, with the real compiler, cuBLAS and cuDNN |
-| launch     | 2       | what launches, events and graphs cost: launch_overhead_cuda.json |
+| launch     | 2       | the cost of launches, events and graphs: launch_overhead_cuda.json |
 | ladder     | 9       | MobileNetV3 and DenseNet-121 against torch, rung by rung: ladder.json; takes several calls |
 | mpi        | 3       | two ranks that share the GPU: the bits of one process |
 | sanitizer  | 6       | training steps under compute-sanitizer: memcheck, then racecheck of our own kernels |
 | references | 4       | the kernels' references over CuPy's arrays |
 
-The minutes are guesses for an H200, until one has told. Each part is a command or several, with all their processes
-ended at the limit, and it is no loss to be stopped at any time: what was found is merged into the record whenever there
-is something new, the benchmarks' own records lie beside it, and the next call of a part goes on with what has not
-passed, as long as the sources are the same. `--step` runs those steps of the parts again whose names contain one of
-these texts, whether they have passed or not, and leaves the others as they are. Without --part these are all parts that
-have not passed yet, so where a machine ends every command after ten minutes, the same command with `--within 570` is
-given again until all is there. Ends with 0 if all that was run passed, with 1 if not, with 2 where there is no GPU.
+The minutes are guesses for an H200. A part runs one or several commands, and ends all their processes at the limit. It
+can be stopped at any time: new results are merged into the record at once, the benchmarks' own records are written
+beside it, and the next call of a part continues with the steps that have not passed, if the sources are the same.
+`--step` repeats the steps whose names contain one of these texts, also those that have passed, and no others. Without
+--part all parts run that have not passed yet. If a machine ends every command after ten minutes, repeat the same
+command with `--within 570` until the record is complete. Ends with 0 if everything that ran has passed, with 1 if not,
+with 2 without a GPU.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ from minidl.runtime.device import DeviceError
 
 ROOT = Path(__file__).parent.parent
 LIMIT = 540.0  #: seconds of a part
-STARTING = 40.0  #: of the ladder's, before its budget begins, and at its end
-POLL = 5.0  #: seconds between looks at what a command has written so far
-GRACE = 10.0  #: seconds to end in when asked to
-LEAST = 30.0  #: seconds that a part is begun for
-LISTED = 200  #: tests whose outcomes are all in the record, if there are no more
+STARTING = 40.0  #: seconds of the ladder's part before its budget begins, and at its end
+POLL = 5.0  #: seconds between two reads of a command's output
+GRACE = 10.0  #: seconds that a process has to end when asked
+LEAST = 30.0  #: a part begins only if at least these seconds are left
+LISTED = 200  #: with at most so many tests, the record has the outcome of each
 
 Found = dict[str, Any]
 
@@ -69,8 +69,8 @@ def nothing(folder: Path, output: str) -> Found:
 
 @dataclass(frozen=True)
 class Step:
-    """A command; `read(folder, output)` tells what it has found so far, with `passed` where the exit status is not
-    enough; `folder` is that of the record."""
+    """A command. `read(folder, output)` returns its results so far, with `passed` if the exit status is not enough;
+    `folder` is the record's folder."""
 
     name: str
     command: list[str]
@@ -80,8 +80,8 @@ class Step:
 
 @dataclass(frozen=True)
 class Part:
-    """`steps(folder)`, of the record's folder. `missing`: why it cannot be run here. `check`: what the steps' findings
-    show together."""
+    """`steps(folder)` returns the steps, for the record's folder. `missing`: why the part cannot run here. `check`: the
+    conclusion from the results of all steps."""
 
     steps: Callable[[Path], list[Step]]
     missing: Callable[[], str | None] = lambda: None
@@ -94,7 +94,7 @@ OUTCOME = re.compile(rf"^(\S+::.+?) {SAID}\b|^\[gw\d+\] \[ *\d+%\] {SAID} (\S+::
 
 
 def tests_found(folder: Path, output: str) -> Found:
-    """What `pytest -v` has said so far."""
+    """The results in the output of `pytest -v` so far."""
     outcomes = {name or of_worker: outcome or said for name, outcome, said, of_worker in OUTCOME.findall(output)}
     counts = Counter(outcomes.values())
     bad = [name for name, outcome in outcomes.items() if outcome in ("FAILED", "ERROR")]
@@ -103,15 +103,15 @@ def tests_found(folder: Path, output: str) -> Found:
 
 
 def pytest(*arguments: str, workers: int = 1) -> list[str]:
-    """In processes of its own, each of which is replaced when a test loses it or the GPU (`tests/cuda_on_gpu.py`): the
-    rest is run. A warning of a package is no failure there."""
+    """A pytest command with its own worker processes. A worker is replaced if a test kills it or breaks the GPU
+    (`tests/cuda_on_gpu.py`), and the other tests still run. A package's warning is not a failure there."""
     apart = ["-n", str(workers), "--dist", "load", "--max-worker-restart", "40"]
     return [sys.executable, "-m", "pytest", "-v", *apart, "-W", "default", "-p", "no:cacheprovider", "--tb",
             "short", *arguments]
 
 
 def record_of(name: str) -> Callable[[Path, str], Found]:
-    """Where a benchmark has its own record, whether what it checked is right, and whether it is complete."""
+    """For a benchmark with its own record: whether its checks have passed, and whether it is complete."""
 
     def read(folder: Path, output: str) -> Found:
         path = folder / name
@@ -131,7 +131,7 @@ def printed(folder: Path, output: str) -> Found:
 
 
 def tests(folder: Path) -> list[Step]:
-    """What is free of memory is free of that of other processes: that test runs alone."""
+    """The tests marked `gpu`. The free memory depends on other processes, so the memory test runs alone."""
     return [Step("gpu tests", pytest("-m", "gpu", "-k", "not references and not no_more_memory", "tests/test_gpu.py",
                                      workers=4), read=tests_found),
             Step("memory over many steps",
@@ -144,7 +144,7 @@ def references(folder: Path) -> list[Step]:
 
 
 def kernels(folder: Path) -> list[Step]:
-    """Those test files in which kernels are run, each by itself. What takes the time is a compiler, not the GPU."""
+    """The test files that run kernels, one step each. Most of the time is the compiler's, not the GPU's."""
     files = sorted(p for p in (ROOT / "tests").glob("test_cuda_*.py")
                    if re.search(r"\b(run_kernel|agree)\(", p.read_text()))
     return [Step(p.stem, pytest(str(p.relative_to(ROOT)), workers=8), {"MINIDL_TEST_GPU": "1"}, tests_found)
@@ -192,23 +192,23 @@ def ranks(folder: Path) -> list[Step]:
 
 
 def equal_parameters(steps: Mapping[str, Found]) -> Found:
-    """Whether all runs of a network left the same parameters."""
+    """Whether all runs of a network gave the same parameters."""
     found = {name: {(s.get("record") or {}).get("params_sha256")
                     for step, s in steps.items() if step.startswith(f"{name},")} for name in JOBS}
     equal = {name: len(digests) == 1 and None not in digests for name, digests in found.items()}
     return {"equal_bits": equal, "passed": all(equal.values())}
 
 
-#: what kernels of cuBLAS, cuDNN and CuPy have in their names, and none of ours
+#: parts of the names of cuBLAS's, cuDNN's and CuPy's kernels, which none of ours contains
 VENDORS = r"cublas|cudnn|cutlass|cupy|xmma|nvjet|gemm|gemv|splitK|fprop|dgrad|wgrad|convolve|sm[0-9]+_"
 
 
 def sanitized(folder: Path) -> list[Step]:
-    """Two steps of the two networks that use most kinds of kernels. Hazards are looked for in our own kernels alone:
-    those of vendors take most of the time, and what is found there is theirs."""
+    """Two steps of the two networks that use most kinds of kernels. Only our own kernels are checked for hazards: those
+    of vendors take most of the time, and their hazards are not ours."""
     train = [sys.executable, "-m", "minidl", "train", "--model-arg", "preset=tiny", "--device", "cuda", "--costs",
              "analytic", "--steps", "2", "--batch-size", "4", "--json"]
-    tools = {"memcheck": ["--report-api-errors", "no"],  # libraries ask for what a driver need not have, and go on
+    tools = {"memcheck": ["--report-api-errors", "no"],  # libraries try optional driver functions
              "racecheck": ["--kernel-name-exclude", f"regex={VENDORS}"]}
     return [Step(f"{tool}, {model}", ["compute-sanitizer", "--tool", tool, *more, "--target-processes", "all",
                                       "--error-exitcode", "3", *train, "--model", model])
@@ -218,7 +218,7 @@ def sanitized(folder: Path) -> list[Step]:
 def parts(limit: float) -> dict[str, Part]:
     return {
         "tests": Part(tests), "kernels": Part(kernels), "launch": Part(launch), "ladder": Part(climbing(limit)),
-        "mpi": Part(ranks, lambda: None if mpiexec() else "there is no mpiexec; install minidl[mpich]",
+        "mpi": Part(ranks, lambda: None if mpiexec() else "mpiexec is missing; install minidl[mpich]",
                     equal_parameters), "sanitizer": Part(sanitized, lambda: None if shutil.which("compute-sanitizer")
                                                          else "compute-sanitizer is not on the PATH"),
         "references": Part(references)}
@@ -226,7 +226,7 @@ def parts(limit: float) -> dict[str, Part]:
 
 # -------------------------------------------------------------------------------------------------------------- running
 def merge(out: Path, name: str, part: Found) -> Found:
-    """Puts a part into the record, whole or not at all, and returns the record."""
+    """Writes a part into the record atomically, and returns the record."""
     record = read(out)
     record["parts"][name] = part
     record["passed"] = all(p.get("passed") is not False for p in record["parts"].values())
@@ -241,7 +241,7 @@ def read(out: Path) -> Found:
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """All processes of its group: asked first, then made to."""
+    """Ends all processes of its group: SIGTERM first, then SIGKILL."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
@@ -251,8 +251,8 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def run(step: Step, folder: Path, scratch: Path, limit: float, keep: Callable[[Found], None]) -> Found:
-    """Runs a command for at most `limit` seconds; `keep` gets what is known of it, again and again; there
-    is an `exit` when it has ended."""
+    """Runs a command for at most `limit` seconds. `keep` gets its results again and again; they have an `exit` when it
+    has ended."""
     begin, output, errors = time.monotonic(), scratch / "output", scratch / "errors"
 
     def found(**more: Any) -> Found:
@@ -260,7 +260,7 @@ def run(step: Step, folder: Path, scratch: Path, limit: float, keep: Callable[[F
                 **step.read(folder, output.read_text(errors="replace"))}
 
     with open(output, "wb") as out, open(errors, "wb") as err:
-        # a group of its own, so that all can be ended, and no session: what ends this session's processes ends these
+        # its own group, so that all can be ended, but not its own session, so that they end with this session
         process = subprocess.Popen(step.command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, cwd=ROOT,
                                    process_group=0, env={**os.environ, **step.environment})
         try:
@@ -284,9 +284,9 @@ def run(step: Step, folder: Path, scratch: Path, limit: float, keep: Callable[[F
 
 def prove(name: str, part: Part, out: Path, about: Mapping[str, Any], limit: float,
           chosen: Sequence[str] = ()) -> Found:
-    """Runs a part, its steps within one limit, and returns what the record now says of it. Of the same sources, steps
-    that have passed stay, unless all have; those that were begun before and have not passed come last. `chosen`: only
-    steps whose names contain one of these, and all of them."""
+    """Runs a part, its steps within one limit, and returns its new entry in the record. With the same sources, steps
+    that have passed are not repeated, unless all have passed; steps that began before and have not passed come last.
+    `chosen`: only the steps whose names contain one of these texts, also those that have passed."""
     why = part.missing()
     if why:
         return merge(out, name, {"left_out": why})["parts"][name]
@@ -322,7 +322,7 @@ def prove(name: str, part: Part, out: Path, about: Mapping[str, Any], limit: flo
 
 
 def state(part: Found, about: Mapping[str, Any]) -> int:
-    """0: not yet run of these sources; 1: not finished; 2: finished, and something is wrong; 3: passed."""
+    """0: not yet run with these sources; 1: not finished; 2: finished with a failure; 3: passed."""
     if part.get("machine", {}).get("sources") != about["sources"]:
         return 0
     if any("exit" not in step or step["timed_out"] or step.get("complete") is False for step in part["steps"].values()):
@@ -334,11 +334,11 @@ def main() -> int:
     names = list(parts(LIMIT))
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--part", nargs="+", choices=names, metavar="PART",
-                        help=f"of {', '.join(names)}; default: all that have not passed")
+                        help=f"parts to run, of {', '.join(names)}; default: all that have not passed")
     parser.add_argument("--step", nargs="+", default=[], metavar="TEXT",
-                        help="only steps whose names contain one of these, of --part or of all")
-    parser.add_argument("--limit", type=float, default=LIMIT, metavar="SECONDS", help="for each part")
-    parser.add_argument("--within", type=float, default=math.inf, metavar="SECONDS", help="for all together")
+                        help="only steps whose names contain one of these texts")
+    parser.add_argument("--limit", type=float, default=LIMIT, metavar="SECONDS", help="seconds for each part")
+    parser.add_argument("--within", type=float, default=math.inf, metavar="SECONDS", help="seconds for all parts")
     parser.add_argument("--out", type=Path, default=RESULTS / "gpu_proof.json", help="the record")
     arguments = parser.parse_args()
     end = time.monotonic() + arguments.within
@@ -347,7 +347,7 @@ def main() -> int:
     except DeviceError as error:
         print(f"gpu_proof: {error}", file=sys.stderr)
         return 2
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that what was started is ended too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that started processes end too
     states = {name: state(part, about) for name, part in read(arguments.out)["parts"].items()}
     wanted = arguments.part or sorted((name for name in names if states.get(name, 0) < 3),
                                       key=lambda name: states.get(name, 0))

@@ -1,4 +1,4 @@
-"""What the ladder is climbed on: networks with their batches, precisions, and how long is measured."""
+"""The ladder's cases: networks with their batches, precisions, and measuring times."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import minidl as ml
 from minidl import models
 
 BATCH = 32
-CYCLE = 4  #: batches that steps take in turn
+CYCLE = 4  #: steps use this number of batches in turn
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Case:
     batch: int = BATCH
 
     def complete(self) -> dict[str, Any]:
-        """All arguments, those of the preset spelled out."""
+        """All arguments, including those of the preset."""
         given = dict(self.arguments)
         preset = given.pop("preset", None)
         return {**models.arguments(self.model),
@@ -33,7 +33,7 @@ class Case:
 
 
 def _cases() -> dict[str, Case]:
-    """The small images of both networks first, then both at full size, then what lies between."""
+    """Both networks with small images first, then both at full size, then the sizes between."""
     order = [("m", 0.25, 32), ("d", 12, 32), ("m", 1.0, 224), ("d", 32, 224), ("m", 1.0, 32), ("d", 32, 32),
              ("m", 0.25, 224), ("d", 12, 224), ("m", 0.5, 32), ("m", 0.75, 32), ("d", 24, 32), ("m", 0.5, 224),
              ("m", 0.75, 224), ("d", 24, 224)]
@@ -47,7 +47,7 @@ def _cases() -> dict[str, Case]:
 
 
 CASES = _cases()
-FIRST = tuple(CASES)[:2]  #: what a first compiler is tried on
+FIRST = tuple(CASES)[:2]  #: the networks on which compilers are tried first
 
 
 def batches(case: Case, shape: Sequence[int], classes: int) -> list[tuple[Any, Any]]:
@@ -59,9 +59,9 @@ def batches(case: Case, shape: Sequence[int], classes: int) -> list[tuple[Any, A
 
 @dataclass(frozen=True)
 class Precision:
-    """Arithmetic that both sides use. `tf32`: products and convolutions of float32 may round their inputs for the
-    tensor cores; `low`: the type of products in mixed precision; `rounding`: relative errors of a loss that are as good
-    as none."""
+    """The arithmetic of both sides. `tf32`: products and convolutions of float32 may round their inputs for the tensor
+    cores; `low`: the type of products in mixed precision; `rounding`: the relative error of a loss that is accepted as
+    rounding."""
 
     name: str
     tf32: bool
@@ -69,7 +69,7 @@ class Precision:
     rounding: float
 
     def autocast(self) -> AbstractContextManager[None]:
-        """In which our models are recorded."""
+        """The context in which our models are recorded."""
         return ml.autocast(self.low) if self.low else nullcontext()
 
 
@@ -79,8 +79,8 @@ PRECISIONS = {p.name: p for p in (Precision("tf32", True, None, 1e-3), Precision
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to measure: seconds of rungs in turn, and before that of warming up; steps in a group, groups at least;
-    steps after which bits are compared; single steps whose cost on the host is taken."""
+    """How long to measure: seconds of rungs in turn, and seconds to warm up before; steps per group, the least number
+    of groups; steps after which bits are compared; single steps whose host cost is measured."""
 
     seconds: float = 20.0
     warm_up: float = 1.5

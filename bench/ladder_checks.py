@@ -1,4 +1,4 @@
-"""What must be right before times count: the bits of minidl's rungs, and losses against torch in float64."""
+"""Checks before any timing: the bits of minidl's rungs, and losses against torch in float64."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ COMPARED = 3  #: steps whose losses are compared: later ones drift apart with an
 
 
 def said(error: Exception) -> str:
-    """In one line."""
+    """The error in one line."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
 
@@ -24,8 +24,8 @@ def apart(found: Sequence[float], wanted: Sequence[float]) -> float:
 
 def same(bits: Mapping[str, bytes], losses: Mapping[str, Sequence[float]], steps: int,
          rounding: float) -> dict[str, Any]:
-    """Of minidl's rungs after so many steps: those that launch the same have the same bits, those that fuse about the
-    same first losses, each of which may be off by `rounding`."""
+    """Compares minidl's rungs after `steps` steps: rungs with the same launches must have the same bits; rungs that
+    fuse must have the same first losses, with a relative error of at most `rounding` each."""
     plain = [name for name in bits if name in PLAIN]
     found = {"steps": steps, "rungs": plain, "equal_bits": len({bits[name] for name in plain}) == 1,
              "finite": bool(np.isfinite(list(losses.values())).all())}
@@ -44,7 +44,7 @@ def against_float64(ours: Ours, theirs: Theirs, rungs: Sequence[str], steps: int
 
 
 def passed(entry: Mapping[str, Any]) -> bool:
-    """Whether all that was checked of a network is right, and every rung of minidl runs."""
+    """Whether all checks of a network have passed, and every rung of minidl runs."""
     correct = entry["correct"]
     agree = correct.get("fused_agrees", True) and correct.get("losses", {}).get("agrees", True)
     return bool(correct["equal_bits"] and correct["finite"] and agree

@@ -23,9 +23,9 @@ from minidl.runtime.executors import GraphExecutor, StreamExecutor
 #: rungs and their schedules
 PLAIN = ("E0a in_order", "E0b multi_stream", "E0b multi_region", "E1 in_order", "E2 multi_stream", "E2 multi_region")
 FUSED = ("E3 in_order", "E3 multi_region")
-#: the first of these that is there stands for minidl against torch: chosen before anything is measured
+#: the first of these that runs represents minidl against torch; this order was chosen before measuring
 BEST = ("E3 multi_region", "E2 multi_region", "E1 in_order", "E0b multi_region", "E0a in_order")
-PAIRS = 60  #: pairs of groups of tasks that are measured side by side: those with most time to share
+PAIRS = 60  #: pairs of groups of tasks that are measured at the same time: those with the longest common time
 
 
 class Ours:
@@ -44,13 +44,13 @@ class Ours:
             return models.create(self.case.model, **self.case.arguments)
 
     def _pinned(self, array: Any) -> Any:
-        """As torch's side has its batches."""
+        """Pinned memory, as for torch's batches."""
         host = self.device.pinned(array.shape, str(array.dtype))
         host[...] = array
         return host
 
     def recorded(self, name: str, dropout: bool = True) -> tuple[Any, Any]:
-        """A model with its first weights, and the step of it that a rung runs, as a graph."""
+        """A model with its initial weights, and a rung's step as a graph."""
         model = self.model()
         for layer in model.modules():
             if isinstance(layer, nn.Dropout) and not dropout:
@@ -60,7 +60,7 @@ class Ours:
         return model, fused(graph, self.device) if name in FUSED else graph
 
     def rung(self, name: str, schedule: Any) -> tuple[Rung, Any]:
-        """And its model."""
+        """A rung and its model."""
         begin = time.perf_counter()
         model, graph = self.recorded(name)
         lanes = StreamExecutor if name.startswith("E0") else GraphExecutor
@@ -73,7 +73,7 @@ class Ours:
                     {"tasks": len(graph)}, *one_graph, run.close), model
 
     def losses(self, name: str, steps: int) -> list[float]:
-        """Of the first steps of a rung's graph, in order and without dropout: what torch is compared with."""
+        """The losses of the first steps of a rung's graph, in order and without dropout, to compare with torch."""
         _, graph = self.recorded(name, dropout=False)
         run = StreamExecutor(graph, schedulers.in_order(graph), device=self.device)
         found = [float(run(*batch)) for batch in itertools.islice(itertools.cycle(self.batches), steps)]
@@ -81,7 +81,7 @@ class Ours:
         return found
 
     def plans(self, name: str, costs: Callable[[Any, Any], Any]) -> tuple[dict[str, Any], dict[str, float]]:
-        """Schedules for the graph of a rung, and the milliseconds that a step of each should take."""
+        """Schedules for the graph of a rung, and the predicted milliseconds per step of each."""
         _, graph = self.recorded(name)
         cost = costs(graph, self.device)
         made = {"in_order": schedulers.in_order(graph), "multi_stream": schedulers.multi_stream(graph, cost=cost),
@@ -92,7 +92,8 @@ class Ours:
 
 
 def measured_costs(graph: Any, device: Any, most: int = PAIRS) -> Any:
-    """Of tasks alone, and of at most so many pairs of groups of them side by side; other pairs count as free."""
+    """The costs of single tasks, and of at most `most` pairs of groups at the same time; other pairs are assumed not to
+    slow each other."""
     cost = ml.CostModel.measure(graph, device=device)
     groups, pairs = schedulers.profile_groups(graph, cost)
     return replace(cost,
@@ -109,5 +110,5 @@ def longest(graph: Any, cost: Any, groups: Any, pairs: Any) -> list[tuple[str, s
 
 
 def best(rungs: Sequence[str]) -> str:
-    """Of those that are there, the one that is held against torch."""
+    """The rung of these that is compared with torch."""
     return next(name for name in BEST if name in rungs)

@@ -12,17 +12,17 @@ from launches import no_collection
 
 
 class HostClock:
-    """For devices whose steps are done when they return."""
+    """The clock of a device whose steps are done when they return."""
 
     def seconds(self, step: Callable[[], Any], times: int) -> float:
-        """Of one step, when `times` are issued in a row."""
+        """Seconds per step, if `times` steps are issued one after another."""
         begin = time.perf_counter()
         for _ in range(times):
             step()
         return (time.perf_counter() - begin) / times
 
     def wait(self) -> None:
-        """Until all that was issued is done."""
+        """Waits until all issued work is done."""
 
 
 class DeviceClock:
@@ -69,9 +69,9 @@ class TorchClock:
 
 @dataclass
 class Rung:
-    """A way to run a step, with weights of its own. `step()` issues one on the next batch and waits for nothing;
-    `ready_s`: what it took to get there (recording, planning, capturing, compiling). Where a step is one graph of ours,
-    `bring()` gets it the next batch and `launch()` is all the rest."""
+    """A way to run a step, with its own weights. `step()` issues one on the next batch and does not wait; `ready_s`:
+    the seconds to prepare it (recording, planning, capturing, compiling). If a step is one graph of ours, `bring()`
+    copies the next batch to it and `launch()` does the rest."""
 
     step: Callable[[], Any]
     clock: Any
@@ -83,7 +83,7 @@ class Rung:
     close: Callable[[], None] = lambda: None
 
     def host_us(self, times: int, call: Callable[[], Any], before: Callable[[], Any] | None = None) -> list[float]:
-        """Microseconds that the caller spends on single calls, each issued to a device that has nothing to do."""
+        """The caller's microseconds for single calls, each issued to an idle device."""
         found = []
         for _ in range(times):
             if before:
@@ -97,7 +97,7 @@ class Rung:
 
 
 def interleaved(rungs: Mapping[str, Rung], effort: Effort) -> dict[str, list[float]]:
-    """Seconds of a step, groups of all rungs in turn; those of the first `warm_up` seconds do not count."""
+    """Seconds per step, with groups of all rungs in turn; groups of the first `warm_up` seconds do not count."""
 
     def turn() -> dict[str, float]:
         return {name: rung.clock.seconds(rung.step, effort.group) for name, rung in rungs.items()}

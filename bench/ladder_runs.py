@@ -1,9 +1,10 @@
-"""One network, measured: a run times some rungs in turn. The first holds all of minidl's and torch's without compilers,
-after they have been checked; each of torch's compilers has a run of its own, beside the rung that stands for minidl.
+"""The measurement of one network: a run times several rungs in turn. The first run has all of minidl's rungs and
+torch's without compilers, after they have been checked; each of torch's compilers has its own run, with the rung that
+represents minidl.
 
-A run is a dictionary for the record: milliseconds of a step and ratios of rungs, host cost, what getting ready took,
-and why a rung is left out. The first run plans; its record has the plan of the rung that stands for minidl, which the
-others take.
+A run is a dictionary for the record: milliseconds per step and ratios of rungs, host cost, preparation time, and why a
+rung is left out. The first run plans; its record has the plan of the rung that represents minidl, and the other runs
+use it.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ Run = dict[str, Any]
 
 @dataclass(frozen=True)
 class How:
-    """`costs(graph, device)`: what schedules are made from. `torch_on`: where torch runs, None for minidl alone.
-    `rungs`: those of minidl."""
+    """`costs(graph, device)`: the costs for schedules. `torch_on`: torch's device, None for minidl alone. `rungs`:
+    minidl's rungs."""
 
     effort: Effort
     costs: Callable[[Any, Any], Any] = measured_costs
@@ -58,7 +59,7 @@ def timed(rungs: Mapping[str, Rung], effort: Effort) -> Run:
 
 
 def first_run(case: Case, precision: Precision, device: Any, how: How) -> Run:
-    """All rungs but those of compilers, checked and timed. A rung that fails is left out and says why."""
+    """All rungs except those of compilers, checked and timed. A rung that fails is left out, with its error."""
     ours, steps = Ours(case, precision, device), how.effort.steps
     rungs: dict[str, Rung] = {}
     made: dict[str, Schedule] = {}
@@ -67,7 +68,7 @@ def first_run(case: Case, precision: Precision, device: Any, how: How) -> Run:
     run: Run = {"batch": case.batch, "planning_s": 0.0, "predicted_ms": {}, "left_out": {}}
 
     def attempt(name: str, make: Callable[[], Any]) -> Any:
-        """None where it fails: the others are worth measuring, and the check tells."""
+        """The result of `make`, or None if it fails: the other rungs are still measured, and the check reports it."""
         try:
             return make()
         except Exception as error:
@@ -117,8 +118,8 @@ def first_run(case: Case, precision: Precision, device: Any, how: How) -> Run:
 
 
 def compiled_run(name: str, first: Mapping[str, Any], case: Case, precision: Precision, device: Any, how: How) -> Run:
-    """One of torch's compilers beside what stands for minidl in the first run, by its plan. Raises what the
-    compiler raises."""
+    """One of torch's compilers, timed with the rung that represents minidl in the first run, by its plan. Raises the
+    compiler's errors."""
     if how.no_torch():
         return {"left_out": {name: how.no_torch()}}
     ours, mine = Ours(case, precision, device), first["minidl"]
@@ -132,7 +133,7 @@ def compiled_run(name: str, first: Mapping[str, Any], case: Case, precision: Pre
 
 
 def give_back(device: Any) -> None:
-    """Memory that allocators keep of a network that is done."""
+    """Frees the memory that allocators keep after a network is done."""
     device.synchronize()
     gc.collect()
     pool = getattr(device.driver.cupy, "get_default_memory_pool", None)

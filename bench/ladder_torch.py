@@ -20,13 +20,13 @@ COMPILED = ("B3 reduce-overhead", "B4 max-autotune", "B5 torchsched")
 
 
 def missing() -> str | None:
-    """Why there is no torch."""
+    """Why torch is missing; None if it is installed."""
     return None if importlib.util.find_spec("torch") else "torch is not installed"
 
 
 class Theirs:
-    """The torch side of one network: twins with the weights of our model, on `where` (cuda, or cpu to try it out).
-    `memory_format`: what was found to be faster before."""
+    """The torch side of one network: copies with the weights of our model, on `where` (cuda, or cpu to try it out).
+    `memory_format`: the faster one of an earlier run."""
 
     def __init__(self, ours: Ours, where: str, memory_format: str | None = None) -> None:
         import torch
@@ -48,7 +48,7 @@ class Theirs:
         return network
 
     def with_loss(self, network: Any) -> Any:
-        """The network with its loss, in the precision asked for: all of it, so that compilers see it too."""
+        """The network with its loss, in the chosen precision, as one function, so that compilers see all of it."""
         torch, where, low = self.torch, self.where, self.precision.low
 
         class WithLoss(torch.nn.Module):
@@ -68,7 +68,7 @@ class Theirs:
         return self.torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9, fused=fused or None)
 
     def host(self, dtype: Any = None) -> list[tuple[Any, Any]]:
-        """The batches as torch reads them, pinned where a GPU is."""
+        """The batches as torch tensors, pinned if there is a GPU."""
         found = []
         for x, y in self.ours.batches:
             images = self.twins.images(x).to(dtype or self.torch.float32).contiguous(memory_format=self.format)
@@ -81,7 +81,7 @@ class Theirs:
         return x.to(self.where, non_blocking=True), y.to(self.where, non_blocking=True)
 
     def losses(self, steps: int, exact: bool) -> list[float]:
-        """Of the first steps without dropout, in the precision asked for or in float64."""
+        """The losses of the first steps without dropout, in the chosen precision or in float64."""
         dtype = self.torch.float64 if exact else self.torch.float32
         network = self.network(dtype, dropout=False)
         self.torch.backends.cudnn.benchmark = False  # float64 has slow algorithms, and this is not timed
@@ -115,7 +115,7 @@ class Theirs:
         return step
 
     def tuned(self) -> Callable[[], Any]:
-        """Channels last where eager steps are faster with them."""
+        """A step that uses channels last if eager steps are faster with it."""
         if self.memory_format is None:
             seconds = {}
             for name, attribute in FORMATS.items():
@@ -162,7 +162,7 @@ class Theirs:
         return step
 
     def compiled(self, mode: str) -> Callable[[], Any]:
-        # or networks before this one count as recompilations of it, of which there is a limit
+        # otherwise earlier networks count as recompilations of this one, whose number is limited
         self.torch.compiler.reset()
         network = self.network()
         loss_of = self.torch.compile(self.with_loss(network), mode=mode)
@@ -180,7 +180,7 @@ class Theirs:
         return HostClock() if self.where == "cpu" else TorchClock(self.torch)
 
     def rung(self, name: str) -> Rung:
-        """Made and run three times, since compilers work at the first calls. Raises what torch raises."""
+        """A rung after three steps, since compilers work in the first calls. Raises torch's errors."""
         make = {"B0 eager": lambda: self.eager(False), "B1 tuned": self.tuned, "B2 graph": self.captured,
                 "B3 reduce-overhead": lambda: self.compiled("reduce-overhead"),
                 "B4 max-autotune": lambda: self.compiled("max-autotune"), "B5 torchsched": self.torchsched}[name]

@@ -1,7 +1,7 @@
 """Launches on the CPU: calls in the caller's thread, hand-over to a worker thread, chains of small calls on workers.
 
-A stream of minidl's CPU is a thread that is handed a program, a list of calls; beside it stand the standard library's
-ways to hand over one call.
+A CPU stream of minidl is a thread that gets a program, a list of calls. For comparison: the standard library's ways to
+hand over one call.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SIZES = {4: "4 B", 4 << 10: "4 KiB", 1 << 20: "1 MiB", 64 << 20: "64 MiB"}
 
 
 def rows(quick: bool) -> Iterator[Row]:
-    """All of them; `quick`: few samples and short chains."""
+    """All rows for the CPU; `quick`: few samples and short chains."""
     calls, rounds = (50, 5) if quick else (1000, 40)
     group = "a call in the caller's thread"
 
@@ -184,7 +184,7 @@ def _pool(calls: int, rounds: int) -> Samples:
 
 # --------------------------------------------------------------------------------------------------------------- chains
 def _small(branches: int) -> list[Callable[[], Any]]:
-    """A small call for each branch, on arrays of its own."""
+    """A small call for each branch, on its own arrays."""
     return [partial(np.add, *np.ones((2, 1024), np.float32), out=np.ones(1024, np.float32)) for _ in range(branches)]
 
 
@@ -200,7 +200,7 @@ def _chain_by_queue(n: int, issues: int) -> Samples:
 
 
 def _chain(n: int, branches: int, issues: int) -> Samples:
-    """`branches` streams side by side; 0: two that take turns, an event between any two calls."""
+    """`branches` streams at the same time; 0: two streams in turn, with an event between any two calls."""
     if branches:
         programs = [[call] * len(piece) for call, piece in zip(_small(branches), pieces(n, branches), strict=True)]
     else:

@@ -1,11 +1,10 @@
-"""Launches on CUDA: what one costs the host, and how far apart they lie on the device, by every way there
-is to issue one.
+"""Launches on CUDA: the host's cost of one, and the time between two on the device, by all ways to issue one.
 
-Streams, events, graphs and copies go through minidl's driver, whose calls are prebuilt; beside them stand CuPy, numba,
-cuBLAS, cuDNN and torch as they are used by themselves.
+Streams, events, graphs and copies go through minidl's driver, whose calls are prebuilt. For comparison: CuPy, numba,
+cuBLAS, cuDNN and torch as used without minidl.
 
-The device's side is measured with the queue kept full: the stream is first held by filling memory for longer than the
-host needs to issue all calls, so the time between the two events around them is the device's alone.
+The device's time is measured with a full queue: the stream first fills memory for longer than the host needs to issue
+all calls, so the time between the two events around them is only the device's.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ from minidl.runtime.cuda.clock import Hold
 from minidl.runtime.cuda.lanes import capture
 
 SIZES = {4: "4 B", 4 << 10: "4 KiB", 1 << 20: "1 MiB", 64 << 20: "64 MiB"}
-HELD = 256 << 20  #: bytes that are filled to hold a stream
+HELD = 256 << 20  #: bytes that are filled to keep a stream busy
 Issue = Callable[[], Any]
 
 
 class Gpu:
-    """The device, and what every measurement on it shares."""
+    """The device, and the state that all measurements share."""
 
     def __init__(self, device: Any, quick: bool) -> None:
         self.device, self.driver, self.main = device, device.driver, device.main
@@ -41,7 +40,7 @@ class Gpu:
         self.hold = Hold(self.driver, self.main, self._kept[0])
 
     def array(self, *shape: int) -> Any:
-        """float32 zeros, as launches take them."""
+        """float32 zeros, in the form that launches accept."""
         steps = tuple(int(np.prod(shape[i + 1 :])) for i in range(len(shape)))
         self._kept.append(self.device.allocate(4 * int(np.prod(shape))))
         return self.device.array(self._kept[-1], View(0, shape, steps, 0, "float32"))
@@ -52,8 +51,8 @@ class Gpu:
         return self.driver.launch(grid, stream)
 
     def times(self, issue: Issue, calls: int) -> Samples:
-        """Of something that is issued to the main stream, or forked off from it and joined. At most some hundreds of
-        calls may be queued, or the host waits for the device."""
+        """The times of calls that are issued to the main stream, or forked from it and joined. At most a few hundred
+        calls may be queued, otherwise the host waits for the device."""
         issue()
         self.driver.synchronize_device()
         host = bursts(issue, calls, self.rounds, self.driver.synchronize_device)
@@ -72,12 +71,12 @@ class Gpu:
 
 
 def rows(device: Any, quick: bool) -> Iterator[Row]:
-    """All of them; `quick`: few samples and short chains."""
+    """All rows for CUDA; `quick`: few samples and short chains."""
     gpu = Gpu(device, quick)
 
     def issued(make: Callable[..., AbstractContextManager[Issue]], *arguments: Any,
                calls: int = gpu.calls) -> Callable[[], Samples]:
-        """What `make` sets up is issued again and again."""
+        """Issues what `make` sets up again and again."""
         def measure() -> Samples:
             with make(gpu, *arguments) as issue:
                 return gpu.times(issue, calls)
@@ -180,7 +179,7 @@ def _numba(gpu: Gpu, count: int) -> Iterator[Issue]:
         space: dict[str, Any] = {}
         exec(f"def nothing({', '.join(f'a{i}' for i in range(count))}):\n    pass\n", space)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that one block is little: it is meant
+            warnings.simplefilter("ignore")  # numba warns about a grid of one block, which is intended here
             configured = numba_cuda.jit(space["nothing"])[1, 32, numba_cuda.external_stream(gpu.main.ptr)]
         arguments = [numba_cuda.as_cuda_array(cupy.zeros(1024, cupy.float32)) for _ in range(count)]
         yield lambda: configured(*arguments)
@@ -216,7 +215,7 @@ def _gemm(gpu: Gpu) -> Iterator[Issue]:
 
     handle = cublas.create()
     try:
-        cublas.set_stream(handle, gpu.main.ptr)  # first: it takes the workspace away
+        cublas.set_stream(handle, gpu.main.ptr)  # must come first: it resets the workspace
         workspace = gpu.array(8 << 20)
         cublas.set_workspace(handle, cuda.pointer(workspace), workspace.nbytes)
         a, b, c = (cuda.pointer(gpu.array(64, 64)) for _ in range(3))
@@ -297,7 +296,7 @@ def _upload(gpu: Gpu, size: int, pinned: bool, calls: int) -> Samples:
 
 # --------------------------------------------------------------------------------------------------------------- chains
 def _program(gpu: Gpu, n: int, branches: int) -> list[Thunk]:
-    """Calls for n small kernels on `branches` streams side by side; 0: on two that take turns."""
+    """Calls for n small kernels on `branches` streams at the same time; 0: on two streams in turn."""
     streams = gpu.device.streams((0, *(1,) * ((branches or 2) - 1)))
     kernels = [gpu.small(stream, gpu.array(1024)) for stream in streams]
     fork, join = _fork_and_join(gpu, streams)
@@ -332,8 +331,8 @@ def _chain(gpu: Gpu, n: int, branches: int, graph: bool) -> Samples:
 
 
 def _between_events(gpu: Gpu, issue: Issue, n: int, before: Issue = lambda: None) -> Samples:
-    """Per kernel: single calls as they are issued to an idle device, a graph behind one that runs, so that its launch
-    is not in the device's time."""
+    """Times per kernel: single calls are issued to an idle device; a graph is issued behind a running one, so that its
+    launch is not part of the device's time."""
     begin, end = gpu.driver.event(True), gpu.driver.event(True)
     first, last = gpu.driver.record(begin, gpu.main), gpu.driver.record(end, gpu.main)
     host, device = [], []
