@@ -104,7 +104,7 @@ def check_writable(path: str | Path) -> None:
 
 
 def _status(path: str | Path) -> os.stat_result | None:
-    """The status of the file at the end of all links; None where none exists. Raises FileError where it is a folder or
+    """The status of the file at the end of all links; None if it does not exist. Raises FileError if it is a folder or
     write-protected."""
     try:
         status = os.stat(path)

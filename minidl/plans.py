@@ -33,8 +33,8 @@ CHAINED = 6  #: how many iterations of a pipeline are chained; the period is the
 
 @dataclass(frozen=True)
 class Machine:
-    """What a plan may use. `ranks`: processes that train together; the cost model has the link between them.
-    `replicas`: how many pipelines of that many ranks train together, each on its share of every batch.
+    """The resources of a plan. `ranks`: processes that train together; the cost model has the link between them.
+    `replicas`: the number of pipelines with `ranks` ranks each that train together, each on its share of every batch.
 
     `memory_limit`: the most bytes per rank. `activation_cap`: the most live activations per rank of a pipeline, in
     units of a full stage. `collective`: from {unit: bytes that travel} to the time of their sum over the ranks, in the

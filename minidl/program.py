@@ -285,7 +285,7 @@ def _two_steps(graph: TaskGraph, steps: Loop) -> TaskGraph:
 
 
 def _boundary_waits(part: Part, steps: Loop) -> tuple[tuple[int, int], ...] | None:
-    """Which communication of the step before each lane of a body must wait for, each transfer once; None where
+    """The communication of the previous step for which each lane of a body must wait, each transfer once; None if
     communication must end with its step."""
     graph = part.graph
     lasting = {*steps.lasting,

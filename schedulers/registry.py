@@ -53,12 +53,12 @@ class Scheduler:
 
     @property
     def about(self) -> str:
-        """What it does, with its source and closed form: its docstring without what concerns callers."""
+        """Its description, with source and closed form: its docstring without the errors."""
         text = inspect.getdoc(self.function) or ""
         return " ".join(text.partition("Raises ")[0].split())
 
     def known(self, **given: Any) -> dict[str, Any]:
-        """Those of these options that it takes and that are not None."""
+        """The given options that it accepts and that are not None."""
         return {option: value for option, value in given.items() if option in self.options and value is not None}
 
     def check(self, given: Mapping[str, Any]) -> None:

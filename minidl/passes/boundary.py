@@ -224,9 +224,9 @@ def loop(graph: TaskGraph, schedule: Schedule) -> Loop:
 
 
 def head(graph: TaskGraph, schedule: Schedule) -> Mask:
-    """Of a body with a verdict, with its messages: the tasks that run again where that is bad. On each lane that
-    computes all up to the last late one, and the messages that these send. What is received belongs to the head where
-    it is sent in it, whenever it is read.
+    """For a body with a verdict, with its messages: the tasks that run again after a bad verdict. These are all tasks
+    up to the last late one on each lane that computes, and the messages that they send. A receive belongs to the head
+    if its send does, no matter when its buffer is read.
 
     Raises ScheduleError for a lane of messages in which others stand among them.
     """

@@ -1,7 +1,7 @@
 """Messages and collectives between ranks as tasks of a schedule: the proofs that none waits for ever.
 
-A send and its receive find each other by the message number that `minidl.program` gives them, whatever other messages
-are under way between the two ranks.
+The message number that `minidl.program` gives a send and its receive identifies them among all messages in flight
+between the two ranks.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ def received(graph: TaskGraph, rank: Ints) -> tuple[TaskGraph, Messages]:
 
 
 def _role(role: Role) -> Role:
-    """Of what is received: it lasts no longer than the step, also where it is a parameter."""
+    """The role of a received buffer: it does not outlive the step, even if it is a parameter."""
     return Role.ACTIVATION if role.persistent else role
 
 

@@ -387,7 +387,7 @@ class _Network:
         return far
 
     def _figures(self, source: Ints, target: Ints) -> tuple[Any, Any, Any]:
-        """Of the link from each source to its target: latency, time per byte, and whether cores move its messages."""
+        """The link from each source to its target: latency, time per byte, and whether cores move its messages."""
         ranks, rank = int(self.lanes.rank.max(initial=0)) + 1, self.lanes.rank_of
         pairs, which = np.unique(rank[source] * ranks + rank[target], return_inverse=True)
         links = [self.cost.link_between(*divmod(pair, ranks)) for pair in pairs.tolist()]

@@ -41,8 +41,8 @@ class Arrival(Event):
 
 
 class Communication:
-    """What the parts of a program share: the thread, the transfers in flight, their memory, and the events between one
-    step and the next."""
+    """The communication that all parts of a program share: the thread, the transfers in flight, their memory, and the
+    events between one step and the next."""
 
     def __init__(self, device: Any, transport: Communicator, program: Program, *, trace: bool, credit: int) -> None:
         self.transport, self.trace = transport, trace
@@ -101,7 +101,7 @@ class Communication:
         self.flight.append(entries)
 
     def forget(self) -> None:
-        """Waits for what is under way, of which some may be read by nobody."""
+        """Waits for the transfers in flight, also those whose results are not read."""
         self.join()
         for event in self._events:
             event.arrived()
@@ -119,7 +119,7 @@ class Communication:
             event.open()
 
     def join(self) -> None:
-        """Waits for the transfers under way."""
+        """Waits for the transfers in flight."""
         if self._started:
             self._started = False
             if self._stream is not None:

@@ -214,7 +214,7 @@ class Runtime:
         phase.lanes.run()
 
     def _go_on(self, part: _Ready, inputs: tuple[Any, ...]) -> None:
-        """What follows on a verdict: the head of the step once more where it is bad, then the rest."""
+        """Continues after a verdict: runs the head of the step again if it is bad, then the rest."""
         assert self._communication is not None
         again, rest = part.after
         if self.device.read(part.verdict)[0]:
@@ -342,7 +342,7 @@ class _Ready:
 
     @property
     def lanes(self) -> Any:
-        """Those of the first phase, of most parts the only one."""
+        """The lanes of the first phase; most parts have no other phase."""
         return self.first.lanes
 
     def timeline(self) -> Timeline:

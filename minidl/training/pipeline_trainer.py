@@ -63,12 +63,12 @@ def _turn(communicator: Communicator, moves: Sequence[Callable[[], Iterator[None
 
 
 class PipelineTrainer(Trainer):
-    """One rank of a run. `cost` and `link` are those of rank 0 on every rank, so that all make the same plan.
+    """One rank of a run. `cost` and `link` are rank 0's on every rank, so that all make the same plan.
 
-    Every rank has recorded the whole step and reads all of its replica's share of the batch (of the whole batch where
-    `recorded` has one rank); it holds and runs its own stages. Only a rank with the last stage sees losses until
-    `finish`. A stale policy is stale within a step, after which nothing is under way. `sums`: microseconds of an
-    all-reduce between replicas, each and per byte.
+    Every rank has recorded the whole step and reads all of its replica's share of the batch (the whole batch if
+    `recorded` has one rank); it holds and runs its own stages. Until `finish`, only a rank with the last stage has
+    losses. A stale policy is stale only within a step, which drains the pipeline at its end. `sums`: microseconds of an
+    all-reduce between replicas, per all-reduce and per byte.
     """
 
     def __init__(self, recorded: Recorded, cost: CostModel, communicator: Communicator, link: Link, *,
@@ -94,7 +94,7 @@ class PipelineTrainer(Trainer):
                       and id(spec.live) in held]
 
     def settle(self) -> None:
-        """As every trainer does, on all ranks together: a step that is not validated yet needs all of them."""
+        """Like `Trainer.settle`, on all ranks together: a step that is not validated yet needs all of them."""
         self.collect()
         self.run.settle()
         super().settle()

@@ -58,7 +58,7 @@ class Standstill(RankError):
 @dataclass(frozen=True)
 class Wait:
     """A rank waits for the transfer `what` from or to the ranks `peers` (none: all others). `since`: when the wait
-    began; `looked`: when it was last found to go on (both `time.monotonic`)."""
+    began; `looked`: when it was last seen (both `time.monotonic`)."""
 
     peers: tuple[int, ...]
     what: str
@@ -71,7 +71,7 @@ class Wait:
         return f"rank {rank} waits for {whom} ({self.what})"
 
     def lasts(self, seconds: float) -> bool:
-        """Whether the wait has lasted longer than this and was found to go on within this time. Otherwise it may be
+        """Whether the wait has lasted longer than `seconds`, and was last seen within `seconds`. Otherwise it may be
         over: its rank may not have looked since."""
         now = time.monotonic()
         return now - self.since > seconds and now - self.looked < seconds

@@ -95,7 +95,7 @@ class MPI(Communicator):
             atexit.register(self._watch.close)  # before mpi4py ends MPI
 
     def _among(self, ranks: Any) -> None:
-        """Makes this the communicator of these ranks (MPI's). What is for one purpose has a communicator of its own."""
+        """Makes this the communicator of these ranks (MPI's). Each purpose has its own communicator."""
         self.rank, self.size = ranks.Get_rank(), ranks.Get_size()
         self._slots = [ranks.Dup() for _ in range(SLOTS)]
         self._sharing, self._pairs = ranks.Dup(), ranks.Dup()
