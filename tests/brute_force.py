@@ -375,6 +375,8 @@ class Network:
         rank = dict(rows)
         if any(not 0 <= r < self.ranks for r in rank.values()):
             return "no such rank"
+        if set(rank.values()) != set(range(self.ranks)):
+            return "a rank without a task"
         home: dict[int, set[int]] = {}
         for t, r in rank.items():
             home.setdefault(t[0], set()).add(r)

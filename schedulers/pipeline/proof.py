@@ -46,7 +46,8 @@ def prove(plan: Plan) -> Plan:
     if plan.versions is not None and placement.parts is None:  # with parts, the graph itself says which version is read
         _versions(plan)
     plan = _counted(plan)
-    if graph.launches:  # a recorded network, whose buffers have sizes
+    if graph.launches:  # a recorded network, whose ranks run programs
+        _every_rank(schedule, placement)
         plan = plan.lowered()
     return plan
 
@@ -240,6 +241,14 @@ def _one_lane(schedule: Schedule) -> None:
             raise schedule.error(f"rank {rank} computes on the lanes {schedule.lanes[seen[rank]].name} and "
                                  f"{schedule.lanes[lane].name}; a rank of a pipeline must compute on one lane",
                                  [int(schedule.keys[entry[at]])])
+
+
+def _every_rank(schedule: Schedule, placement: Placement) -> None:
+    """Each rank has a task. Raises ScheduleError."""
+    idle = np.setdiff1d(np.arange(placement.ranks), [lane.rank for lane, count in zip(
+        schedule.lanes, np.diff(schedule.ptr).tolist(), strict=True) if count])
+    if idle.size:
+        raise schedule.error(f"rank {idle[0]} has no task; give it a stage, or take fewer ranks")
 
 
 def _same_rank(schedule: Schedule, rank: Ints, home: Ints) -> None:
