@@ -367,9 +367,11 @@ class _Network:
             latency, per_byte, core = self._figures(source, target)
             took = per_byte * graph.bytes[source]
             time[source] = np.where(core, 0.0, took)
-            half = np.where(core, (latency + took) / 2, 0.0)
-            np.add.at(time, graph.preds.ids[graph.preds.ptr[source + 1] - 1], half)  # the task that makes the message
-            np.add.at(time, graph.succs.ids[graph.succs.ptr[target]], half)  # the first that reads it
+            for rows, end in ((graph.preds, source), (graph.succs, target)):
+                mine = core & (np.diff(rows.ptr)[end] > 0)
+                # the task that makes the message, which is the last before its send; the first that reads it
+                near = rows.ids[rows.ptr[end[mine] + 1] - 1 if rows is graph.preds else rows.ptr[end[mine]]]
+                np.add.at(time, near, (latency + took)[mine] / 2)
         return time
 
     def far(self, source: Ints, target: Callable[[], Ints]) -> Floats:

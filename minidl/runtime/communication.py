@@ -70,12 +70,14 @@ class Communication:
         return self._events[-1]
 
     def place(self, key: int, bound: Bound, views: tuple[View, ...], after: Sequence[int], sums: bool) -> Host:
-        """The memory that a transfer sums or moves; a reduce-scatter and its all-gather share one. `after`: the keys of
-        the tasks that it awaits."""
+        """The memory that a transfer sums or moves. A reduce-scatter and its all-gather share one; messages do not, as
+        they await other tasks. `after`: the keys of the tasks that it awaits."""
+        if not sums:
+            self.places[key] = self.hand.place(self.transport, [bound.array(v) for v in views], after, sums)
+            return self.places[key]
         where = tuple((id(memory), base, view) for view in views for memory, base in [bound.place(view.storage)])
         if where not in self._places:
-            self._places[where] = self.hand.place(self.group if sums else self.transport,
-                                                  [bound.array(v) for v in views], after, sums)
+            self._places[where] = self.hand.place(self.group, [bound.array(v) for v in views], after, sums)
         self.places[key] = self._places[where]
         return self.places[key]
 
@@ -190,6 +192,11 @@ class Meetings:
                 self._records[self._name[transfer]].append(event.record)
             if late in self._name:
                 self._awaited[self._name[late]].append((transfer, self._waiting(event, (), task_name(transfer))))
+        # what is received may lie where the step before still reads, on a device that runs behind the host
+        receives = [t for t in own if graph.kind[t] in RECEIVES]
+        self._ends = {lane[-1] for lane, talk in zip(lanes, talks, strict=True) if lane and not talk and receives}
+        for t in receives:
+            after[t] += [self._keys[end] for end in sorted(self._ends)]
         order = [*self._inline, *(t for lane in apart for t in lane)]
         entries = {t: self._entry(t, i % SLOTS, part, bound, after[t] or [self._keys[t]], arrived[t])
                    for i, t in enumerate(order)}
@@ -265,7 +272,7 @@ class Meetings:
 
     def after(self, task: int, stream: Any) -> list[Thunk]:
         look = [self.common.flight.look] if self.common.polled and self.entries else []
-        if task in self._talks or not self._records.get(task):
+        if task in self._talks or not (self._records.get(task) or task in self._ends):
             return look
         return [*self.common.hand.ready(self._keys[task], stream), *self._records[task], *look]
 

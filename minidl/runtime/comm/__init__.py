@@ -178,8 +178,7 @@ class Communicator:
         moves = [(self._send if sends else self._receive)(array, peer, message) for array in place.arrays]
 
         def run() -> Iterator[None]:
-            if sends:
-                yield from place.take()
+            yield from place.take() if sends else place.clear()
             under_way = [move() for move in moves]  # on both ranks in one order, so each finds its other end
             while under_way:
                 under_way = [move for move in under_way if next(move, self) is not self]

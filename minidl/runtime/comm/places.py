@@ -52,6 +52,10 @@ class Host:
             np.copyto(window, array)
         yield from ()
 
+    def clear(self) -> Iterator[None]:
+        """Waits until what is received may overwrite `arrays`."""
+        yield from ()
+
     def add(self) -> Iterator[None]:
         """Writes the mean of the rows of `received`, added in rank order, to this rank's share of `whole`."""
         total = self.whole[self.mine]
@@ -92,7 +96,8 @@ class Staged(Host):
         self._driver, self._down_done, self._up_done = driver, driver.event(), driver.event()
         self._down = [*(driver.wait(down, event) for event in after),
                       *(driver.copy(array, host, down) for array, host in pairs), driver.record(self._down_done, down)]
-        self._up = [*(driver.copy(host, array, up) for array, host in pairs), driver.record(self._up_done, up)]
+        self._up = [*(driver.wait(up, event) for event in after if not sums),
+                    *(driver.copy(host, array, up) for array, host in pairs), driver.record(self._up_done, up)]
 
     def arrived(self, stream: Any) -> list[Thunk]:
         return [self._driver.wait(stream, self._up_done)]
@@ -101,6 +106,10 @@ class Staged(Host):
         for call in self._down:
             call()
         while not self._driver.happened(self._down_done):
+            yield
+
+    def clear(self) -> Iterator[None]:
+        while not self._driver.happened(self._up_done):
             yield
 
     def give(self) -> Iterator[None]:
@@ -153,6 +162,9 @@ class OnDevice(Host):
                 yield
 
     def take(self) -> Iterator[None]:
+        return self._run(self._take)
+
+    def clear(self) -> Iterator[None]:
         return self._run(self._take)
 
     def add(self) -> Iterator[None]:
