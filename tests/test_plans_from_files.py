@@ -76,3 +76,13 @@ def test_a_plan_that_cannot_run_is_refused_before_it_does(saved, capsys):
     assert "can be checked" in refused(capsys, "train", *RUN[:-1], "--parallel", "data", "--ranks", "2",
                                        "--scheduler", path)
     assert "takes no argument" in refused(capsys, "train", *RUN[:-1], "--scheduler", path, "--scheduler-arg", "k=1")
+
+
+def test_a_plan_is_made_for_the_clip_that_it_runs_with(saved, capsys):
+    path = saved(*PIPELINE, "--scheduler", "gpipe", "--clip", "0.5")
+    alone = record(capsys, "train", *RUN, "--micro-batches", "4", "--clip", "0.5")
+    assert record(capsys, "train", *RUN, *PIPELINE, "--scheduler", path,
+                  "--clip", "0.5")["params_sha256"] == alone["params_sha256"]
+    assert record(capsys, "check", path, *NETWORK, "--ranks", "2", "--micro-batches", "4", "--clip", "0.5",
+                  "--json")["valid"]
+    assert "does not belong here" in refused(capsys, "train", *RUN[:-1], *PIPELINE, "--scheduler", path)

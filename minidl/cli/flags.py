@@ -194,7 +194,7 @@ FLAGS: dict[str, dict[str, Flag]] = {
                                  help="cut each batch into M parts, whose gradients are added"),
         "--optimizer": _flag(NETWORK, default="sgd", choices=list(OPTIMIZERS), help="the optimizer (default sgd)"),
         "--lr": _flag(RUN, type=float, default=0.1, metavar="X", help="learning rate (default 0.1)"),
-        "--clip": _flag(RUN, type=number(1e-12), metavar="X",
+        "--clip": _flag(NETWORK, type=number(1e-12), metavar="X",
                         help="scale all gradients down if their global norm is larger than X"),
         "--seed": _flag(RUN + " fuzz:*", type=whole(0, (1 << 64) - 1), default=0, metavar="S",
                         help="the seed of weights, data order and dropout (default 0)"),
