@@ -73,7 +73,7 @@ class Nccl:
     """NCCL between the ranks of this process: each call goes to its stream, a group as one."""
 
     available = True
-    NCCL_FLOAT16, NCCL_FLOAT32, NCCL_FLOAT64, NCCL_SUM = 6, 7, 8, 0
+    NCCL_UINT8, NCCL_FLOAT16, NCCL_FLOAT32, NCCL_FLOAT64, NCCL_SUM = 1, 6, 7, 8, 0
 
     def __init__(self) -> None:
         self.left: dict[Any, Any] = {}
@@ -148,7 +148,7 @@ class NcclRanks:
 
 
 def _memory(at: int, count: int, kind: int) -> Any:
-    dtype = np.dtype({6: "float16", 7: "float32", 8: "float64"}[kind])
+    dtype = np.dtype({1: "uint8", 6: "float16", 7: "float32", 8: "float64"}[kind])
     return np.ctypeslib.as_array((ctypes.c_ubyte * (count * dtype.itemsize)).from_address(at)).view(dtype)
 
 

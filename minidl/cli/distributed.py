@@ -154,8 +154,6 @@ def _check_flags(arguments: Any, communicator: Any) -> None:
 
 def _check_pipeline(arguments: Any, communicator: Any) -> None:
     scheduler_of(arguments)
-    if arguments.transport == "nccl":
-        raise UsageError("--transport nccl is for --parallel data; a pipeline sends through MPI")
     _grid(arguments, communicator)
 
 
@@ -170,7 +168,7 @@ def _pipeline(arguments: Any, recorded: Any, communicator: Any) -> Any:
     cost = communicator.gather(costs(arguments, recorded))[0]
     link, sums, grid = Link(50.0, 1e3), (50.0, 1e-3), _grid(arguments, communicator)
     if arguments.costs != "analytic":
-        link = measure_messages(communicator, grid)
+        link = measure_messages(communicator.host, grid)
         if grid.replicas > 1:
             sums = measure_link(communicator, recorded.device, communicator.group(grid.group(communicator.rank)))
     return PipelineTrainer(recorded, cost, communicator, link, sums=sums, chunks=arguments.chunks,

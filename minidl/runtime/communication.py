@@ -57,9 +57,12 @@ class Communication:
         #: (late task, transfer of the step before)
         self.boundary = {pair: self.event() for pair in program.boundary_waits}
         self._places: dict[Any, Host] = {}  # by the memory of the arrays
+        self.closing: list[Thunk] = []  #: what a step ends with, when all messages are issued
         self._lanes: Any = None
         self._started = self._stopped = False
         sends = any(np.isin(part.graph.kind, MESSAGES).any() for part in program.parts)
+        transport.join({(_peer(part.graph, t), part.graph.kind[t] in SENDS) for part in program.parts
+                        for t in np.flatnonzero(np.isin(part.graph.kind, MESSAGES)).tolist()})
         self.polled = sends  #: whether the other lanes poll the transfers between their tasks, instead of a thread
         threaded = not sends and any(any(part.communicates) for part in program.parts)
         self._stream = Stream(f"{transport.rank}/comm") if threaded else None
@@ -69,15 +72,16 @@ class Communication:
         self._events.append(Arrival())
         return self._events[-1]
 
-    def place(self, key: int, bound: Bound, views: tuple[View, ...], after: Sequence[int], sums: bool) -> Host:
-        """The memory that a transfer sums or moves. A reduce-scatter and its all-gather share one; messages do not, as
-        they await other tasks. `after`: the keys of the tasks that it awaits."""
-        if not sums:
-            self.places[key] = self.hand.place(self.transport, [bound.array(v) for v in views], after, sums)
+    def place(self, key: int, bound: Bound, views: tuple[View, ...], after: Sequence[int],
+              link: Communicator | None) -> Host:
+        """The memory that a transfer sums, or moves over a link. A reduce-scatter and its all-gather share one;
+        messages do not, as they await other tasks. `after`: the keys of the tasks that it awaits."""
+        if link is not None:
+            self.places[key] = self.hand.place(link, [bound.array(v) for v in views], after, False)
             return self.places[key]
         where = tuple((id(memory), base, view) for view in views for memory, base in [bound.place(view.storage)])
         if where not in self._places:
-            self._places[where] = self.hand.place(self.group, [bound.array(v) for v in views], after, sums)
+            self._places[where] = self.hand.place(self.group, [bound.array(v) for v in views], after)
         self.places[key] = self._places[where]
         return self.places[key]
 
@@ -128,6 +132,8 @@ class Communication:
                 self._stream.join()
             elif not self._stopped:
                 self.flight.run()
+                for call in self.closing:
+                    call()
 
     def stop(self, error: BaseException) -> BaseException:
         """Ends all communication after an error on this rank; returns the error that came first."""
@@ -182,8 +188,7 @@ class Meetings:
             if waiter in own:
                 self._records[source].append(common.flight.wake)
                 arrived[waiter].append(event.arrived)
-                if source not in own:
-                    after[waiter].append(self._keys[source])
+                after[waiter].append(self._keys[source])
             else:
                 self._awaited[waiter].append((self._keys[source],
                                               self._waiting(event, self._peers(graph, source), graph.name(source))))
@@ -192,11 +197,15 @@ class Meetings:
                 self._records[self._name[transfer]].append(event.record)
             if late in self._name:
                 self._awaited[self._name[late]].append((transfer, self._waiting(event, (), task_name(transfer))))
-        # what is received may lie where the step before still reads, on a device that runs behind the host
+        # on a device that runs behind the host, the step before may still read and send where this one writes: lanes
+        # that compute wait for its sends at its end, and say when they begin; what is received waits for that
         receives = [t for t in own if graph.kind[t] in RECEIVES]
-        self._ends = {lane[-1] for lane, talk in zip(lanes, talks, strict=True) if lane and not talk and receives}
+        self._begins = {lane[0]: -1 - i for i, (lane, talk) in enumerate(zip(lanes, talks, strict=True))
+                        if lane and not talk and common.polled}
+        self._sending = [self._keys[lane[-1]] for lane in apart if graph.kind[lane[-1]] in SENDS
+                         and common.transport.link(_peer(graph, lane[-1]), True).stream is not None]
         for t in receives:
-            after[t] += [self._keys[end] for end in sorted(self._ends)]
+            after[t] += self._begins.values()
         order = [*self._inline, *(t for lane in apart for t in lane)]
         entries = {t: self._entry(t, i % SLOTS, part, bound, after[t] or [self._keys[t]], arrived[t])
                    for i, t in enumerate(order)}
@@ -212,11 +221,13 @@ class Meetings:
         graph = part.graph
         launch = graph.launches[task][0]
         constants, sums = dict(launch.constants), graph.kind[task] in COLLECTIVE
-        place = self.common.place(self._keys[task], bound, launch.reads or launch.writes, after, sums)
-        ranks = self.common.group if sums else self.common.transport
-        transfer = ranks.bind(Kind(graph.kind[task]), place, slot, constants.get("peer"), constants.get("message", 0))
+        link = None if sums else self.common.transport.link(constants["peer"], graph.kind[task] in SENDS)
+        place = self.common.place(self._keys[task], bound, launch.reads or launch.writes, after, link)
+        transfer = (link or self.common.group).bind(Kind(graph.kind[task]), place, slot, constants.get("peer"),
+                                                    constants.get("message", 0))
+        moved = [] if link is None else self.common.hand.moved(self._keys[task], link, graph.kind[task] in SENDS)
         return Entry(task, transfer, slot if sums else None, int(graph.bytes[task]), arrived, self._mark(task, 0, 1),
-                     [*self._mark(task, 2), *self._records[task]], graph.name(task), self._peers(graph, task))
+                     [*self._mark(task, 2), *moved, *self._records[task]], graph.name(task), self._peers(graph, task))
 
     def _waiting(self, event: Arrival, peers: tuple[int, ...], name: str) -> Thunk:
         """A call that waits for a transfer."""
@@ -226,7 +237,7 @@ class Meetings:
         """The other ranks that a transfer needs."""
         if graph.kind[transfer] in COLLECTIVE:
             return self.common.others
-        return (dict(graph.launches[transfer][0].constants)["peer"],)
+        return (_peer(graph, transfer),)
 
     def _mark(self, task: int, *which: int) -> list[Thunk]:
         if not self.common.trace:
@@ -259,8 +270,12 @@ class Meetings:
 
     def before(self, task: int, stream: Any) -> list[Thunk]:
         common = self.common
-        found = [call for key, wait in self._awaited.get(task, [])
-                 for call in (wait, *common.places[key].arrived(stream))]
+        found: list[Thunk] = []
+        if task in self._begins:
+            common.closing += [call for key in self._sending for call in common.places[key].arrived(stream)]
+            found += common.hand.ready(self._begins[task], stream)
+        found += [call for key, wait in self._awaited.get(task, [])
+                  for call in (wait, *common.places[key].arrived(stream))]
         if task in self._drained:
             found += [common.flight.drain, *self._arrivals(stream)]
         if task in self._submitted:
@@ -272,13 +287,18 @@ class Meetings:
 
     def after(self, task: int, stream: Any) -> list[Thunk]:
         look = [self.common.flight.look] if self.common.polled and self.entries else []
-        if task in self._talks or not (self._records.get(task) or task in self._ends):
+        if task in self._talks or not self._records.get(task):
             return look
         return [*self.common.hand.ready(self._keys[task], stream), *self._records[task], *look]
 
     def _arrivals(self, stream: Any) -> list[Thunk]:
         places = {id(p): p for p in (self.common.places[self._keys[t]] for t in self._inline)}
         return [call for place in places.values() for call in place.arrived(stream)]
+
+
+def _peer(graph: TaskGraph, message: int) -> int:
+    found: int = dict(graph.launches[message][0].constants)["peer"]
+    return found
 
 
 def _close(stream: Stream | None) -> None:

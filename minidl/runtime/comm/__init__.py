@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -184,10 +184,22 @@ class Communicator:
                 under_way = [move for move in under_way if next(move, self) is not self]
                 if under_way:
                     yield
-            if not sends:
-                yield from place.give()
+            yield from place.sent() if sends else place.give()
 
         return run
+
+    @property
+    def host(self) -> Communicator:
+        """The transport of host memory beside this one, or itself."""
+        return self
+
+    def join(self, links: Collection[tuple[int, bool]]) -> None:
+        """Prepares messages to and from other ranks: pairs of a peer and whether this rank sends. All ranks call it
+        together."""
+
+    def link(self, peer: int, sends: bool) -> Communicator:
+        """The communicator that moves the messages to or from a peer."""
+        return self
 
     def group(self, ranks: tuple[int, ...]) -> Communicator:
         """A communicator of these ranks alone, numbered in their order: for sums, and `gather`. Failures are still

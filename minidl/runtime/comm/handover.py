@@ -27,6 +27,10 @@ class Direct:
         CUDA."""
         return []
 
+    def moved(self, message: int, link: Communicator, sends: bool) -> list[Thunk]:
+        """The calls after a message (by its key) that other communication may wait for."""
+        return []
+
     def place(self, communicator: Communicator, arrays: Sequence[Any], after: Iterable[int],
               sums: bool = True) -> Host:
         """The memory in which these arrays are summed over the ranks of a communicator, or from or to which they
@@ -47,6 +51,9 @@ class ByEvents(Direct):
 
     def ready(self, task: int, stream: Any) -> list[Thunk]:
         return [self.driver.record(self._ready[task], stream)]
+
+    def moved(self, message: int, link: Communicator, sends: bool) -> list[Thunk]:
+        return self.ready(message, link.stream or self._streams[0 if sends else 1])
 
     def place(self, communicator: Communicator, arrays: Sequence[Any], after: Iterable[int],
               sums: bool = True) -> Host:

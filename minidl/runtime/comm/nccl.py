@@ -1,20 +1,22 @@
-"""NCCL: ranks with one GPU each sum their gradients there. Another transport, such as MPI, starts and watches them.
+"""NCCL: ranks with one GPU each sum their gradients there, and send each other messages. Another transport, such as
+MPI, starts and watches them.
 
-Everything goes through one stream in the order in which transfers are submitted, which all ranks share; so for the host
-a transfer is over as soon as it is issued. This engine's own kernels sum in rank order; with `deterministic=False` NCCL
-sums in an order of its own.
+Sums go through one stream in the order in which they are submitted, which all ranks share; messages through a stream
+for each direction between two ranks. So for the host a transfer is over as soon as it is issued. This engine's own
+kernels sum in rank order; with `deterministic=False` NCCL sums in an order of its own.
 """
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from ...kernels import cuda
 from . import Communicator, Transfer
 
-TYPES = {"float16": "NCCL_FLOAT16", "bfloat16": "NCCL_BFLOAT16", "float32": "NCCL_FLOAT32", "float64": "NCCL_FLOAT64"}
+TYPES = {"uint8": "NCCL_UINT8", "float16": "NCCL_FLOAT16", "bfloat16": "NCCL_BFLOAT16", "float32": "NCCL_FLOAT32",
+         "float64": "NCCL_FLOAT64"}
 
 
 class NCCLError(RuntimeError):
@@ -40,6 +42,9 @@ class NCCL(Communicator):
         self.rank, self.size, self.local_rank = control.rank, control.size, control.local_rank
         self.deterministic, self.own_process = deterministic, control.own_process
         self._share, self.check, self.fail = control._share, control.check, control.fail  # type: ignore[method-assign]
+        self.publish, self._waits = control.publish, control._waits  # type: ignore[method-assign]
+        self._links: dict[tuple[int, int], _Link] = {}  # by source and target
+        self._joined = set[tuple[int, int]]()  # those of all ranks
         self._nccl = nccl = library()
         seats = control.gather((socket.gethostname(), device.driver.address(), bool(nccl.available)))
         for rank, (host, gpu, available) in enumerate(seats):
@@ -95,14 +100,63 @@ class NCCL(Communicator):
         self._ranks.allReduce(at, at, array.size, self._type(array), self._nccl.NCCL_SUM, self.stream.ptr)
         yield from ()
 
-    def _send(self, array: Any, peer: int, number: int) -> Transfer:
-        raise NCCLError("pipelines over NCCL are not implemented (they need a communicator for each pair of ranks); "
-                        "use --transport staged")
+    @property
+    def host(self) -> Communicator:
+        return self._control
 
-    _receive = _send
+    def join(self, links: Collection[tuple[int, bool]]) -> None:
+        every = self._control.gather(sorted(links))
+        wanted = {(r, peer) if sends else (peer, r) for r, own in enumerate(every) for peer, sends in own}
+        for source, target in sorted(wanted - self._joined):  # in one order on all ranks, as they meet in each
+            name = self._control.gather(self._name() if self.rank == source else None)[source]
+            if not isinstance(name, bytes):
+                raise NCCLError(f"rank {source} cannot start NCCL: {name}")
+            if self.rank in (source, target):
+                self._links[source, target] = _Link(self._nccl, name, int(self.rank == target), self._device)
+        self._joined |= wanted
+
+    def link(self, peer: int, sends: bool) -> Communicator:
+        return self._links[(self.rank, peer) if sends else (peer, self.rank)]
 
     def _type(self, array: Any) -> int:
-        return int(getattr(self._nccl, TYPES[str(array.dtype)]))
+        return _type(self._nccl, array)
+
+    def close(self) -> None:
+        for link in self._links.values():
+            link.close()
+        self._ranks.destroy()
+
+
+class _Link(Communicator):
+    """Messages from rank 0 to rank 1 of two. Each direction has a communicator and a stream of its own, since NCCL's
+    sends and receives wait for each other in the order of their stream."""
+
+    on_device = True
+
+    def __init__(self, nccl: Any, name: bytes, rank: int, device: Any) -> None:
+        super().__init__()
+        device.driver.use()
+        self.rank, self.size, self._nccl = rank, 2, nccl
+        self._ranks, self.stream = nccl.NcclCommunicator(2, name, rank), device.driver.stream(-1)
+
+    def _send(self, array: Any, peer: int, number: int) -> Transfer:
+        return self._moved(self._ranks.send, array, 1)
+
+    def _receive(self, array: Any, peer: int, number: int) -> Transfer:
+        return self._moved(self._ranks.recv, array, 0)
+
+    def _moved(self, call: Callable[..., None], array: Any, peer: int) -> Transfer:
+        def run() -> Iterator[None]:
+            self._nccl.groupStart()
+            call(cuda.pointer(array), array.size, _type(self._nccl, array), peer, self.stream.ptr)
+            self._nccl.groupEnd()
+            yield from ()
+
+        return run
 
     def close(self) -> None:
         self._ranks.destroy()
+
+
+def _type(nccl: Any, array: Any) -> int:
+    return int(getattr(nccl, TYPES[str(array.dtype)]))

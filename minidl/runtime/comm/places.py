@@ -70,6 +70,10 @@ class Host:
         np.multiply(self.whole, self.whole.dtype.type(self.factor), out=self.whole)
         yield from ()
 
+    def sent(self) -> Iterator[None]:
+        """What follows a send: on a stream, the event after which `arrays` may be overwritten."""
+        yield from ()
+
     def give(self) -> Iterator[None]:
         """Copies `whole` back to the gradients."""
         for array, window in self.windows:
@@ -166,6 +170,9 @@ class OnDevice(Host):
 
     def clear(self) -> Iterator[None]:
         return self._run(self._take)
+
+    def sent(self) -> Iterator[None]:
+        return self.give()
 
     def add(self) -> Iterator[None]:
         return self._run(self._add)
