@@ -168,7 +168,8 @@ def check(arguments: Any) -> int:
     picks = chosen is not None and bool(chosen.placements or chosen.arranges)  # where stages live, by the times
     like = (planned(arguments, cost=CostModel.analytic(), capped=False)
             if "--scheduler" in arguments.given and not picks else None)
-    chunks = arguments.chunks if like is None else like.placement.chunks
+    chunks = (like.placement.chunks if like is not None
+              else None if chosen and chosen.arranges else arguments.chunks)  # one that arranges chooses its own
     recorded = _recorded(arguments, arguments.scheduler) if arguments.model else None
     stages = None
     if recorded:
