@@ -100,6 +100,12 @@ def test_a_step_whose_gradients_are_added_in_one_place_is_refused():
         recorded.plan(CostModel.analytic(), ml.Machine(2))
 
 
+def test_one_micro_batch_cannot_go_both_ways(capsys):
+    assert main(["train", *FLAGS[:-2], "--parallel", "pipeline", "--ranks", "2", "--scheduler", "chimera"]) == 2
+    assert ("chimera adds up the gradients of 2 groups of micro-batches; 1 do not divide into them"
+            in capsys.readouterr().err)
+
+
 def test_statistics_that_follow_the_micro_batches_are_refused():
     recorded = Recorded(replace(job("chimera", 4), model="resnet20", model_args={}))
     with pytest.raises(PipelineError, match="running_mean follows the micro-batches one after another"):

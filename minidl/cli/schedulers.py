@@ -33,16 +33,19 @@ def _text(chosen: list[Scheduler]) -> str:
     for kind, title in KINDS.items():
         mine = [s for s in chosen if s.parallel == kind]
         if mine:
-            parts.append("\n\n".join([title.removeprefix("for ").upper(), *map(_entry, mine)]))
+            shared = set.intersection(*(set(_arguments(s)) for s in mine))  # said once, not by each
+            every = [f"all take: {', '.join(name for name in _arguments(mine[0]) if name in shared)}"] if shared else []
+            parts.append("\n\n".join([title.removeprefix("for ").upper(), *every, *(_entry(s, shared) for s in mine)]))
     parts.append("Arguments are given as --scheduler-arg name=value. Of pipelines: p ranks, m micro-batches, v chunks "
                  "a rank; F, O, W the times of a stage, c a link's; peaks in live activations of a full stage.\n"
                  "`minidl simulate --ranks 4 --micro-batches 8 --table` prices all pipelines side by side.")
     return "\n\n".join(parts)
 
 
-def _entry(scheduler: Scheduler) -> str:
+def _entry(scheduler: Scheduler, shared: set[str]) -> str:
     lines = textwrap.wrap(scheduler.about, WIDTH, initial_indent="    ", subsequent_indent="    ")
-    told = ", ".join(name if value is None else f"{name}={value}" for name, value in _arguments(scheduler).items())
+    told = ", ".join(name if value is None else f"{name}={value}"
+                     for name, value in _arguments(scheduler).items() if name not in shared)
     if told:
         lines += textwrap.wrap(f"takes: {told}", WIDTH, initial_indent="    ", subsequent_indent="    ")
     return "\n".join([scheduler.name, *lines])

@@ -77,6 +77,9 @@ class Job:
         if self.update_every is not None and (self.update_every < 1 or self.micro_batches % self.update_every):
             raise ValueError(f"{self.micro_batches} micro-batches do not divide into updates after "
                              f"every {self.update_every}")
+        if self.micro_batches % self.groups:
+            raise ValueError(f"{self.scheduler} adds up the gradients of {self.groups} groups of micro-batches; "
+                             f"{self.micro_batches} do not divide into them")
         if self.clip is not None and not self.clip > 0:
             raise ValueError(f"the norm to clip at is {self.clip:g}; it must be above 0")
         if self.dtype not in DTYPES:

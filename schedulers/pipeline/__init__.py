@@ -9,9 +9,10 @@ from ...passes.send_receive import add_communication, swap
 from ...plans import Plan, Versions
 from .grid import grid
 from .models import balanced, cut
+from .network import of_network, plan_network, plan_schedule
 from .notation import from_torch, read_schedule, to_torch
 from .placement import PipelineError, Placement
-from .planner import of_network, plan, plan_network, plan_schedule
+from .planner import plan
 from .policies import POLICIES, Policy, groups, names, place, policy, update_every
 from .pricing import Price, price
 from .problem import Problem, costs

@@ -30,7 +30,7 @@ def apart(graph: TaskGraph, stage_of_unit: Ints, stages: int) -> tuple[TaskGraph
     forward[graph.unit[graph.kind == Kind.F]] = True
     for t in np.flatnonzero(graph.kind == Kind.W).tolist():
         if forward[graph.unit[t]]:
-            _check_gradients(graph, t, second, lasting)
+            _check_gradients(graph, t, second)
     writer = graph.writes.row_of_each()
     kept = computes[writer] & lasting[graph.writes.ids]
     shared = np.intersect1d(graph.writes.ids[kept & second[writer]], graph.writes.ids[kept & ~second[writer]])
@@ -43,9 +43,10 @@ def apart(graph: TaskGraph, stage_of_unit: Ints, stages: int) -> tuple[TaskGraph
     return doubled, np.concatenate([stage_of_unit, np.asarray(stage_of_unit) + stages])
 
 
-def _check_gradients(graph: TaskGraph, task: int, second: Mask, lasting: Mask) -> None:
-    for b in graph.reads[task].tolist():
-        if not lasting[b] and graph.buffer_role[b] == ROLES.index(Role.GRADIENT) and b in graph.writes[task]:
+def _check_gradients(graph: TaskGraph, task: int, second: Mask) -> None:
+    """Raises PipelineError if the task adds to a gradient that the other direction has begun."""
+    for b in np.intersect1d(graph.reads[task], graph.writes[task]).tolist():
+        if graph.buffer_role[b] == ROLES.index(Role.GRADIENT):
             other = [p for p in graph.preds[task].tolist() if b in graph.writes[p] and second[p] != second[task]]
             if other:
                 raise PipelineError(f"{graph.name(task)} adds to the gradient of {graph.name(other[0])}, but the two "

@@ -89,10 +89,10 @@ def arrangements(problem: Problem) -> list[Arrangement]:
     found: list[Arrangement] = []
     why = "no policy accepts these numbers"
     for kind, place in _placements(problem):
-        for of in _cuts(problem, place):
+        for stage_of_layer in _cuts(problem, place):
             for policy, order in ORDERS[kind].items():
                 try:
-                    found.append(_tried(problem, place, of, policy, order))
+                    found.append(_tried(problem, place, stage_of_layer, policy, order))
                 except (PipelineError, CapError) as error:
                     why = getattr(error, "message", None) or str(error)
     found.sort(key=_time)
@@ -136,48 +136,48 @@ def _cuts(problem: Problem, place: Placement) -> list[Ints]:
     time = problem.forward + problem.output_grad + problem.weight_grad
     found = [np.arange(len(time)) * place.stages // len(time), linear_partition(time, place.stages)]
     found.append(_even_ranks(time, found[-1], place))
-    return [of for i, of in enumerate(found) if not any((of == other).all() for other in found[:i])]
+    return [each for i, each in enumerate(found) if not any((each == other).all() for other in found[:i])]
 
 
-def _even_ranks(time: np.ndarray, of: Ints, place: Placement) -> Ints:
+def _even_ranks(time: np.ndarray, stage_of_layer: Ints, place: Placement) -> Ints:
     """The cut after single layers were moved over its borders, while that reduces the busiest rank, then the largest
     stage."""
-    def load(of: Ints) -> tuple[float, float]:
-        stage = np.bincount(of, time, place.stages)
+    def load(stage_of_layer: Ints) -> tuple[float, float]:
+        stage = np.bincount(stage_of_layer, time, place.stages)
         return float(np.bincount(place.table[0], stage).max()), float(stage.max())
 
-    now = load(of)
+    now = load(stage_of_layer)
     while True:
-        each = [(load(other), i) for i, other in enumerate(_neighbours(of))]
+        each = [(load(other), i) for i, other in enumerate(_neighbours(stage_of_layer))]
         best, i = min(each, default=(now, 0))
         if not best < now:
-            return of
-        now, of = best, list(_neighbours(of))[i]
+            return stage_of_layer
+        now, stage_of_layer = best, list(_neighbours(stage_of_layer))[i]
 
 
-def _neighbours(of: Ints) -> Iterator[Ints]:
+def _neighbours(stage_of_layer: Ints) -> Iterator[Ints]:
     """All cuts without empty stages in which one border is moved by one layer."""
-    size = np.bincount(of)
-    for border in np.flatnonzero(np.diff(of)).tolist():
-        for layer, stage in ((border, of[border + 1]), (border + 1, of[border])):
-            if size[of[layer]] > 1:
-                other = of.copy()
+    size = np.bincount(stage_of_layer)
+    for border in np.flatnonzero(np.diff(stage_of_layer)).tolist():
+        for layer, stage in ((border, stage_of_layer[border + 1]), (border + 1, stage_of_layer[border])):
+            if size[stage_of_layer[layer]] > 1:
+                other = stage_of_layer.copy()
                 other[layer] = stage
                 yield other
 
 
-def _tried(problem: Problem, place: Placement, of: Ints, policy: str, order: Order) -> Arrangement:
+def _tried(problem: Problem, place: Placement, stage_of_layer: Ints, policy: str, order: Order) -> Arrangement:
     """The policy's arrangement for this cut. Raises PipelineError for numbers that the policy does not accept, CapError
     above the cap."""
     def summed(layers: Floats) -> Floats:
-        stages: Floats = np.bincount(of, layers, place.stages).astype(np.float64)
+        stages: Floats = np.bincount(stage_of_layer, layers, place.stages).astype(np.float64)
         return stages
 
     own = replace(problem, placement=place, forward=summed(problem.forward), output_grad=summed(problem.output_grad),
                   weight_grad=summed(problem.weight_grad))
     made = order(own)
     schedule = made if isinstance(made, Schedule) else made[0]
-    return Arrangement(makespan(own, schedule), policy, of, own, schedule)
+    return Arrangement(makespan(own, schedule), policy, stage_of_layer, own, schedule)
 
 
 def _moved(problem: Problem, start: Arrangement, room: int) -> tuple[list[Arrangement], int]:
@@ -187,12 +187,12 @@ def _moved(problem: Problem, start: Arrangement, room: int) -> tuple[list[Arrang
     best = start
     while True:
         step = None
-        for of in _neighbours(best.stage_of_layer):
+        for stage_of_layer in _neighbours(best.stage_of_layer):
             room -= 3 * best.problem.stages * problem.micro_batches
             if room < 0:
                 return made, 0
             try:
-                other = _tried(problem, best.problem.placement, of, best.policy, order)
+                other = _tried(problem, best.problem.placement, stage_of_layer, best.policy, order)
             except (PipelineError, CapError):
                 continue
             if _time(other) < _time(step or best):

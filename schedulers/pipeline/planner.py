@@ -1,33 +1,20 @@
-"""Plans by a policy's name: for a synthetic pipeline with given times, and for a recorded network."""
+"""Plans of synthetic pipelines, which have times and nothing to run; and what the planning of networks shares."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from inspect import Signature, getdoc, signature
 from typing import Any
 
-import numpy as np
-
-from ...graph import Floats, Ints, TaskGraph
-from ...passes.rewrite import fuse, sums
-from ...plans import Machine, Plan, Versions
+from ...plans import Plan
 from ...pricing.cost import CostModel
 from ...schedule import Schedule
-from ...tasks import Kind, unpack
+from ...tasks import unpack
 from .choice import with_choices
-from .follow import with_followers
-from .joint import Arrangement, notes
-from .models import Stages, balanced, cut
 from .placement import PipelineError, Placement
 from .policies import Policy, place, policy, title
-from .post_validation import post_validated, waits_for_all
-from .pricing import chained
-from .problem import Problem, check_numbers, costs
-from .proof import CapError, chunks_in, prove, read_plan
-from .replicas import add_all_reduces
+from .problem import Problem, costs
+from .proof import CapError, prove
 from .stages import fused_in, stage_graph
-from .versions import updates, versions_of, with_updates, with_versions
 
 
 def plan(policy_or_name: str | Policy, ranks: int, micro_batches: int, cost: CostModel | None = None,
@@ -42,13 +29,13 @@ def plan(policy_or_name: str | Policy, ranks: int, micro_batches: int, cost: Cos
     given, placement = placement, place(chosen, ranks, chunks) if placement is None else placement
     cost = costs(placement, 1.0, 1.0, 1.0) if cost is None else cost
     problem = Problem.of(placement, micro_batches, cost, activation_cap)
-    placement, tried = _placed(name, chosen, problem, options, given)
+    placement, tried = placed(name, chosen, problem, options, given)
     problem = replace(problem, placement=placement)
     made = chosen.ordered(problem, options)
     if isinstance(made, Plan):
         made = replace(made, cap=activation_cap, notes=options | dict(made.notes))
     else:
-        schedule, notes = _with_notes(made, tried)
+        schedule, notes = with_notes(made, tried)
         total = int(unpack(schedule.keys).micro_batch.max()) + 1  # a stale plan may span several mini-batches
         graph = stage_graph(placement.stages, total, fused_in(schedule, placement.stages, total),
                             placement.directions, message_bytes)
@@ -62,158 +49,7 @@ def plan(policy_or_name: str | Policy, ranks: int, micro_batches: int, cost: Cos
         raise PipelineError(f"{name}: {error.message}") from None
 
 
-def plan_network(graph: TaskGraph, policy_or_name: str | Policy, cost: CostModel, machine: Machine, *,
-                 chunks: int | None = None, stage_of_unit: Ints | None = None, all_reduces: str | None = None,
-                 part_bytes: int | None = None, barrier: bool | None = None, **options: Any) -> Plan:
-    """A policy's plan for a recorded step, not proved yet. The plan's `cost` has the times of its tasks.
-
-    The step's micro-batches are those it was recorded with. Stages are balanced by `cost`, or given. Updates and the
-    graph's other tasks come last on the rank of their stage. With replicas, each stage's gradients are summed over them
-    before its update: `all_reduces` (the order) and `part_bytes` as for `add_all_reduces`. `barrier`: True if updates
-    that need values of all stages, to clip or to scale the loss, wait for these values; False if they are validated in
-    the next step. By default they wait, unless the policy's source has no barrier and the step is shorter without it;
-    with replicas they always wait. Raises PipelineError if the network cannot be cut into these stages.
-    """
-    chosen, name = policy(policy_or_name), title(policy_or_name)
-    placement, cap = place(chosen, machine.ranks, chunks), machine.activation_cap
-    summing = {"all_reduces": all_reduces, "part_bytes": part_bytes}
-    told = {option: value for option, value in summing.items() if value is not None}
-    if told and machine.replicas == 1:
-        raise PipelineError(f"{name}: {min(told)} is for several replicas of a pipeline; there is one")
-    if machine.replicas > 1 and chosen.stale:
-        raise PipelineError(f"{name} updates several times in a step, but replicas sum their gradients once, at its "
-                            f"end; plan it for one replica")
-    if chosen.sliced:
-        raise PipelineError(f"{name} orders slices of sequences, but this step was recorded with whole micro-batches; "
-                            f"`minidl simulate` without a model prices it")
-    if chosen.arranges is not None:
-        return _arranged(graph, name, chosen.arranges, cost, machine, placement, stage_of_unit,
-                         {"all_reduces": all_reduces, "part_bytes": part_bytes, "barrier": barrier})
-    if chosen.stale and sums(graph).any():
-        raise PipelineError(f"{name} updates several times in a step, before all stages have their gradients; it "
-                            f"cannot clip by the global norm")
-    micro_batches = int(graph.micro_batch.max(initial=0)) + 1
-    check_numbers(placement.stages, micro_batches, cap)
-    stages = cut(graph, cost, placement.stages, stage_of_unit, placement.table)
-    each = int(options.get("mini_batches", 1))  # policies with mini-batches order several of them
-    problem = _problem(stages.graph, stages.time, placement, micro_batches // each, cost, cap)
-    best, tried = _placed(name, chosen, problem, options)
-    if best is not placement:
-        placement, problem = best, replace(problem, placement=best)
-        stages = cut(graph, cost, placement.stages, stage_of_unit, placement.table)
-    notes: dict[str, Any] = {}
-    versions: Versions | None
-    if chosen.on_network is not None:
-        schedule, placement, versions = chosen.parted(problem, options)
-        assert placement.parts is not None
-        stages = cut(graph, cost, placement.stages, stage_of_unit, placement.parts[Kind.U, 0])
-        stages = with_followers(stages, placement)
-    else:
-        made = chosen.ordered(problem, options)
-        if isinstance(made, Plan):
-            raise PipelineError(f"{name} makes its own graph and cannot order a recorded graph")
-        schedule, notes = _with_notes(made, tried)
-        versions = chosen.read(problem, schedule, options)
-    joint = fused_in(schedule, placement.stages, micro_batches)
-    merged = fuse(stages.graph, np.broadcast_to(joint, (placement.stages, micro_batches)))
-    if versions is None:
-        ordered = _completed(merged, schedule, placement)
-    else:
-        _check_updates(name, merged, versions)
-        ordered = with_updates(merged, schedule, placement)
-        versions = versions_of(schedule, versions, ordered)
-        merged = with_versions(merged, ordered, versions)
-    remarks: tuple[str, ...] = ()
-    if versions is not None and chosen.steady is not None:
-        never = chosen.steady(problem) * (micro_batches // versions.every)
-        remarks = (f"{name}: this step drains the pipeline at its end; in a run that never drains, as many "
-                   f"micro-batches would take {never:,.1f} {cost.unit} without their updates",)
-    cost = stages.cost(merged, cost)
-    if _may_validate(chosen, merged, machine, barrier):
-        merged, ordered, cost = _validated(merged, ordered, cost, must=barrier is not None)
-    if machine.replicas > 1:
-        merged, ordered, cost = add_all_reduces(merged, ordered, cost, machine, all_reduces or "fifo", part_bytes)
-    return Plan(name, merged, ordered, cost, machine.size, machine.memory_limit,
-                options | told | notes, remarks, placement=placement, micro_batches=micro_batches, cap=cap,
-                kept=options.get("kept", 1.0), versions=versions)
-
-
-def _arranged(graph: TaskGraph, name: str, arranges: Callable[[Problem], list[Arrangement]], cost: CostModel,
-              machine: Machine, layers: Placement, layer_of_unit: Ints | None, told: dict[str, Any]) -> Plan:
-    """The plan of the fastest arrangement within the machine's limits. A layer is a stage of `layers`: balanced by
-    `cost`, or given. Raises PipelineError if no arrangement is within the limits."""
-    of = balanced(graph, cost, layers.stages) if layer_of_unit is None else np.asarray(layer_of_unit)
-    micro_batches = int(graph.micro_batch.max(initial=0)) + 1
-    check_numbers(layers.stages, micro_batches, machine.activation_cap)
-    cut_up = cut(graph, cost, layers.stages, of)
-    found = arranges(_problem(cut_up.graph, cut_up.time, layers, micro_batches, cost, machine.activation_cap))
-    refused: dict[tuple[str, int], str] = {}  # a cut that differs by one layer would be refused too
-    for best in found:
-        kind = best.policy, best.problem.stages
-        if kind in refused:
-            continue
-        chosen = policy(best.policy)
-        fixed: dict[str, Any] = {"group": 1} if "group" in chosen.options else {}
-        try:
-            made = prove(plan_network(graph, chosen, cost, machine, chunks=best.problem.chunks,
-                                      stage_of_unit=best.stage_of_layer[of], **told, **fixed))
-            return replace(made, scheduler=name, notes=notes(found, best))
-        except ValueError as error:  # above a limit, or an impossible cut
-            refused[kind] = getattr(error, "message", None) or str(error)
-    raise PipelineError(f"{name}: no arrangement is possible; the fastest: {next(iter(refused.values()))}")
-
-
-def plan_schedule(graph: TaskGraph, schedule: Schedule, cost: CostModel, machine: Machine, *,
-                  chunks: int | None = None) -> Plan:
-    """The proved plan of a recorded step for an order of unknown origin. Stages are balanced by `cost`; their placement
-    follows from the order. Raises ScheduleError, PipelineError or MemoryLimitError."""
-    count = machine.ranks * (chunks or chunks_in(schedule, machine.ranks))
-    micro_batches = int(graph.micro_batch.max(initial=0)) + 1
-
-    def read(stages: Stages) -> Plan:
-        return read_plan(schedule, machine.ranks, micro_batches, chunks, machine.activation_cap, graph=stages.graph,
-                         limit=machine.memory_limit, replicas=machine.replicas)
-
-    found = read(cut(graph, cost, count))  # its placement says which stages share a rank's scalars
-    stages = cut(graph, cost, count, rank_of_stage=found.placement.table)
-    made = read(stages)
-    return replace(made, cost=stages.cost(made.graph, cost))
-
-
-def _may_validate(chosen: Policy, graph: TaskGraph, machine: Machine, barrier: bool | None) -> bool:
-    """Whether updates may be validated in the next step. Raises PipelineError for a choice that has no effect."""
-    if barrier is None:
-        return chosen.validates and machine.replicas == 1 and waits_for_all(graph)
-    if not waits_for_all(graph):
-        raise PipelineError("barrier has no effect: the step neither clips nor scales its loss, so no update waits for "
-                            "other stages")
-    if not barrier and machine.replicas > 1:
-        raise PipelineError("barrier=False is for one pipeline; with replicas updates wait for all stages")
-    return not barrier
-
-
-def _validated(graph: TaskGraph, schedule: Schedule, cost: CostModel,
-               must: bool) -> tuple[TaskGraph, Schedule, CostModel]:
-    """The step without a barrier at the optimizer, if that is possible, and shorter or required (`must`)."""
-    try:
-        without = post_validated(graph, schedule, cost)
-    except PipelineError:
-        if must:
-            raise
-        return graph, schedule, cost
-    return without if must or chained(*without) < chained(graph, schedule, cost) else (graph, schedule, cost)
-
-
-def _check_updates(name: str, graph: TaskGraph, versions: Versions) -> None:
-    """Raises PipelineError for a step whose updates come at other times than the policy's."""
-    after, count = {int(i) for i in graph.micro_batch[updates(graph)]}, int(graph.micro_batch.max()) + 1
-    if after != set(range(versions.every - 1, count, versions.every)):
-        raise PipelineError(f"{name} updates after every {versions.every} of {count} micro-batches; this step was "
-                            f"recorded with other updates (a scheduler of your own needs --update-every "
-                            f"{versions.every})")
-
-
-def _placed(name: str, chosen: Policy, problem: Problem, options: dict[str, Any],
+def placed(name: str, chosen: Policy, problem: Problem, options: dict[str, Any],
             given: Placement | None = None) -> tuple[Placement, dict[str, Any]]:
     """The placement of the policy's stages, and the choices that were tried. Raises PipelineError for options and
     numbers that the policy does not accept."""
@@ -226,62 +62,9 @@ def _placed(name: str, chosen: Policy, problem: Problem, options: dict[str, Any]
     return chosen.placed(problem, options) if given is None else (given, {})
 
 
-def _with_notes(made: Schedule | tuple[Schedule, dict[str, Any]],
+def with_notes(made: Schedule | tuple[Schedule, dict[str, Any]],
                 tried: dict[str, Any]) -> tuple[Schedule, dict[str, Any]]:
     schedule, notes = (made, {}) if isinstance(made, Schedule) else made
     return schedule, with_choices(tried, notes)
 
 
-def _problem(coarse: TaskGraph, time: Floats, placement: Placement, micro_batches: int, cost: CostModel,
-             cap: float | None) -> Problem:
-    """The problem with the mean times per stage, and the mean time of a message as latency. A stage without O or W gets
-    a tiny time for it, so that policies can plan."""
-    count = int(coarse.micro_batch[coarse.kind == Kind.F].max(initial=0)) + 1  # in all mini-batches of the step
-
-    def of(kind: Kind) -> Floats:
-        mine = coarse.kind == kind
-        return np.maximum(np.bincount(coarse.unit[mine], time[mine], placement.stages) / count, 1e-9)
-
-    latency = float(cost.link.time(_message_bytes(coarse)))
-    return Problem(placement, micro_batches, of(Kind.F), of(Kind.O), of(Kind.W), latency, cap)
-
-
-def _message_bytes(coarse: TaskGraph) -> float:
-    """The mean bytes that a stage's forward or output gradient sends to another stage."""
-    reader, buffer = coarse.reads.row_of_each(), coarse.reads.ids
-    maker = np.full(len(coarse.buffer_bytes), -1, np.int64)
-    maker[coarse.writes.ids] = coarse.writes.row_of_each()
-    made = maker[buffer]
-    crosses = (made >= 0) & np.isin(coarse.kind[made], (Kind.F, Kind.O)) & (coarse.unit[made] != coarse.unit[reader])
-    sizes = coarse.buffer_bytes[np.unique(buffer[crosses])]
-    return float(sizes.mean()) if len(sizes) else 0.0
-
-
-def _completed(graph: TaskGraph, schedule: Schedule, placement: Placement) -> Schedule:
-    """The policy's order without tasks that the graph lacks, and with the graph's other tasks last on the rank of their
-    stage."""
-    known = graph.find(schedule.keys) >= 0
-    joined = None if schedule.joined is None else np.asarray(schedule.joined, bool) & np.append(False, known[:-1])
-    lane = schedule.lane_of_each()
-    rest = np.setdiff1d(np.arange(len(graph)), graph.find(schedule.keys[known]))
-    home = placement.home(graph.keys[rest], int(graph.micro_batch.max(initial=0)) + 1)
-    mine = [known & (lane == r) for r in range(placement.ranks)]
-    keys = [np.concatenate([schedule.keys[m], graph.keys[rest[home == r]]]) for r, m in enumerate(mine)]
-    pairs = None if joined is None else np.concatenate(
-        [np.concatenate([joined[m], np.zeros(int((home == r).sum()), bool)]) for r, m in enumerate(mine)])
-    return Schedule(schedule.lanes, np.concatenate([[0], np.cumsum([len(k) for k in keys])]),
-                    np.concatenate(keys), pairs)
-
-
-def of_network(name: str) -> Callable[..., Plan]:
-    """The named policy as a function (graph, cost, machine, **options), for recorded steps."""
-    def function(graph: TaskGraph, cost: CostModel, machine: Machine, **options: Any) -> Plan:
-        return plan_network(graph, name, cost, machine, **options)
-
-    mine = [p for p in signature(plan_network, eval_str=True).parameters.values()
-            if p.kind != p.VAR_KEYWORD and p.name != "policy_or_name"]
-    own = [p.replace(kind=p.KEYWORD_ONLY) for p in policy(name).options.values()]
-    told = policy(name)
-    function.__doc__ = "\n\n".join(getdoc(f) or "" for f in (told.versions, told.order) if f is not None)
-    function.__signature__ = Signature([*mine, *own])  # type: ignore[attr-defined]
-    return function
