@@ -75,7 +75,9 @@ def create(name: str, *, preset: str | None = None, **given: Any) -> nn.Module:
         if key not in known:
             raise ValueError(f"model {name} takes no argument {key!r}; it takes {', '.join([*known, 'preset'])}")
         wanted = type(known[key])
-        if type(value) is not wanted or (wanted is int and value < 1):
+        if wanted is float and type(value) is int:
+            given = {**given, key: float(value)}
+        elif type(value) is not wanted or (wanted is int and value < 1):
             expected = _KINDS.get(wanted, f"of type {wanted.__name__}")
             raise ValueError(f"model {name}: {key} must be {expected}, not {repr(value)[:40]}")
     return _entry(name).build(**{**base, **given})

@@ -1,0 +1,48 @@
+"""The parts that GPT and BERT share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .. import nn
+from ..autograd import random
+from ..autograd.tensor import Parameter
+
+DEVIATION = 0.02  #: the standard deviation of new weights
+
+
+def normal(shape: tuple[int, ...], deviation: float = DEVIATION) -> Any:
+    """New weights."""
+    return deviation * random.next_weights().standard_normal(shape, np.float32)
+
+
+def linear(inputs: int, outputs: int, deviation: float = DEVIATION, transposed: bool = False) -> nn.Linear:
+    """A linear layer with normal weights and without a bias at first. `transposed`: a state dict has its weight as
+    (inputs, outputs)."""
+    layer = nn.Linear(inputs, outputs)
+    axes = (1, 0) if transposed else None
+    layer.weight = Parameter(normal((outputs, inputs), deviation), "weight", axes)
+    layer.bias = Parameter(np.zeros(outputs, np.float32), "bias")
+    return layer
+
+
+class Embedding(nn.Embedding):
+    """Rows with normal weights of a small deviation."""
+
+    def __init__(self, rows: int, width: int) -> None:
+        self.weight = Parameter(normal((rows, width)))
+
+
+def check_heads(name: str, width: int, heads: int) -> None:
+    """Raises ValueError where the heads do not divide the width."""
+    if width % heads:
+        raise ValueError(f"{name}: {heads} heads do not divide the width {width}")
+
+
+def check_length(name: str, ids: Any, positions: nn.Embedding) -> None:
+    """Raises ValueError where ids are not (n, t) with t at most the number of positions."""
+    longest = positions.weight.shape[0]
+    if ids.ndim != 2 or not 1 <= ids.shape[1] <= longest:
+        raise ValueError(f"{name}: tokens {ids.shape}; expected (n, t) with t from 1 to {longest}")
