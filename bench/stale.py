@@ -57,11 +57,12 @@ def trained(job: Job, ranks: int, epochs: int) -> dict[str, Any]:
         if job.parallel == "none":
             alone = Trainer(own[0], cost)
             _run(alone, steps)
-            return {"accuracy": alone.accuracy()}
+            return {"accuracy": alone.evaluate()["accuracy"]}
         trainer = run_ranks(ranks, work)[0]
     except TrainingError:
         return {"accuracy": None}
-    return {"accuracy": trainer.accuracy(), **trainer.staleness(), "peak_bytes": list(trainer.plan.peak_bytes)}
+    return {"accuracy": trainer.evaluate()["accuracy"], **trainer.staleness(),
+            "peak_bytes": list(trainer.plan.peak_bytes)}
 
 
 def _run(trainer: Trainer, steps: int) -> None:

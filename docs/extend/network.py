@@ -7,7 +7,8 @@ from minidl.models.registry import model
 
 
 class Wide(nn.Module):
-    """Two linear layers. `input_shape` (of one sample) and `classes` say which data it needs."""
+    """Two linear layers. `input_shape` (of one sample) and `classes` say which data it needs; `objective`, which is
+    classification unless you set it, what it is trained for."""
 
     def __init__(self, width, classes):
         self.input_shape, self.classes = (8, 8, 1), classes

@@ -73,7 +73,7 @@ def model_info(name: str, model_args: dict[str, Any]) -> dict[str, Any]:
 
     random.seed(0)
     model = networks.create(name, **model_args).eval()
-    x = np.zeros((1, *model.input_shape), getattr(model, "input_dtype", "float32"))
+    x = np.zeros((1, *model.input_shape), model.input_dtype)
     with no_grad():
         graph = record(model, x, name=name)
     layers = []

@@ -74,21 +74,28 @@ def parameters(recorded: Recorded) -> int:
 
 def run_record(task: Job, trainer: Trainer) -> dict[str, Any]:
     """The result of a run, with the keys of `train --json`."""
+    found = trainer.evaluate()
     return {"model": task.model, "parameters": parameters(trainer.recorded), "data": trainer.recorded.train_data.name,
             "device": trainer.recorded.device.name, "ranks": 1, "scheduler": task.scheduler,
             "steps": len(trainer.losses),
-            "loss_first": trainer.losses[0], "loss_last": trainer.losses[-1], "accuracy": trainer.accuracy(),
+            "loss_first": trainer.losses[0], "loss_last": trainer.losses[-1], "accuracy": found.get("accuracy"),
+            "objective": trainer.recorded.objective.name, "test": found,
             "step_ms": trainer.step_ms(), "predicted_step_ms": round(trainer.plan.predicted_step_ms, 4),
             "peak_bytes": max(trainer.plan.peak_bytes or (0,)), "params_sha256": trainer.params_sha256(),
             "versions": versions()}
 
 
+def said(metric: str, value: float) -> str:
+    """The value of a metric as text."""
+    return f"{value:.1%}" if metric == "accuracy" else f"{value:.4g}"
+
+
 def summary(record: dict[str, Any]) -> str:
-    accuracy = "" if record["accuracy"] is None else f", test accuracy {record['accuracy']:.1%}"
+    judged = "".join(f", test {name.replace('_', ' ')} {said(name, value)}" for name, value in record["test"].items())
     step = record["step_ms"]
     return (f"{record['model']} ({record['parameters']:,} parameters) on {record['data']}, {record['scheduler']} on "
             f"{record['device']}: {record['steps']} steps\n"
-            f"  loss {record['loss_first']:.4f} -> {record['loss_last']:.4f}{accuracy}\n"
+            f"  loss {record['loss_first']:.4f} -> {record['loss_last']:.4f}{judged}\n"
             f"  step {step['median']:.3f} ms (p10 {step['p10']:.3f}, p90 {step['p90']:.3f}), predicted "
             f"{record['predicted_step_ms']:.3f} ms\n"
             f"  peak memory {record['peak_bytes']:,} bytes\n"

@@ -12,7 +12,7 @@ from ..training.trainer import Recorded, Trainer, interleaved
 from . import distributed, show
 from .flags import UsageError, job
 from .inputs import costs, named, scheduler_of
-from .runs import check_outputs, check_run, claimed, parameters, resumed, run_record, steps_of, summary
+from .runs import check_outputs, check_run, claimed, parameters, resumed, run_record, said, steps_of, summary
 
 #: the run of `train` without flags: its tasks are long enough that two streams can gain
 SMALL: dict[str, Any] = {"model": "mlp", "model_arg": [("hidden", 1024), ("layers", 4)], "epochs": 8, "lr": 0.05}
@@ -109,7 +109,7 @@ def compare(arguments: Any) -> int:
     records = [run_record(t.job, t) for t in trainers]
     identical = len({r["params_sha256"] for r in records}) == 1
     keys = ("scheduler", "step_ms", "predicted_step_ms", "peak_bytes", "params_sha256", "loss_first",
-            "loss_last", "accuracy")
+            "loss_last", "accuracy", "test")
     result = {"model": one.model, "data": records[0]["data"], "steps": steps,
               "arms": [{k: r[k] for k in keys} for r in records], "bit_identical": identical,
               "deterministic": one.deterministic}
@@ -126,12 +126,12 @@ def _verdict(identical: bool, deterministic: bool) -> str:
 
 def _comparison(records: list[dict[str, Any]], steps: int, verdict: str, trainers: list[Trainer]) -> str:
     first = records[0]
-    base = first["step_ms"]["median"]
+    base, metric = first["step_ms"]["median"], trainers[0].recorded.objective.metric
     rows = [(r["scheduler"], r["step_ms"]["median"], r["step_ms"]["p10"], r["step_ms"]["p90"],
              base / r["step_ms"]["median"], r["predicted_step_ms"], r["peak_bytes"], r["loss_last"],
-             "-" if r["accuracy"] is None else f"{r['accuracy']:.2%}", r["params_sha256"][:12]) for r in records]
-    head = ("scheduler", "step ms", "p10", "p90", "speed-up", "predicted ms", "peak bytes", "last loss",
-            "accuracy", "parameters")
+             said(metric, r["test"][metric]), r["params_sha256"][:12]) for r in records]
+    head = ("scheduler", "step ms", "p10", "p90", "speed-up", "predicted ms", "peak bytes", "last loss", metric,
+            "parameters")
     grids = "\n".join(f"{t.job.scheduler}\n{t.run.schedule.grid()}" for t in trainers if len(t.run.graph) <= 40)
     return (f"{first['model']} ({first['parameters']:,} parameters) on {first['data']}, {steps} "
             f"steps each, interleaved\n" + (f"\n{grids}\n\n" if grids else "")

@@ -33,6 +33,9 @@ class Dataset:
 
     Images: x (B, H, W, C) of a float dtype, y (B,) int64 in 0..classes-1. Tokens: x and y (B, T) int64; `classes` is
     the size of the vocabulary. `shape`: the shape of one sample of x.
+
+    `serves`: the objectives that a network can be trained for with it. `bytes_per_token`: how many bytes of text a
+    token stands for, in the mean; None where that means nothing.
     """
 
     name: str
@@ -40,6 +43,8 @@ class Dataset:
     shape: tuple[int, ...]
     classes: int
     rows: Rows
+    serves: tuple[str, ...] = ("classification",)
+    bytes_per_token: float | None = None
 
 
 @dataclass(frozen=True)

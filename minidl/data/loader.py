@@ -97,6 +97,10 @@ class Loader:
         part.restore(self.state())
         return part
 
+    def of(self, dataset: Dataset) -> Loader:
+        """A loader of this data set instead, with the same batch size, seed and order."""
+        return Loader(dataset, self.batch_size, seed=self.seed, training=self.training)
+
     def state(self) -> dict[str, int]:
         """The place of the next global batch: {"epoch", "batch"}."""
         return {"epoch": self.epoch, "batch": self.batch}

@@ -19,7 +19,9 @@ class Module:
 
     training = True
     input_shape: tuple[int, ...] = ()  #: of a network: the shape of one sample
-    classes: int = 0  #: of a network: the number of classes
+    input_dtype: str = "float32"  #: of a network: int64 if it reads tokens, else a float
+    classes: int = 0  #: of a network: the number of classes; of tokens, the size of the vocabulary
+    objective: str = "classification"  #: of a network: what it is trained for, see training/objectives.py
     _name = ""
 
     def __setattr__(self, name: str, value: Any) -> None:

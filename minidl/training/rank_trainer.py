@@ -64,7 +64,8 @@ def identity(recorded: Recorded) -> dict[str, Any]:
     job, data = recorded.job, recorded.train_data
     return {"the version of minidl": __version__, "the version of Python": platform.python_version(),
             "the version of NumPy": np.__version__, "the model": job.model,
-            "the model's arguments": dict(job.model_args), "the type": job.dtype, "the seed": job.seed,
+            "the model's arguments": dict(job.model_args), "the objective": recorded.objective.name,
+            "the type": job.dtype, "the seed": job.seed,
             "the data set": data.name, "the number of samples": data.dataset.samples, "the batch size": job.batch_size,
             "the share of a batch": recorded.share, "the number of micro-batches": job.micro_batches,
             "the number of micro-batches of an update": job.update_every,

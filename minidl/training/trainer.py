@@ -27,6 +27,7 @@ from ..pricing.measure_pairs import measure_pairs
 from ..runtime import device as devices
 from ..runtime.executors import SequentialExecutor, executor
 from ..schedule import Schedule
+from . import objectives
 
 OPTIMIZERS: dict[str, Callable[..., optim.Optimizer]] = {
     "sgd": lambda parameters, lr: optim.SGD(parameters, lr, momentum=0.9),
@@ -123,6 +124,7 @@ class Recorded:
             self.optimizer = OPTIMIZERS[job.optimizer](self.model.parameters(), job.lr)
             self.optimizer.max_norm = job.clip
             self.optimizer.scaler = optim.GradScaler() if job.low == "float16" else None
+        self.objective = objectives.find(self.model.objective)
         self.train_data = self._load("train").shard(rank, ranks)
         self.share = job.batch_size // ranks  #: samples of a step on this rank
         if self.share % job.micro_batches:
@@ -146,10 +148,13 @@ class Recorded:
         return "float32" if self.job.low else self.job.dtype
 
     def _load(self, split: str) -> data.Loader:
+        """The batches of the data that the job names, in the sizes of its network, for its objective."""
         job, shape = self.job, self.model.input_shape
-        return data.load(job.data, batch_size=job.batch_size, root=job.root, split=split, seed=job.seed,
-                         strict=job.strict, image_size=shape[0], channels=shape[2],
-                         classes=self.model.classes, dtype=self.dtype)
+        sizes: dict[str, Any] = ({"sequence_length": shape[0]} if self.model.input_dtype == "int64"
+                 else {"image_size": shape[0], "channels": shape[2]})
+        found = data.load(job.data, batch_size=job.batch_size, root=job.root, split=split, seed=job.seed,
+                          strict=job.strict, classes=self.model.classes, dtype=self.dtype, **sizes)
+        return found.of(self.objective.of(found.dataset, job.model))
 
     def _example(self) -> tuple[Any, Any]:
         x, y = next(self.train_data)
@@ -168,7 +173,7 @@ class Recorded:
         for i in range(n):
             group = i * groups // n
             with micro_batch(i, self.rank * self.share + i * self.share // n, group):
-                loss = nn.cross_entropy(self.model(parts[2 * i]), parts[2 * i + 1])
+                loss = self.objective.loss(self.model(parts[2 * i]), parts[2 * i + 1])
                 if every > 1:
                     loss = loss * (1 / every)
                 loss.backward(scaler.scale if scaler else None)
@@ -278,21 +283,21 @@ class Trainer:
         return TrainingError(f"{what} at step {step} of {self.job.model} with lr {self.recorded.optimizer.lr:g}; try a "
                              f"smaller lr (MINIDL_DEBUG=1 names the layer)")
 
-    def accuracy(self) -> float | None:
-        """The share of test samples whose largest logit is at their label; None where labels are not classes."""
-        model = self.recorded.model.eval()
+    def evaluate(self) -> dict[str, float]:
+        """The metrics of the network's objective over the test data, by name; `loss` is one of them."""
+        recorded, model = self.recorded, self.recorded.model.eval()
         runs: dict[int, SequentialExecutor] = {}
-        right = total = 0
+        sums: Any = 0.0
+        test = recorded._load("test")
         try:
-            for x, y in self.recorded._load("test"):
+            for x, y in test:
                 if len(x) not in runs:
-                    with use(self.recorded.tape), no_grad(), self.job.autocast:
-                        runs[len(x)] = SequentialExecutor(record(model, x, name="eval"), self.recorded.device)
-                right += int((runs[len(x)](x).numpy().argmax(axis=-1) == y).sum())
-                total += y.size
+                    with use(recorded.tape), no_grad(), self.job.autocast:
+                        runs[len(x)] = SequentialExecutor(record(model, x, name="eval"), recorded.device)
+                sums = sums + recorded.objective.score(runs[len(x)](x).numpy(), y)
         finally:
             model.train()
-        return right / total if total else None
+        return recorded.objective.judge(sums, test.dataset)
 
     def step_ms(self) -> dict[str, float]:
         """The median, 10th and 90th percentile of the steps after the first, in milliseconds."""

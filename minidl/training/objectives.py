@@ -1,0 +1,114 @@
+"""Objectives: what a network is trained for. Each says its loss, how the data's batches become the step's inputs, and
+how the network is judged on test data.
+
+A network names its objective (`Module.objective`), a data set those that it serves (`Dataset.serves`); the trainer
+knows neither shapes nor losses. A batch is always (x, y): what the network reads, and what the loss compares with its
+output. This module knows no device, no ranks and no files.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import nn
+from ..data import DataError, Dataset
+
+Array = NDArray[Any]
+Sums = NDArray[np.float64]
+
+
+def _as_it_is(data: Dataset) -> Dataset:
+    return data
+
+
+@dataclass(frozen=True)
+class Objective:
+    """`loss(output, y)`: a scalar, the mean over the batch. `inputs(data)`: the data set that yields (x, y) of a step.
+
+    `score(output, y)`: sums over test samples, NumPy arrays in and float64 out, which may be added over batches; the
+    first is how many predictions were made. `judge(sums, data)`: from their totals the metrics by name, of which `loss`
+    is one. `metric`: the name of the one that matters; `largest`: whether more of it is better.
+    """
+
+    name: str
+    loss: Callable[[Any, Any], Any]
+    score: Callable[[Array, Array], Sums]
+    judge: Callable[[Sums, Dataset], dict[str, float]]
+    metric: str
+    largest: bool = False
+    inputs: Callable[[Dataset], Dataset] = _as_it_is
+
+    def better(self, new: Mapping[str, float], old: Mapping[str, float] | None) -> bool:
+        """Whether these metrics are better than the old ones."""
+        return old is None or ((new[self.metric] > old[self.metric]) if self.largest
+                               else new[self.metric] < old[self.metric])
+
+    def of(self, data: Dataset, model: str) -> Dataset:
+        """The data set for this objective. Raises DataError where the data do not serve it."""
+        if self.name not in data.serves:
+            raise DataError(f"{data.name} is for {' or '.join(data.serves)}, and {model} is trained for {self.name}; "
+                            f"choose other data or another network")
+        return self.inputs(data)
+
+
+# ------------------------------------------------------------------------------------------------------------- classes
+def _of_rows(logits: Array, labels: Array) -> Sums:
+    """(rows, sum of their cross-entropies, how many have their largest logit at the label) for logits (n, c)."""
+    logits = logits.astype(np.float64)
+    top = logits.max(axis=1)
+    total = np.log(np.exp(logits - top[:, None]).sum(axis=1)) + top
+    aim = np.take_along_axis(logits, labels[:, None], axis=1)[:, 0]
+    return np.array([len(labels), (total - aim).sum(), (logits.argmax(axis=1) == labels).sum()], np.float64)
+
+
+def _classes(sums: Sums, data: Dataset) -> dict[str, float]:
+    return {"loss": float(sums[1] / sums[0]), "accuracy": float(sums[2] / sums[0])}
+
+
+# -------------------------------------------------------------------------------------------------------------- tokens
+def _token_loss(logits: Any, y: Any) -> Any:
+    """Logits (n, t, vocabulary) and tokens (n, t): the mean over all positions."""
+    return nn.cross_entropy(logits.reshape(-1, logits.shape[-1]), y.reshape(-1))
+
+
+def _token_score(logits: Array, y: Array) -> Sums:
+    return _of_rows(logits.reshape(-1, logits.shape[-1]), y.reshape(-1))
+
+
+def _perplexity(sums: Sums, data: Dataset) -> dict[str, float]:
+    """Perplexity; and bits per byte, where the data know how many bytes their tokens stand for."""
+    loss = float(sums[1] / sums[0])
+    found = {"loss": loss, "perplexity": math.exp(min(loss, 700.0))}
+    if data.bytes_per_token:
+        found["bits_per_byte"] = loss / math.log(2) / data.bytes_per_token
+    return found
+
+
+# -------------------------------------------------------------------------------------------------------------- values
+def _value_score(output: Array, y: Array) -> Sums:
+    apart = output.astype(np.float64) - y
+    return np.array([apart.size, np.square(apart).sum(), np.abs(apart).sum()], np.float64)
+
+
+def _error(sums: Sums, data: Dataset) -> dict[str, float]:
+    return {"loss": float(sums[1] / sums[0]), "error": float(sums[2] / sums[0])}
+
+
+OBJECTIVES = {objective.name: objective for objective in (
+    Objective("classification", nn.cross_entropy, _of_rows, _classes, "accuracy", largest=True),
+    Objective("next_token", _token_loss, _token_score, _perplexity, "perplexity"),
+    Objective("regression", nn.mse, _value_score, _error, "error"),
+)}  # fmt: skip
+
+
+def find(name: str) -> Objective:
+    """The objective with this name. Raises ValueError for an unknown one."""
+    if name not in OBJECTIVES:
+        raise ValueError(f"unknown objective {name!r}; known: {', '.join(OBJECTIVES)}")
+    return OBJECTIVES[name]
