@@ -22,7 +22,8 @@ setup(
               "minidl.ops", "minidl.optim", "minidl.passes", "minidl.passes.fusion", "minidl.pricing",
               "minidl.runtime", "minidl.runtime.comm", "minidl.runtime.cuda", "minidl.schedulers",
               "minidl.schedulers.pipeline", "minidl.training", "minidl.views"],
-    package_data={"minidl": ["py.typed"], "minidl.data": ["*.csv.gz", "*.md"], "minidl.kernels": ["*.cu", "*.cuh"]},
+    package_data={"minidl": ["py.typed"], "minidl.data": ["*.csv.gz", "*.md"], "minidl.kernels": ["*.cu", "*.cuh"],
+                  "minidl.views": ["assets/*"]},
     install_requires=[
         "numpy>=2.0",
         "numba>=0.60",
@@ -42,6 +43,7 @@ setup(
         "parity": ["torch==2.13.0"],
         "cuda-check": ["cupy-cuda13x", "nvidia-cuda-nvrtc==13.0.88", "nvidia-cuda-runtime==13.0.96",
                        "cuda-bindings>=13,<14", NVMATH, FRONTEND],
+        "browser": ["playwright>=1.48"],  # tests of pages in a real browser, which is Debian's chromium
         "test": TEST,
         "dev": [*TEST, "ruff==0.17.5", "mypy==2.4.1", "pre-commit"],
     },

@@ -30,7 +30,7 @@ from minidl.tasks import Kind
 PATIENCE = 300.0
 #: of each optional package the extra that installs it
 EXTRAS = {"torch": "parity", "ortools": "optimal", "matplotlib": "plot", "cupy": "cuda-check", "cuda": "cuda-check",
-          "nvmath": "cuda-check", "cudnn": "cuda-check"}
+          "nvmath": "cuda-check", "cudnn": "cuda-check", "playwright": "browser"}
 
 
 def need(name: str) -> Any:

@@ -17,6 +17,7 @@ from ..training import checkpoint
 from ..training.pipeline_trainer import PipelineTrainer, measure_messages
 from ..training.rank_trainer import Disagreement, RankTrainer, agree, device_of, identity, measure_link, transport
 from ..training.trainer import Recorded
+from ..views.page import Shown
 from . import data_parallel_plans as data_parallel
 from . import show
 from .flags import UsageError, job
@@ -101,7 +102,7 @@ def _train(read: Callable[[], Any], communicator: Any, held: ExitStack) -> int:
                                     loader=recorded.train_data)
             done(step)
     trainer.finish()
-    timeline = trainer.run.timeline_of_all() if arguments.trace else None
+    timeline = trainer.run.timeline_of_all() if arguments.trace or arguments.html else None
     if first:
         record = run_record(trainer.job, trainer) | {"ranks": communicator.size}
         if "k" in trainer.plan.notes:
@@ -110,8 +111,10 @@ def _train(read: Callable[[], Any], communicator: Any, held: ExitStack) -> int:
             record["staleness"] = trainer.staleness()
         if arguments.version_log:
             write_atomic(arguments.version_log, "".join(f"{line}\n" for line in as_lines(trainer.log)))
-        if timeline is not None:
+        if timeline is not None and arguments.trace:
             timeline.save(arguments.trace)
+        if arguments.html:
+            show.write_page(arguments, record, [Shown.of(trainer.plan, timeline)])
         show.emit(arguments, record, lambda: summary(record))
     communicator.gather(None)  # no rank ends before rank 0 has printed everything
     if summing is not communicator:
@@ -161,7 +164,7 @@ def _data(arguments: Any, recorded: Any, communicator: Any) -> Any:
     cost = communicator.gather(costs(arguments, recorded))[0]
     link = (50.0, 1e-3) if arguments.costs == "analytic" else measure_link(communicator, recorded.device)
     return RankTrainer(recorded, cost, communicator, link, k=arguments.k, buckets=arguments.buckets,
-                       trace=bool(arguments.trace))
+                       trace=bool(arguments.trace or arguments.html))
 
 
 def _pipeline(arguments: Any, recorded: Any, communicator: Any) -> Any:
@@ -172,7 +175,7 @@ def _pipeline(arguments: Any, recorded: Any, communicator: Any) -> Any:
         if grid.replicas > 1:
             sums = measure_link(communicator, recorded.device, communicator.group(grid.group(communicator.rank)))
     return PipelineTrainer(recorded, cost, communicator, link, sums=sums, chunks=arguments.chunks,
-                           cap=arguments.activation_cap, trace=bool(arguments.trace))
+                           cap=arguments.activation_cap, trace=bool(arguments.trace or arguments.html))
 
 
 def _dry_run(arguments: Any, trainer: Any, first: bool) -> int:

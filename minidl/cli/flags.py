@@ -313,6 +313,10 @@ FLAGS: dict[str, dict[str, Flag]] = {
                         metavar="FILE.csv", help="write the schedule"),
         "--svg": _flag("plan:srlcp simulate:srlcp", ("one plan", lambda a: not (a.curve or a.table)), type=path,
                        metavar="FILE.svg", help="draw the predicted timeline"),
+        "--html": _flag("train:src compare:s plan:srlcp explain:srlcp simulate:srlcp",
+                        ("one plan, or a run", lambda a: not (a.curve or a.table or a.dry_run)), type=path,
+                        metavar="FILE.html", help="write one page that needs no other file: the timeline, predicted "
+                                                  "over measured, every task explained, memory, waits, all figures"),
         "--trace": _flag("train:src simulate:srlcp", ("one plan", lambda a: not a.table), type=path, metavar="FILE",
                          help="write the timeline of the last step, or the predicted one, for ui.perfetto.dev"),
         "--version-log": _flag("train:c", ("a scheduler that trains on older weights",

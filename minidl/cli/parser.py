@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import re
+import shlex
 import tomllib
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
@@ -66,7 +67,8 @@ def _parser() -> _Parser:
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The arguments: flags override a config file, which overrides defaults. `given`: the flags of the first two;
-    `subject`: the letter of the command's subject. Raises UsageError, also for a flag that would have no effect."""
+    `subject`: the letter of the command's subject; `line`: the command as one types it. Raises UsageError, also for a
+    flag that would have no effect."""
     parser = _parser()
     arguments, unknown = parser.parse_known_args(argv)
     if unknown:
@@ -82,7 +84,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         for key in ("model_arg", "scheduler_arg"):  # single names on the command line override
             if key in from_file:
                 setattr(arguments, key, [*from_file[key], *getattr(arguments, key)])
-    arguments.given = given
+    arguments.given, arguments.line = given, shlex.join(["minidl", *argv])
     arguments.subject = subject_of(arguments)
     check_flags(arguments)
     return arguments

@@ -19,6 +19,7 @@ from ..schedulers.pipeline import price
 from ..tasks import parse_task, repack, task_name
 from ..training.trainer import Recorded
 from ..views.draw import timeline_svg
+from ..views.page import Shown
 from . import data_parallel_plans as data_parallel
 from . import pipeline_plans as pipeline
 from . import show
@@ -54,7 +55,7 @@ def plan(arguments: Any) -> int:
         record, text = record | price(made).as_json() | pipeline.said(made), pipeline.text
     elif arguments.subject in "rl":
         record, text = record | data_parallel.figures(made), data_parallel.text
-    _draw(arguments, made)
+    _draw(arguments, made, record)
     show.emit(arguments, record, lambda: text(made))
     return 0
 
@@ -118,6 +119,8 @@ def explain(arguments: Any) -> int:
     show.notes(made.remarks)
     graph, schedule, _ = made.priced
     found = explain_task(graph, schedule, made.cost, _as_planned(graph, arguments.task))
+    if arguments.html:
+        show.write_page(arguments, found.as_json(), [Shown.of(made)], found.task)
     show.emit(arguments, found.as_json(), str(found))
     return 0
 
@@ -146,13 +149,16 @@ def simulate(arguments: Any) -> int:
         timeline = replace(made.timeline, peak_bytes=max(made.peak_bytes or (0,)))
         record, text = {"predicted_step_ms": round(made.predicted_step_ms, 4),
                         **timeline.summary()}, lambda made: timeline.report()
-    _draw(arguments, made)
+    _draw(arguments, made, record)
     show.emit(arguments, record, lambda: text(made))
     return 0
 
 
-def _draw(arguments: Any, made: Plan) -> None:
-    """Writes the predicted timeline as a picture and as a trace, if the flags ask for them."""
+def _draw(arguments: Any, made: Plan, record: dict[str, Any]) -> None:
+    """Writes the predicted timeline as a picture, as a trace and as a page with `record`, if the flags ask for them."""
+    if arguments.html:
+        iterations = data_parallel.SHOWN if arguments.subject in "rl" else 1
+        show.write_page(arguments, record, [Shown.of(made, iterations=iterations)])
     if not (arguments.svg or arguments.trace):
         return
     timeline = data_parallel.several(made) if arguments.subject in "rl" else made.timeline

@@ -34,7 +34,7 @@ def check_run(arguments: Any) -> None:
 
 def check_outputs(arguments: Any) -> None:
     """Checks before the work that every output file can be written. Raises FileError or ValueError."""
-    for flag in ("save", "svg", "trace", "save_costs", "version_log"):
+    for flag in ("save", "svg", "html", "trace", "save_costs", "version_log"):
         if path := getattr(arguments, flag):
             if flag == "trace":
                 check_trace(path)

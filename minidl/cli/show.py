@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from .. import interrupts
+from ..files import write_atomic
+from ..views.page import Shown, page
 
 
 def emit(arguments: Any, record: dict[str, Any], text: str | Callable[[], str]) -> None:
@@ -18,6 +20,12 @@ def emit(arguments: Any, record: dict[str, Any], text: str | Callable[[], str]) 
         print(json.dumps(record, allow_nan=False))
     else:
         print(text if isinstance(text, str) else text())
+
+
+def write_page(arguments: Any, record: dict[str, Any], plans: Sequence[Shown], task: str = "") -> None:
+    """Writes the page that --html asks for, with the figures of --json. `task`: the one that it explains first."""
+    title = " ".join(filter(None, (arguments.command, task, arguments.model or "", *(p.title for p in plans))))
+    write_atomic(arguments.html, page(title, record, plans, command=arguments.line, task=task))
 
 
 def note(line: str) -> None:

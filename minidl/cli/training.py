@@ -9,6 +9,7 @@ from ..pricing.cost import CostModel
 from ..schedule import Schedule, ScheduleError
 from ..training import checkpoint
 from ..training.trainer import Recorded, Trainer, interleaved
+from ..views.page import Shown
 from . import distributed, show
 from .flags import UsageError, job
 from .inputs import costs, named, scheduler_of
@@ -59,6 +60,8 @@ def train(arguments: Any) -> int:
     if arguments.trace:
         assert trainer.run.timeline is not None
         trainer.run.timeline.save(arguments.trace)
+    if arguments.html:
+        show.write_page(arguments, record, [Shown.of(trainer.plan, trainer.run.timeline)])
     show.emit(arguments, record, lambda: summary(record))
     return 0
 
@@ -68,7 +71,7 @@ def _trainer(arguments: Any, recorded: Recorded, cost: CostModel, kept: str | No
     than that of the flags."""
     schedule = None if kept is None else Schedule.from_csv(kept, f"the schedule in {arguments.checkpoint}")
     try:
-        return Trainer(recorded, cost, trace=bool(arguments.trace), schedule=schedule)
+        return Trainer(recorded, cost, trace=bool(arguments.trace or arguments.html), schedule=schedule)
     except ScheduleError as error:
         if schedule is None:
             raise
@@ -101,7 +104,8 @@ def compare(arguments: Any) -> int:
         recorded = Recorded(replace(one, scheduler=name, streams=one.streams if "streams" in options else None,
                                     scheduler_args={k: v for k, v in one.scheduler_args.items() if k in options}))
         # all arms have the same tasks, so they share the costs measured for the first
-        trainers.append(Trainer(recorded, trainers[0].cost if trainers else costs(arguments, recorded)))
+        trainers.append(Trainer(recorded, trainers[0].cost if trainers else costs(arguments, recorded),
+                                trace=bool(arguments.html)))
         show.notes(trainers[-1].plan.remarks)
     steps = steps_of(arguments, trainers[0].recorded)
     with show.progress(f"training {one.model} under {len(names)} schedules", steps) as done:
@@ -113,6 +117,8 @@ def compare(arguments: Any) -> int:
     result = {"model": one.model, "data": records[0]["data"], "steps": steps,
               "arms": [{k: r[k] for k in keys} for r in records], "bit_identical": identical,
               "deterministic": one.deterministic}
+    if arguments.html:
+        show.write_page(arguments, result, [Shown.of(t.plan, t.run.timeline) for t in trainers])
     show.emit(arguments, result, lambda: _comparison(records, steps, _verdict(identical, one.deterministic), trainers))
     return 0 if identical or not one.deterministic else 1
 

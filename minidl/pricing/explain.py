@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -11,6 +11,15 @@ from ..graph import Floats, TaskGraph
 from ..schedule import Schedule
 from .cost import CostModel
 from .simulation import times
+
+
+class Places(NamedTuple):
+    """When each task starts and ends, may start, and must end: float64, by task id, in the costs' unit."""
+
+    start: Floats
+    end: Floats
+    may_start: Floats
+    must_end: Floats
 
 
 @dataclass(frozen=True)
@@ -55,8 +64,7 @@ class Explanation:
 def explain(graph: TaskGraph, schedule: Schedule, cost: CostModel, task: str) -> Explanation:
     """The place of one task in a valid schedule. Raises GraphError for a task that the graph does not have."""
     t = graph.index(task)
-    start, end, ready = times(graph, schedule, cost)
-    must_end = latest_ends(graph, schedule, start, end)
+    start, end, ready, must_end = places(graph, schedule, cost)
     ids = schedule.ids(graph)
     entry = int(np.flatnonzero(ids == t)[0])
     lane = int(schedule.lane_of_each()[entry])
@@ -66,6 +74,12 @@ def explain(graph: TaskGraph, schedule: Schedule, cost: CostModel, task: str) ->
         float(must_end[t]), float(must_end[t] - end[t]), tuple(graph.name(p) for p in graph.preds[t]),
         tuple(graph.name(s) for s in graph.succs[t]), None if first else graph.name(ids[entry - 1]),
         None if last else graph.name(ids[entry + 1]), cost.unit)
+
+
+def places(graph: TaskGraph, schedule: Schedule, cost: CostModel) -> Places:
+    """The places of all tasks in a valid schedule."""
+    start, end, ready = times(graph, schedule, cost)
+    return Places(start, end, ready, latest_ends(graph, schedule, start, end))
 
 
 def latest_ends(graph: TaskGraph, schedule: Schedule, start: Floats, end: Floats) -> Floats:

@@ -138,6 +138,11 @@ def _look(labels: tuple[str, ...], versions: Mapping[int, int] | None, keys: Int
     return _Look(labels, versions or {}, not unpack(keys).micro_batch.any())
 
 
+def group_of(kind: Kind) -> str:
+    """The group of PALETTE to which a kind of task belongs."""
+    return "communication" if kind in COMMUNICATION else kind.name
+
+
 def _task(row: int, begin: float, end: float, key: int, part: tuple[int, int], look: _Look, when: str) -> _Slice:
     """The slice of one task. `part`: (its place, how many tasks) in its action."""
     own = unpack(key)
@@ -145,7 +150,7 @@ def _task(row: int, begin: float, end: float, key: int, part: tuple[int, int], l
     label = f"{name} {look.labels[unit]}" if unit < len(look.labels) and look.labels[unit] else name
     version = f"v{look.versions[key]}" if key in look.versions else ""
     short = (f"{unit}{kind.name}", str(unit)) if look.by_unit else (f"{kind.name}{micro_batch}", str(micro_batch))
-    return _Slice(row, float(begin), float(end), "communication" if kind in COMMUNICATION else kind.name,
+    return _Slice(row, float(begin), float(end), group_of(kind),
                   part[0] / part[1], (part[0] + 1) / part[1], (name, *short), version,
                   ", ".join(filter(None, (label, version and f"weights {version}", when))))
 
@@ -281,7 +286,7 @@ def ansi(grid: str, color: bool | None = None) -> str:
 
     def paint(match: re.Match[str]) -> str:
         kind = Kind[match[2]]
-        colour = PALETTE["communication" if kind in COMMUNICATION else kind.name][0]
+        colour = PALETTE[group_of(kind)][0]
         red, green, blue = (round(int(colour[i : i + 2], 16) / 51) for i in (1, 3, 5))
         return f"\x1b[38;5;16;48;5;{16 + 36 * red + 6 * green + blue}m{match[0]}\x1b[0m"
 

@@ -1,0 +1,603 @@
+"use strict";
+/* Draws what views/html.py has computed. All figures come from there; here are only looks, search and zoom. */
+
+const DATA = JSON.parse(document.getElementById("data").textContent);
+const TYPES = { f8: Float64Array, i4: Int32Array, u1: Uint8Array };
+const $ = (id) => document.getElementById(id);
+const groups = Object.entries(DATA.palette).map(([name, [colour, text]]) => ({ name, colour, text }));
+const WAIT = groups.findIndex((g) => g.name === "wait"), TRANSFER = groups.findIndex((g) => g.name === "transfer");
+
+/** Columns come as {type: base64 of little-endian numbers}; rows as [ptr, ids]. */
+function unpacked(value) {
+  if (Array.isArray(value)) return value.length && typeof value[0] === "object" ? value.map(unpacked) : value;
+  if (!value || typeof value !== "object") return value;
+  const [[type, text] = []] = Object.entries(value);
+  if (type in TYPES) return new TYPES[type](Uint8Array.from(atob(text), (c) => c.charCodeAt(0)).buffer);
+  return Object.fromEntries(Object.entries(value).map(([k, v]) => [k, unpacked(v)]));
+}
+
+const rowOf = (rows, i) => rows[1].subarray(rows[0][i], rows[0][i + 1]);
+
+/** The first index of a sorted array whose value is greater than x. */
+function after(sorted, x, low = 0, high = sorted.length) {
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (sorted[middle] > x) high = middle; else low = middle + 1;
+  }
+  return low;
+}
+
+const plans = DATA.plans.map((packed) => {
+  const plan = unpacked(packed);
+  plan.timelines = [plan.predicted, plan.measured].filter(Boolean);
+  for (const t of plan.timelines) {
+    t.last = Float64Array.from(t.end); // of each lane the latest end so far, for the search of what is in view
+    for (let lane = 0; lane + 1 < t.ptr.length; lane++)
+      for (let i = t.ptr[lane] + 1; i < t.ptr[lane + 1]; i++) t.last[i] = Math.max(t.last[i], t.last[i - 1]);
+    t.laneOf = new Int32Array(t.start.length);
+    for (let lane = 0; lane + 1 < t.ptr.length; lane++) t.laneOf.fill(lane, t.ptr[lane], t.ptr[lane + 1]);
+    t.pausesOf = new Map();
+    for (let k = 0; k < t.pauses.task.length; k++) {
+      const i = t.pauses.task[k];
+      if (!t.pausesOf.has(i)) t.pausesOf.set(i, []);
+      t.pausesOf.get(i).push(k);
+    }
+  }
+  const p = plan.predicted, n = p.start.length;
+  if (plan.preds) { // who waits for each task: the edges the other way round
+    const count = new Int32Array(n + 1);
+    for (const s of plan.preds[1]) count[s + 1]++;
+    for (let i = 0; i < n; i++) count[i + 1] += count[i];
+    const ids = new Int32Array(plan.preds[1].length), at = count.slice();
+    for (let i = 0; i < n; i++) for (const s of rowOf(plan.preds, i)) ids[at[s]++] = i;
+    plan.succs = [count, ids];
+  }
+  if (plan.measured) {
+    plan.measuredOf = new Map();
+    plan.measured.entry.forEach((e, i) => { if (e >= 0) plan.measuredOf.set(e, i); });
+  }
+  plan.span = Math.max(...plan.timelines.map((t) => t.makespan)) || 1;
+  return plan;
+});
+
+let plan = plans[0];
+let view = { from: 0, to: plan.span };
+let chosen = null; // {t, i}
+let hovered = null;
+
+/* ------------------------------------------------------------------------------------------------------------- text */
+const number = (x) => {
+  const value = x * plan.scale, size = Math.abs(value);
+  const digits = size >= 1000 || size === 0 ? 0 : Math.max(0, 3 - Math.floor(Math.log10(size)));
+  return value.toLocaleString("en", { maximumFractionDigits: Math.min(digits, 6) });
+};
+const time = (x) => (number(x) + " " + plan.unit).trim();
+const size = (bytes) => {
+  let power = 0;
+  while (bytes >= 1024 && power < 4) { bytes /= 1024; power++; }
+  return bytes.toFixed(power ? 2 : 0) + " " + ["B", "KiB", "MiB", "GiB", "TiB"][power];
+};
+const share = (part, whole) => (whole ? (100 * part / whole).toFixed(1) + " %" : "-");
+const title = (t, i) => (plan.labels[t.unit[i]] ? t.names[i] + " " + plan.labels[t.unit[i]] : t.names[i]);
+
+function make(tag, attributes = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [key, value] of Object.entries(attributes))
+    if (key.startsWith("on")) element.addEventListener(key.slice(2), value); else element.setAttribute(key, value);
+  element.append(...children.filter((c) => c !== null && c !== undefined));
+  return element;
+}
+
+const laneBefore = (t, i) => (i > t.ptr[t.laneOf[i]] ? i - 1 : -1);
+const laneAfter = (t, i) => (i + 1 < t.ptr[t.laneOf[i] + 1] ? i + 1 : -1);
+
+/** What is known of a task, with names and raw times. */
+function explained(t, i) {
+  const p = plan.predicted, e = t === p ? i : t.entry[i];
+  const about = { task: t.names[i], label: title(t, i), lane: t.lanes[t.laneOf[i]], start: t.start[i], end: t.end[i],
+    critical: !!t.critical[i] };
+  const name = (k) => (k < 0 ? null : t.names[k]);
+  about.lane_before = name(laneBefore(t, i));
+  about.lane_after = name(laneAfter(t, i));
+  about.pauses = (t.pausesOf.get(i) || []).map((k) => ({ what: groups[t.pauses.group[k]].name,
+    time: t.pauses.end[k] - t.pauses.start[k], for: t.awaited[i] >= 0 ? t.names[t.awaited[i]] : null }));
+  if (e >= 0 && plan.preds) {
+    about.may_start = plan.may_start[e];
+    about.must_end = plan.must_end[e];
+    about.slack = plan.must_end[e] - p.end[e];
+    about.waits_for = [...rowOf(plan.preds, e)].map((k) => p.names[k]);
+    about.awaited_by = [...rowOf(plan.succs, e)].map((k) => p.names[k]);
+    about.relatives = { before: [...rowOf(plan.preds, e)], behind: [...rowOf(plan.succs, e)] };
+    about.reads = [...rowOf(plan.reads, e)].map((b) => plan.buffers[b]);
+    about.writes = [...rowOf(plan.writes, e)].map((b) => plan.buffers[b]);
+  }
+  if (plan.measured && t === p && plan.measuredOf.has(e)) {
+    const m = plan.measuredOf.get(e);
+    about.other = ["measured", plan.measured.end[m] - plan.measured.start[m]];
+  } else if (t === plan.measured && e >= 0) about.other = ["predicted", p.end[e] - p.start[e]];
+  return about;
+}
+
+const buffers = (list, most) => list.slice(0, most).map(([name, bytes]) => (bytes ? `${name} (${size(bytes)})` : name)).join(", ")
+  + (list.length > most ? ` and ${list.length - most} more` : "");
+
+function tipText(t, i) {
+  const a = explained(t, i);
+  const lines = [`${a.label} on ${a.lane}`, `${number(a.start)} to ${time(a.end)}, takes ${time(a.end - a.start)}`];
+  if (a.other) lines.push(`${a.other[0]}: ${time(a.other[1])}`);
+  if (a.slack !== undefined) lines.push(`slack ${time(Math.max(0, a.slack))}${a.critical ? ", on the critical path" : ""}`);
+  for (const p of a.pauses) lines.push(`before it a ${p.what} of ${time(p.time)}${p.for ? " for " + p.for : ""}`);
+  if (a.reads && a.reads.length) lines.push("reads " + buffers(a.reads, 6));
+  if (a.writes && a.writes.length) lines.push("writes " + buffers(a.writes, 6));
+  return lines.join("\n");
+}
+
+function showExplanation() {
+  const box = $("explain");
+  box.replaceChildren();
+  if (!chosen) {
+    box.append(make("p", { class: "soft" }, "Click a task: when it may start, when it must end, what it waits for, "
+      + "and who waits for it."));
+    return;
+  }
+  const { t, i } = chosen, a = explained(t, i), list = make("dl");
+  const row = (name, ...value) => list.append(make("dt", {}, name), make("dd", {}, ...value));
+  const links = (ids) => {
+    const out = [];
+    for (const k of ids.slice(0, 60)) out.push(out.length ? ", " : "", link(plan.predicted, k));
+    if (ids.length > 60) out.push(` and ${ids.length - 60} more`);
+    return out.length ? out : ["nobody"];
+  };
+  const neighbour = (k) => (k < 0 ? "nothing" : link(t, k));
+  if (a.may_start !== undefined) row("may start", time(a.may_start));
+  row("runs", `${number(a.start)} to ${time(a.end)}, takes ${time(a.end - a.start)}`);
+  if (a.other) row(a.other[0], `takes ${time(a.other[1])}`);
+  if (a.must_end !== undefined) {
+    row("must end", time(a.must_end));
+    row("slack", time(Math.max(0, a.slack)) + (a.slack * plan.scale <= 1e-9 ? ", it is on the critical path" : ""));
+  }
+  for (const p of a.pauses)
+    row(p.what === "wait" ? "waited" : "transfer", time(p.time), p.for ? " for " : "",
+      p.for ? link(t, t.awaited[i]) : "");
+  if (a.relatives) {
+    row("waits for", ...links(a.relatives.before));
+    row("awaited by", ...links(a.relatives.behind));
+  }
+  row("on its lane", "after ", neighbour(laneBefore(t, i)), ", before ", neighbour(laneAfter(t, i)));
+  if (a.reads) {
+    row("reads", buffers(a.reads, 40) || "nothing");
+    row("writes", buffers(a.writes, 40) || "nothing");
+  }
+  box.append(make("h3", {}, a.label), make("p", { class: "soft" }, `${t.title}, lane ${a.lane}`), list);
+}
+
+const link = (t, i) => make("a", { onclick: () => choose(t, i, true) }, t.names[i]);
+
+function choose(t, i, move = false) {
+  chosen = t === null ? null : { t, i };
+  if (chosen && move) {
+    const width = view.to - view.from, middle = (t.start[i] + t.end[i]) / 2;
+    if (t.start[i] < view.from || t.end[i] > view.to) setView(middle - width / 2, middle + width / 2);
+    const row = layout().rows.find((r) => r.t === t && r.lane === t.laneOf[i]);
+    if (row && (row.y < $("scroller").scrollTop || row.y + row.h > $("scroller").scrollTop + canvas.clientHeight))
+      $("scroller").scrollTop = row.y - 60;
+  }
+  showExplanation();
+  redraw();
+}
+
+/* ----------------------------------------------------------------------------------------------------------- canvas */
+const canvas = $("canvas"), context = canvas.getContext("2d"), FONT = "11px ui-monospace, 'DejaVu Sans Mono', monospace";
+const AXIS = 24, GUTTER = 12;
+let colours = {};
+
+function readColours() {
+  const style = getComputedStyle(document.documentElement);
+  for (const name of ["card", "ink", "soft", "track", "line", "mark", "path"])
+    colours[name] = style.getPropertyValue("--" + name).trim();
+}
+
+let laidOut = null;
+function layout() {
+  if (laidOut) return laidOut;
+  const lanes = plan.timelines.reduce((n, t) => n + t.shown.length, 0), h = lanes > 64 ? 12 : lanes > 24 ? 18 : 26;
+  const rows = [];
+  let y = AXIS, longest = 0;
+  for (const t of plan.timelines) {
+    rows.push({ kind: "title", text: `${t.title}: makespan ${time(t.makespan)}`, y, h: 22 });
+    y += 22;
+    for (const lane of t.shown) {
+      rows.push({ kind: "lane", t, lane, y, h, label: t.lanes[lane] });
+      longest = Math.max(longest, t.lanes[lane].length);
+      y += h + (h > 12 ? 4 : 2);
+    }
+    y += 6;
+  }
+  const most = Math.max(...plan.memory.map((m) => m.peak), 0);
+  if (plan.memory.length) {
+    rows.push({ kind: "title", text: plan.memory[0].what, y, h: 22 });
+    y += 22;
+    for (const m of plan.memory) {
+      rows.push({ kind: "memory", m, most, y, h: 40, label: m.label });
+      longest = Math.max(longest, m.label.length);
+      y += 46;
+    }
+  }
+  context.font = FONT;
+  return laidOut = { rows, height: y + 6, left: GUTTER + Math.ceil(context.measureText("m".repeat(longest + 1)).width) };
+}
+
+const width = () => canvas.clientWidth - layout().left - GUTTER;
+const toX = (time) => layout().left + (time - view.from) / (view.to - view.from) * width();
+const toTime = (x) => view.from + (x - layout().left) / width() * (view.to - view.from);
+
+function setView(from, to) {
+  const least = plan.span * 1e-7, span = Math.min(Math.max(to - from, least), plan.span * 1.02);
+  const middle = (from + to) / 2, low = -0.01 * plan.span, high = 1.01 * plan.span;
+  view.from = Math.min(Math.max(middle - span / 2, low), Math.max(low, high - span));
+  view.to = view.from + span;
+  redraw();
+}
+
+let pending = false;
+function redraw() {
+  if (!pending) { pending = true; requestAnimationFrame(() => { pending = false; draw(); }); }
+}
+
+function draw() {
+  const { rows, height, left } = layout(), scroller = $("scroller"), dpr = window.devicePixelRatio || 1;
+  const tall = Math.min(height, Math.max(200, window.innerHeight * 0.68 - 2));
+  $("tall").style.height = height + "px";
+  canvas.style.height = tall + "px";
+  const wide = canvas.clientWidth;
+  if (canvas.width !== Math.round(wide * dpr) || canvas.height !== Math.round(tall * dpr)) {
+    canvas.width = Math.round(wide * dpr);
+    canvas.height = Math.round(tall * dpr);
+  }
+  context.setTransform(dpr, 0, 0, dpr, 0, 0);
+  context.fillStyle = colours.card;
+  context.fillRect(0, 0, wide, tall);
+  context.font = FONT;
+  context.textBaseline = "middle";
+  const top = scroller.scrollTop;
+  for (const row of rows) {
+    const y = row.y - top;
+    if (y + row.h < AXIS - 30 || y > tall) continue;
+    if (row.kind === "title") {
+      context.fillStyle = colours.ink;
+      context.font = "bold " + FONT;
+      context.fillText(row.text, left, y + row.h / 2);
+      context.font = FONT;
+      continue;
+    }
+    context.fillStyle = colours.track;
+    context.fillRect(left, y, width(), row.h);
+    context.save();
+    context.beginPath();
+    context.rect(left, y - 2, width(), row.h + 4);
+    context.clip();
+    if (row.kind === "lane") drawLane(row.t, row.lane, y, row.h); else drawMemory(row.m, row.most, y, row.h);
+    context.restore();
+    context.fillStyle = colours.ink;
+    context.textAlign = "left";
+    context.fillText(row.label, GUTTER, y + row.h / 2);
+  }
+  drawEdges(rows, top);
+  drawAxis(wide, tall);
+}
+
+function drawAxis(wide, tall) {
+  const left = layout().left, span = (view.to - view.from) * plan.scale, least = span * 90 / Math.max(width(), 90);
+  const power = 10 ** Math.floor(Math.log10(least)), step = [1, 2, 5, 10].find((m) => m * power >= least * 0.999) * power;
+  context.fillStyle = colours.card;
+  context.fillRect(0, 0, wide, AXIS);
+  context.fillStyle = colours.soft;
+  context.textAlign = "left";
+  context.fillText(plan.unit || "time", GUTTER, AXIS / 2);
+  context.textAlign = "center";
+  for (let k = Math.ceil(view.from * plan.scale / step - 1e-9); k * step <= view.to * plan.scale; k++) {
+    const x = toX(k * step / plan.scale);
+    if (x < left - 1) continue;
+    context.fillStyle = colours.soft;
+    context.fillText(+(k * step).toPrecision(7) + "", x, AXIS / 2);
+    context.globalAlpha = 0.35;
+    context.fillRect(Math.round(x), AXIS - 4, 1, tall);
+    context.globalAlpha = 1;
+  }
+  context.textAlign = "left";
+}
+
+/** The tasks of a lane that may be in view: [first, last). */
+function inView(t, lane) {
+  const low = t.ptr[lane], high = t.ptr[lane + 1];
+  return [after(t.last, view.from, low, high), after(t.start, view.to, low, high)];
+}
+
+function drawLane(t, lane, y, h) {
+  const [first, last] = inView(t, lane), perTime = width() / (view.to - view.from), base = layout().left;
+  const bin = new Float64Array(groups.length);
+  let binX = -1, onPath = false, filled = 0;
+  const flush = () => {
+    if (binX < 0) return;
+    let at = y, whole = 0;
+    for (const spent of bin) whole += spent;
+    const part = Math.min(1, filled);
+    if (whole > 0) for (let g = 0; g < bin.length; g++) if (bin[g]) {
+      const tall = h * bin[g] / whole;
+      context.globalAlpha = 0.35 + 0.65 * part;
+      context.fillStyle = groups[g].colour;
+      context.fillRect(base + binX, at, 1, tall);
+      at += tall;
+    }
+    context.globalAlpha = 1;
+    if (onPath && $("critical").checked) { context.fillStyle = colours.path; context.fillRect(base + binX, y + h - 2, 1, 2); }
+    bin.fill(0); binX = -1; onPath = false; filled = 0;
+  };
+  for (let i = first; i < last; i++) {
+    const x = (t.start[i] - view.from) * perTime, wide = (t.end[i] - t.start[i]) * perTime;
+    if (wide < 1) {
+      const px = Math.max(0, Math.floor(x));
+      if (px !== binX) { flush(); binX = px; }
+      bin[t.group[i]] += Math.max(wide, 1e-6);
+      filled += wide;
+      onPath = onPath || t.critical[i] === 1;
+      continue;
+    }
+    flush();
+    const top = y + h * t.part[i] / t.of[i], tall = h / t.of[i], gap = wide > 4 ? 0.75 : 0;
+    context.fillStyle = groups[t.group[i]].colour;
+    context.fillRect(base + x, top, wide - gap, tall);
+    if (t.critical[i] && $("critical").checked) {
+      context.fillStyle = colours.path;
+      context.fillRect(base + x, top + tall - 3, wide - gap, 3);
+    }
+    if (wide > 16 && tall >= 11) {
+      const name = t.names[i], seen = Math.min(base + x + wide, canvas.clientWidth) - Math.max(base + x, base);
+      const fits = [title(t, i), name].find((text) => context.measureText(text).width + 6 <= seen);
+      if (fits) {
+        context.fillStyle = "#000";
+        context.textAlign = "center";
+        context.fillText(fits, Math.max(base + x, base) + seen / 2, top + tall / 2 + 0.5);
+        context.textAlign = "left";
+      }
+    }
+  }
+  flush();
+  for (let k = t.pauses.ptr[lane]; k < t.pauses.ptr[lane + 1]; k++) {
+    const wide = (t.pauses.end[k] - t.pauses.start[k]) * perTime, g = t.pauses.group[k];
+    if (wide < 1 || t.pauses.end[k] < view.from || t.pauses.start[k] > view.to) continue;
+    const thick = g === WAIT ? Math.max(2, h * 0.12) : Math.max(4, h * 0.28);
+    context.fillStyle = groups[g].colour;
+    context.fillRect(base + (t.pauses.start[k] - view.from) * perTime, y + (h - thick) / 2, wide, thick);
+  }
+  for (const one of [hovered, chosen])
+    if (one && one.t === t && t.laneOf[one.i] === lane) {
+      const i = one.i, top = y + h * t.part[i] / t.of[i];
+      context.strokeStyle = one === chosen ? colours.mark : colours.ink;
+      context.lineWidth = one === chosen ? 2.5 : 1.5;
+      context.strokeRect(toX(t.start[i]), top, Math.max(2, toX(t.end[i]) - toX(t.start[i])), h / t.of[i]);
+    }
+}
+
+function drawMemory(m, most, y, h) {
+  const scale = most ? h / most : 0, left = layout().left;
+  context.fillStyle = groups[0].colour;
+  context.globalAlpha = 0.75;
+  context.beginPath();
+  context.moveTo(left, y + h);
+  const first = Math.max(0, after(m.time, view.from) - 1), wide = width();
+  let x = left, level = 0, high = 0, px = -1;
+  for (let k = first; k < m.time.length && m.time[k] <= view.to; k++) {
+    const next = Math.min(Math.max(toX(m.time[k]), left), left + wide), now = Math.floor(next);
+    if (now !== px) { context.lineTo(x, y + h - high * scale); context.lineTo(next, y + h - level * scale); px = now; high = 0; }
+    level = m.live[k];
+    high = Math.max(high, level);
+    x = next;
+    context.lineTo(next, y + h - high * scale);
+  }
+  context.lineTo(left + wide, y + h - level * scale);
+  context.lineTo(left + wide, y + h);
+  context.fill();
+  context.globalAlpha = 1;
+  const at = y + h - m.peak * scale;
+  context.fillStyle = colours.path;
+  context.fillRect(left, Math.max(y, at), wide, 1);
+  context.fillStyle = colours.ink;
+  context.textAlign = "right";
+  context.fillText("peak " + (m.bytes ? size(m.peak) : +m.peak.toPrecision(6)), left + wide - 4, Math.max(y + 8, at + 8));
+  context.textAlign = "left";
+}
+
+/** Lines from the chosen task to the tasks on both ends of its edges. */
+function drawEdges(rows, top) {
+  if (!chosen || !plan.preds || chosen.t !== plan.predicted) return;
+  const { t, i } = chosen, place = (k) => rows.find((r) => r.t === t && r.lane === t.laneOf[k]);
+  const line = (from, to) => {
+    const a = place(from), b = place(to);
+    if (!a || !b) return;
+    const x0 = toX(t.end[from]), x1 = toX(t.start[to]), y0 = a.y + a.h / 2 - top, y1 = b.y + b.h / 2 - top;
+    const bend = Math.max(20, Math.abs(x1 - x0) / 3);
+    context.beginPath();
+    context.moveTo(x0, y0);
+    context.bezierCurveTo(x0 + bend, y0, x1 - bend, y1, x1, y1);
+    context.stroke();
+  };
+  context.save();
+  context.beginPath();
+  context.rect(layout().left, AXIS, width(), canvas.clientHeight);
+  context.clip();
+  context.strokeStyle = colours.mark;
+  context.lineWidth = 1.5;
+  for (const k of rowOf(plan.preds, i).slice(0, 200)) line(k, i);
+  context.setLineDash([4, 3]);
+  for (const k of rowOf(plan.succs, i).slice(0, 200)) line(i, k);
+  context.restore();
+}
+
+/* ------------------------------------------------------------------------------------------------------------ input */
+/** The task under a point of the canvas: the one that runs there, or the nearest within 3 pixels. */
+function taskAt(x, y) {
+  if (y < AXIS || x < layout().left) return null;
+  const at = y + $("scroller").scrollTop, row = layout().rows.find((r) => r.kind === "lane" && at >= r.y && at <= r.y + r.h);
+  if (!row) return null;
+  const { t, lane } = row, moment = toTime(x), slack = 3 * (view.to - view.from) / width();
+  const low = t.ptr[lane], high = t.ptr[lane + 1], begin = after(t.last, moment - slack, low, high);
+  let best = null, least = Infinity;
+  for (let i = begin; i < high && t.start[i] <= moment + slack; i++) {
+    const inside = (at - row.y) / row.h * t.of[i], own = inside >= t.part[i] && inside < t.part[i] + 1 ? 0 : slack;
+    const far = Math.max(t.start[i] - moment, moment - t.end[i], 0) + own;
+    if (far < least) { least = far; best = i; }
+    if (far === 0) break;
+  }
+  return best === null ? null : { t, i: best };
+}
+
+let dragged = null;
+canvas.addEventListener("pointerdown", (e) => {
+  dragged = { x: e.clientX, y: e.clientY, from: view.from, to: view.to, top: $("scroller").scrollTop, moved: false };
+  canvas.setPointerCapture(e.pointerId);
+});
+canvas.addEventListener("pointermove", (e) => {
+  const box = canvas.getBoundingClientRect();
+  if (dragged) {
+    const dx = e.clientX - dragged.x, dy = e.clientY - dragged.y;
+    if (Math.abs(dx) + Math.abs(dy) > 4) dragged.moved = true;
+    if (dragged.moved) {
+      const shift = -dx / width() * (dragged.to - dragged.from);
+      setView(dragged.from + shift, dragged.to + shift);
+      $("scroller").scrollTop = dragged.top - dy;
+      $("tip").hidden = true;
+      return;
+    }
+  }
+  const found = taskAt(e.clientX - box.left, e.clientY - box.top);
+  const same = found && hovered && found.t === hovered.t && found.i === hovered.i;
+  hovered = found;
+  const tip = $("tip");
+  tip.hidden = !found;
+  if (found) {
+    if (!same) tip.textContent = tipText(found.t, found.i);
+    tip.style.left = Math.max(4, Math.min(e.clientX + 14, window.innerWidth - tip.offsetWidth - 8)) + "px";
+    tip.style.top = (e.clientY + 18 + tip.offsetHeight > window.innerHeight ? e.clientY - tip.offsetHeight - 8
+      : e.clientY + 18) + "px";
+  }
+  redraw();
+});
+canvas.addEventListener("pointerup", (e) => {
+  const box = canvas.getBoundingClientRect(), click = dragged && !dragged.moved;
+  dragged = null;
+  if (click) {
+    const found = taskAt(e.clientX - box.left, e.clientY - box.top);
+    choose(found ? found.t : null, found ? found.i : 0);
+  }
+});
+canvas.addEventListener("pointerleave", () => { hovered = null; $("tip").hidden = true; redraw(); });
+const zoom = (factor, at) => setView(at - (at - view.from) * factor, at + (view.to - at) * factor);
+canvas.addEventListener("wheel", (e) => {
+  e.preventDefault();
+  if (e.shiftKey || Math.abs(e.deltaX) > Math.abs(e.deltaY)) {
+    const shift = (e.deltaX || e.deltaY) / width() * (view.to - view.from);
+    setView(view.from + shift, view.to + shift);
+  } else zoom(Math.exp(Math.max(-1, Math.min(1, e.deltaY / 300))), toTime(e.clientX - canvas.getBoundingClientRect().left));
+}, { passive: false });
+const middle = () => (view.from + view.to) / 2;
+const byButton = (factor) => (factor ? zoom(factor, middle()) : setView(0, plan.span * 1.005));
+canvas.addEventListener("keydown", (e) => {
+  const shift = (view.to - view.from) / 8;
+  const act = { "+": () => byButton(0.5), "=": () => byButton(0.5), "-": () => byButton(2), 0: () => byButton(0),
+    ArrowLeft: () => setView(view.from - shift, view.to - shift),
+    ArrowRight: () => setView(view.from + shift, view.to + shift), Escape: () => choose(null) }[e.key];
+  if (act) { act(); e.preventDefault(); }
+});
+for (const button of document.querySelectorAll("[data-zoom]"))
+  button.addEventListener("click", () => byButton(+button.dataset.zoom));
+$("critical").addEventListener("change", redraw);
+$("scroller").addEventListener("scroll", redraw);
+$("find").addEventListener("change", () => find($("find").value.trim()));
+window.addEventListener("resize", () => { laidOut = null; redraw(); });
+window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { readColours(); redraw(); });
+
+function find(name) {
+  for (const t of plan.timelines) {
+    const i = t.names.indexOf(name);
+    if (i >= 0) { choose(t, i, true); return true; }
+  }
+  return false;
+}
+
+/* ----------------------------------------------------------------------------------------------------------- tables */
+function plain(value) {
+  if (value === null || value === undefined) return "-";
+  if (typeof value === "number") return Number.isInteger(value) ? value.toLocaleString("en") : (+value.toPrecision(6)).toLocaleString("en", { maximumFractionDigits: 6 });
+  if (Array.isArray(value)) return value.slice(0, 16).map(plain).join(" ") + (value.length > 16 ? " ..." : "");
+  if (typeof value === "object") return Object.entries(value).map(([k, v]) => `${k} ${plain(v)}`).join(", ");
+  return String(value);
+}
+
+function tableOf(head, rows) {
+  const cell = (tag) => (c) => (c instanceof Node ? make(tag, { class: "share" }, c) : make(tag, {}, c));
+  return make("div", { class: "wide" }, make("table", {}, make("thead", {}, make("tr", {}, ...head.map(cell("th")))),
+    make("tbody", {}, ...rows.map((row) => make("tr", {}, ...row.map(cell("td")))))));
+}
+
+function showTables() {
+  const spent = ["busy", "wait", "transfer", "gap", "idle"];
+  const tint = [groups[0].colour, groups[WAIT].colour, groups[TRANSFER].colour, "#7f6fb0", "transparent"];
+  const bar = (u, whole) => make("div", { class: "bar" },
+    ...spent.map((s, k) => make("i", { style: `width:${whole ? 100 * u[s] / whole : 0}%;background:${tint[k]}`, title: s })));
+  $("usage").replaceChildren(...plan.timelines.flatMap((t) => [
+    make("p", {}, make("b", {}, t.title), " ", make("span", { class: "soft" },
+      "of each lane: busy, waits for other lanes and ranks, transfers, gaps in which it could have run, idle at the end; "
+      + "bubble: all that is not busy")),
+    tableOf(["lane", "tasks", "busy", "", "wait", "transfer", "gap", "idle", "bubble", ""],
+      t.shown.slice(0, 200).map((lane) => t.usage[lane]).map((u) => [u.lane, plain(u.tasks), number(u.busy), share(u.busy, t.makespan), number(u.wait),
+        number(u.transfer), number(u.gap), number(u.idle), share(t.makespan - u.busy, t.makespan), bar(u, t.makespan)])),
+    ...(t.shown.length > 200 ? [make("p", { class: "soft" }, `and ${t.shown.length - 200} more lanes`)] : [])]));
+  $("path").replaceChildren(...plan.timelines.flatMap((t) => {
+    const shown = t.path.length > 400 ? [...t.path.slice(0, 200), -1, ...t.path.slice(-200)] : [...t.path];
+    return [make("p", {}, make("b", {}, t.title), ` ${plain(t.path.length)} tasks: `,
+      Object.entries(t.path_time).map(([what, s]) => `${what} ${share(s, t.makespan)}`).join(", ")),
+    make("p", {}, ...shown.flatMap((i) => (i < 0 ? ["... "] : [link(t, i), " "])))];
+  }));
+  $("grids").hidden = !plan.grid;
+  $("grid").innerHTML = plan.grid; // made and escaped in Python
+  $("report").textContent = plan.report;
+  const used = new Set();
+  for (const t of plan.timelines) { for (const g of t.group) used.add(g); for (const g of t.pauses.group) used.add(g); }
+  $("legend").replaceChildren(...groups.filter((_, g) => used.has(g)).map((g) =>
+    make("span", {}, make("i", { style: `background:${g.colour}` }), g.text)),
+  make("span", {}, make("i", { style: `background:${colours.path};height:3px;vertical-align:2px` }), "critical path"));
+}
+
+function showFigures() {
+  const entries = Object.entries(DATA.figures);
+  $("figures").replaceChildren(...entries.filter(([k, v]) => typeof v !== "object" && !k.endsWith("sha256")).slice(0, 12)
+    .map(([k, v]) => make("div", { class: "figure" }, make("b", {}, plain(v)), make("span", {}, k.replaceAll("_", " ")))));
+  const tables = entries.filter(([, v]) => Array.isArray(v) && v.length && typeof v[0] === "object");
+  const rest = entries.filter(([, v]) => !(Array.isArray(v) && v.length && typeof v[0] === "object"));
+  $("numbers").replaceChildren(...tables.flatMap(([k, v]) => [make("p", {}, make("b", {}, k.replaceAll("_", " "))),
+    tableOf(Object.keys(v[0]).map((c) => c.replaceAll("_", " ")), v.map((row) => Object.values(row).map(plain)))]),
+  tableOf(["what", "value"], rest.map(([k, v]) => [k.replaceAll("_", " "), plain(v)])));
+}
+
+function show(index) {
+  plan = plans[index];
+  laidOut = null;
+  chosen = hovered = null;
+  view = { from: 0, to: plan.span * 1.005 };
+  showTables();
+  showExplanation();
+  redraw();
+}
+
+readColours();
+$("plan").append(...plans.map((p, i) => make("option", { value: i }, p.title)));
+$("plan").hidden = plans.length < 2;
+$("plan").addEventListener("change", () => show(+$("plan").value));
+showFigures();
+show(0);
+if (DATA.task) find(DATA.task);
+window.page = { plans, find, explained: (name, which = 0) => {
+  const t = plan.timelines[which];
+  return explained(t, t.names.indexOf(name));
+}, chosen: () => chosen && chosen.t.names[chosen.i], view: () => view, setView, draw, taskAt, toX, layout };

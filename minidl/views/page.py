@@ -1,0 +1,264 @@
+"""One HTML file for plans and runs: a timeline to zoom, predicted over measured, with every task explained.
+
+The page needs no network, no server and no other file. What it shows is computed here, by the functions behind `report`
+and `explain`; its script (assets/page.js) draws, searches and zooms. A hundred thousand tasks are twenty megabytes.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from html import escape
+from pathlib import Path
+from string import Template
+from typing import Any
+
+import numpy as np
+
+from ..graph import Ints, Rows, TaskGraph
+from ..passes.rewrite import unroll
+from ..plans import Plan
+from ..pricing.cost import CostModel
+from ..pricing.explain import places
+from ..pricing.simulation import simulate
+from ..schedule import Schedule
+from ..schedulers.pipeline.peaks import activations
+from ..tasks import NAME, Kind, repack, task_name, unpack
+from .draw import PALETTE, group_of
+from .report import compare, critical_path, readable_unit, report, usage
+from .timeline import UNITS, Timeline, What
+
+ASSETS = Path(__file__).with_name("assets")
+GRID = 4000  #: the most tasks of a readable grid
+_GROUPS = {name: i for i, name in enumerate(PALETTE)}
+_GROUP_OF_KIND = np.array([_GROUPS[group_of(kind)] for kind in Kind])
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What a rank holds over time: `live[i]` from `time[i]` on, in bytes or in activations of a full stage. `peak`: the
+    most that the plan's proof counts, for any timing."""
+
+    rank: int
+    time: Any
+    live: Any
+    peak: float
+    bytes: bool
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A plan as the page shows it: `graph` and `schedule` are what the simulator times, `timeline` is its prediction,
+    and `measured` a run. `graphs`: those of the ranks, which have the names of buffers."""
+
+    title: str
+    graph: TaskGraph
+    schedule: Schedule
+    cost: CostModel
+    timeline: Timeline
+    measured: Timeline | None
+    graphs: tuple[TaskGraph, ...]
+    curves: tuple[Curve, ...]
+
+    @classmethod
+    def of(cls, plan: Plan, measured: Timeline | None = None, iterations: int = 1) -> Shown:
+        """A proved plan, and a run of it if there was one. `iterations`: so many steps in a row, of a plan whose
+        replicas begin the next step while they communicate."""
+        if iterations > 1:
+            graph, schedule = unroll(plan.graph, iterations), plan.schedule.repeated(iterations)
+            return cls(plan.scheduler, graph, schedule, plan.cost, simulate(graph, schedule, plan.cost), measured,
+                       (plan.graph,), ())
+        graph, schedule, _ = plan.priced
+        graphs = (plan.graph,) if plan.synthetic else tuple(program.graph for program in plan.distinct_programs)
+        return cls(plan.scheduler, graph, schedule, plan.cost, plan.timeline, measured, graphs, _curves(plan))
+
+
+def page(title: str, figures: Mapping[str, Any], plans: Sequence[Shown], *, command: str = "", task: str = "") -> str:
+    """The page as HTML text. `figures`: the record of the command, as for --json. `task`: the task that is explained
+    first."""
+    content = {"figures": figures, "plans": [_packed(shown) for shown in plans], "task": task,
+               "palette": {name: list(look) for name, look in PALETTE.items()}}
+    data = json.dumps(content, allow_nan=False).replace("<", "\\u003c")
+    return Template(_asset("page.html")).substitute(
+        title=escape(title), command=escape(command), style=_asset("page.css"), script=_asset("page.js"), data=data)
+
+
+def _asset(name: str) -> str:
+    return (ASSETS / name).read_text(encoding="utf-8")
+
+
+def _column(values: Any, kind: str = "i4") -> dict[str, str]:
+    """An array as base64 of little-endian numbers."""
+    return {kind: base64.b64encode(np.ascontiguousarray(values, "<" + kind).tobytes()).decode()}
+
+
+def _rows(rows: Rows) -> list[dict[str, str]]:
+    return [_column(rows.ptr), _column(rows.ids)]
+
+
+def _packed(shown: Shown) -> dict[str, Any]:
+    t, m = shown.timeline, shown.measured
+    comparable = m is None or t.unit == m.unit or (t.unit in UNITS and m.unit in UNITS)
+    if m is not None and comparable:
+        m = m.in_unit(t.unit)
+    unit = readable_unit(m if m is not None else t)
+    order = t.tasks  # lane by lane: the order of all columns of tasks
+    return {
+        "title": shown.title, "unit": unit, "scale": UNITS[t.unit] / UNITS[unit] if unit in UNITS else 1.0,
+        "labels": list(t.labels), "predicted": _timeline(t), **_explained(shown, order),
+        "measured": None if m is None else _timeline(m, t),
+        "memory": [{"label": f"rank {c.rank}", "bytes": c.bytes, "peak": float(c.peak),
+                    "what": f"predicted memory of each rank, in {'bytes' if c.bytes else 'live activations'}; the line "
+                            f"is the peak that the proof counts",
+                    "time": _column(np.asarray(c.time) - t.begin, "f8"), "live": _column(c.live, "f8")}
+                   for c in shown.curves],
+        "grid": _painted(shown.schedule.grid()) if len(shown.schedule) <= GRID else "",
+        "report": report(t) + ("" if m is None else f"\n\n{report(m)}\n\n{compare(t, m)}")}
+
+
+def _timeline(t: Timeline, predicted: Timeline | None = None) -> dict[str, Any]:
+    """The columns of a timeline, times from its begin. `predicted`: the one with the same tasks, for their numbers."""
+    order = t.tasks
+    number = np.full(len(t), -1, np.int64)
+    number[order] = np.arange(len(order))
+    first, _, size = t.actions
+    part = np.arange(len(order)) - np.repeat(first, size)
+    path = critical_path(t)
+    critical = np.zeros(len(order), np.uint8)
+    critical[number[path.records]] = 1
+    pauses = np.flatnonzero(t.what != What.TASK)
+    pauses = pauses[np.lexsort((t.start[pauses], t.lane[pauses]))]
+    place = {(int(t.lane[r]), int(t.key[r])): i for i, r in enumerate(order.tolist())}
+    producer = t.last_arrival[0][order]
+    has_time = set(t.without_free_messages().lanes)
+    own = unpack(t.key[order])
+    content: dict[str, Any] = {
+        "title": "predicted" if t.predicted else "measured", "makespan": t.makespan,
+        "lanes": [str(lane) for lane in t.lanes], "shown": [i for i, lane in enumerate(t.lanes) if lane in has_time],
+        "names": [task_name(key) for key in t.key[order].tolist()], "unit": _column(own.unit),
+        "group": _column(_GROUP_OF_KIND[own.kind], "u1"), "ptr": _column(_ptr(t.lane[order], len(t.lanes))),
+        "start": _column(t.start[order] - t.begin, "f8"), "end": _column(t.end[order] - t.begin, "f8"),
+        "part": _column(part), "of": _column(np.repeat(size, size)), "critical": _column(critical, "u1"),
+        "awaited": _column(np.where(producer >= 0, number[producer], -1)),
+        "pauses": {"ptr": _column(_ptr(t.lane[pauses], len(t.lanes))),
+                   "task": _column([place[int(t.lane[r]), int(t.key[r])] for r in pauses.tolist()]),
+                   "group": _column([_GROUPS["wait" if t.what[r] == What.WAIT else "transfer"] for r in pauses], "u1"),
+                   "start": _column(t.start[pauses] - t.begin, "f8"), "end": _column(t.end[pauses] - t.begin, "f8")},
+        "usage": [{**asdict(u), "lane": str(u.lane)} for u in usage(t)],
+        "path": _column(number[path.records]), "path_time": path.time}
+    if predicted is not None:
+        ranks = max(lane.rank for lane in predicted.lanes) + 1  # those of one replica
+        known = {pair: i for i, pair in enumerate(_identities(predicted, ranks))}
+        content["entry"] = _column([known.get(pair, -1) for pair in _identities(t, ranks)])
+    return content
+
+
+def _identities(t: Timeline, ranks: int) -> Iterable[tuple[int, int]]:
+    """(rank within its replica, key) of each task."""
+    rank = np.array([lane.rank % ranks for lane in t.lanes])
+    return zip(rank[t.lane[t.tasks]].tolist(), t.key[t.tasks].tolist(), strict=True)
+
+
+def _ptr(lane: Ints, lanes: int) -> Ints:
+    """Where each lane begins among records that are sorted by lane."""
+    return np.searchsorted(lane, np.arange(lanes + 1))
+
+
+def _explained(shown: Shown, order: Ints) -> dict[str, Any]:
+    """What `explain` says of every task, and what each one reads and writes."""
+    graph, t = shown.graph, shown.timeline
+    place = places(graph, shown.schedule, shown.cost)
+    ids = shown.schedule.ids(graph)[order]  # the first records of a predicted timeline are the schedule's entries
+    number = np.empty(len(graph), np.int64)
+    number[ids] = np.arange(len(ids))
+    preds = graph.preds.take(ids)
+    names: dict[tuple[int, int], int] = {}
+    table: list[tuple[str, int]] = []
+    touched: tuple[list[list[int]], list[list[int]]] = [], []
+    plain = repack(t.key[order], iteration=0) if len(shown.graphs) == 1 else t.key[order]
+    ranks = np.array([lane.rank for lane in t.lanes])[t.lane[order]] if len(shown.graphs) > 1 else np.zeros(len(order))
+    rows = np.empty(len(order), np.int64)
+    for rank, own in enumerate(shown.graphs):
+        rows[ranks == rank] = own.find(plain[ranks == rank])
+    for rank, row in zip(ranks.astype(int).tolist(), rows.tolist(), strict=True):
+        own = shown.graphs[rank]
+        for found, each in zip(touched, (own.reads, own.writes), strict=True):
+            found.append([])
+            for b in each[row].tolist() if row >= 0 else ():
+                if (rank, b) not in names:
+                    names[rank, b] = len(table)
+                    table.append((own.buffer(b).name or f"buffer {b}", int(own.buffer_bytes[b])))
+                found[-1].append(names[rank, b])
+    return {"may_start": _column(place.may_start[ids] - t.begin, "f8"),
+            "must_end": _column(place.must_end[ids] - t.begin, "f8"),
+            "preds": [_column(preds.ptr), _column(number[preds.ids])],
+            "reads": _rows(Rows.of(touched[0])), "writes": _rows(Rows.of(touched[1])), "buffers": table}
+
+
+# -------------------------------------------------------------------------------------------------------------- memory
+def _curves(plan: Plan) -> tuple[Curve, ...]:
+    """What each rank of a replica holds over time, if the plan ran as predicted."""
+    if plan.synthetic:
+        return _activations(plan)
+    if plan.peak_bytes is None or not plan.graph.launches:
+        return ()
+    return tuple(_bytes(plan.timeline, rank, program.graph, plan.peak_bytes[rank])
+                 for rank, program in enumerate(plan.distinct_programs))
+
+
+def _bytes(t: Timeline, rank: int, graph: TaskGraph, peak: int) -> Curve:
+    """Bytes: each storage from its first task to its last, inputs from the begin, outputs to the end, and what outlives
+    the step always."""
+    tasks = t.tasks[np.array([lane.rank for lane in t.lanes])[t.lane[t.tasks]] == rank]
+    ids = graph.find(t.key[tasks])
+    start, end = np.full(len(graph), t.begin), np.full(len(graph), t.begin)
+    start[ids], end[ids] = t.start[tasks], t.end[tasks]
+    size = np.array([storage.bytes for storage in graph.storages], np.float64)
+    lasting = np.array([storage.role.persistent for storage in graph.storages], bool)
+    users = graph.storage_users
+    born, dead = np.full(len(size), np.inf), np.full(len(size), -np.inf)
+    np.minimum.at(born, users.row_of_each(), start[users.ids])
+    np.maximum.at(dead, users.row_of_each(), end[users.ids])
+    born[[view.storage for view in graph.inputs]] = t.begin
+    dead[[view.storage for view in graph.outputs]] = t.begin + t.makespan
+    mine = ~lasting & (born <= dead)
+    return _curve(rank, born[mine], dead[mine], size[mine], size[lasting].sum(), t, peak, True)
+
+
+def _curve(rank: int, born: Any, dead: Any, size: Any, always: float, t: Timeline, peak: float, by: bool) -> Curve:
+    when = np.concatenate([[t.begin], born, dead])
+    change = np.concatenate([[always], size, -size])
+    times, which = np.unique(when, return_inverse=True)
+    return Curve(rank, times, np.cumsum(np.bincount(which, change)), peak, by)
+
+
+def _activations(plan: Plan) -> tuple[Curve, ...]:
+    """Live activations, as the proof counts them: from the start of each task to that of the rank's next one."""
+    live, lane_of = activations(plan), plan.schedule.lane_of_each()
+    rank = np.array([lane.rank for lane in plan.schedule.lanes])[lane_of]
+    t = plan.timeline
+    begin = dict(zip(t.key[t.tasks].tolist(), t.start[t.tasks].tolist(), strict=True))
+    start = np.array([begin[key] for key in plan.schedule.keys.tolist()])
+    found = []
+    for r in range(plan.placement.ranks):
+        mine = np.flatnonzero(rank == r)
+        mine = mine[np.argsort(start[mine], kind="stable")]
+        end = t.begin + t.makespan
+        found.append(Curve(r, np.append(start[mine], end), np.append(live[mine], 0.0), plan.peaks[r], False))
+    return tuple(found)
+
+
+# ---------------------------------------------------------------------------------------------------------------- text
+def _painted(grid: str) -> str:
+    """A grid as HTML, its tasks in the palette's colours."""
+
+    def paint(match: Any) -> str:
+        return f'<span style="background:{PALETTE[group_of(Kind[match[2]])][0]}">{escape(match[0])}</span>'
+
+    at, out = 0, []
+    for match in NAME.finditer(grid):
+        out += [escape(grid[at : match.start()]), paint(match)]
+        at = match.end()
+    return "".join([*out, escape(grid[at:])])

@@ -1,0 +1,263 @@
+"""The page of --html, in a real browser: it says what `explain` says, finds every task under the pointer, needs nothing
+else, and holds a hundred thousand tasks."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from browser import browser, opened
+
+from minidl import schedulers
+from minidl.cli import main
+from minidl.plans import Plan
+from minidl.pricing.cost import CostModel
+from minidl.pricing.explain import explain
+from minidl.schedulers import pipeline
+from minidl.training.trainer import Job, Recorded, Trainer
+from minidl.views.page import Shown, page
+from minidl.views.report import critical_path, usage
+
+SMALL = ["--model", "mlp", "--model-arg", "hidden=16", "--costs", "analytic"]
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    with browser() as running:
+        yield running
+
+
+def pipelined(name: str, ranks: int = 4, micro_batches: int = 8, **options: Any) -> Plan:
+    placement = pipeline.place(name, ranks)
+    return pipeline.plan(name, ranks, micro_batches, pipeline.costs(placement, 1.0, 1.25, 0.5, 0.25), **options)
+
+
+def recorded(**job: Any) -> Recorded:
+    return Recorded(Job(model="mlp", model_args={"hidden": 16}, data="digits", **job))
+
+
+def network(name: str, **job: Any) -> Plan:
+    return recorded(scheduler=name, **job).plan(CostModel.analytic())
+
+
+def written(tmp_path, *shown: Shown, **options: Any):
+    path = tmp_path / "page.html"
+    path.write_text(page("a page", {"makespan": 1.5}, shown, **options), encoding="utf-8")
+    return path
+
+
+PLANS = {"zb_h1": lambda: pipelined("zb_h1"), "dualpipe": lambda: pipelined("dualpipe"),  # pairs run as one action
+         "multi_stream": lambda: network("multi_stream", streams=2, micro_batches=2),
+         "in_order": lambda: network("in_order")}
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_the_page_explains_every_task_as_explain_does(name, chromium, tmp_path):
+    plan = PLANS[name]()
+    graph, schedule, _ = plan.priced
+    begin = plan.timeline.begin
+    with opened(chromium, written(tmp_path, Shown.of(plan)), ready="window.page") as tab:
+        said = tab.evaluate("page.plans[0].predicted.names.map((name) => page.explained(name))")
+    assert len(said) == len(graph)
+    for one in said:
+        found = explain(graph, schedule, plan.cost, one["task"])
+        for what in ("lane", "lane_before", "lane_after"):
+            assert one[what] == getattr(found, what)
+        assert one["label"] == found.label.replace("(", "").replace(")", "")
+        for what in ("may_start", "start", "end", "must_end"):
+            assert one[what] == getattr(found, what) - begin
+        assert one["slack"] == pytest.approx(found.slack, abs=1e-9)
+        assert one["waits_for"] == list(found.waits_for)
+        assert sorted(one["awaited_by"]) == sorted(found.awaited_by)
+    if plan.synthetic:
+        return
+    for one in said:
+        task = graph[graph.index(one["task"])]
+        for what, buffers in (("reads", task.reads), ("writes", task.writes)):
+            assert sorted(map(tuple, one[what])) == sorted((b.name, b.bytes) for b in buffers)
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_hover_click_find_and_zoom(dark, chromium, tmp_path):
+    plan = PLANS["zb_h1"]()
+    with opened(chromium, written(tmp_path, Shown.of(plan), task="2O3"), dark=dark, ready="window.page") as tab:
+        assert tab.evaluate("page.chosen()") == "2O3", "the task of the command comes first"
+        assert "2O3" in tab.inner_text("#explain h3")
+        assert tab.evaluate("getComputedStyle(document.body).backgroundColor") == (
+            "rgb(13, 17, 23)" if dark else "rgb(255, 255, 255)")
+        pixel = tab.evaluate("page.draw() || [...document.getElementById('canvas').getContext('2d')"
+                             ".getImageData(2, 2, 1, 1).data].slice(0, 3)")
+        assert pixel == ([13, 17, 23] if dark else [255, 255, 255]), "the canvas follows the mode too"
+        x, y = place(tab, "1W2")
+        tab.mouse.move(x, y)
+        found = explain(*plan.priced[:2], plan.cost, "1W2")
+        tip = tab.inner_text("#tip")
+        assert tip.startswith("1W2 on 1/main")
+        assert f"slack {found.slack:g}" in tip
+        assert "reads" in tip
+        tab.mouse.click(x, y)
+        assert tab.evaluate("page.chosen()") == "1W2"
+        for name in found.waits_for:
+            assert name in tab.inner_text("#explain")
+        tab.locator("#explain a", has_text=re.compile(f"^{found.waits_for[0]}$")).first.click()
+        assert tab.evaluate("page.chosen()") == found.waits_for[0], "a name in the explanation leads to its task"
+        whole = tab.evaluate("page.view().to - page.view().from")
+        tab.mouse.move(x, y)
+        tab.mouse.wheel(0, -300)
+        tab.wait_for_function(f"page.view().to - page.view().from < {whole}")
+        zoomed = tab.evaluate("page.view().from")
+        tab.mouse.down()
+        tab.mouse.move(x - 80, y, steps=4)
+        tab.mouse.up()
+        assert tab.evaluate("page.view().from") > zoomed, "dragging to the left shows what comes later"
+        tab.keyboard.press("0")
+        assert tab.evaluate("page.view().to - page.view().from") == whole
+        tab.fill("#find", "3F5")
+        tab.press("#find", "Enter")
+        assert tab.evaluate("page.chosen()") == "3F5"
+        assert tab.locator("#usage tbody tr").count() == 4
+
+
+def place(tab: Any, name: str) -> tuple[float, float]:
+    """Where the middle of a task is on the screen."""
+    x, y = tab.evaluate("""(name) => {
+        const t = page.plans[0].predicted, i = t.names.indexOf(name);
+        const row = page.layout().rows.find((r) => r.t === t && r.lane === t.laneOf[i]);
+        return [page.toX((t.start[i] + t.end[i]) / 2), row.y + row.h * (t.part[i] + 0.5) / t.of[i]]; }""", name)
+    box = tab.locator("#canvas").bounding_box()
+    return box["x"] + x, box["y"] + y
+
+
+@pytest.mark.parametrize(("ranks", "micro_batches"), [(1, 4), (32, 1042)])
+def test_ten_tasks_and_a_hundred_thousand(ranks, micro_batches, chromium, tmp_path):
+    plan = pipelined("zb_h1", ranks, micro_batches)
+    assert len(plan.graph) in (12, 100_032)
+    with opened(chromium, written(tmp_path, Shown.of(plan)), ready="window.page") as tab:
+        assert tab.evaluate("page.plans[0].predicted.start.length") == len(plan.graph)
+        for i in np.linspace(0, len(plan.graph) - 1, 20).astype(int).tolist():
+            name = tab.evaluate(f"page.plans[0].predicted.names[{i}]")
+            assert tab.evaluate(f"page.find('{name}') && page.chosen()") == name
+            at = tab.evaluate("""(i) => { const p = page, t = p.plans[0].predicted;
+                p.setView(t.start[i] - 5, t.end[i] + 5);
+                const row = p.layout().rows.find((r) => r.t === t && r.lane === t.laneOf[i]);
+                const y = row.y + row.h / 2 - document.getElementById('scroller').scrollTop;
+                return [p.taskAt(p.toX((t.start[i] + t.end[i]) / 2), y).i, p.draw()]; }""", i)
+            assert at[0] == i
+        tab.evaluate("page.setView(0, page.plans[0].span) || page.draw()")
+
+
+def test_a_run_lies_below_its_prediction(chromium, tmp_path):
+    """Every measured task has its predicted one, and the tables say what the report says."""
+    trainer = Trainer(recorded(scheduler="multi_stream", streams=2), CostModel.analytic(), trace=True)
+    for _ in range(2):
+        trainer.step()
+    trainer.settle()
+    measured = trainer.run.timeline
+    shown = Shown.of(trainer.plan, measured)
+    with opened(chromium, written(tmp_path, shown), ready="window.page") as tab:
+        m = tab.evaluate("""() => { const p = page.plans[0], m = p.measured;
+            return {names: m.names, of: [...m.entry].map((e) => p.predicted.names[e]), usage: m.usage,
+                    path: [...m.path].map((i) => m.names[i]), took: m.names.map((n) => page.explained(n, 1))}; }""")
+    assert m["names"] == m["of"]
+    assert sorted(m["names"]) == sorted(measured.name(r) for r in measured.tasks)
+    assert m["path"] == [measured.name(r) for r in critical_path(measured).records]
+    assert [u["busy"] for u in m["usage"]] == [u.busy for u in usage(measured)]
+    record = {measured.name(r): r for r in measured.tasks}
+    for one in m["took"]:
+        r = record[one["task"]]
+        assert one["end"] - one["start"] == pytest.approx(measured.end[r] - measured.start[r])
+        assert one["other"][0] == "predicted"
+
+
+def test_several_plans_on_one_page(chromium, tmp_path):
+    shown = [Shown.of(PLANS[name]()) for name in ("in_order", "multi_stream")]
+    with opened(chromium, written(tmp_path, *shown), ready="window.page") as tab:
+        assert tab.locator("#plan option").all_inner_texts() == ["in_order", "multi_stream"]
+        tab.select_option("#plan", "1")
+        assert tab.evaluate("page.explained('1F0').task") == "1F0"
+        assert "multi_stream" in tab.inner_text("#plan")
+
+
+# ------------------------------------------------------------------------------------------------- without a browser
+def content(text: str) -> dict[str, Any]:
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
+    assert found
+    return json.loads(found[1])
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_memory_over_time_stays_below_the_proof(name):
+    plan = PLANS[name]()
+    shown = Shown.of(plan)
+    assert len(shown.curves) == plan.ranks
+    for curve, peak in zip(shown.curves, plan.peaks if plan.synthetic else plan.peak_bytes, strict=True):
+        assert curve.peak == peak
+        assert 0 < max(curve.live) <= peak
+        assert (np.diff(curve.time) >= 0).all()
+
+
+def test_names_and_labels_cannot_end_the_script():
+    plan = PLANS["in_order"]()
+    evil = "</script><script>alert(1)</script>"
+    shown = Shown.of(plan)
+    shown = replace(shown, title=evil, timeline=replace(shown.timeline, labels=(evil,) * 9))
+    text = page(evil, {evil: evil}, [shown], command=evil, task=evil)
+    assert text.count("<script") == 2
+    assert text.count("</script>") == 2
+    assert content(text)["plans"][0]["labels"][0] == evil
+
+
+@pytest.mark.parametrize("arguments", [
+    ["simulate", "--scheduler", "zb_h1", "--ranks", "2", "--micro-batches", "4"],
+    ["plan", *SMALL, "--scheduler", "multi_stream", "--streams", "2"],
+    ["plan", *SMALL, "--parallel", "pipeline", "--ranks", "2", "--micro-batches", "2", "--scheduler", "gpipe"],
+    ["plan", "--parallel", "data", "--scheduler", "fifo", "--forward", "1,1", "--output-grad", "1,1", "--weight-grad",
+     "1,1", "--comm", "2,2"],
+    ["explain", "3O0", *SMALL],
+    ["train", *SMALL, "--steps", "2"],
+    ["train", *SMALL, "--steps", "2", "--parallel", "data", "--ranks", "2", "--scheduler", "fifo"],
+    ["train", *SMALL, "--steps", "2", "--parallel", "pipeline", "--ranks", "2", "--micro-batches", "2", "--scheduler",
+     "zb_h1"],
+    ["compare", *SMALL, "--steps", "2", "--schedulers", "in_order,multi_stream"]], ids=lambda a: "-".join(a[:8]))
+def test_every_verb_writes_its_page(arguments, tmp_path, capsys):
+    path = tmp_path / "out.html"
+    assert main([*arguments, "--html", str(path), "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    text = path.read_text(encoding="utf-8")
+    found = content(text)
+    assert found["figures"] == record, "the page has the figures of --json"
+    assert f"--html {path}" in text, "and the command that made it"
+    verb = arguments[0]
+    assert len(found["plans"]) == (2 if verb == "compare" else 1)
+    assert found["task"] == ("3O0" if verb == "explain" else "")
+    for plan in found["plans"]:
+        assert (plan["measured"] is not None) == (verb in ("train", "compare"))
+        if plan["measured"] is not None:
+            entry = column(plan["measured"]["entry"])
+            assert len(entry)
+            assert (entry >= 0).all(), "every task that ran is one of the plan"
+
+
+def column(packed: dict[str, str]) -> Any:
+    import base64
+
+    (kind, text), = packed.items()
+    return np.frombuffer(base64.b64decode(text), "<" + kind)
+
+
+def test_a_page_of_a_schedule_that_was_edited(tmp_path, capsys):
+    """A plan from a file is shown like any other."""
+    plan = schedulers.plan(recorded().graph, "in_order")
+    plan.schedule.save(tmp_path / "mine.csv")
+    path = tmp_path / "out.html"
+    assert main(["plan", *SMALL, "--scheduler", str(tmp_path / "mine.csv"), "--html", str(path)]) == 0
+    assert content(path.read_text(encoding="utf-8"))["plans"][0]["predicted"]["names"][0] == plan.schedule.names(0)[0]
+
+
+def test_a_page_is_refused_where_it_would_show_nothing(capsys):
+    assert main(["train", *SMALL, "--steps", "2", "--dry-run", "--html", "x.html"]) == 2
+    assert "--html has no effect here" in capsys.readouterr().err
