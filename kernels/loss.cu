@@ -55,14 +55,15 @@ __global__ void __launch_bounds__(512) softmax_grad(const T* __restrict__ y, con
     }
 }
 
-// Probabilities and each row's loss; one block makes the mean loss itself.
+// Probabilities and each row's loss; one block makes the mean loss itself. Where the label is `ignore`, a row's loss is
+// minus infinity, which mean_loss leaves out.
 template <typename T>
 __global__ void __launch_bounds__(1024) cross_entropy(const T* __restrict__ x, long long row_apart, long long apart,
                                                       const long long* __restrict__ labels, long long label_apart,
-                                                      double smoothing, T* __restrict__ p, T* loss, double* losses,
-                                                      long long rows, int width, int lanes) {
+                                                      long long ignore, double smoothing, T* __restrict__ p, T* loss,
+                                                      double* losses, long long rows, int width, int lanes) {
     typedef Sum<T> S;
-    double mine = 0;
+    double mine = 0, counted = 0;
     for (long long row = first_row(lanes); row < rows; row += row_step(lanes)) {
         const T* from = x + row * row_apart;
         T* to = p + row * width;
@@ -74,25 +75,46 @@ __global__ void __launch_bounds__(1024) cross_entropy(const T* __restrict__ x, l
             to[j] = as<T>(exp(v) * factor);
             sum += v;
         });
-        double aim = value(from[labels[row * label_apart] * apart]) - of.top;
+        const long long label = labels[row * label_apart];
+        if (label == ignore) {
+            if (gridDim.x > 1 && lane(lanes) == 0) losses[row] = log(0.0);
+            continue;
+        }
+        double aim = value(from[label * apart]) - of.top;
         if (smoothing > 0) aim = (1 - smoothing) * aim + smoothing * double(row_sum(sum, lanes)) / width;
         const double of_row = double(log(of.total)) - aim;
-        mine += of_row;
+        mine += of_row, counted += 1;
         if (gridDim.x > 1 && lane(lanes) == 0) losses[row] = of_row;
     }
     if (gridDim.x > 1) return;
     mine = block_sum(lane(lanes) == 0 ? mine : 0.0);
-    if (threadIdx.x == 0) loss[0] = as<T>(S(mine / rows));
+    counted = block_sum(lane(lanes) == 0 ? counted : 0.0);
+    if (threadIdx.x == 0) loss[0] = as<T>(S(mine / (counted > 1 ? counted : 1)));
 }
 
 template <typename T>
 __global__ void __launch_bounds__(512) cross_entropy_grad(const T* __restrict__ p, const long long* __restrict__ labels,
-                                                          long long label_apart, const T* __restrict__ dy, double smoothing,
-                                                          T* __restrict__ dx, long long rows, int width, int lanes) {
+                                                          long long label_apart, long long ignore, bool some,
+                                                          const T* __restrict__ dy, double smoothing, T* __restrict__ dx,
+                                                          long long rows, int width, int lanes) {
     typedef Sum<T> S;
-    const S factor = value(dy[0]) / S(rows), hit = S(1 - smoothing), rest = S(smoothing / width);
+    double counted = double(rows);
+    if (some) {  // every block counts the labels again: they are few beside the logits
+        __shared__ double of_all;
+        counted = 0;
+        for (long long row = threadIdx.x; row < rows; row += blockDim.x) counted += labels[row * label_apart] != ignore;
+        counted = block_sum(counted);
+        if (threadIdx.x == 0) of_all = counted > 1 ? counted : 1;
+        __syncthreads();
+        counted = of_all;
+    }
+    const S factor = value(dy[0]) / S(counted), hit = S(1 - smoothing), rest = S(smoothing / width);
     for (long long row = first_row(lanes); row < rows; row += row_step(lanes)) {
         const long long label = labels[row * label_apart], at = row * width;
+        if (label == ignore) {
+            along_row(width, lanes, [&](int j) { dx[at + j] = as<T>(S(0)); });
+            continue;
+        }
         along_row(width, lanes, [&](int j) {
             const S v = j == label ? value(p[at + j]) - hit : value(p[at + j]);
             dx[at + j] = as<T>((v - rest) * factor);
@@ -126,11 +148,17 @@ __global__ void __launch_bounds__(512) mse_grad(const T* __restrict__ x, const T
     for (long long i = first(); i < count; i += step()) dx[i] = as<T>((value(x[i]) - value(target[i])) * by);
 }
 
-// One block: the sum of `parts`, divided by `count`.
+// One block: the sum of `parts`, divided by `count`; without the parts that are minus infinity, each of which counts 1.
 template <typename T>
 __global__ void __launch_bounds__(1024) mean_loss(const double* __restrict__ parts, long long n, long long count, T* loss) {
-    double mine = 0;
-    for (long long i = threadIdx.x; i < n; i += blockDim.x) mine += parts[i];
+    const double none = log(0.0);
+    double mine = 0, left_out = 0;
+    for (long long i = threadIdx.x; i < n; i += blockDim.x) {
+        if (parts[i] == none) left_out += 1;
+        else mine += parts[i];
+    }
     mine = block_sum(mine);
-    if (threadIdx.x == 0) loss[0] = as<T>(Sum<T>(mine / count));
+    left_out = block_sum(left_out);
+    const double counted = double(count) - left_out;
+    if (threadIdx.x == 0) loss[0] = as<T>(Sum<T>(mine / (counted > 1 ? counted : 1)));
 }

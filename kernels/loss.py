@@ -11,6 +11,7 @@ import numpy as np
 from .cuda import Grid, c_type, each, each_row, steps, strides
 from .registry import flat, kernel, loop, ufunc
 
+NO_LABEL = -(1 << 62)  #: the label to ignore where none is
 SMALL = 32768  #: up to this many elements, one block computes a mean loss alone
 
 
@@ -111,30 +112,33 @@ def _(y: Any, dy: Any, dx: Any) -> Any:
 
 
 @kernel("cross_entropy", flops=lambda reads, writes: 6.0 * reads[0].size)
-def cross_entropy(xp: Any, x: Any, labels: Any, *, smoothing: float) -> Any:
+def cross_entropy(xp: Any, x: Any, labels: Any, *, smoothing: float, ignore: int = NO_LABEL) -> Any:
     """Logits x (n, c), labels (n,) int64 -> (mean loss (), probabilities (n, c)). The target is 1 - smoothing at the
-    label plus smoothing / c everywhere."""
+    label plus smoothing / c everywhere. The mean is over the rows whose label is not `ignore`; 0 if there are none."""
+    counted = labels != ignore
     shifted = x - x.max(axis=1, keepdims=True)
     e = xp.exp(shifted)
     total = e.sum(axis=1, keepdims=True)
-    aim = shifted[xp.arange(x.shape[0]), labels]
+    aim = shifted[xp.arange(x.shape[0]), xp.where(counted, labels, 0)]
     if smoothing:
         aim = x.dtype.type(1 - smoothing) * aim + x.dtype.type(smoothing) * shifted.mean(axis=1, dtype=x.dtype)
-    return (xp.log(total)[:, 0] - aim).mean(dtype=x.dtype), e / total
+    losses = xp.where(counted, xp.log(total)[:, 0] - aim, x.dtype.type(0))
+    return losses.sum(dtype=x.dtype) / xp.maximum(counted.sum(), 1).astype(x.dtype), e / total
 
 
 @cross_entropy.cpu
-def _(x: Any, labels: Any, loss: Any, p: Any, *, smoothing: float) -> Any:
+def _(x: Any, labels: Any, loss: Any, p: Any, *, smoothing: float, ignore: int = NO_LABEL) -> Any:
     # NumPy's exp is vectorised, a loop's is not: shift, exp, then the sums
-    return [loop(_shift_rows, x, p), ufunc(np.exp, p, p), loop(_finish_rows, x, labels, loss, p, smoothing)]
+    return [loop(_shift_rows, x, p), ufunc(np.exp, p, p), loop(_finish_rows, x, labels, loss, p, smoothing, ignore)]
 
 
 @cross_entropy.cuda(lambda reads, writes, **_: [(reads[1].shape, "float64")])
-def _(x: Any, labels: Any, loss: Any, p: Any, losses: Any, *, smoothing: float) -> Any:
+def _(x: Any, labels: Any, loss: Any, p: Any, losses: Any, *, smoothing: float, ignore: int = NO_LABEL) -> Any:
     """One launch, or two for many logits: each row's loss, then their mean."""
     rows, width = x.shape
     name = f"cross_entropy<{c_type(x)}>"
-    arguments = (x, *steps(x, x.shape), labels, *steps(labels, labels.shape), smoothing, p, loss, losses, rows, width)
+    arguments = (x, *steps(x, x.shape), labels, *steps(labels, labels.shape), ignore, smoothing, p, loss, losses, rows,
+                 width)
     if x.size <= SMALL and width <= 1024:
         return [Grid("loss.cu", name, (1,), (min(32 * rows, 1024),), (*arguments, 32))]
     return [*each_row("loss.cu", name, rows, width, *arguments), *_mean_loss(losses, rows, loss)]
@@ -153,14 +157,19 @@ def _shift_rows(x, p):  # type: ignore[no-untyped-def]
             p[i, j] = x[i, j] - top
 
 
-def _finish_rows(x, labels, loss, p, smoothing):  # type: ignore[no-untyped-def]
-    sum_of_losses = 0.0
+def _finish_rows(x, labels, loss, p, smoothing, ignore):  # type: ignore[no-untyped-def]
+    sum_of_losses, counted = 0.0, 0
     for i in range(x.shape[0]):
         total = p[i, 0]
         top = x[i, 0]
         for j in range(1, x.shape[1]):
             total += p[i, j]
             top = max(top, x[i, j])
+        for j in range(x.shape[1]):
+            p[i, j] /= total
+        if labels[i] == ignore:
+            continue
+        counted += 1
         aim = np.float64(x[i, labels[i]] - top)
         if smoothing > 0:
             mean = 0.0
@@ -168,34 +177,40 @@ def _finish_rows(x, labels, loss, p, smoothing):  # type: ignore[no-untyped-def]
                 mean += x[i, j] - top
             aim = (1.0 - smoothing) * aim + smoothing * mean / x.shape[1]
         sum_of_losses += np.log(total) - aim
-        for j in range(x.shape[1]):
-            p[i, j] /= total
-    loss[()] = sum_of_losses / x.shape[0]
+    loss[()] = sum_of_losses / max(counted, 1)
 
 
 @kernel("cross_entropy_grad", flops=lambda reads, writes: 2.0 * writes[0].size)
-def cross_entropy_grad(xp: Any, p: Any, labels: Any, dy: Any, *, smoothing: float) -> Any:
-    """dx = (p - target) * dy / n."""
-    t = p.dtype.type
+def cross_entropy_grad(xp: Any, p: Any, labels: Any, dy: Any, *, smoothing: float, ignore: int = NO_LABEL) -> Any:
+    """dx = (p - target) * dy / n for the n rows whose label is not `ignore`; 0 for the others."""
+    t, counted = p.dtype.type, labels != ignore
     onehot = xp.arange(p.shape[1])[None, :] == labels[:, None]
-    return (p - t(1 - smoothing) * onehot - t(smoothing / p.shape[1])) * (dy / t(p.shape[0]))
+    factor = xp.where(counted, dy / xp.maximum(counted.sum(), 1).astype(p.dtype), t(0))
+    return (p - t(1 - smoothing) * onehot - t(smoothing / p.shape[1])) * factor[:, None]
 
 
 @cross_entropy_grad.cpu
-def _(p: Any, labels: Any, dy: Any, dx: Any, *, smoothing: float) -> Any:
+def _(p: Any, labels: Any, dy: Any, dx: Any, *, smoothing: float, ignore: int = NO_LABEL) -> Any:
     t = p.dtype.type
-    return [loop(_cross_entropy_grad, p, labels, dy, dx, t(1 - smoothing), t(smoothing / p.shape[1]))]
+    return [loop(_cross_entropy_grad, p, labels, dy, dx, t(1 - smoothing), t(smoothing / p.shape[1]), ignore)]
 
 
 @cross_entropy_grad.cuda()
-def _(p: Any, labels: Any, dy: Any, dx: Any, *, smoothing: float) -> Any:
+def _(p: Any, labels: Any, dy: Any, dx: Any, *, smoothing: float, ignore: int = NO_LABEL) -> Any:
     return each_row("loss.cu", f"cross_entropy_grad<{c_type(p)}>", *p.shape, p, labels, *steps(labels, labels.shape),
-                    dy, smoothing, dx, *p.shape)
+                    ignore, ignore != NO_LABEL, dy, smoothing, dx, *p.shape)
 
 
-def _cross_entropy_grad(p, labels, dy, dx, hit, rest):  # type: ignore[no-untyped-def]
-    factor = dy[()] / p.dtype.type(p.shape[0])
+def _cross_entropy_grad(p, labels, dy, dx, hit, rest, ignore):  # type: ignore[no-untyped-def]
+    counted = 0
     for i in range(p.shape[0]):
+        counted += labels[i] != ignore
+    factor = dy[()] / p.dtype.type(max(counted, 1))
+    for i in range(p.shape[0]):
+        if labels[i] == ignore:
+            for j in range(p.shape[1]):
+                dx[i, j] = 0
+            continue
         for j in range(p.shape[1]):
             dx[i, j] = (p[i, j] - rest) * factor
         dx[i, labels[i]] = (p[i, labels[i]] - hit - rest) * factor

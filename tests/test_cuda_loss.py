@@ -77,6 +77,20 @@ def test_cross_entropy(shape: tuple[int, int], smoothing: float, dtype: str) -> 
     agree("cross_entropy_grad", [p, labels, np.array(0.5, dtype)], smoothing=smoothing, times=2, scale=1 / len(x))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1, 7), (5, 10), (300, 110), (3, 1200)], ids=str)
+@pytest.mark.parametrize("every", [1, 2], ids=["all ignored", "half ignored"])
+def test_cross_entropy_without_ignored_labels(shape: tuple[int, int], every: int, dtype: str) -> None:
+    x = draw(shape, 1, dtype, 1) * 2
+    labels = np.random.default_rng(2).integers(shape[1], size=shape[0])
+    labels[::every] = -100
+    loss, p = agree("cross_entropy", [x, labels], smoothing=0.1, ignore=-100, times=2)
+    dx, = agree("cross_entropy_grad", [p, labels, np.array(0.5, dtype)], smoothing=0.1, ignore=-100, times=2,
+                scale=1 / len(x))
+    assert not dx[::every].any()
+    assert loss > 0 or not (labels >= 0).any()
+
+
 def test_cross_entropy_of_views() -> None:
     """Logits and labels may be strided."""
     x, labels = draw((6, 5), 1, "float64"), np.arange(12)[::-2] % 5

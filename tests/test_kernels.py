@@ -76,6 +76,8 @@ def examples(n=3, m=4):
     for smoothing in (0.0, 0.1):
         yield Example("cross_entropy", (s, labels), ((), s), {"smoothing": smoothing})
         yield Example("cross_entropy_grad", (s, labels, ()), (s,), {"smoothing": smoothing})
+        yield Example("cross_entropy", (s, labels), ((), s), {"smoothing": smoothing, "ignore": 1})
+        yield Example("cross_entropy_grad", (s, labels, ()), (s,), {"smoothing": smoothing, "ignore": 1})
     step = np.array([7], np.uint64)
     for shape in (s, (n,), (n, 2, 3)):
         yield Example("dropout", (shape, step), (shape,), {"rate": 0.4, "seed": 5 + (9 << 32), "draw": 2, "sample": 11})

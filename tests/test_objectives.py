@@ -10,7 +10,7 @@ import pytest
 
 import minidl as ml
 from minidl.cli import main
-from minidl.data import DataError, Dataset
+from minidl.data import IGNORED, DataError, Dataset, draws
 from minidl.training import objectives
 
 NETWORKS = '''
@@ -34,6 +34,12 @@ class Tokens(nn.Module):
 
 def bigram(length=16, vocabulary=256, width=24):
     return Tokens(length, vocabulary, width)
+
+
+def cloze(length=16):
+    network = Tokens(length, 256, 24)
+    network.objective = "masked_token"
+    return network
 '''
 
 
@@ -78,6 +84,29 @@ def test_scores_of_batches_add_up_to_those_of_the_whole():
         loss = objective.loss(ml.array(output), ml.array(y))
         assert found["loss"] == pytest.approx(float(loss), rel=1e-12)
         assert objective.metric in found
+
+
+def test_masked_tokens_are_hidden_as_bert_does_and_only_they_count():
+    text = np.arange(4000).reshape(100, 40) % 50
+    plain = Dataset("text", 100, (40,), 60, lambda i: (text[i], text[i]), ("masked_token",), mask=59)
+    hidden = objectives.find("masked_token").of(plain, "m")
+    x, y = hidden.rows(np.arange(100), draws.of_epoch(100, 0, 7))
+    at = y != IGNORED
+    assert (at.sum(axis=1) == 6).all()
+    np.testing.assert_array_equal(y[at], text[at])
+    np.testing.assert_array_equal(x[~at], text[~at])
+    assert 0.75 < (x[at] == 59).mean() < 0.85
+    assert 0.05 < (x[at] == text[at]).mean() < 0.15
+    other, _ = hidden.rows(np.arange(100), draws.of_epoch(100, 1, 7))
+    assert (other != x).any(axis=1).all()
+    some = np.array([3, 99])
+    again, _ = hidden.rows(some, draws.of_epoch(100, 0, 7)[some])
+    np.testing.assert_array_equal(again, x[some])
+    logits = np.random.default_rng(0).standard_normal((100, 40, 60))
+    for name in ("masked_token", "translation"):
+        objective = objectives.find(name)
+        found = objective.judge(objective.score(logits, y), hidden)
+        assert found["loss"] == pytest.approx(float(objective.loss(ml.array(logits), ml.array(y))), rel=1e-12)
 
 
 def test_better_follows_the_metric():
@@ -125,6 +154,18 @@ def test_compare_plan_simulate_and_explain_take_a_language_model(capsys, bigram)
                      ["--parallel", "pipeline", "--ranks", "2", "--micro-batches", "2", "--scheduler", "zb_h1"]):
             assert main([*verb, *bigram, *more]) == 0, (verb, more, capsys.readouterr())
     capsys.readouterr()
+
+
+def test_a_masked_language_model_trains_alike_on_one_device_and_on_ranks(capsys, bigram):
+    argv = ["train", bigram[0].replace("bigram", "cloze"), *bigram[1:], "--steps", "4", "--dtype", "float64"]
+    code, alone = run(capsys, *argv, "--micro-batches", "4")
+    assert (code, alone["objective"]) == (0, "masked_token")
+    code, found = run(capsys, *argv, "--micro-batches", "4", "--parallel", "pipeline", "--ranks", "2", "--scheduler",
+                      "zb_h1")
+    assert (code, found["params_sha256"]) == (0, alone["params_sha256"])
+    code, found = run(capsys, *argv, "--parallel", "data", "--ranks", "2", "--scheduler", "priority")
+    assert code == 0
+    assert found["test"] == pytest.approx(alone["test"], rel=1e-9)
 
 
 @pytest.mark.parametrize("more", [["--parallel", "data", "--scheduler", "priority"],

@@ -247,6 +247,33 @@ def test_every_op_of_these_families_is_checked():
 
 
 # ------------------------------------------------------------------------------------------------------------ extremes
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("ignored", [(0,), (1, 4), tuple(range(6))])
+def test_ignored_labels_count_neither_in_the_mean_nor_in_the_gradient(smoothing, ignored):
+    x, labels = values((6, 5), 3), np.arange(6) % 5
+    labels[list(ignored)] = -100
+    kept = labels != -100
+
+    def loss(logits, y, *ignore):
+        return ops.cross_entropy(logits, ml.array(y), smoothing, *ignore)
+
+    finite_difference_check(lambda t: loss(t, labels, -100), x)
+    (dx,) = gradients(lambda t: loss(t, labels, -100), [x], np.ones(()), leaf=True, strided=False)
+    assert not dx[~kept].any()
+    if not kept.any():
+        assert float(loss(ml.array(x), labels, -100)) == 0
+        return
+    assert float(loss(ml.array(x), labels, -100)) == pytest.approx(float(loss(ml.array(x[kept]), labels[kept])))
+    torch = pytest.importorskip("torch")
+    wanted = torch.nn.functional.cross_entropy(torch.tensor(x), torch.tensor(labels), label_smoothing=smoothing)
+    assert float(loss(ml.array(x), labels, -100)) == pytest.approx(float(wanted), rel=1e-12)
+    run = ml.SequentialExecutor(ml.record(lambda t, y: ops.cross_entropy(t, y, smoothing, -100), x, labels))
+    assert float(run(x, labels)) == float(loss(ml.array(x), labels, -100))
+    for wrong in (-1, 5):
+        with pytest.raises(ValueError, match=f"label {wrong} of sample {int(kept.argmax())} is out of range"):
+            run(x, np.where(kept, wrong, labels))
+
+
 def test_softmax_and_cross_entropy_of_large_numbers():
     x = np.array([[1e4, -1e4, 0.0], [-1e30, 0.0, 1e30]])
     assert ops.softmax(ml.array(x)).numpy().tolist() == [[1, 0, 0], [0, 0, 1]]

@@ -5,7 +5,7 @@ the position in the order, never on how many ranks share a batch.
 """
 
 from .catalogue import NAMES, digits, load
-from .dataset import DataError, Dataset, adapt
+from .dataset import IGNORED, DataError, Dataset, adapt
 from .loader import Loader
 
-__all__ = ["NAMES", "DataError", "Dataset", "Loader", "adapt", "digits", "load"]
+__all__ = ["IGNORED", "NAMES", "DataError", "Dataset", "Loader", "adapt", "digits", "load"]

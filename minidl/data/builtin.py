@@ -18,7 +18,8 @@ from .dataset import Array, DataError, Dataset, Images, adapt, check_labels, sta
 from .formats import fifth
 
 MEANS, NOISE, DRAW, FOLLOWERS, TOKENS = range(5)  #: purposes of the random numbers of synthetic data
-TEXT = ("next_token",)  #: what running text can be used for
+TEXT = ("next_token", "masked_token")  #: what running text can be used for
+UNUSED = 255  #: a byte that no UTF-8 text has
 SAMPLES = {"train": 4096, "test": 1024}  #: how many samples synthetic data have
 NOISES = 251  #: how many noise images samples draw from, so that the whole set is never in memory
 
@@ -79,10 +80,12 @@ def pydoc(split: str, length: int, classes: int | None) -> Dataset:
     text = np.frombuffer("\n".join(topics[name] for name in sorted(topics)).encode(), np.uint8)
     check_labels(text, classes or 256, "pydoc")
     cut = len(text) - len(text) // 5
-    return windows("pydoc", text[cut:] if split == "test" else text[:cut], length, classes or 256, 1.0)
+    return windows("pydoc", text[cut:] if split == "test" else text[:cut], length, classes or 256,
+                   bytes_per_token=1.0, mask=UNUSED)
 
 
-def windows(name: str, text: Array, length: int, vocabulary: int, bytes_per_token: float | None = None) -> Dataset:
+def windows(name: str, text: Array, length: int, vocabulary: int, *, bytes_per_token: float | None = None,
+            mask: int | None = None) -> Dataset:
     """A data set of windows: in sample i, x is tokens i*length to (i+1)*length and y the same shifted by one; both (B,
     length) int64. Raises DataError where the text is too short."""
     if len(text) <= length:
@@ -93,4 +96,5 @@ def windows(name: str, text: Array, length: int, vocabulary: int, bytes_per_toke
         window = np.take(text, indices[:, None] * length + steps).astype(np.int64, copy=False)
         return window[:, :-1].copy(), window[:, 1:].copy()
 
-    return Dataset(name, (len(text) - 1) // length, (length,), vocabulary, rows, TEXT, bytes_per_token)
+    return Dataset(name, (len(text) - 1) // length, (length,), vocabulary, rows,
+                   TEXT if mask is not None else TEXT[:1], bytes_per_token=bytes_per_token, mask=mask)

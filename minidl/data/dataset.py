@@ -15,9 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
-Rows = Callable[[NDArray[np.int64]], tuple[Array, Array]]
+Rows = Callable[..., tuple[Array, Array]]
 Note = Callable[[str], None]
 
+IGNORED = -100  #: in y of tokens: a position that does not count, as in torch
 PIECE = 4 << 20  #: how many numbers of images are read at a time
 PREPARED_BYTES = 256 << 20  #: an image set up to this size is standardised and resized once, not per batch
 
@@ -34,8 +35,9 @@ class Dataset:
     Images: x (B, H, W, C) of a float dtype, y (B,) int64 in 0..classes-1. Tokens: x and y (B, T) int64; `classes` is
     the size of the vocabulary. `shape`: the shape of one sample of x.
 
-    `serves`: the objectives that a network can be trained for with it. `bytes_per_token`: how many bytes of text a
-    token stands for, in the mean; None where that means nothing.
+    `serves`: the objectives that a network can be trained for with it. `random`: rows are made by random choices, and
+    `rows(indices, draws)` takes a random number for each sample, uint64 (B,), too. Of text: `bytes_per_token`, how many
+    bytes a token stands for, in the mean; `mask`, the token that hides another one.
     """
 
     name: str
@@ -44,7 +46,9 @@ class Dataset:
     classes: int
     rows: Rows
     serves: tuple[str, ...] = ("classification",)
+    random: bool = False
     bytes_per_token: float | None = None
+    mask: int | None = None
 
 
 @dataclass(frozen=True)

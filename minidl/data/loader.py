@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..autograd.random import generator
+from . import draws
 from .dataset import Array, DataError, Dataset
 
 
@@ -38,6 +39,7 @@ class Loader:
         self.rank, self.ranks = rank, ranks
         self.epoch = self.batch = 0  #: the place of the next global batch
         self._order: tuple[int, NDArray[np.int64]] | None = None
+        self._draws: tuple[int, draws.Draws] | None = None
         name, samples = dataset.name, dataset.samples
         if not _whole(batch_size) or batch_size < 1:
             raise DataError(f"{name}: the batch size is {batch_size!r}; it must be a whole number > 0")
@@ -75,10 +77,18 @@ class Loader:
         start = self.batch * self.batch_size
         return self._order[1][start : start + self.batch_size]
 
+    def _drawn(self, rows: NDArray[np.int64]) -> draws.Draws:
+        """The random numbers of these samples in this epoch; outside of training, always those of the first."""
+        epoch = self.epoch if self.training else 0
+        if self._draws is None or self._draws[0] != epoch:
+            self._draws = epoch, draws.of_epoch(self.dataset.samples, epoch, self.seed)
+        return self._draws[1][rows]
+
     def __next__(self) -> tuple[Array, Array]:
         rows = self.indices()
         share = len(rows) // self.ranks
-        batch = self.dataset.rows(rows[self.rank * share : (self.rank + 1) * share])
+        own = rows[self.rank * share : (self.rank + 1) * share]
+        batch = self.dataset.rows(own, self._drawn(own)) if self.dataset.random else self.dataset.rows(own)
         self.batch += 1
         if self.batch == self.steps_per_epoch:
             self.epoch, self.batch = self.epoch + 1, 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..autograd.op import Op, same_dtype
 from ..autograd.tensor import Tensor
 
@@ -33,13 +35,14 @@ class LogSoftmax(Softmax):
 
 
 class CrossEntropy(Op):
-    """Logits (n, c) and labels (n,) int64 -> the mean loss, a scalar."""
+    """Logits (n, c) and labels (n,) int64 -> the mean loss over rows whose label is not `ignore`, a scalar."""
 
     name = "cross_entropy"
     precision = "full"
 
-    def __init__(self, smoothing: float) -> None:
-        self.smoothing = smoothing
+    def __init__(self, smoothing: float, ignore: int | None) -> None:
+        self.constants: dict[str, Any] = {"smoothing": smoothing} | ({} if ignore is None else {"ignore": ignore})
+        self.ignore = ignore
 
     def forward(self, x: Tensor, labels: Tensor) -> Tensor:
         dtype = same_dtype(self, x)
@@ -47,15 +50,15 @@ class CrossEntropy(Op):
             raise self.error(f"logits {x.shape} and labels {labels.shape} do not fit; expected (n, classes) and (n,)")
         if labels.dtype != "int64":
             raise self.error(f"labels must be int64, not {labels.dtype}")
-        check_labels(labels, x.shape[1])
+        check_labels(labels, x.shape[1], self.ignore)
         self.x, self.labels = x, labels
         self.p, loss = self.out(x.shape, dtype, "probabilities"), self.out([], dtype)
-        self.call("cross_entropy", [self.dense(x), labels], [loss, self.p], smoothing=self.smoothing)
+        self.call("cross_entropy", [self.dense(x), labels], [loss, self.p], **self.constants)
         return loss
 
     def input_grad(self, i: int, dy: Tensor) -> Tensor:
         dx = self.grad(self.x)
-        self.call("cross_entropy_grad", [self.p, self.labels, dy], [dx], smoothing=self.smoothing)
+        self.call("cross_entropy_grad", [self.p, self.labels, dy], [dx], **self.constants)
         return dx
 
 
@@ -80,13 +83,13 @@ class MSE(Op):
         return dx
 
 
-def check_labels(labels: Tensor, classes: int) -> None:
+def check_labels(labels: Tensor, classes: int, ignore: int | None = None) -> None:
     """Raises ValueError that names the first label out of range. While recording it does nothing: labels are checked
     when the step runs."""
     if labels.storage.data is None:
         return
     values = labels.numpy()
-    bad = (values < 0) | (values >= classes)
+    bad = ((values < 0) | (values >= classes)) & (values != ignore)
     if bad.any():
         at = int(bad.argmax())
         raise ValueError(f"label {int(values.flat[at])} of sample {at} is out of range: "
@@ -103,12 +106,13 @@ def log_softmax(x: Tensor) -> Tensor:
     return LogSoftmax()(x)
 
 
-def cross_entropy(x: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
+def cross_entropy(x: Tensor, labels: Tensor, smoothing: float = 0.0, ignore_index: int | None = None) -> Tensor:
     """The mean over samples of -sum(target log softmax(x)) for logits (n, c) and labels (n,) int64. The target is
-    1 - smoothing at the label plus smoothing / c everywhere. Raises ValueError unless 0 <= smoothing <= 1."""
+    1 - smoothing at the label plus smoothing / c everywhere. Samples whose label is `ignore_index` do not count; if
+    none counts, the loss is 0. Raises ValueError unless 0 <= smoothing <= 1, and for a label out of range."""
     if not 0 <= smoothing <= 1:
         raise ValueError(f"the label smoothing is {smoothing}; it must be from 0 to 1")
-    return CrossEntropy(smoothing)(x, labels)
+    return CrossEntropy(smoothing, ignore_index)(x, labels)
 
 
 def mse(x: Tensor, target: Tensor) -> Tensor:

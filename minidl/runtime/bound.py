@@ -46,7 +46,7 @@ class Bound:
 
     def load_random(self, random: np.random.Generator) -> tuple[Any, ...]:
         """Fills the inputs with values that a step can use (normal numbers, labels in range), and returns them."""
-        classes = dict(self._labels)
+        classes = {i: least for i, least, _ in reversed(self._labels)}
         values = tuple(random.integers(0, classes.get(i, 2), a.shape) if a.dtype.kind == "i"
                        else random.standard_normal(a.shape).astype(a.dtype) for i, a in enumerate(self._inputs))
         self.load(values)
@@ -71,15 +71,17 @@ class Bound:
         """The prebuilt calls of one task, on a stream of the device."""
         return [thunk for launch in self.graph.launches[task] for thunk in self.device.bind(launch, self.array, stream)]
 
-    def _label_limits(self) -> list[tuple[int, int]]:
-        """(input, classes) for every input that kernels use as an index (labels, tokens), for a check of its range."""
+    def _label_limits(self) -> list[tuple[int, int, int]]:
+        """(input, classes, a label that is also allowed) for every input that kernels use as an index
+        (labels, tokens), for a check of its range."""
         origin = {v.storage: i for i, v in enumerate(self.graph.inputs)}  # also of copies of an input
         found = set()
         for launch in (launch for task in self.graph.launches for launch in task):
             if launch.kernel == "copy" and launch.reads[0].storage in origin:
                 origin[launch.writes[0].storage] = origin[launch.reads[0].storage]
             elif launch.kernel in INDEXED and launch.reads[1].storage in origin:
-                found.add((origin[launch.reads[1].storage], launch.reads[0].shape[INDEXED[launch.kernel]]))
+                found.add((origin[launch.reads[1].storage], launch.reads[0].shape[INDEXED[launch.kernel]],
+                           dict(launch.constants).get("ignore", 0)))
         return sorted(found)
 
     def load(self, values: tuple[Any, ...], settles: bool = True) -> None:
@@ -97,10 +99,12 @@ class Bound:
             if value.shape != place.shape or value.dtype != place.dtype:
                 raise ShapeError(f"input {i} is {value.dtype} {value.shape}; the step was recorded with "
                                  f"{place.dtype} {place.shape}")
-        for i, classes in self._labels:
+        for i, classes, ignored in self._labels:
             low, high = np.minimum.reduce(arrays[i], axis=None), np.maximum.reduce(arrays[i], axis=None)
             if low < 0 or high >= classes:
-                bad = (arrays[i] < 0) | (arrays[i] >= classes)
+                bad = ((arrays[i] < 0) | (arrays[i] >= classes)) & (arrays[i] != ignored)
+                if not bad.any():
+                    continue
                 at = int(bad.argmax())
                 raise ValueError(f"label {int(arrays[i].flat[at])} of sample {at} is out of range: the model has "
                                  f"classes 0 to {classes - 1}")

@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .. import nn
-from ..data import DataError, Dataset
+from ..data import IGNORED, DataError, Dataset, draws
 
 Array = NDArray[Any]
 Sums = NDArray[np.float64]
+MASKED = 0.15  #: the share of tokens that are hidden, as in BERT
 
 
 def _as_it_is(data: Dataset) -> Dataset:
@@ -73,21 +74,42 @@ def _classes(sums: Sums, data: Dataset) -> dict[str, float]:
 
 # -------------------------------------------------------------------------------------------------------------- tokens
 def _token_loss(logits: Any, y: Any) -> Any:
-    """Logits (n, t, vocabulary) and tokens (n, t): the mean over all positions."""
-    return nn.cross_entropy(logits.reshape(-1, logits.shape[-1]), y.reshape(-1))
+    """Logits (n, t, vocabulary) and tokens (n, t): the mean over all positions that are not IGNORED."""
+    return nn.cross_entropy(logits.reshape(-1, logits.shape[-1]), y.reshape(-1), ignore_index=IGNORED)
 
 
 def _token_score(logits: Array, y: Array) -> Sums:
-    return _of_rows(logits.reshape(-1, logits.shape[-1]), y.reshape(-1))
+    counted = y.reshape(-1) != IGNORED
+    return _of_rows(logits.reshape(-1, logits.shape[-1])[counted], y.reshape(-1)[counted])
 
 
 def _perplexity(sums: Sums, data: Dataset) -> dict[str, float]:
-    """Perplexity; and bits per byte, where the data know how many bytes their tokens stand for."""
+    """Perplexity; and bits per byte, where the data say how many bytes a token stands for."""
     loss = float(sums[1] / sums[0])
     found = {"loss": loss, "perplexity": math.exp(min(loss, 700.0))}
     if data.bytes_per_token:
         found["bits_per_byte"] = loss / math.log(2) / data.bytes_per_token
     return found
+
+
+def _masked(data: Dataset) -> Dataset:
+    """The tokens of each sample with some of them hidden, which are y; other positions of y are IGNORED. Of the hidden
+    ones eight of ten become the mask, one becomes a random token, and one stays (Devlin et al. 2019)."""
+    assert data.mask is not None  # data that serve this objective have one
+    length, mask = data.shape[0], data.mask
+    hidden = max(1, round(MASKED * length))
+
+    def rows(indices: NDArray[np.int64], numbers: draws.Draws) -> tuple[Array, Array]:
+        tokens, _ = data.rows(indices)
+        bits = draws.more(numbers, 3 * length).reshape(len(indices), 3, length)
+        at = np.zeros(tokens.shape, bool)
+        np.put_along_axis(at, np.argsort(bits[:, 0], axis=1, kind="stable")[:, :hidden], True, axis=1)
+        chance = draws.uniform(bits[:, 1])
+        any_token = (bits[:, 2] % np.uint64(data.classes)).astype(np.int64)
+        x = np.where(at & (chance < 0.8), mask, np.where(at & (chance < 0.9), any_token, tokens))
+        return x, np.where(at, tokens, IGNORED)
+
+    return replace(data, rows=rows, random=True, bytes_per_token=None)
 
 
 # -------------------------------------------------------------------------------------------------------------- values
@@ -103,6 +125,8 @@ def _error(sums: Sums, data: Dataset) -> dict[str, float]:
 OBJECTIVES = {objective.name: objective for objective in (
     Objective("classification", nn.cross_entropy, _of_rows, _classes, "accuracy", largest=True),
     Objective("next_token", _token_loss, _token_score, _perplexity, "perplexity"),
+    Objective("masked_token", _token_loss, _token_score, _perplexity, "perplexity", inputs=_masked),
+    Objective("translation", _token_loss, _token_score, _perplexity, "perplexity"),
     Objective("regression", nn.mse, _value_score, _error, "error"),
 )}  # fmt: skip
 
