@@ -40,6 +40,7 @@ setup(
         "optimal": ["ortools"],
         "data": ["tokenizers", "pillow"],
         "tensorboard": ["tensorboard"],
+        "docs": ["sphinx>=8", "myst-parser>=4", "furo"],  # one site from the pages and the docstrings
         "parity": ["torch==2.13.0"],
         "cuda-check": ["cupy-cuda13x", "nvidia-cuda-nvrtc==13.0.88", "nvidia-cuda-runtime==13.0.96",
                        "cuda-bindings>=13,<14", NVMATH, FRONTEND],

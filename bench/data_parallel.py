@@ -2,7 +2,6 @@
 to computation.
 
     python bench/data_parallel.py [--network NAME]... [--ratio 0.5]... [--rounds 3] [--out FILE.json]
-    python bench/data_parallel.py --plot bench/results/data_parallel_waits.json FILE.svg         (extra `plot`)
 
 Each setting runs in its own network namespace (bench/limited_loopback.sh; needs root). Its rate is chosen so that
 summing all gradients takes `ratio` times as long as a step's computation. `buckets` is the controlled baseline, on the
@@ -315,12 +314,8 @@ def main() -> None:
     parser.add_argument("--computation", choices=["waits", "kernels"], default="waits")
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--out")
-    parser.add_argument("--plot", nargs=2, metavar=("RECORD", "SVG"))
     parser.add_argument("--work", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.plot:
-        plot(*arguments.plot)
-        return
     if arguments.work:
         work(arguments.work, arguments.computation, arguments.rounds)
         return
@@ -352,32 +347,6 @@ def show(s: dict[str, Any]) -> None:
         print(f"    {arm:26} {a['step_ms']['median']:8.1f} ms  (p10 {a['step_ms']['p10']:.1f}, p90 "
               f"{a['step_ms']['p90']:.1f})  over buckets {a['speed_up_over_buckets']['median']:.2f}  over barrier "
               f"{a['speed_up_over_barrier']['median']:.2f}  {predicted}", file=sys.stderr)
-
-
-def plot(record: str, path: str) -> None:
-    """A panel per setting: steps measured (bars, p10 to p90) and predicted (crosses), and the lower bound."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    from matplotlib import pyplot
-
-    settings = json.loads(Path(record).read_text())["settings"]
-    columns = len({s["ratio_wanted"] for s in settings})
-    figure, axes = pyplot.subplots(-(-len(settings) // columns), columns,
-                                   figsize=(4 * columns, 3 * -(-len(settings) // columns)), squeeze=False)
-    for s, panel in zip(settings, axes.flat, strict=False):
-        arms = s["arms"]
-        steps = [a["step_ms"] for a in arms.values()]
-        middle = np.array([t["median"] for t in steps])
-        spread_of = np.abs(np.array([[t["p10"], t["p90"]] for t in steps]).T - middle)
-        panel.bar(range(len(arms)), middle, yerr=spread_of, color="#7aa6c2", capsize=2)
-        panel.plot(range(len(arms)), [a["predicted_ms"] or np.nan for a in arms.values()], "kx")
-        panel.axhline(s["lower_bound_ms"], color="#b04a3a", linewidth=1)
-        panel.set_xticks(range(len(arms)), list(arms), rotation=60, ha="right", fontsize=7)
-        panel.set_title(f"{s['network']}, communication {s['ratio_wanted']:g} of computation", fontsize=8)
-        panel.set_ylabel("ms", fontsize=7)
-    figure.tight_layout()
-    figure.savefig(path)
 
 
 if __name__ == "__main__":

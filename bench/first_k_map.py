@@ -1,6 +1,6 @@
 """Where reverse first-k is faster than priority: simulated, by amount of communication and unevenness of the layers.
 
-    python bench/first_k_map.py [--layers 16] [--out FILE.json] [--svg FILE.svg]       (--svg needs the extra `plot`)
+    python bench/first_k_map.py [--layers 16] [--out FILE.json]
 
 All layers have the same computation (F = O = W = 1). Total communication is `ratio` times the computation, and falls by
 a factor e^unevenness from the first layer to the last (negative: it grows, as in a network that ends in a large
@@ -45,33 +45,10 @@ def point(count: int, ratio: float, unevenness: float) -> dict[str, Any]:
             "gain_over_barrier": found["barrier"].period / found["reverse_first_k"].period}
 
 
-def draw(points: list[dict[str, Any]], path: str) -> None:
-    import matplotlib
-
-    matplotlib.use("svg")
-    from matplotlib import pyplot
-
-    table = np.array([p["gain"] for p in points]).reshape(len(UNEVENNESS), len(RATIOS))
-    figure, axes = pyplot.subplots(figsize=(7, 5))
-    image = axes.imshow(table, origin="lower", aspect="auto", cmap="viridis")
-    axes.set_xticks(range(len(RATIOS)), [f"{r:g}" for r in RATIOS])
-    axes.set_yticks(range(len(UNEVENNESS)), [f"{u:g}" for u in UNEVENNESS])
-    axes.set_xlabel("communication / computation")
-    axes.set_ylabel("unevenness (positive: the first layers communicate most)")
-    for i, j in np.ndindex(table.shape):
-        axes.text(j, i, f"{table[i, j]:.2f}", ha="center", va="center",
-                  color="white" if table[i, j] < table.mean() else "black")
-    axes.set_title("priority / reverse first-k, period, simulated")
-    figure.colorbar(image)
-    figure.tight_layout()
-    figure.savefig(path)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", type=int, default=16)
     parser.add_argument("--out")
-    parser.add_argument("--svg")
     arguments = parser.parse_args()
     points = [point(arguments.layers, r, u) for u in UNEVENNESS for r in RATIOS]
     print("gain over priority (over barrier), k\n" + " " * 11 + "".join(f"{r:>18g}" for r in RATIOS))
@@ -80,8 +57,6 @@ def main() -> None:
         print(f"{u:>10g} " + "".join(f"{p['gain']:7.2f} ({p['gain_over_barrier']:.2f}) {p['k']:3}" for p in row))
     save("first_k_map",
          {"what": "simulated", "layers": arguments.layers, "parts": PARTS, "points": points}, arguments.out)
-    if arguments.svg:
-        draw(points, arguments.svg)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@ on 4 to 64 ranks.
 
     python bench/pipeline_parallel.py [--network mlp]... [--computation kernels] [--ranks 2] [--rounds 5] [--out FILE]
     python bench/pipeline_parallel.py --simulate bench/results/pipeline_parallel_kernels.json    (again, from its costs)
-    python bench/pipeline_parallel.py --plot bench/results/pipeline_parallel_kernels.json FILE.svg        (extra `plot`)
 
 Each rank has its own core, if there are enough. Arms run in turn. A sample is the mean step of a group of steps without
 a barrier between them, on the slowest rank; the prediction is the period of such iterations, from costs of single tasks
@@ -339,14 +338,10 @@ def main() -> None:
     parser.add_argument("--rate", help="rate of a limited loopback between the ranks, in tc's form: 1gbit (needs root)")
     parser.add_argument("--out")
     parser.add_argument("--simulate", metavar="RECORD")
-    parser.add_argument("--plot", nargs=2, metavar=("RECORD", "SVG"))
     parser.add_argument("--work", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.work:
         work(arguments.work, arguments.computation, arguments.rounds, arguments.rate)
-        return
-    if arguments.plot:
-        plot(*arguments.plot)
         return
     if arguments.simulate:
         for s in json.loads(Path(arguments.simulate).read_text())["settings"]:
@@ -397,34 +392,6 @@ def show_simulated(name: str, rows: list[dict[str, Any]]) -> None:
         ups = ", ".join(f"{s} {x:.2f}" for s, x in row["speed_up_over_gpipe"].items() if s != "gpipe")
         print(f"    {row['ranks']:3} ranks, m = {row['micro_batches']:3}: {ups}"
               + (f"; ceiling {row['ceiling']:.2f}" if row["ceiling"] else ""), file=sys.stderr)
-
-
-def plot(record: str, path: str) -> None:
-    """Two panels per setting: steps in milliseconds and bubbles in percent, measured (bars) and predicted (crosses)."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    from matplotlib import pyplot
-
-    settings = json.loads(Path(record).read_text())["settings"]
-    figure, axes = pyplot.subplots(2, len(settings), figsize=(4 * len(settings), 6), squeeze=False, sharex="col")
-    for s, (above, below) in zip(settings, axes.T, strict=True):
-        arms, places = s["arms"], range(len(s["arms"]))
-        steps = [a["step_ms"] for a in arms.values()]
-        middle = np.array([t["median"] for t in steps])
-        above.bar(places, middle, yerr=np.abs(np.array([[t["p10"], t["p90"]] for t in steps]).T - middle),
-                  color="#7aa6c2", capsize=2, label="measured (p10 to p90)")
-        above.plot(places, [a["predicted_ms"]["median"] for a in arms.values()], "kx", label="predicted")
-        below.bar(places, [100 * a["bubble"] for a in arms.values()], color="#c2a07a", label="measured")
-        below.plot(places, [100 * a["bubble_predicted"] for a in arms.values()], "kx", label="predicted")
-        above.set_title(f"{s['network']}, {s['ranks']} ranks, {s['micro_batches']} micro-batches", fontsize=9)
-        above.set_ylabel("step, ms")
-        below.set_ylabel("bubble, %")
-        below.set_xticks(places, list(arms), rotation=60, ha="right", fontsize=8)
-        for panel in (above, below):
-            panel.legend(fontsize=7, loc="lower right")
-    figure.tight_layout()
-    figure.savefig(path)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
 """One device, DenseNet-121 and MobileNetV3-Large: the gain from recording, a second stream, regions, and crossing the
 iteration boundary.
 
-    python bench/single_device.py [--seconds 20] [--only NAME] [--torch] [--plot] [--out FILE.json]
+    python bench/single_device.py [--seconds 20] [--only NAME] [--torch] [--svg] [--out FILE.json]
 
 Arms: eager; recorded on one stream; multi_stream; the authors' map; multi_region within and across the iteration
 boundary. All start from one seed and are interleaved; their parameters must be equal bit for bit. `--torch` needs the
-extra `parity`, `--plot` the extra `plot`.
+extra `parity`.
 """
 
 from __future__ import annotations
@@ -182,52 +182,28 @@ def show(case: str, entry: dict[str, Any]) -> None:
                                              for a, e in entry["prediction_error"].items()), flush=True)
 
 
-def plot(record: dict[str, Any], path: Path) -> None:
-    """Plots the step time of every arm relative to one stream, recorded."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    cases = record["networks"]
-    figure, axes = pyplot.subplots(1, len(cases), figsize=(4 * len(cases), 3.5), squeeze=False)
-    for axis, (case, entry) in zip(axes[0], cases.items(), strict=True):
-        base = entry["step_ms"]["in_order"]["median"]
-        names = list(entry["step_ms"])
-        axis.barh(names, [entry["step_ms"][n]["median"] / base for n in names])
-        axis.axvline(1, color="black", linewidth=0.8)
-        axis.invert_yaxis()
-        axis.set_title(case, fontsize=9)
-        axis.set_xlabel("time / one stream, recorded")
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=20.0, help="seconds per network, at least")
     parser.add_argument("--only", metavar="NAME", default="",
                         help="networks whose name contains this; default: all at 32 px")
     parser.add_argument("--torch", action="store_true", help="also run torch, eager and compiled: " + ", ".join(TORCH))
-    parser.add_argument("--plot", action="store_true",
-                        help="a PNG beside the record, and SVGs of predicted and measured timelines")
+    parser.add_argument("--svg", action="store_true", help="SVGs of predicted and measured timelines beside the record")
     parser.add_argument("--out", help="where to write the record")
     arguments = parser.parse_args()
     record: dict[str, Any] = {"machine": machine(), "networks": {}}
     for case in (c for c in CASES if arguments.only in c and (arguments.only or "32px" in c)):
         folder = Path(arguments.out).parent if arguments.out else RESULTS
-        svg = folder / f"single_device {case}.svg".replace(" ", "_") if arguments.plot else None
+        svg = folder / f"single_device {case}.svg".replace(" ", "_") if arguments.svg else None
         entry = record["networks"][case] = measured(case, arguments.seconds, arguments.torch and case in TORCH, svg)
         record["prediction"] = predictions(record["networks"])
         show(case, entry)
-        target = save("single_device", record, arguments.out)  # what is finished is in the record
+        save("single_device", record, arguments.out)  # what is finished is in the record
     if not record["networks"]:
         parser.error(f"no network's name contains {arguments.only!r}; there are {', '.join(CASES)}")
     for streams, e in record["prediction"].items():
         print(f"{streams}: predicted within {e['median']:.1%} of the measured step (median over {e['n']} networks), "
               f"at worst {e['worst']:+.1%}")
-    if arguments.plot:
-        plot(record, target.with_suffix(".png"))
 
 
 if __name__ == "__main__":

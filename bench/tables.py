@@ -1,7 +1,9 @@
-"""The README's table of measurements, made from the records in `bench/results/`.
+"""docs/results.md, made from the records in `bench/results/`.
 
-    python bench/tables.py            prints the table
-    python bench/tables.py --write    writes it into README.md between its two marks
+    python bench/tables.py            prints the page
+    python bench/tables.py --write    writes it
+
+Its pictures are drawn by `bench/plots.py`.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import json
 import statistics
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +26,8 @@ from launches import CHAINS
 from single_device import TORCH
 from stale import accuracies
 
-README = Path(__file__).parent.parent / "README.md"
-MARKS = "<!-- measured: made by bench/tables.py -->", "<!-- end of measured -->"
-Row = tuple[str, str, str, str]
+PAGE = Path(__file__).parent.parent / "docs" / "results.md"
+Row = tuple[str, str, str]  #: what was measured, what was seen, the target or "-"
 
 
 def times(r: dict[str, float]) -> str:
@@ -39,26 +41,26 @@ def mlp(record: dict[str, Any]) -> Iterator[Row]:
         for key, value in e.items():
             if key.startswith("against torch"):
                 yield (f"MLP {name}: {key.removeprefix('against ')} / minidl in order", times(value),
-                       targets[name] if "eager" in key else "-", "mlp")
+                       targets[name] if "eager" in key else "-")
         if name.startswith("8 x"):
             yield (f"MLP {name}: one stream / two streams", times(e["two_streams_against_one"]),
-                   ">= 1.3x, ideal 1.41x", "mlp")
+                   ">= 1.3x, ideal 1.41x")
             both = e["step_ms"]["minidl in_order"]["median"] / e["step_ms"]["one stream, two BLAS threads"]["median"]
-            yield f"MLP {name}: one stream / one stream with two BLAS threads", f"{both:.2f}x", "-", "mlp"
+            yield f"MLP {name}: one stream / one stream with two BLAS threads", f"{both:.2f}x", "-"
         if "overhead_us_per_task" in e:
             yield ("a task beyond its kernel calls, one lane",
-                   f"{e['overhead_us_per_task']['median']:.2f} us", "<= 0.2 us", "mlp")
+                   f"{e['overhead_us_per_task']['median']:.2f} us", "<= 0.2 us")
         errors = ", ".join(f"{k} {v['median']:+.1%} (worst {v['worst']:+.1%})"
                            for k, v in e["prediction_error"].items())
-        yield f"MLP {name}: predicted against measured step", errors, "5 %, two streams 10 %", "mlp"
+        yield f"MLP {name}: predicted against measured step", errors, "5 %, two streams 10 %"
 
 
 def cnn(record: dict[str, Any]) -> Iterator[Row]:
     for name, e in record["networks"].items():
-        yield f"{name}, batch {e['batch']}: minidl / torch channels-last", times(e["ratio"]), "<= 2.5x", "cnn"
+        yield f"{name}, batch {e['batch']}: minidl / torch channels-last", times(e["ratio"]), "<= 2.5x"
         error = e["prediction_error"]["in_order"]
         yield (f"{name}, batch {e['batch']}: predicted against measured step",
-               f"{error['median']:+.1%} (worst {error['worst']:+.1%})", "5 %", "cnn")
+               f"{error['median']:+.1%} (worst {error['worst']:+.1%})", "5 %")
 
 
 def planning(record: dict[str, Any]) -> Iterator[Row]:
@@ -67,7 +69,7 @@ def planning(record: dict[str, Any]) -> Iterator[Row]:
             target = "<= 10 s" if c["ranks"] == 256 else "<= 120 s, 12 GiB"
             yield (f"{c['scheduler']}, {c['ranks']} ranks, {c['micro_batches']} micro-batches: plan, prove, simulate",
                    f"{c['plan_validate_simulate_s']:.1f} s, {c['peak_gib']:.1f} GiB, "
-                   f"{c['simulated_tasks_per_s'] / 1e6:.1f} M tasks/s simulated", target, "planning")
+                   f"{c['simulated_tasks_per_s'] / 1e6:.1f} M tasks/s simulated", target)
 
 
 def single_device(record: dict[str, Any]) -> Iterator[Row]:
@@ -76,16 +78,16 @@ def single_device(record: dict[str, Any]) -> Iterator[Row]:
                 for arm in ("multi_region", "multi_region, border kept", "published map", "multi_stream")}
         best, *others = gain
         yield (f"{name}: one stream / two", f"{best} {times(gain[best])}; "
-               + "; ".join(f"{arm} {gain[arm]['median']:.2f}x" for arm in others), ">= 1.15x", "single_device")
+               + "; ".join(f"{arm} {gain[arm]['median']:.2f}x" for arm in others), ">= 1.15x")
         if name in TORCH:
             yield (f"{name}: minidl, one stream / torch",
                    f"eager {times(e['against']['in_order / torch eager'])}; compiled "
                    f"{e['against']['in_order / torch compiled']['median']:.2f}x",
-                   f"<= {TORCH[name]:g}x", "single_device")
+                   f"<= {TORCH[name]:g}x")
     for streams, e in record["prediction"].items():
         yield (f"predicted against measured step, {streams}",
                f"{e['median']:.1%}, median over {e['n']} networks (worst {e['worst']:+.1%})",
-               {"one stream": "5 %", "two streams": "10 %"}[streams], "single_device")
+               {"one stream": "5 %", "two streams": "10 %"}[streams])
 
 
 def data_parallel(record: dict[str, Any]) -> Iterator[Row]:
@@ -94,26 +96,25 @@ def data_parallel(record: dict[str, Any]) -> Iterator[Row]:
         buckets = s["arms"]["reverse_first_k"]["speed_up_over_buckets"]
         yield (f"two ranks, {s['network']}, communication / computation {s['ratio_wanted']:g}: "
                f"barrier / reverse first-{s['k']}",
-               f"{times(best)}; over buckets {buckets['median']:.2f}x; ceiling {s['ceiling_over_barrier']:.2f}x", "-",
-               "data_parallel_waits")
+               f"{times(best)}; over buckets {buckets['median']:.2f}x; ceiling {s['ceiling_over_barrier']:.2f}x", "-")
 
 
 def pipeline_parallel(record: dict[str, Any]) -> Iterator[Row]:
     """A row for each setting: GPipe over the schedules, torch over ours, and the prediction errors."""
     for s in record["settings"]:
-        about, name = f"{s['ranks']} ranks, {s['network']}, {s['computation']}", f"pipeline_parallel_{s['computation']}"
+        about = f"{s['ranks']} ranks, {s['network']}, {s['computation']}"
         gains = [f"{arm} {a['speed_up_over_gpipe']['median']:.2f}x" for arm, a in s["arms"].items() if arm != "gpipe"]
-        yield f"{about}: gpipe / others", "; ".join(gains), "-", name
+        yield f"{about}: gpipe / others", "; ".join(gains), "-"
         if s["torch"]:
             yield (f"{about}: torch.distributed.pipelining / minidl, same stages",
                    "; ".join(f"{arm.split(', ')[1]} {times(a['torch_over_minidl'])}" for arm, a in s["torch"].items()),
-                   "> 1x", name)
+                   "> 1x")
         errors = [a["prediction_error"]["median"] for a in s["arms"].values()]
         apart = [a["bubble"] - a["bubble_predicted"] for a in s["arms"].values()]
         yield (f"{about}: predicted against measured step; bubble measured less predicted",
                f"median {statistics.median(map(abs, errors)):.1%}, worst {max(errors, key=abs):+.1%}; "
                f"{statistics.median(apart) * 100:+.1f} points, worst {max(apart, key=abs) * 100:+.1f}",
-               "5 %; 2 points", name)
+               "5 %; 2 points")
 
 
 #: the calls of `launch_overhead.py` in the table; all others are in the record and its plot
@@ -124,10 +125,10 @@ def stale(record: dict[str, Any]) -> Iterator[Row]:
     for name, arm in record["arms"].items():
         seen = "; ".join(f"lr {rate}: {accuracies(values)}" for rate, values in arm["rates"].items())
         yield (f"digits on {record['ranks']} ranks, {name}: accuracy on stale / on the newest weights",
-               f"{seen}; {arm['mean']:.2f} updates late, drift {arm['drift']}", "-", "stale")
+               f"{seen}; {arm['mean']:.2f} updates late, drift {arm['drift']}", "-")
     draining = record["arms"]["pipedream"]["draining"]
     yield (f"pipedream on {record['ranks']} ranks: time of a step that drains / of one that never does, simulated",
-           ", ".join(f"{step['time']:.2f}x for {m} micro-batches" for m, step in draining.items()), "-", "stale")
+           ", ".join(f"{step['time']:.2f}x for {m} micro-batches" for m, step in draining.items()), "-")
 
 
 def launches(record: dict[str, Any]) -> Iterator[Row]:
@@ -136,7 +137,7 @@ def launches(record: dict[str, Any]) -> Iterator[Row]:
         if "us" in row and row["name"] in LAUNCHES:
             t = row["us"].get("device") or row["us"]["host"]
             yield (f"{row['group']}: {row['name']}", f"{t['median']:.2g} us ({t['p10']:.2g} to {t['p90']:.2g})",
-                   "-", record["name"])
+                   "-")
 
 
 #: the same on CUDA; chains of one length, in all forms
@@ -152,7 +153,7 @@ def launches_on_cuda(record: dict[str, Any]) -> Iterator[Row]:
         if "us" in row and row["name"] in LAUNCHES_ON_CUDA:
             seen = ", ".join(f"{kind} {t['median']:.2g} us ({t['p10']:.2g} to {t['p90']:.2g})"
                              for kind in ("host", "device") if (t := row["us"].get(kind)))
-            yield f"{row['group']}: {row['name']}", seen, "-", record["name"]
+            yield f"{row['group']}: {row['name']}", seen, "-"
 
 
 def ladder(record: dict[str, Any]) -> Iterator[Row]:
@@ -161,7 +162,7 @@ def ladder(record: dict[str, Any]) -> Iterator[Row]:
     for precision, rows in record["targets"].items():
         for row in rows:
             if row["seen"]:
-                yield f"one GPU, {precision}: {row['what']}", said(row["seen"]), row["target"], "ladder"
+                yield f"one GPU, {precision}: {row['what']}", said(row["seen"]), row["target"]
     for precision, networks in record["networks"].items():
         for label, entry in networks.items():
             first = entry.get(FIRST_RUN, {})
@@ -170,7 +171,7 @@ def ladder(record: dict[str, Any]) -> Iterator[Row]:
                 orders = [f"{slow} / {fast} {r:.2f}x" for slow, fast in (("E1", "E2"), ("E0a", "E0b"))
                           if (r := median(entry, f"{slow} in_order", f"{fast} {SCHEDULER}"))]
                 step = f"{first['minidl']} {first['step_ms'][first['minidl']]['median']:.2f} ms"
-                yield f"{label}, {precision}: torch / minidl", "; ".join([*peers, *orders, step]), "-", "ladder"
+                yield f"{label}, {precision}: torch / minidl", "; ".join([*peers, *orders, step]), "-"
 
 
 #: what the parts of `gpu_proof.py` show; the benchmarks have their own records and rows
@@ -189,13 +190,55 @@ def gpu_proof(record: dict[str, Any]) -> Iterator[Row]:
                     or [f"{sum(step['passed'] for step in steps)} of {len(steps)} runs"])
             unfinished = [step for step, found in part["steps"].items() if "exit" not in found or found["timed_out"]]
             yield (f"on a GPU: {what}", ", ".join([*seen, *(f"{step} not finished" for step in unfinished)]),
-                   "all pass", "gpu_proof")
+                   "all pass")
 
 
-TABLES: dict[str, Callable[[dict[str, Any]], Iterator[Row]]] = {
-    "mlp": mlp, "cnn": cnn, "single_device": single_device, "data_parallel_waits": data_parallel, "planning": planning,
-    "pipeline_parallel_kernels": pipeline_parallel, "pipeline_parallel_waits": pipeline_parallel, "stale": stale,
-    "launch_overhead_cpu": launches, "launch_overhead_cuda": launches_on_cuda, "ladder": ladder, "gpu_proof": gpu_proof}
+@dataclass(frozen=True)
+class Section:
+    """A part of the page: what to know before its figures, and the records that it shows."""
+
+    title: str
+    words: str
+    rows: dict[str, Callable[[dict[str, Any]], Iterator[Row]]]  # by record; one that has no rows has a picture
+
+
+INTRODUCTION = """\
+# Results
+
+Made by `python bench/tables.py --write` from the records in `bench/results`; the pictures by
+`python bench/plots.py`. Each record says when, where and from which commit it was taken.
+
+The figures come from shared machines with two cores and no GPU. The arms of a comparison are interleaved in one run;
+the result is the ratio and its spread (10th to 90th percentile), not the time. In pictures a bar is a median, its line
+the spread, and a cross what was predicted from costs that were not measured on that schedule. [claims.md](claims.md)
+sets the published claims beside these figures.
+"""
+SECTIONS = (
+    Section("One device, one stream", """\
+Steps of small networks are launches more than arithmetic: there recording gains most over an eager framework. Torch ran
+with one thread, as minidl did.""", {"mlp": mlp, "cnn": cnn}),
+    Section("One device, two streams", """\
+Steps are predicted well where tasks are long. Tasks of microseconds slow each other down more than the measured pairs
+do; with such tasks the gain of two streams also varies most: 1.06x to 1.29x between runs for MobileNetV3 at width 0.25.
+A large layer runs faster with two BLAS threads on one stream than on two streams: overlap pays where one kernel cannot
+fill the machine.""", {"single_device": single_device}),
+    Section("Data-parallel ranks", """\
+Tasks wait instead of computing, as if an accelerator computed; the link is a shaped loopback. The second picture is
+simulated: it shows for which networks and links reverse first-k gains over priority.""",
+            {"data_parallel_waits": data_parallel, "first_k_map": lambda _: iter(())}),
+    Section("Pipelines on ranks", """\
+In the first record tasks compute (`kernels`), and each rank has a core. In the second they wait instead (`waits`), so
+that more ranks than cores can be measured.""",
+            {"pipeline_parallel_kernels": pipeline_parallel, "pipeline_parallel_waits": pipeline_parallel}),
+    Section("Stale pipelines", """\
+Accuracy on the embedded digits beside one process that updates as often, on the newest weights; how many updates late
+the weights are, and how far the versions of two micro-batches in flight can drift apart.""", {"stale": stale}),
+    Section("Large plans", "", {"planning": planning}),
+    Section("What a launch costs", """\
+The time of a call for its caller; for a call that is handed to another thread, until it is done.""",
+            {"launch_overhead_cpu": launches, "launch_overhead_cuda": launches_on_cuda}),
+    Section("On a GPU", "", {"ladder": ladder, "gpu_proof": gpu_proof}),
+)
 
 
 def _earlier(record: dict[str, Any]) -> str:
@@ -216,39 +259,50 @@ def _earlier(record: dict[str, Any]) -> str:
 
 def _where(name: str, record: dict[str, Any]) -> str:
     """The machine on which a record was made, and its sources."""
+    link = f"[{name}](../bench/results/{name}.json)"
+    if record.get("what") == "simulated":
+        return f"{link}: simulated"
     about = (next((part["machine"] for part in record["parts"].values() if "machine" in part), {}) if "parts" in record
              else record.get("machine", record))
     gpu = about.get("gpu", record.get("gpu"))
     version = f"commit {about['commit']}" if about["commit"] else f"sources {about['sources']}"
     busy = (f", busy with others ({about['load_before']:g} processes wanted to run)"
             if about.get("load_before", 0) > 2 * about["cores"] else "")
-    return (f"{name}: {gpu['name'] + ', ' if gpu else ''}{about['cpu']}, {about['cores']} cores{busy}, {version}, "
+    return (f"{link}: {gpu['name'] + ', ' if gpu else ''}{about['cpu']}, {about['cores']} cores{busy}, {version}, "
             f"{about['date']}{_earlier(record)}")
 
 
-def table() -> str:
-    """The table in Markdown."""
-    lines = ["| what | seen | target | record |", "|---|---|---|---|"]
-    where = []
-    for name, rows in TABLES.items():
-        path = RESULTS / f"{name}.json"
-        if path.exists():
-            record = json.loads(path.read_text())
-            lines += [f"| {what} | {seen} | {target} | [{source}](bench/results/{source}.json) |"
-                      for what, seen, target, source in rows(record)]
-            where.append(_where(name, record))
-    return "\n".join([*lines, "", *(f"{w}  " for w in where)])
+def part(section: Section) -> Iterator[str]:
+    """The lines of a section; none without records."""
+    records = {name: json.loads(path.read_text())
+               for name in section.rows if (path := RESULTS / f"{name}.json").exists()}
+    if not records:
+        return
+    yield f"\n## {section.title}\n"
+    if section.words:
+        yield f"{section.words}\n"
+    for name, record in records.items():
+        if (RESULTS / f"{name}.svg").exists():
+            yield f"![{section.title}: {name}](../bench/results/{name}.svg)\n"
+        rows = [f"| {what} | {seen} | {target} |" for what, seen, target in section.rows[name](record)]
+        if rows:
+            yield from ("| what | seen | target |", "|---|---|---|", *rows, "")
+        yield _where(name, record)
+        yield ""
+
+
+def page() -> str:
+    """The page in Markdown."""
+    return "\n".join([INTRODUCTION.rstrip(), *(line for section in SECTIONS for line in part(section))]).rstrip() + "\n"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--write", action="store_true")
-    if not parser.parse_args().write:
-        print(table())
-        return
-    text = README.read_text()
-    before, rest = text.split(MARKS[0])
-    README.write_text(f"{before}{MARKS[0]}\n{table()}\n{MARKS[1]}{rest.split(MARKS[1])[1]}")
+    if parser.parse_args().write:
+        PAGE.write_text(page())
+    else:
+        print(page(), end="")
 
 
 if __name__ == "__main__":

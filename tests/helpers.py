@@ -29,8 +29,8 @@ from minidl.tasks import Kind
 #: seconds after which a test says that something hangs; more than a busy machine takes
 PATIENCE = 300.0
 #: of each optional package the extra that installs it
-EXTRAS = {"torch": "parity", "ortools": "optimal", "matplotlib": "plot", "cupy": "cuda-check", "cuda": "cuda-check",
-          "nvmath": "cuda-check", "cudnn": "cuda-check", "playwright": "browser"}
+EXTRAS = {"torch": "parity", "ortools": "optimal", "matplotlib": "plot", "sphinx": "docs", "cupy": "cuda-check",
+          "cuda": "cuda-check", "nvmath": "cuda-check", "cudnn": "cuda-check", "playwright": "browser"}
 
 
 def need(name: str) -> Any:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from helpers import need
 
 from minidl.cli import main
 from minidl.cli.parser import parse
@@ -67,3 +70,30 @@ def test_the_glossary_says_each_term_once():
     terms = [name for first, *_ in rows if first != "term" for name in re.sub(r" \(.*?\)", "", first).split(", ")]
     assert len(terms) > 80
     assert len(set(terms)) == len(terms)
+
+
+@pytest.mark.slow
+def test_the_site_is_built_without_a_warning(tmp_path):
+    need("sphinx")
+    done = subprocess.run([sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-d", tmp_path / "trees",
+                           ROOT / "docs", tmp_path / "site"], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "site" / "api.html").stat().st_size > 100_000
+
+
+def test_every_page_is_in_the_site():
+    pages = {str(page.relative_to(ROOT / "docs").with_suffix("")) for page in PAGES[1:]} - {"index"}
+    assert pages == set(re.findall(r"^[\w/]+$", TEXT["docs/index.md"], re.MULTILINE))
+
+
+def test_every_picture_is_shown_on_a_page():
+    shown = {(ROOT / page).parent.joinpath(target).resolve() for page, text in TEXT.items()
+             for target in re.findall(r"!\[[^]]*\]\(([^)\s]+)", text)}
+    assert not {*(ROOT / "docs").rglob("*.svg"), *(ROOT / "bench" / "results").glob("*.svg")} - shown
+
+
+def test_the_picture_of_the_readme_is_what_is_drawn(tmp_path):
+    pictures = ROOT / "docs" / "pictures"
+    subprocess.run([sys.executable, pictures / "orders.py", tmp_path / "orders.svg"], check=True, timeout=300)
+    assert (tmp_path / "orders.svg").read_text() == (pictures / "orders.svg").read_text(), (
+        "python docs/pictures/orders.py draws it again")

@@ -1,14 +1,16 @@
-"""README's table of measurements: from the records that are there, and from no others."""
+"""docs/results.md: from the records that are there, and from no others."""
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
 
 import cuda_runtime
 import pytest
+from helpers import need
 from test_ladder import network
 
 BENCH = Path(__file__).parent.parent / "bench"
@@ -16,6 +18,7 @@ sys.path.insert(0, str(BENCH))
 
 import ladder_record  # noqa: E402
 import launches_cuda  # noqa: E402
+import plots  # noqa: E402
 import tables  # noqa: E402
 
 MACHINE = {"cpu": "a CPU", "cores": 2, "commit": "c0ffee1", "sources": "5ca1ab1e", "date": "2026-01-01",
@@ -47,15 +50,14 @@ def made_up() -> dict[str, dict[str, Any]]:
 
 @pytest.fixture
 def results(tmp_path, monkeypatch):
-    """A folder for records, a README, and a function that writes the records' table into it."""
+    """A folder for records, and a function that writes their page."""
     monkeypatch.setattr(tables, "RESULTS", tmp_path)
-    monkeypatch.setattr(tables, "README", tmp_path / "README.md")
-    (tmp_path / "README.md").write_text(f"before\n{tables.MARKS[0]}\nold\n{tables.MARKS[1]}\nafter\n")
+    monkeypatch.setattr(tables, "PAGE", tmp_path / "results.md")
 
     def write() -> str:
         monkeypatch.setattr(sys, "argv", ["tables.py", "--write"])
         tables.main()
-        return (tmp_path / "README.md").read_text()
+        return (tmp_path / "results.md").read_text()
 
     return tmp_path, write
 
@@ -65,40 +67,46 @@ def test_a_gpus_records_get_rows(results):
     for name, record in made_up().items():
         (folder / f"{name}.json").write_text(json.dumps({"name": name, **record}))
     text = write()
-    for line in ("| one GPU, tf32: torch eager, tuned / minidl | 3.00x, worst 3.00x (1 of 1 networks) | >= 2.5x | "
-                 "[ladder](bench/results/ladder.json) |",
-                 "| one GPU, bf16: torch eager, tuned / minidl | 4.00x, worst 4.00x (1 of 1 networks) | >= 2.5x | "
-                 "[ladder](bench/results/ladder.json) |",
+    for line in ("| one GPU, tf32: torch eager, tuned / minidl | 3.00x, worst 3.00x (1 of 1 networks) | >= 2.5x |",
+                 "| one GPU, bf16: torch eager, tuned / minidl | 4.00x, worst 4.00x (1 of 1 networks) | >= 2.5x |",
                  "| one GPU, tf32: host cost of a replayed step, us | launch 10 us, worst 10; with its batch 50 us, "
-                 "worst 50 (1 of 1 networks) | one graph launch; reported | [ladder](bench/results/ladder.json) |",
+                 "worst 50 (1 of 1 networks) | one graph launch; reported |",
                  "| mobile, tf32: torch / minidl | B1 tuned 3.00x; B2 graph 1.50x; B3 reduce-overhead 1.25x; B4 "
-                 "max-autotune 1.25x; E1 / E2 1.20x; E0a / E0b 0.60x; E3 multi_region 1.50 ms | - | "
-                 "[ladder](bench/results/ladder.json) |",
-                 "| a kernel: torch op | host 2 us (1 to 3), device 2 us (1 to 3) | - | "
-                 "[launch_overhead_cuda](bench/results/launch_overhead_cuda.json) |",
+                 "max-autotune 1.25x; E1 / E2 1.20x; E0a / E0b 0.60x; E3 multi_region 1.50 ms | - |",
+                 "| a kernel: torch op | host 2 us (1 to 3), device 2 us (1 to 3) | - |",
                  "| on a GPU: every kernel's tests | 7 passed, 1 failed, 1 skipped, test_cuda_c not finished | all "
-                 "pass | [gpu_proof](bench/results/gpu_proof.json) |",
-                 "| on a GPU: two ranks leave the bits of one process | 1 of 1 runs | all pass | "
-                 "[gpu_proof](bench/results/gpu_proof.json) |",
-                 "ladder: a GPU, a CPU, 2 cores, sources 5ca1ab1e, 2026-01-01; 1 of 2 runs of "
-                 "other sources, 2025-12-31  ", "gpu_proof: a GPU, a CPU, 2 cores, commit c0ffee1, 2026-01-01  "):
+                 "pass |",
+                 "| on a GPU: two ranks leave the bits of one process | 1 of 1 runs | all pass |",
+                 "[ladder](../bench/results/ladder.json): a GPU, a CPU, 2 cores, sources 5ca1ab1e, 2026-01-01; "
+                 "1 of 2 runs of other sources, 2025-12-31",
+                 "[gpu_proof](../bench/results/gpu_proof.json): a GPU, a CPU, 2 cores, commit c0ffee1, 2026-01-01"):
         assert line in text.splitlines(), line
     assert "RawKernel" not in text
     assert "sanitizer" not in text
-    assert text.startswith("before\n")
-    assert text.endswith(f"{tables.MARKS[1]}\nafter\n")
     assert write() == text, "written once more it is the same"
 
 
 def test_without_records_there_are_no_rows(results):
     _, write = results
-    assert [line for line in write().splitlines() if line.startswith("|")] == ["| what | seen | target | record |",
-                                                                               "|---|---|---|---|"]
+    assert not [line for line in write().splitlines() if line.startswith(("|", "## "))]
 
 
-def test_the_readme_is_what_the_records_say():
-    text = tables.README.read_text()
-    assert text.split(tables.MARKS[0])[1].split(tables.MARKS[1])[0] == f"\n{tables.table()}\n"
+def test_the_page_is_what_the_records_say():
+    assert tables.PAGE.read_text() == tables.page(), "python bench/tables.py --write"
+
+
+def test_the_pictures_are_what_the_records_say(tmp_path):
+    need("matplotlib")
+    for name in plots.PLOTS:
+        plots.save(name, json.loads((tables.RESULTS / f"{name}.json").read_text()), tmp_path / f"{name}.svg")
+        assert shown(tmp_path / f"{name}.svg") == shown(tables.RESULTS / f"{name}.svg"), f"python bench/plots.py {name}"
+        assert f"](../bench/results/{name}.svg)" in tables.page()
+
+
+def shown(svg: Path) -> list[str]:
+    """The texts and the number of shapes of a picture; places may differ in their last digit."""
+    text = svg.read_text()
+    return [*re.findall(r"<text[^>]*>([^<]*)</text>", text), str(text.count("<path")), str(text.count("<use"))]
 
 
 def test_launches_that_stand_in_the_table_are_measured(monkeypatch):

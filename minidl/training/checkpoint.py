@@ -61,7 +61,7 @@ class Checkpoint:
 
 def save(path: str | Path, model: Module, optimizer: Optimizer | None = None, *, step: int = 0,
          loader: Loader | None = None, schedule: str | None = None, scheduler: str | None = None) -> Path:
-    """Writes a checkpoint to the file `path` (*.safetensors) or into the directory `path`; returns the file.
+    """Writes a checkpoint to the file `path` (`*.safetensors`) or into the directory `path`; returns the file.
 
     The file appears whole or not at all; on an error an earlier file stays. Raises CheckpointError.
     """

@@ -11,7 +11,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
@@ -104,11 +104,17 @@ def timeline_svg(timeline: Timeline, *, beside: Timeline | None = None,
 
     `versions`: the weight version of tasks, by key. Raises ValueError where the units of the two cannot be compared.
     """
-    unit = readable_unit(timeline)
-    timelines = [t.in_unit(unit).without_free_messages() for t in (timeline, beside) if t is not None]
-    panels = [_Panel(f"{'predicted' if t.predicted else 'measured'}: makespan {t.makespan:.5g} {t.unit}".rstrip(),
-                     t.lanes, list(_of_timeline(t, versions))) for t in timelines]
-    return _svg(panels, unit, versions is not None, WIDTH, max(t.makespan for t in timelines) or 1.0)
+    shown = [t for t in (timeline, beside) if t is not None]
+    return timelines_svg([("predicted" if t.predicted else "measured", t) for t in shown], versions=versions)
+
+
+def timelines_svg(timelines: Sequence[tuple[str, Timeline]], *, versions: Mapping[int, int] | None = None) -> str:
+    """Timelines below each other on one scale, each with its title and its makespan; otherwise as `timeline_svg`."""
+    unit = readable_unit(timelines[0][1])
+    same = [(title, t.in_unit(unit).without_free_messages()) for title, t in timelines]
+    panels = [_Panel(f"{title}: makespan {t.makespan:.5g} {t.unit}".rstrip(), t.lanes, list(_of_timeline(t, versions)))
+              for title, t in same]
+    return _svg(panels, unit, versions is not None, WIDTH, max(t.makespan for _, t in same) or 1.0)
 
 
 def _of_timeline(t: Timeline, versions: Mapping[int, int] | None) -> Iterator[_Slice]:

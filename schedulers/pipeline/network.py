@@ -228,7 +228,7 @@ def _completed(graph: TaskGraph, schedule: Schedule, placement: Placement) -> Sc
 
 
 def of_network(name: str) -> Callable[..., Plan]:
-    """The named policy as a function (graph, cost, machine, **options), for recorded steps."""
+    """The named policy as a function `(graph, cost, machine, **options)`, for recorded steps."""
     def function(graph: TaskGraph, cost: CostModel, machine: Machine, **options: Any) -> Plan:
         return plan_network(graph, name, cost, machine, **options)
 
