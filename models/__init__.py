@@ -1,13 +1,15 @@
 """The networks, by name. Knows no data and no schedule."""
 
+from .bert import bert, bert_base, bert_large
 from .densenet import densenet121, densenet169
 from .gpt import gpt, gpt2_medium, gpt3_medium
 from .lenet import lenet
-from .mlp import mlp
+from .mlp import ffnn, mlp
 from .mobilenet import mobilenet_v3_large
 from .registry import arguments, create, names, preset_arguments, presets
 from .resnet import resnet18, resnet20, resnet50, resnet101, resnet152
+from .rnn import rnn
 
-__all__ = ["arguments", "create", "densenet121", "densenet169", "gpt", "gpt2_medium", "gpt3_medium", "lenet", "mlp",
-           "mobilenet_v3_large", "names", "preset_arguments", "presets", "resnet18", "resnet20", "resnet50",
-           "resnet101", "resnet152"]
+__all__ = ["arguments", "bert", "bert_base", "bert_large", "create", "densenet121", "densenet169", "ffnn", "gpt",
+           "gpt2_medium", "gpt3_medium", "lenet", "mlp", "mobilenet_v3_large", "names", "preset_arguments", "presets",
+           "resnet18", "resnet20", "resnet50", "resnet101", "resnet152", "rnn"]

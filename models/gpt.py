@@ -10,15 +10,15 @@ import numpy as np
 
 from .. import nn, ops
 from .registry import model
-from .transformer import Embedding, check_heads, check_length, linear
+from .transformer import Embedding, Linear, check_heads, check_length
 
 
 class _Attention(nn.Module):
     """Every token attends to itself and to earlier ones."""
 
     def __init__(self, width: int, heads: int, dropout: float, deviation: float) -> None:
-        self.heads, self.c_attn = heads, linear(width, 3 * width, transposed=True)
-        self.c_proj = linear(width, width, deviation, transposed=True)
+        self.heads, self.c_attn = heads, Linear(width, 3 * width, transposed=True)
+        self.c_proj = Linear(width, width, deviation, transposed=True)
         self.resid_dropout = nn.Dropout(dropout)
 
     def forward(self, x: Any) -> Any:
@@ -30,8 +30,8 @@ class _Attention(nn.Module):
 
 class _MLP(nn.Module):
     def __init__(self, width: int, dropout: float, deviation: float) -> None:
-        self.c_fc, self.act = linear(width, 4 * width, transposed=True), nn.GELU()
-        self.c_proj = linear(4 * width, width, deviation, transposed=True)
+        self.c_fc, self.act = Linear(width, 4 * width, transposed=True), nn.GELU()
+        self.c_proj = Linear(4 * width, width, deviation, transposed=True)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Any) -> Any:
@@ -68,7 +68,7 @@ class GPT(nn.Module):
     """ids (n, t) int64 -> the logits of the token that follows each (n, t, vocabulary). The logits' weights are those
     of the embedding."""
 
-    input_dtype = "int64"
+    input_dtype, objective = "int64", "next_token"
 
     def __init__(self, vocabulary: int, length: int, width: int, layers: int, heads: int, dropout: float) -> None:
         check_heads("gpt", width, heads)

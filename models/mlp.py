@@ -41,3 +41,12 @@ def _mlp(classes: int = 10, image_size: int = 8, layers: int = 3, hidden: int = 
     network = MLP(image_size**2, *[hidden] * (layers - 1), classes)
     network.input_shape = (image_size, image_size, 1)
     return network
+
+
+@model(tiny={"layers": 4, "hidden": 16})
+def ffnn(classes: int = 10, image_size: int = 28, layers: int = 4, hidden: int = 1024) -> MLP:
+    """The feed-forward network of the pipeline experiments of out-of-order backprop: `layers` layers of `hidden` units
+    and the layer of the classes. Reconstructed: its source could not be read."""
+    network = MLP(image_size**2, *[hidden] * layers, classes)
+    network.input_shape = (image_size, image_size, 1)
+    return network

@@ -13,26 +13,21 @@ from ..autograd.tensor import Parameter
 DEVIATION = 0.02  #: the standard deviation of new weights
 
 
-def normal(shape: tuple[int, ...], deviation: float = DEVIATION) -> Any:
-    """New weights."""
-    return deviation * random.next_weights().standard_normal(shape, np.float32)
-
-
-def linear(inputs: int, outputs: int, deviation: float = DEVIATION, transposed: bool = False) -> nn.Linear:
-    """A linear layer with normal weights and without a bias at first. `transposed`: a state dict has its weight as
+class Linear(nn.Linear):
+    """A linear layer with normal weights and at first without a bias. `transposed`: a state dict has its weight as
     (inputs, outputs)."""
-    layer = nn.Linear(inputs, outputs)
-    axes = (1, 0) if transposed else None
-    layer.weight = Parameter(normal((outputs, inputs), deviation), "weight", axes)
-    layer.bias = Parameter(np.zeros(outputs, np.float32), "bias")
-    return layer
+
+    def __init__(self, inputs: int, outputs: int, deviation: float = DEVIATION, transposed: bool = False) -> None:
+        values = random.normal(deviation, (outputs, inputs), "float32")
+        self.weight = Parameter(values, axes=(1, 0) if transposed else None)
+        self.bias = Parameter(np.zeros(outputs, np.float32))
 
 
 class Embedding(nn.Embedding):
     """Rows with normal weights of a small deviation."""
 
     def __init__(self, rows: int, width: int) -> None:
-        self.weight = Parameter(normal((rows, width)))
+        self.weight = Parameter(random.normal(DEVIATION, (rows, width), "float32"))
 
 
 def check_heads(name: str, width: int, heads: int) -> None:

@@ -154,7 +154,13 @@ def test_info_and_models(capsys):
     assert set(record) == {"model", "parameters", "flops_per_sample", "layers"}
     assert record["parameters"] == sum(layer["parameters"] for layer in record["layers"])
     code, record = run_json(capsys, "models")
-    assert "mlp" in [m["model"] for m in record["models"]]
+    found = {m["model"]: m for m in record["models"]}
+    keys = {"model", "parameters", "flops_per_sample", "layers", "objective", "schedulers", "arguments", "presets"}
+    assert all(set(m) == keys for m in found.values())
+    assert found["bert_large"]["parameters"] == 335_141_888
+    assert "modulo" in found["gpt2_medium"]["schedulers"]
+    assert "modulo" not in found["lenet"]["schedulers"], "it has no four even stages"
+    assert found["mlp"]["layers"] == 5
 
 
 def test_config_file_gives_flags_and_the_command_line_wins(capsys, tmp_path):

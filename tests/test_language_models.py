@@ -11,14 +11,16 @@ from helpers import deadline, replicas
 
 import minidl as ml
 from minidl import models, nn, ops, optim
-from minidl.autograd.tape import settle
+from minidl.autograd.tape import Tape, settle, use
+from minidl.cli.info import model_info
 from minidl.runtime.comm.loopback import run_ranks
+from minidl.runtime.device import Outline
 from minidl.runtime.executors import DistributedExecutor, SequentialExecutor, executor
 from minidl.schedulers import pipeline
 from minidl.schedulers.data_parallel import POLICIES
 
-NAMES = ["gpt"]
-TIED = {"gpt"}  #: the head uses the embedding's weight
+NAMES = ["gpt", "bert", "rnn"]
+TIED = {"gpt", "bert"}  #: the head uses the embedding's weight
 MICRO_BATCHES, SHARE, STEPS = 4, 2, 2
 COST = ml.CostModel.analytic()
 
@@ -66,10 +68,78 @@ def alone(name: str, groups: int = 1) -> tuple[list[float], list[bytes]]:
     return [float(run(*batch)) for batch in samples(name)], [p.numpy().tobytes() for p in model.parameters()]
 
 
-def test_a_step_learns() -> None:
-    for name in NAMES:
-        losses, _ = alone(name)
-        assert losses[1] < losses[0] < 4 * 1.2 * np.log(256)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_batch_is_learnt(name: str) -> None:
+    _, graph = prepared(name)
+    run, batch = SequentialExecutor(graph), samples(name)[0]
+    losses = [float(run(*batch)) / MICRO_BATCHES for _ in range(30)]
+    assert losses[0] < 1.2 * np.log(256)
+    assert losses[-1] < 0.8 * losses[0]
+
+
+#: published, where a source gives the number
+PARAMETERS = {"bert_base": 109_482_240, "bert_large": 335_141_888, "gpt": 124_439_808, "gpt2_medium": 354_823_168,
+              "gpt3_medium": 355_871_744}
+HEADS = {"masked": 109_482_240 - 768 * 769 + (768 * 769 + 2 * 768) + 30_522, "classes": 109_482_240 + 2 * 769}
+
+
+def outline(name: str, **arguments: Any) -> Any:
+    with use(Tape(Outline())):
+        return models.create(name, **arguments)
+
+
+def test_the_number_of_parameters_is_the_published_one() -> None:
+    for name, wanted in PARAMETERS.items():
+        assert sum(p.size for p in outline(name).parameters()) == wanted, name
+    for head, wanted in HEADS.items():
+        assert sum(p.size for p in outline("bert_base", head=head).parameters()) == wanted, head
+
+
+def test_an_outline_is_the_network_without_its_values() -> None:
+    for name in ("gpt", "bert", "rnn", "resnet20"):
+        found = outline(name, preset="tiny")
+        for (a, p), (b, q) in zip(found.named_tensors(), models.create(name, preset="tiny").named_tensors(),
+                                  strict=True):
+            assert (a, p.shape, p.dtype) == (b, q.shape, q.dtype)
+
+
+def test_flops_of_a_sample_are_two_for_each_weight_and_token() -> None:
+    """And four for each pair of tokens and channel."""
+    record = model_info("gpt", {"preset": "tiny", "dropout": 0})
+    t, width, layers = 16, 32, 2
+    products = 2 * t * (layers * 12 * width**2 + 256 * width)
+    small = record["flops_per_sample"] - products - layers * 4 * t * t * width
+    assert 0 <= small < 0.1 * products
+
+
+def test_padding_changes_no_other_token() -> None:
+    ml.seed(0)
+    network = models.create("bert", preset="tiny").eval()
+    ids = np.random.default_rng(0).integers(1, 256, (2, 16))
+    ids[:, 9:] = 0
+    with ml.no_grad():
+        whole, short = network(ids).numpy()[:, :9], network(ids[:, :9]).numpy()
+        np.testing.assert_allclose(whole, short, rtol=1e-5, atol=1e-6)
+        other = network(ids, np.ones_like(ids)).numpy()[:, :9]
+    assert np.abs(other - whole).max() > 1e-4, "segments count"
+
+
+@pytest.mark.parametrize(("name", "arguments", "message"), [
+    ("gpt", {"heads": 5}, "gpt: 5 heads do not divide the width 32"),
+    ("gpt", {"dropout": 1}, "the dropout rate is 1"),
+    ("bert", {"head": "tail"}, "bert: unknown head 'tail'; known: pooler, masked, classes"),
+    ("bert", {"length": 17}, "bert: a length of 17 is above the 16 positions"),
+    ("rnn", {"cell": "cnn"}, "rnn: unknown cell 'cnn'; known: rnn, gru, lstm"),
+])
+def test_what_does_not_fit_is_one_clear_line(name: str, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        models.create(name, preset="tiny", **arguments)
+
+
+def test_a_row_that_is_too_long_is_one_clear_line() -> None:
+    for name in ("gpt", "bert"):
+        with pytest.raises(ValueError, match=rf"{name}: tokens \(1, 17\); expected \(n, t\) with t from 1 to 16"):
+            models.create(name, preset="tiny")(np.ones((1, 17), np.int64))
 
 
 @pytest.mark.parametrize("scheduler", ["in_order", "multi_stream", "multi_region"])

@@ -7,6 +7,7 @@ sees the same numbers.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -60,7 +61,18 @@ def generator(purpose: str, *index: int, seed: int | None = None) -> np.random.G
     return np.random.Generator(np.random.Philox(place))
 
 
-def next_weights() -> Any:
-    """The generator for the values of the next parameter."""
+def uniform(bound: float, shape: Any, dtype: str) -> Any:
+    """The values of the next parameter, uniform in +-bound."""
+    return _drawn(shape, dtype, lambda draw: draw.uniform(-bound, bound, shape))
+
+
+def normal(deviation: float, shape: Any, dtype: str) -> Any:
+    """The values of the next parameter, normal with mean 0."""
+    return _drawn(shape, dtype, lambda draw: deviation * draw.standard_normal(shape))
+
+
+def _drawn(shape: Any, dtype: str, values: Callable[[Any], Any]) -> Any:
     _state.made += 1
-    return generator("weights", _state.made - 1)
+    if not current().device.values:  # zeros that take no memory
+        return np.broadcast_to(np.zeros((), dtype), shape)
+    return values(generator("weights", _state.made - 1)).astype(dtype)

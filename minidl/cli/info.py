@@ -62,20 +62,33 @@ def _mpi() -> str | None:
 
 
 def model_info(name: str, model_args: dict[str, Any]) -> dict[str, Any]:
-    """`flops_per_sample` counts the forward pass; `layers` are its units in order."""
+    """`flops_per_sample` counts the forward pass; `layers` are its units in order. Nothing is allocated."""
+    model, graph = _outline(name, model_args)
+    return _figures(name, model, graph)
+
+
+def _outline(name: str, model_args: dict[str, Any]) -> tuple[Any, Any]:
+    """A network without values, and the graph of its forward pass for one sample."""
     import numpy as np
 
     from .. import models as networks
     from ..autograd import random
     from ..autograd.recording import record
-    from ..autograd.tape import no_grad
+    from ..autograd.tape import Tape, no_grad, use
+    from ..runtime.device import Outline
+
+    with use(Tape(Outline())), no_grad():
+        random.seed(0)
+        model = networks.create(name, **model_args).eval()
+        x = np.zeros((1, *model.input_shape), model.input_dtype)
+        return model, record(model, x, name=name)
+
+
+def _figures(name: str, model: Any, graph: Any) -> dict[str, Any]:
+    import numpy as np
+
     from ..tasks import Kind
 
-    random.seed(0)
-    model = networks.create(name, **model_args).eval()
-    x = np.zeros((1, *model.input_shape), model.input_dtype)
-    with no_grad():
-        graph = record(model, x, name=name)
     layers = []
     for task in graph:
         if task.kind == Kind.F:
@@ -86,12 +99,40 @@ def model_info(name: str, model_args: dict[str, Any]) -> dict[str, Any]:
             "flops_per_sample": int(graph.flops.sum()), "layers": layers}
 
 
+STAGES, EVEN = 4, 1.25  #: a network suits pipelines if the longest of so many stages takes so many times the mean
+
+
+def _suited(graph: Any) -> list[str]:
+    """The schedulers of out-of-order backprop that suit a network: always those for one device and for data-parallel
+    ranks, and those for pipelines if it can be cut into STAGES stages that are EVEN."""
+    import numpy as np
+
+    from ..pricing.cost import CostModel
+    from ..schedulers import pipeline
+
+    cost = CostModel.analytic()
+    found = ["multi_region", "reverse_first_k"]
+    try:
+        stage = pipeline.balanced(graph, cost, STAGES)
+    except pipeline.PipelineError:
+        return found
+    time = np.bincount(stage[graph.unit], cost.durations(graph), STAGES)
+    return found + ["fast_forward", "modulo"] * bool(time.max() <= EVEN * time.mean())
+
+
 def models(arguments: Any) -> None:
-    """Every network with its arguments, presets and parameters."""
+    """Every network with its parameters, flops of a sample, layers, what it is trained for, the schedulers that suit
+    it, its arguments and its presets."""
     from .. import models as networks
 
-    found: list[dict[str, Any]] = [{"model": name, "arguments": networks.arguments(name),
-                                    "presets": networks.presets(name)} for name in networks.names()]
-    show.emit(arguments, {"models": found}, lambda: show.table(("model", "arguments", "presets"), [
-        (m["model"], " ".join(f"{k}={v}" for k, v in m["arguments"].items()), " ".join(m["presets"]) or "-")
-        for m in found]))
+    found: list[dict[str, Any]] = []
+    for name in networks.names():
+        model, graph = _outline(name, {})
+        figures = _figures(name, model, graph)
+        found.append({**figures, "layers": len(figures["layers"]), "objective": model.objective,
+                      "schedulers": _suited(graph), "arguments": networks.arguments(name),
+                      "presets": networks.presets(name)})
+    head = ("model", "parameters", "flops a sample", "layers", "objective", "schedulers", "presets", "arguments")
+    show.emit(arguments, {"models": found}, lambda: show.table(head, [
+        (m["model"], m["parameters"], m["flops_per_sample"], m["layers"], m["objective"], " ".join(m["schedulers"]),
+         " ".join(m["presets"]) or "-", " ".join(f"{k}={v}" for k, v in m["arguments"].items())) for m in found]))

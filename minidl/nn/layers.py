@@ -17,9 +17,9 @@ class Linear(Module):
         if inputs < 1 or outputs < 1:
             raise ValueError(f"Linear({inputs}, {outputs}): both sizes must be at least 1")
         bound = 1 / math.sqrt(inputs)
-        self.weight = Parameter(random.next_weights().uniform(-bound, bound, (outputs, inputs)).astype(dtype))
+        self.weight = Parameter(random.uniform(bound, (outputs, inputs), dtype))
         if bias:
-            self.bias = Parameter(random.next_weights().uniform(-bound, bound, outputs).astype(dtype))
+            self.bias = Parameter(random.uniform(bound, outputs, dtype))
 
     def forward(self, x: Tensor) -> Tensor:
         return ops.linear(x, self.weight, getattr(self, "bias", None))

@@ -46,7 +46,7 @@ class _Weights(Module):
         shapes: dict[str, Any] = {"weight_ih": (rows, inputs), "weight_hh": (rows, self.hidden)}
         shapes |= {"bias_ih": rows, "bias_hh": rows} if bias else {}
         for name, shape in shapes.items():
-            setattr(self, name + suffix, Parameter(random.next_weights().uniform(-bound, bound, shape).astype(dtype)))
+            setattr(self, name + suffix, Parameter(random.uniform(bound, shape, dtype)))
 
     def _get(self, suffix: str) -> list[Tensor]:
         names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")

@@ -20,7 +20,7 @@ class Embedding(Module):
     def __init__(self, rows: int, width: int, dtype: str = "float32") -> None:
         if rows < 1 or width < 1:
             raise ValueError(f"Embedding({rows}, {width}): both sizes must be at least 1")
-        self.weight = Parameter(random.next_weights().standard_normal((rows, width)).astype(dtype))
+        self.weight = Parameter(random.normal(1, (rows, width), dtype))
 
     def forward(self, index: Tensor) -> Tensor:
         return ops.embedding(self.weight, index)
@@ -55,7 +55,7 @@ class MultiheadAttention(Module):
             raise ValueError(f"MultiheadAttention({width}, {heads}): the heads must divide the width")
         self.width, self.heads, self.causal = width, heads, causal
         bound = math.sqrt(6 / (4 * width))
-        self.in_proj_weight = Parameter(random.next_weights().uniform(-bound, bound, (3 * width, width)).astype(dtype))
+        self.in_proj_weight = Parameter(random.uniform(bound, (3 * width, width), dtype))
         if bias:
             self.in_proj_bias = Parameter(np.zeros(3 * width, dtype))
         self.out_proj = Linear(width, width, bias, dtype)

@@ -28,9 +28,9 @@ class Conv2d(Module):
         taps = pair(kernel, "kernel")
         bound = 1 / math.sqrt(inputs // groups * taps[0] * taps[1])
         shape = (outputs, *taps, inputs // groups)
-        self.weight = Parameter(random.next_weights().uniform(-bound, bound, shape).astype(dtype), axes=(0, 3, 1, 2))
+        self.weight = Parameter(random.uniform(bound, shape, dtype), axes=(0, 3, 1, 2))
         if bias:
-            self.bias = Parameter(random.next_weights().uniform(-bound, bound, outputs).astype(dtype))
+            self.bias = Parameter(random.uniform(bound, outputs, dtype))
 
     def forward(self, x: Tensor) -> Tensor:
         return ops.conv2d(x, self.weight, getattr(self, "bias", None), self.stride, self.padding, self.dilation,

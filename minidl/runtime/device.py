@@ -33,6 +33,7 @@ class CPU:
     captures = False  #: whether lanes can be captured and replayed by one launch
     halves = False  #: whether kernels take 16-bit floats
     flash = False  #: whether there are flash kernels of attention
+    values = True  #: whether memory holds what is written to it
 
     def __init__(self, blas_threads: int = 1) -> None:
         self.set_blas_threads(blas_threads)
@@ -118,6 +119,17 @@ class CPU:
 
     def synchronize(self) -> None:
         """Waits for all issued work; on the CPU, calls are done when they return."""
+
+
+class Outline(CPU):
+    """A CPU that keeps no floats: tensors have shapes and types only. So the largest network can be recorded without
+    the memory that it needs, since the system gives pages only to what is written."""
+
+    values = False
+
+    def write(self, array: Any, value: Any) -> None:
+        if array.dtype.kind != "f":
+            array[...] = value
 
 
 @cache

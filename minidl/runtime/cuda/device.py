@@ -37,6 +37,7 @@ class Cuda:
 
     tf32 = False
     deterministic = True
+    values = True
     captures = True
     halves = True
 
