@@ -438,6 +438,32 @@ class TaskGraph:
         pairs = np.unique(storage.astype(np.int64) * max(len(self), 1) + task)
         return Rows.from_pairs(pairs // max(len(self), 1), pairs % max(len(self), 1), len(self.storages))
 
+    @cached_property
+    def launch_counts(self) -> Ints:
+        """How many launches each task has; 1 for a task that names none."""
+        if not self.launches:
+            return np.ones(len(self), np.int64)
+        return np.maximum(np.fromiter(map(len, self.launches), np.int64, len(self)), 1)
+
+    @cached_property
+    def storage_launches(self) -> tuple[Ints, Ints]:
+        """For each id of `storage_users`: the first and the last launch of that task that touches the storage. Where no
+        launch names it, the task touches it from its first launch to its last."""
+        users = self.storage_users
+        first, last = np.zeros(len(users.ids), np.int64), self.launch_counts[users.ids] - 1
+        named = np.array([(view.storage, task, i) for task, own in enumerate(self.launches)
+                          for i, launch in enumerate(own) for view in launch.views], np.int64).reshape(-1, 3)
+        user = users.row_of_each().astype(np.int64) * len(self) + users.ids
+        wanted = named[:, 0] * len(self) + named[:, 1]
+        at = np.searchsorted(user, wanted)
+        known = at < len(user)
+        known[known] = user[at[known]] == wanted[known]
+        at, launch = at[known], named[known, 2]
+        first[at], last[at] = self.launch_counts[users.ids[at]], -1
+        np.minimum.at(first, at, launch)
+        np.maximum.at(last, at, launch)
+        return first, last
+
     def buffer(self, index: int) -> Buffer:
         return Buffer(self, index)
 

@@ -196,8 +196,11 @@ class Step:
     def live_bytes(self, order: Order) -> int:
         """A lower bound on the bytes of any memory plan: the most that is alive at one moment of a repeated step, and
         what outlives it."""
-        graph, users = self.graph, self.graph.storage_users
+        graph, users, (first, last) = self.graph, self.graph.storage_users, self.graph.storage_launches
         begin, end, _ = self.times(order)
+        task, storage, counts = users.ids, users.row_of_each(), graph.launch_counts
+        each = (end - begin) / counts  # launches of equal length are one possible run
+        leaves = np.where(last + 1 < counts[task], begin[task] + (last + 1) * each[task], end[task])
         size = rounded(np.array([s.bytes for s in graph.storages], np.int64))
         persistent = np.array([s.role.persistent for s in graph.storages], bool)
         late = np.zeros(len(graph), bool)
@@ -205,8 +208,8 @@ class Step:
         inputs, outputs = ([view.storage for view in views] for views in (graph.inputs, graph.outputs))
         found = kept(graph, np.flatnonzero(late), np.flatnonzero(~late))
         born, dies = np.full(len(size), np.inf), np.full(len(size), -np.inf)
-        np.minimum.at(born, users.row_of_each(), begin[users.ids])
-        np.maximum.at(dies, users.row_of_each(), end[users.ids])
+        np.minimum.at(born, storage, begin[task] + first * each[task])
+        np.maximum.at(dies, storage, leaves)
         born[inputs], dies[outputs] = -np.inf, np.inf
         alive = np.flatnonzero(~persistent & ~found.lasting & (born < dies))
         moment, change = np.concatenate([dies[alive], born[alive]]), np.concatenate([-size[alive], size[alive]])

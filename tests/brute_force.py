@@ -462,15 +462,13 @@ class Device:
 
 
 # --------------------------------------------------------------------------------------------------------------- memory
-def overlap(lanes: Lanes, tasks: Sequence[tuple[Name, set[int], set[int]]], storage: Callable[[int], int],
+def overlap(lanes: Lanes, tasks: Sequence[tuple[Name, set[int], set[int]]], launches: dict[Name, list[set[int]]],
             place: dict[int, tuple[int, int]], given: set[int], kept: set[int]) -> str:
-    """Whether two storages that can be alive at once share bytes. `place`: begin and end of each; `given` are there
-    from the start, `kept` to the end."""
+    """Whether two storages that can be alive at once share bytes. `launches`: of each task, one after the other, the
+    storages that each launch touches. `place`: begin and end of each storage; `given` are there from the start, `kept`
+    to the end."""
     needs = conflicts(tasks)
-    users: dict[int, set[Name]] = {s: set() for s in place}
-    for name, reads, writes in tasks:
-        for b in reads | writes:
-            users.get(storage(b), set()).add(name)
+    users: dict[int, set[Name]] = {s: {t for t, own in launches.items() if s in set().union(*own)} for s in place}
     early = {}  # what can start while a task has not ended
     for task, _, _ in tasks:
         run = Run(lanes, lambda t, task=task: needs[t] | ({("never", "", 0, 0)} if t == task else set()))  # type: ignore[misc]
@@ -478,8 +476,13 @@ def overlap(lanes: Lanes, tasks: Sequence[tuple[Name, set[int], set[int]]], stor
         early[task] = run.ended | {t for lane in lanes if run.ready(lane) or task in run.head(lane)
                                    for t in run.head(lane)}
 
+    def within(task: Name, s: int, t: int) -> bool:
+        after = launches[task][1 + max(i for i, own in enumerate(launches[task]) if s in own):]
+        return sum(t in own for own in after) == sum(t in own for own in launches[task])
+
     def before(s: int, t: int) -> bool:
-        return s not in kept and t not in given and not any(early[a] & users[t] for a in users[s])
+        return s not in kept and t not in given and not any(
+            b in early[a] and not (a == b and within(a, s, t)) for a in users[s] for b in users[t])
 
     for s, (begin, end) in place.items():
         for t, (other, last) in place.items():

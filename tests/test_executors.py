@@ -32,6 +32,7 @@ import minidl as ml
 from minidl import nn, ops, optim, schedulers
 from minidl.autograd.op import Op
 from minidl.kernels import kernel
+from minidl.passes.rewrite import coarsen
 from minidl.runtime.checking import random_schedule
 from minidl.runtime.executors import (
     CheckingExecutor,
@@ -418,8 +419,15 @@ def test_an_overwrite_before_the_read_names_both_tasks():
     assert messages == {"task 0U0 overwrites parameter before 3F0 has read it"}
 
 
-def test_memory_that_is_taken_over_too_early_is_noticed():
-    graph = recorded()
+def in_stages(graph, stages=2):
+    """The graph with its units in stages: fewer tasks, which have many launches."""
+    return coarsen(graph, (np.arange(len(graph.unit_names)) * stages // len(graph.unit_names)).tolist())[0]
+
+
+@pytest.mark.parametrize("stages", [False, True])
+def test_memory_that_is_taken_over_too_early_is_noticed(stages):
+    """Also within the task of a whole stage."""
+    graph = in_stages(recorded()) if stages else recorded()
     schedule = Schedule.of(graph, {Lane(0): range(len(graph))})
     plan = plan_memory(graph, schedule)
     (values,) = SMALL.batches(1)
@@ -735,6 +743,20 @@ def test_a_value_that_is_not_finite_is_found_with_its_layer_when_debugging(monke
     run = StreamExecutor(graph, random_schedule(graph, 2, generator(0)))
     with deadline(), pytest.raises(TaskError, match=r"\(.*tied/linear\).*FloatingPointError.*not finite"):
         run(*values)
+    run.close()
+
+
+def test_a_value_that_is_not_finite_is_found_although_its_task_writes_over_it(monkeypatch):
+    monkeypatch.setenv("MINIDL_DEBUG", "1")
+    x = np.full(8, 1e30, np.float32)
+    graph = in_stages(ml.record(lambda x: ((-(x * x)).exp() + 1.0) * 2.0 - 1.0, x), 1)
+    assert len(graph) == 1
+    schedule = Schedule.of(graph, {Lane(0): [0]})
+    run = StreamExecutor(graph, schedule)
+    assert plan_memory(graph, schedule).arena_bytes == 2 * 256
+    with deadline(), pytest.raises(TaskError, match=r"mul wrote a value that is not finite to 0.mul"):
+        run(x)
+    np.testing.assert_array_equal(run(np.zeros(8, np.float32)).numpy(), np.full(8, 3, np.float32))
     run.close()
 
 

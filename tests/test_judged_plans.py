@@ -291,6 +291,16 @@ def tasks_of(graph: TaskGraph) -> list[tuple[brute_force.Name, set[int], set[int
             for t in range(len(graph))]
 
 
+def launches_of(graph: TaskGraph) -> dict[brute_force.Name, list[set[int]]]:
+    """The storages that each launch of each task touches; those that none names count for all of them."""
+    found = {}
+    for (name, reads, writes), launches in zip(tasks_of(graph), graph.launches, strict=True):
+        each = [{view.storage for view in launch.views} for launch in launches] or [set()]
+        unnamed = {int(graph.buffer_storage[b]) for b in reads | writes}.difference(*each)
+        found[name] = [own | unnamed for own in each]
+    return found
+
+
 def network_of(rng: np.random.Generator) -> Judged | None:
     """A recorded network's stages, with their updates."""
     m, p, adam, tied = int(rng.integers(1, 4)), int(rng.integers(1, 4)), bool(rng.integers(2)), bool(rng.random() < 0.2)
@@ -371,8 +381,7 @@ def memory_holds(graph: TaskGraph, program: Program) -> None:
         assert max((end for _, end in place.values()), default=0) <= memory.arena_bytes
         given, kept = ({v.storage for v in views} for views in (own.inputs, own.outputs))
         lanes = brute_force.lanes_of(part.schedule.to_csv())
-        assert not brute_force.overlap(lanes, tasks_of(own),
-                                       lambda b, own=own: int(own.buffer_storage[b]), place, given, kept)
+        assert not brute_force.overlap(lanes, tasks_of(own), launches_of(own), place, given, kept)
         assert memory.arena_bytes + sum(-(-max(1, s.bytes) // 256) * 256
                                         for s in own.storages if s.role.persistent) <= program.peak_bytes
     names = [program.schedule.names(i) for i in range(len(program.schedule.lanes))]

@@ -1,6 +1,8 @@
-"""The memory plan against a checker that knows nothing but the order of tasks."""
+"""The memory plan against a checker that knows nothing but the order of tasks, and of the launches within each."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,20 +11,36 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import minidl as ml
-from minidl import ops
+from minidl import models, nn, ops, optim
+from minidl.graph import Launch, View
+from minidl.passes.rewrite import coarsen
+from minidl.program import lower
 from minidl.runtime.checking import random_schedule
 from minidl.runtime.memory import ALIGNMENT, MemoryLimitError, may_share, plan_memory, rounded
 from minidl.schedule import Lane, Schedule
 
 
+def uses_of(graph):
+    """For each storage the launches that touch it, as (task, launch); a task without launches counts as one."""
+    uses = [set() for _ in graph.storages]
+    for t in range(len(graph)):
+        own = {graph.buffer(b).storage for b in (*graph.reads[t].tolist(), *graph.writes[t].tolist())}
+        launches = [{v.storage for v in launch.views} for launch in (graph.launches[t] if graph.launches else ())]
+        for s in own:
+            named = [i for i, storages in enumerate(launches) if s in storages]
+            uses[s].update((t, i) for i in named or range(max(1, len(launches))))
+    return uses
+
+
+def ends_before(order, first, second):
+    """Whether all launches of `first` have ended before any of `second` starts."""
+    return all(order[p, q] or (p == q and i < j) for p, i in first for q, j in second)
+
+
 def check(graph, schedule, plan):
     """Every two storages that share a byte are used one after the other on any run."""
-    n = len(graph)
-    order = closure(n, [*edge_pairs(graph), *lane_pairs(graph, schedule)])
-    users = [set() for _ in graph.storages]
-    for t in range(n):
-        for b in (*graph.reads[t].tolist(), *graph.writes[t].tolist()):
-            users[graph.buffer(b).storage].add(t)
+    order = closure(len(graph), [*edge_pairs(graph), *lane_pairs(graph, schedule)])
+    users = uses_of(graph)
     inputs, outputs = {v.storage for v in graph.inputs}, {v.storage for v in graph.outputs}
     size = [s.bytes for s in graph.storages]
     for s, spec in enumerate(graph.storages):
@@ -40,14 +58,28 @@ def check(graph, schedule, plan):
             if plan.offset[a] + size[a] <= plan.offset[b] or plan.offset[b] + size[b] <= plan.offset[a]:
                 continue
 
-            def ends_before(x, y):  # inputs are all loaded before the first task, outputs all read after the last
-                return all(order[p, q] for p in users[x] for q in users[y]) and y not in inputs and x not in outputs
+            def gone(x, y):  # inputs are all loaded before the first task, outputs all read after the last
+                return ends_before(order, users[x], users[y]) and y not in inputs and x not in outputs
 
-            assert ends_before(a, b) or ends_before(b, a), (
+            assert gone(a, b) or gone(b, a), (
                 f"{graph.storages[a].name} and {graph.storages[b].name} share memory")
 
 
-@given(scheduled_graphs(tasks=12, buffers=7, lanes=4))
+@st.composite
+def launched_graphs(draw, **sizes):
+    """A graph and a schedule of it; most tasks have launches, each of which touches some of the task's buffers."""
+    graph, schedule = draw(scheduled_graphs(**sizes))
+    launches = []
+    for t in range(len(graph)):
+        own = [View(graph.buffer(b).storage, (graph.buffer(b).bytes,), (1,), 0, "uint8")
+               for b in sorted({*graph.reads[t].tolist(), *graph.writes[t].tolist()})]
+        some = st.lists(st.sampled_from(own), unique=True) if own else st.just([])
+        launches.append(tuple(Launch("none", tuple(draw(some)), tuple(draw(some)), tuple(draw(some)))
+                              for _ in range(draw(st.integers(0, 3)))))
+    return replace(graph, launches=tuple(launches)), schedule
+
+
+@given(launched_graphs(tasks=12, buffers=7, lanes=4))
 @settings(deadline=None)
 def test_plans_of_random_graphs_are_free_of_clashes(pair):
     graph, schedule = pair
@@ -57,9 +89,9 @@ def test_plans_of_random_graphs_are_free_of_clashes(pair):
     assert plan.peak_bytes <= size.sum()
     assert plan.peak_bytes == plan.arena_bytes + plan.persistent_bytes
     # nothing packs tighter than what is in use at once somewhere
-    users = [set(graph.storage_users[s].tolist()) for s in range(len(size))]
-    assert plan.arena_bytes >= max((sum(int(size[s]) for s in range(len(size)) if t in users[s])
-                                    for t in range(len(graph))), default=0)
+    uses = uses_of(graph)
+    assert plan.arena_bytes >= max((sum(int(size[s]) for s in range(len(size)) if use in uses[s])
+                                    for use in set().union(*uses)), default=0)
 
 
 @given(case=cases(), lanes=st.integers(1, 4), seed=st.integers(0, 2**31))
@@ -77,17 +109,16 @@ def test_plans_of_unrolled_and_renamed_graphs_are_free_of_clashes():
         check(graph, schedule, plan_memory(graph, schedule))
 
 
-@given(scheduled_graphs(tasks=10, buffers=6, lanes=3))
+@given(launched_graphs(tasks=10, buffers=6, lanes=3))
 @settings(deadline=None)
 def test_storages_may_share_exactly_when_one_is_dead_before_the_other_is_born(pair):
     graph, schedule = pair
     order = closure(len(graph), [*edge_pairs(graph), *lane_pairs(graph, schedule)])
-    users = [graph.storage_users[s].tolist() for s in range(len(graph.storages))]
+    uses = uses_of(graph)
     share = may_share(graph, schedule)
-    for a in range(len(users)):
-        for b in range(len(users)):
-            first = all(order[p, q] for p in users[a] for q in users[b])
-            second = all(order[q, p] for p in users[a] for q in users[b])
+    for a in range(len(uses)):
+        for b in range(len(uses)):
+            first, second = ends_before(order, uses[a], uses[b]), ends_before(order, uses[b], uses[a])
             assert share[a, b] == (a != b and (first or second)), (a, b)
 
 
@@ -96,6 +127,60 @@ def test_what_is_dead_makes_room():
     graph = planned(*((f"{i}F0", f"b{i}" if i else "", f"b{i + 1}") for i in range(20)), nbytes=1000)
     in_order = Schedule.of(graph, {Lane(0): range(20)})
     assert plan_memory(graph, in_order).arena_bytes == 2 * 1024
+
+
+def test_what_is_dead_within_a_task_makes_room():
+    """A stage of a chain of equal buffers needs two at a time, as its layers one by one do."""
+    def step(x):
+        for _ in range(20):
+            x = x * 2.0
+        return x
+
+    graph = ml.record(step, np.ones(250, np.float32))
+    stage, _ = coarsen(graph, [0] * len(graph.unit_names))
+    for g, tasks in ((graph, 20), (stage, 1)):
+        assert len(g) == tasks
+        assert plan_memory(g, Schedule.of(g, {Lane(0): range(tasks)})).arena_bytes == 2 * 1024
+
+
+def test_tasks_of_one_action_share_nothing_with_each_other():
+    """They may run at the same time. What is dead within one of them makes room within it."""
+    def launch(*storages):
+        return Launch("none", tuple(View(s, (256,), (1,), 0, "uint8") for s in storages), ())
+
+    graph = planned(("0F0", "", "a b c"), ("1F0", "", "d e f"), ("2F0", "", "g"), nbytes=256)
+    graph = replace(graph, launches=((launch(0, 1), launch(1, 2)), (launch(3, 4), launch(4, 5)), (launch(6),)))
+    share = {"together": may_share(graph, Schedule.from_names({Lane(0): ["(0F0;1F0)", "2F0"]})),
+             "in turn": may_share(graph, Schedule.from_names({Lane(0): ["0F0", "1F0", "2F0"]}))}
+    for found in share.values():
+        assert found[0, 2]
+        assert found[3, 5]
+        assert not found[0, 1]
+        assert found[:6, 6].all()
+    assert share["in turn"][:3, 3:6].all()
+    assert not share["together"][:3, 3:6].any()
+
+
+def test_a_rank_of_a_pipeline_needs_less_than_its_stage_at_once():
+    """As its memory has been planned: with what only one launch of a task leaves to another only for these two."""
+    ml.seed(0)
+    model = models.create("resnet20", layers=1, width=4, image_size=8)
+    opt = optim.SGD(model.parameters(), 0.1)
+    x, y = np.random.default_rng(0).standard_normal((4, 8, 8, 3)).astype("f"), np.arange(4)
+
+    def step(x, y):
+        loss = nn.cross_entropy(model(x), y)
+        loss.backward()
+        opt.step()
+        return loss
+
+    graph = ml.record(step, x, y)
+    plan = ml.plan(graph, "one_f_one_b", ml.CostModel(kinds=dict.fromkeys("FOWU", 1.0)), ml.Machine(2))
+    for rank in range(2):
+        part = lower(*plan.with_messages, ranks=2, rank=rank).body[0]
+        check(part.graph, part.schedule, part.memory)
+        coarse = replace(part.graph, launches=())
+        assert part.memory.arena_bytes < 0.7 * plan_memory(coarse, part.schedule).arena_bytes
 
 
 def test_lanes_that_nothing_orders_share_nothing():

@@ -12,7 +12,7 @@ import numpy as np
 from ..autograd import tape as tapes
 from ..autograd.tape import Storage
 from ..autograd.tensor import ShapeError, Tensor
-from ..graph import Role, TaskGraph, View
+from ..graph import Launch, Role, TaskGraph, View
 from ..kernels import Thunk
 from ..tasks import GraphError
 from .memory import MemoryPlan, rounded
@@ -116,14 +116,13 @@ class Bound:
                     for name, array in self._outputs)
         return out if len(out) > 1 else out[0] if out else None
 
-    def check_finite(self, task: int) -> None:
-        """Raises FloatingPointError that names the task whose result is not finite."""
-        for launch in self.graph.launches[task]:
-            for view in launch.writes:
-                array = self.device.read(self.array(view))
-                if array.dtype.kind == "f" and not np.isfinite(array).all():
-                    raise FloatingPointError(f"task {self.graph[task].label}: {launch.kernel} wrote a value that is "
-                                             f"not finite to {self.graph.storages[view.storage].name}")
+    def check_finite(self, task: int, launch: Launch) -> None:
+        """Raises FloatingPointError that names the task if what this launch of it has just written is not finite."""
+        for view in launch.writes:
+            array = self.device.read(self.array(view))
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                raise FloatingPointError(f"task {self.graph[task].label}: {launch.kernel} wrote a value that is not "
+                                         f"finite to {self.graph.storages[view.storage].name}")
 
 
 INDEXED = {"cross_entropy": -1, "embedding": 0}  #: kernels whose second operand indexes this axis of the first

@@ -1,18 +1,20 @@
 """The executor that looks for races: it runs a random order that the waits allow, drawn from a seed, and tracks the
-version of every buffer.
+version of every buffer, and launch by launch who has the memory.
 
-A task that reads another version than the graph says, or memory that another buffer has overwritten, is an error that
-names both tasks. The schedule is also validated before the run, so a missing wait is found whatever the drawn order.
+A task that reads another version than the graph says is an error that names both tasks; so is a launch that touches a
+storage again whose memory another has taken since. The schedule is also validated before the run, so a missing wait is
+found whatever the drawn order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
 
 from ..graph import Ints, TaskGraph
+from ..kernels import Thunk
 from ..schedule import Lane, Schedule
 from .bound import Bound
 from .memory import MemoryPlan, plan_memory
@@ -39,7 +41,7 @@ class CheckingExecutor:
         self._random = np.random.Generator(np.random.Philox(seed))
         self.plan = plan or plan_memory(graph, schedule)
         self._bound = Bound(graph, self.plan, device)
-        self._thunks = [self._bound.thunks(t) for t in range(len(graph))]
+        self._launches = [_launches(graph, self._bound, t) for t in range(len(graph))]
         self._overlaps = _overlapping(graph, self.plan)
         self._meant = _versions(graph)
 
@@ -49,30 +51,16 @@ class CheckingExecutor:
         graph = self.graph
         version: dict[int, int] = {}  # buffer -> task that wrote it last (absent: not yet written in this step)
         readers: dict[int, set[int]] = {}  # buffer -> tasks that have read this version
-        owner: dict[int, int] = {}  # storage -> storage that has overwritten its bytes
-
-        def take(storage: int) -> None:
-            owner.pop(storage, None)
-            owner.update(dict.fromkeys(self._overlaps[storage], storage))
-
+        memory = _Memory(graph, self._overlaps)
         for view in graph.inputs:
-            take(view.storage)
+            memory.touch([view.storage], "the caller")
         for task in order:
             name = graph.name(task)
-            mine = {graph.buffer(b).storage for b in (*graph.reads[task].tolist(), *graph.writes[task].tolist())}
-            for storage in mine:
-                for other in mine.intersection(self._overlaps[storage]):
-                    raise VersionError(f"task {name} needs {graph.storages[storage].name} and "
-                                       f"{graph.storages[other].name}, which share memory")
             for b in graph.reads[task].tolist():
                 have, meant = version.get(b, -1), self._meant[task][b]
                 if have != meant:
                     raise VersionError(f"task {name} reads {graph.buffer(b).name} as {self._who(have)} left it, but "
                                        f"it must read what {self._who(meant)} writes")
-                overwriter = owner.get(graph.buffer(b).storage)
-                if overwriter is not None:
-                    raise VersionError(f"task {name} reads {graph.buffer(b).name}, whose memory "
-                                       f"{graph.storages[overwriter].name} has overwritten")
                 readers.setdefault(b, set()).add(task)
             for b in graph.writes[task].tolist():
                 missing = self._readers_before(task, b) - readers.get(b, set()) - {task}
@@ -81,14 +69,13 @@ class CheckingExecutor:
                                        f"{graph.name(min(missing))} has read it")
                 version[b] = task
                 readers[b] = set()
-                take(graph.buffer(b).storage)
-            stop = run_program(self._thunks[task])
-            if stop.error is not None:
-                raise stop.error
+            for storages, calls in self._launches[task]:
+                memory.touch(storages, f"task {name}")
+                stop = run_program(calls)
+                if stop.error is not None:
+                    raise stop.error
         for view in graph.outputs:
-            if view.storage in owner:
-                raise VersionError(f"the step returns {graph.storages[view.storage].name}, whose memory "
-                                   f"{graph.storages[owner[view.storage]].name} has overwritten")
+            memory.touch([view.storage], "the caller")
         return self._bound.results()
 
     def _who(self, task: int) -> str:
@@ -98,6 +85,37 @@ class CheckingExecutor:
         """The tasks that must read the version that this write destroys."""
         readers: set[int] = self._meant[task][~buffer]
         return readers
+
+
+class _Memory:
+    """Which storages have been touched in this step, and whose bytes another has taken since."""
+
+    def __init__(self, graph: TaskGraph, overlaps: Sequence[Sequence[int]]) -> None:
+        self._graph, self._overlaps = graph, overlaps
+        self._begun: set[int] = set()
+        self._taken: dict[int, int] = {}  # storage -> the storage that has taken its bytes
+
+    def touch(self, storages: Collection[int], who: str) -> None:
+        """One launch reads or writes these storages. Raises VersionError where it cannot."""
+        name = self._graph.storages
+        for s in storages:
+            both = set(self._overlaps[s]).intersection(storages)
+            if both:
+                raise VersionError(f"{who} needs {name[s].name} and {name[min(both)].name} at once, which share memory")
+            if s in self._begun and s in self._taken:
+                raise VersionError(f"{who} needs {name[s].name}, whose memory {name[self._taken[s]].name} has "
+                                   f"overwritten")
+            self._begun.add(s)
+            self._taken.pop(s, None)
+            self._taken.update(dict.fromkeys(self._overlaps[s], s))
+
+
+def _launches(graph: TaskGraph, bound: Bound, task: int) -> list[tuple[Collection[int], list[Thunk]]]:
+    """The storages and the calls of each launch of a task; a storage that no launch names is touched by all."""
+    own = {int(graph.buffer_storage[b]) for b in (*graph.reads[task].tolist(), *graph.writes[task].tolist())}
+    unnamed = own.difference(view.storage for launch in graph.launches[task] for view in launch.views)
+    return [({*unnamed, *(view.storage for view in launch.views)}, bound.device.bind(launch, bound.array))
+            for launch in graph.launches[task]]
 
 
 def random_order(graph: TaskGraph, schedule: Schedule, waits: Ints, random: np.random.Generator) -> list[int]:

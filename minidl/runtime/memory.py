@@ -1,12 +1,15 @@
 """The memory plan: where every buffer of a step lies in one arena. Offsets are fixed before the first run.
 
-Two storages may share bytes only if, by the schedule's happens-before, every task that touches the one has ended before
-any task that touches the other starts. So reuse cannot cause a race, and a step allocates nothing. Parameters and
-states outlive the step, so they have their own memory; they count toward the peak.
+Two storages may share bytes only if, by the schedule's happens-before, every launch that touches the one has ended
+before any launch that touches the other starts. The launches of a task run in order, so what only some of them need
+makes room for the others: a stage's task, which has the launches of many layers, needs no more than its layers one by
+one. So reuse cannot cause a race, and a step allocates nothing. Parameters and states outlive the step, so they have
+their own memory; they count toward the peak.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -82,19 +85,25 @@ def may_share(graph: TaskGraph, schedule: Schedule) -> Ints:
     Raises ValueError for a schedule of several ranks.
     """
     clocks = schedule.clocks(graph)
-    users = graph.storage_users
+    users, (first, final) = graph.storage_users, graph.storage_launches
     n, lanes = len(graph.storages), clocks.clock.shape[1] + 1
     if len(set(clocks.rank.tolist())) > 1:
         raise ValueError("a memory plan is made for one rank at a time")
-    # per lane: one past the last task that touches s; the caller's lane comes last
+    begin, ended = np.empty(len(graph), np.int64), np.empty_like(clocks.clock)  # clocks that count launches, not tasks
+    for lane in range(lanes - 1):
+        tasks = np.flatnonzero(clocks.column == lane)
+        tasks = tasks[np.argsort(clocks.place[tasks])]
+        launches = np.append(0, np.cumsum(graph.launch_counts[tasks]))
+        begin[tasks], ended[:, lane] = launches[:-1], launches[clocks.clock[:, lane]]
+    storage, task = users.row_of_each(), users.ids
+    # per lane: one past the last launch that touches s; the caller's lane comes last
     last = np.zeros((n, lanes), np.int64)
-    known = np.full((n, lanes), np.iinfo(np.int64).max)  # what has surely ended when the first task of s starts
+    np.maximum.at(last, (storage, clocks.column[task]), begin[task] + final + 1)
+    known = np.full((n, lanes), np.iinfo(np.int64).max)  # what has surely ended when the first launch on s starts
     known[:, -1] = 1
-    for s in range(n):
-        tasks = users[s]
-        if len(tasks):
-            np.maximum.at(last[s], clocks.column[tasks], clocks.place[tasks] + 1)
-            known[s, :-1] = clocks.clock[tasks].min(axis=0)
+    before_launch = ended[task]
+    before_launch[np.arange(len(task)), clocks.column[task]] = begin[task] + first
+    np.minimum.at(known[:, :-1], storage, before_launch)
     inputs, outputs = ([view.storage for view in views] for views in (graph.inputs, graph.outputs))
     known[inputs], last[inputs, -1] = 0, 1
     last[outputs, -1] = 2
@@ -103,6 +112,20 @@ def may_share(graph: TaskGraph, schedule: Schedule) -> Ints:
     for lane in range(lanes):
         before &= last[:, lane][:, None] <= known[:, lane][None, :]
     share = before | before.T | untouched[:, None] | untouched[None, :]
+    touched = users.transposed(len(graph))
+    for one, other in _joined(graph, schedule):
+        share[np.ix_(touched[one], touched[other])] = share[np.ix_(touched[other], touched[one])] = False
     np.fill_diagonal(share, False)
     result: Ints = share
     return result
+
+
+def _joined(graph: TaskGraph, schedule: Schedule) -> Iterator[tuple[int, int]]:
+    """The pairs of tasks of one action, which may run at the same time."""
+    if schedule.joined is None:
+        return
+    ids = schedule.ids(graph).tolist()
+    action: list[int] = []
+    for task, joined in zip(ids, schedule.joined, strict=True):
+        action = [*action, task] if joined else [task]
+        yield from ((other, task) for other in action[:-1])

@@ -23,7 +23,7 @@ import numpy as np
 from ..autograd import tape as tapes
 from ..autograd.tape import Storage
 from ..autograd.tensor import ShapeError
-from ..graph import Ints, Role, StorageSpec, TaskGraph, View
+from ..graph import Ints, Launch, Role, StorageSpec, TaskGraph, View
 from ..kernels import Thunk
 from ..program import Part, Program
 from ..schedule import Schedule
@@ -379,18 +379,22 @@ class _Ready:
 
 
 def _calls_of(bound: Bound, debug: int) -> Callable[[int, Any], list[Thunk]]:
-    """A function that returns the calls of a task on a stream; with debugging, they also check what the task wrote. It
-    holds no reference to the executor, which would keep it alive."""
+    """A function that returns the calls of a task on a stream; with debugging, they also check what each launch wrote,
+    whose memory the next one may take. It holds no reference to the executor, which would keep it alive."""
     if not debug:
         return bound.thunks
 
-    def inspect(task: int) -> None:
+    def show(task: int) -> None:
         if debug >= 2:
             print(f"{bound.graph[task].label}", file=sys.stderr)
         if debug >= 3:
             for buffer in (*bound.graph[task].reads, *bound.graph[task].writes):
                 print(f"    {buffer.name}: {buffer.bytes} bytes at {bound.place(buffer.storage)[1]}", file=sys.stderr)
-        bound.device.synchronize()  # the task may have run on another stream than the one that reads
-        bound.check_finite(task)
 
-    return lambda task, stream: [*bound.thunks(task, stream), partial(inspect, task)]
+    def check(task: int, launch: Launch) -> None:
+        bound.device.synchronize()  # the task may have run on another stream than the one that reads
+        bound.check_finite(task, launch)
+
+    return lambda task, stream: [partial(show, task), *(
+        call for launch in bound.graph.launches[task]
+        for call in (*bound.device.bind(launch, bound.array, stream), partial(check, task, launch)))]
