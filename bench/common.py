@@ -117,12 +117,12 @@ def commit() -> str | None:
 
 def machine() -> dict[str, Any]:
     """The machine and the versions with which a record was made."""
-    from minidl.cli.machine import versions
+    from minidl.cli.machine import blas, versions
 
     model = next((line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")),
                  platform.machine())
     return {"cpu": model, "cores": len(os.sched_getaffinity(0)), "load_before": round(os.getloadavg()[0], 2),
-            "versions": versions(), "commit": commit(), "sources": sources(*PACKAGE), "date": time.strftime("%Y-%m-%d")}
+            "versions": versions(), "blas": blas(), "commit": commit(), "sources": sources(*PACKAGE), "date": time.strftime("%Y-%m-%d")}
 
 
 def _lines(path: str) -> list[str]:

@@ -7,7 +7,7 @@ import platform
 from typing import Any
 
 from . import ranks, show
-from .machine import versions
+from .machine import blas, versions
 
 
 def info(arguments: Any) -> int:
@@ -25,11 +25,12 @@ def info(arguments: Any) -> int:
     gpus, why_not = _gpus()
     record = {"devices": [{"name": "cpu", "cores": len(os.sched_getaffinity(0)),
                            "processor": platform.processor() or platform.machine()}, *gpus],
-              "mpi": _mpi(), "versions": versions()}
+              "blas": blas(), "mpi": _mpi(), "versions": versions()}
     show.emit(arguments, record, show.table(("what", "is"), [
         ("device cpu", f"{record['devices'][0]['cores']} cores, {record['devices'][0]['processor']}"),
         *((f"device {g['name']}", f"{g['gpu']}, {g['memory_bytes'] / 2**30:.0f} GiB, sm_{g['capability']}")
-          for g in gpus), *([] if gpus else [("device cuda", why_not)]), ("MPI", record["mpi"] or "none found"),
+          for g in gpus), *([] if gpus else [("device cuda", why_not)]), ("BLAS", record["blas"]),
+        ("MPI", record["mpi"] or "none found"),
         *record["versions"].items()]))
     return 0
 

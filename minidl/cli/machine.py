@@ -28,6 +28,16 @@ def versions() -> dict[str, str]:
     return found
 
 
+def blas() -> str:
+    """The BLAS that NumPy uses, and for which processor it picked its kernels: steps of products depend on it."""
+    import numpy  # noqa: F401 - loads it
+    from threadpoolctl import threadpool_info
+
+    found = [pool for pool in threadpool_info() if pool["user_api"] == "blas"]
+    return ", ".join(f"{p['internal_api']} {p['version']}, kernels for {p.get('architecture', 'an unknown processor')}"
+                     for p in found) or "unknown"
+
+
 def available() -> int | None:
     """The bytes that can still be allocated, by the machine (swap included) and by the control group; None if
     unknown."""
