@@ -122,7 +122,8 @@ def machine() -> dict[str, Any]:
     model = next((line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")),
                  platform.machine())
     return {"cpu": model, "cores": len(os.sched_getaffinity(0)), "load_before": round(os.getloadavg()[0], 2),
-            "versions": versions(), "blas": blas(), "commit": commit(), "sources": sources(*PACKAGE), "date": time.strftime("%Y-%m-%d")}
+            "versions": versions(), "blas": blas(), "commit": commit(), "sources": sources(*PACKAGE),
+            "date": time.strftime("%Y-%m-%d")}
 
 
 def _lines(path: str) -> list[str]:
