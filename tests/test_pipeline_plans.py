@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from minidl.passes.messages import check_rendezvous
+from minidl.pricing.cost import CostModel
 from minidl.pricing.simulation import simulate, times
 from minidl.schedule import Schedule, ScheduleError
 from minidl.schedulers import pipeline
@@ -358,3 +359,11 @@ if __name__ == "__main__":
     for policy in SWEPT:
         if policy not in ("zb_v", "v_half", "v_min"):
             pipeline.plan(policy, 2, 4).schedule.save(GOLDEN / f"{policy}.csv")
+
+
+def test_the_ruler_of_a_long_step_is_in_milliseconds():
+    plan = pipeline.plan("gpipe", 2, 2)
+    cost = CostModel.given(forward=8000.0, output_grad=8000.0, weight_grad=8000.0)
+    text = pipeline.grid(plan, simulate(plan.graph, plan.schedule, replace(cost, unit="us")), width=60)
+    assert text.startswith("ms      0 ")
+    assert "e+" not in text

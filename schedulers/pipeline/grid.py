@@ -6,6 +6,7 @@ import numpy as np
 
 from ...plans import Plan
 from ...tasks import task_name
+from ...views.report import readable_unit
 from ...views.timeline import Timeline
 
 BLOCKS = 12  #: the most blocks into which a grid is wrapped; a longer one is compressed in time
@@ -13,13 +14,13 @@ SMALL = 0.05  #: the share of all work that may be in tasks too short for their 
 
 
 def grid(plan: Plan, timeline: Timeline, width: int = 110) -> str:
-    """Rank x time, wrapped at `width` columns under a ruler of times; `·` is idle time.
+    """Rank x time, wrapped at `width` columns under a ruler of times in a readable unit; `·` is idle time.
 
     A task shows its name, and in a stale plan the weight version that it reads: `2F3v1`. Names are shortened where time
     is compressed; tasks that are much shorter than the others, such as a network's updates, may not appear. Messages
     that take no time never do.
     """
-    timeline = timeline.without_free_messages()
+    timeline = timeline.in_unit(readable_unit(timeline)).without_free_messages()
     records = timeline.tasks
     if not len(records):
         return ""
@@ -51,7 +52,7 @@ def grid(plan: Plan, timeline: Timeline, width: int = 110) -> str:
         ruler = ""
         for column in range(start, stop, 20):
             ruler = ruler.ljust(column - start) + f"{first + column / scale:.4g}"
-        lines = ["time".ljust(title) + ruler[: stop - start]]
+        lines = [(timeline.unit or "time").ljust(title) + ruler[: stop - start]]
         lines += [str(lane).ljust(title) + "".join(row[start:stop]).rstrip()
                   for lane, row in zip(timeline.lanes, rows, strict=True)]
         blocks.append("\n".join(line.rstrip() for line in lines))
