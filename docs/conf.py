@@ -7,6 +7,7 @@ html_theme = "furo"
 html_title = "minidl"
 html_copy_source = False
 exclude_patterns = ["tutorial/exercises"]
+html_extra_path = ["playground.html"]
 
 default_role = "code"  # a name in backticks in a docstring
 myst_heading_anchors = 3

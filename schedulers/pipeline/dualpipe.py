@@ -16,7 +16,8 @@ Entry = tuple[Kind, int, bool]  # kind, stream, whether it is a pair with the en
 
 
 def dualpipe(problem: Problem) -> Schedule:
-    """Two directions with half of the micro-batches each; every rank holds two full stages, so weights exist twice.
+    """Two directions with half of the micro-batches each (DualPipe; DeepSeek, 2024); every rank holds two full stages,
+    so weights exist twice.
 
     Needs even numbers of ranks and micro-batches, and m >= 2p. Peak p + 1.
     """
@@ -31,7 +32,8 @@ def dualpipe(problem: Problem) -> Schedule:
 
 
 def dualpipe_v(problem: Problem) -> Schedule:
-    """One direction over a V of 2p stages; the two streams are a rank's two chunks. Needs m >= 2p. Peak p + 1/2."""
+    """One direction over a V of 2p stages; the two streams are a rank's two chunks (DualPipeV; DeepSeek, 2025). Needs
+    m >= 2p. Peak p + 1/2."""
     p, m = problem.ranks, problem.micro_batches
     return schedule_of([_order(_steps(p, rank, m), [(rank, 0), (2 * p - 1 - rank, 0)]) for rank in range(p)])
 

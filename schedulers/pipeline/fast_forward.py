@@ -20,14 +20,15 @@ from .zero_bubble import lagging
 
 
 def fast_forward_strict(problem: Problem) -> Schedule:
-    """All F, all O, all W on every rank: makespan (m+p-1)(F+O) + mW + 2(p-1)c, peak m."""
+    """All F, all O, all W on every rank (defined here): makespan (m+p-1)(F+O) + mW + 2(p-1)c, peak m."""
     m = problem.micro_batches
     kind, micro_batch = np.repeat([Kind.F, Kind.O, Kind.W], m), np.tile(np.arange(m), 3)
     return schedule_of([RankOrder(kind, np.full(3 * m, rank), micro_batch) for rank in range(problem.ranks)])
 
 
 def fast_forward(problem: Problem) -> Schedule:
-    """Ranks before the last: all F, then O and W in turn; the last rank: F and O in turn, then all W."""
+    """Ranks before the last: all F, then O and W in turn; the last rank: F and O in turn, then all W (out-of-order
+    backprop, 2022)."""
     p, m = problem.ranks, problem.micro_batches
     micro_batch = np.arange(m)
     twice = np.repeat(micro_batch, 2)
@@ -39,7 +40,8 @@ def fast_forward(problem: Problem) -> Schedule:
 
 
 def fast_forward_greedy(problem: Problem) -> Schedule:
-    """Work-conserving: a free rank runs a task that is ready, O before F before W, the oldest micro-batch first."""
+    """Work-conserving: a free rank runs a task that is ready, O before F before W, the oldest micro-batch first
+    (defined here)."""
     return work_conserving(problem, (Kind.O, Kind.F, Kind.W))
 
 
@@ -61,7 +63,8 @@ def fast_forward_auto(problem: Problem, form: str | None = None) -> Schedule | t
 
 
 def fast_forward_push(problem: Problem) -> Schedule:
-    """W(i) of a rank admits F(i + p - s): at most p - s micro-batches in flight on rank s, O and W in turn.
+    """W(i) of a rank admits F(i + p - s): at most p - s micro-batches in flight on rank s, O and W in turn
+    (out-of-order backprop, 2022).
 
     Needs m > p: otherwise nothing is pushed; use `fast_forward`.
     """

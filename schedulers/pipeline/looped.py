@@ -47,8 +47,8 @@ def _phases(held: Ints, micro_batches: int) -> RankOrder:
 
 
 def modulo_greedy(problem: Problem) -> Schedule:
-    """Modulo allocation, work-conserving: O before F before W, oldest micro-batch first; on a link with latency the
-    size of groups is picked by simulation.
+    """Modulo allocation, work-conserving (defined here): O before F before W, oldest micro-batch first; on a link
+    with latency the size of groups is picked by simulation.
 
     At m = 1, with groups of one of L layers: makespan L(F+O) + W + 2(L-1)c.
     """

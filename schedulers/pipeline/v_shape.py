@@ -30,17 +30,18 @@ Setting = tuple[Ints, tuple[int, ...], float, float]
 
 
 def zb_v(problem: Problem) -> Schedule:
-    """Peak p, as the first rank of 1F1B; no bubble in the spans where F = O = W and micro-batches suffice."""
+    """Peak p (ZB-V; Qi et al., 2024), as the first rank of 1F1B; no bubble in the spans where F = O = W and
+    micro-batches suffice."""
     return v_schedule(problem, problem.ranks)
 
 
 def v_half(problem: Problem) -> Schedule:
-    """Peak (p+2)//2: about half of 1F1B's activations."""
+    """Peak (p+2)//2 (Qi et al., 2024): about half of 1F1B's activations."""
     return v_schedule(problem, (problem.ranks + 2) // 2)
 
 
 def v_min(problem: Problem) -> Schedule:
-    """Peak (p+4)//3: about a third of 1F1B's activations."""
+    """Peak (p+4)//3 (Qi et al., 2024): about a third of 1F1B's activations."""
     return v_schedule(problem, (problem.ranks + 4) // 3)
 
 

@@ -43,7 +43,8 @@ class Candidate:
 
 
 def zb_auto(problem: Problem, kept: float = 1.0) -> Schedule:
-    """The order with the smallest max_span, then makespan, that the search finds under `problem.cap` (ZB-1p, ZB-2p).
+    """The order with the smallest max_span, then makespan, that the search finds under `problem.cap` (ZB-1p, ZB-2p;
+    Qi et al., 2023).
 
     `kept`: the share of an activation that a weight gradient still needs after its output gradient; 1 is the count of
     all other policies here. The published ZB-2p rates need less: with 1, a cap of 2p excludes them (`lower_bounds`).

@@ -1,0 +1,271 @@
+"""docs/playground.html in a real browser: its simulator is ours, verdict by verdict and figure by figure, and the page
+holds the policies' plans of today."""
+
+from __future__ import annotations
+
+import random
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from browser import browser, opened
+
+from minidl.cli import main
+from minidl.schedule import Schedule, ScheduleError
+from minidl.schedulers import pipeline
+from minidl.schedulers.pipeline.stages import stage_graph
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "playground.html"
+sys.path.insert(0, str(ROOT / "docs" / "playground"))
+build = pytest.importorskip("build", reason="docs/playground is not part of this copy")
+sys.path.pop(0)
+NAMES = [name for name in pipeline.POLICIES if build.playable(name)]
+FIGURES = ("makespan", "max_span", "period", "spans", "peak_activations", "bubble_rate")
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    with browser() as running:
+        yield running
+
+
+@pytest.fixture
+def tab(chromium):
+    with opened(chromium, PAGE, ready="window.playground") as found:
+        yield found
+
+
+# -------------------------------------------------------------------------------------------------------- the simulator
+def legal(rng: random.Random) -> tuple[Schedule, int, int]:
+    """A random order that the edges allow, of a random placement: O and W apart, joined, or some of each."""
+    ranks, micro_batches, chunks = rng.randint(1, 4), rng.randint(1, 5), rng.choice([1, 1, 2, 3])
+    table = rng.sample([stage % ranks for stage in range(ranks * chunks)], ranks * chunks)
+    stages = ranks * chunks
+    fused = np.array([[rng.random() < 0.3 for _ in range(micro_batches)] for _ in range(stages)])
+    graph = stage_graph(stages, micro_batches, rng.choice([fused, True, False]))
+    rows: list[list[str]] = [[] for _ in range(ranks)]
+    missing, ready = np.diff(graph.preds.ptr).copy(), np.flatnonzero(np.diff(graph.preds.ptr) == 0).tolist()
+    while ready:
+        task = ready.pop(rng.randrange(len(ready)))
+        rows[table[int(graph.unit[task])]].append(graph.name(task))
+        missing[graph.succs[task]] -= 1
+        ready += [int(s) for s in graph.succs[task] if missing[s] == 0]
+    return written([[[name] for name in row] for row in rows]), ranks, micro_batches
+
+
+def written(rows: list[list[list[str]]]) -> Schedule:
+    lines = ["rank,lane,task", *(f"{rank},main,{'(' + ';'.join(a) + ')' if len(a) > 1 else a[0]}"
+                                 for rank, row in enumerate(rows) for a in row)]
+    return Schedule.from_csv("\n".join(lines))
+
+
+def actions(schedule: Schedule) -> list[list[list[str]]]:
+    rows: list[list[list[str]]] = [[] for _ in range(schedule.ranks)]
+    for i, lane in enumerate(schedule.lanes):
+        rows[lane.rank] = [name.strip("()").split(";") for name in schedule.names(i)]
+    return rows
+
+
+def edited(rng: random.Random, schedule: Schedule) -> Schedule:
+    """The plan after one or two moves, swaps, losses, doublings or pairings."""
+    rows = actions(schedule)
+    for _ in range(rng.randint(1, 2)):
+        row = rng.choice([r for r in rows if r])
+        at = rng.randrange(len(row))
+        match rng.choice(["move", "move", "stray", "swap", "lose", "double", "pair", "rename"]):
+            case "move":
+                row.insert(rng.randrange(len(row)), row.pop(at))
+            case "stray":
+                rng.choice(rows).append(row.pop(at))
+            case "swap":
+                other = rng.randrange(len(row))
+                row[at], row[other] = row[other], row[at]
+            case "lose":
+                row.pop(at)
+            case "double":
+                row.insert(rng.randrange(len(row)), list(row[at]))
+            case "pair" if at and len(row[at]) == len(row[at - 1]) == 1:
+                row[at - 1 : at + 1] = [row[at - 1] + row[at]]
+            case "rename":
+                row[at] = [re.sub(r"[FOWB]", lambda found: rng.choice("FOWB"), row[at][0])]
+        if not any(rows):
+            return schedule
+    while rows and not rows[-1]:
+        rows.pop()
+    return written(rows)
+
+
+def random_plans(count: int, seed: int = 0) -> list[tuple[Schedule, int, int]]:
+    """A third of policies, a third of random orders, a third of both after an edit, most of which are not valid."""
+    rng, found = random.Random(seed), list[tuple[Schedule, int, int]]()
+    while len(found) < count:
+        if rng.random() < 0.5:
+            ranks, micro_batches = rng.choice([2, 4]), rng.choice([2, 4, 8])
+            name = rng.choice([n for n in NAMES if n not in ("zb_v", "v_half", "v_min", "zb_auto")])  # these are slow
+            try:
+                plan = pipeline.plan(name, ranks, micro_batches)
+            except pipeline.PipelineError:
+                continue
+            schedule = replace(plan.schedule, slots=None)
+        else:
+            schedule, ranks, micro_batches = legal(rng)
+        found.append((edited(rng, schedule) if rng.random() < 0.33 else schedule, ranks, micro_batches))
+    return found
+
+
+def ours(schedule: Schedule, ranks: int, micro_batches: int, times: tuple[float, ...]) -> dict[str, Any]:
+    """The verdict of `minidl check` and the figures of `minidl simulate`."""
+    try:
+        plan = pipeline.read_plan(schedule, ranks, micro_batches)
+    except ScheduleError as error:
+        return {"error": error.message, "tasks": list(error.tasks)}
+    return pipeline.price(plan, pipeline.costs(plan.placement, *times)).as_json()
+
+
+THEIRS = """(cases) => cases.map(([csv, ranks, micros, F, O, W, latency]) => {
+    const plan = Simulator.read(csv);
+    if (Simulator.written(plan) !== csv) return {error: "the CSV does not come back"};
+    while (plan.length < ranks) plan.push([]);
+    try {
+        const {start, end, ...figures} = Simulator.price(Simulator.prove(plan, ranks, micros), {F, O, W, latency});
+        return figures;
+    } catch (fault) { if (!(fault instanceof Simulator.Fault)) throw fault;
+                      return {error: fault.message, tasks: fault.tasks}; }
+})"""
+
+
+def test_five_hundred_random_plans_have_equal_verdicts_and_figures(tab):
+    """In the browser's engine."""
+    rng = random.Random(1)
+    cases = [(*plan, (rng.choice([1.0, 0.7, 2.5]), rng.choice([1.0, 1.3]), rng.choice([1.0, 0.4]),
+                      rng.choice([0.0, 0.0, 0.25, 3.0]))) for plan in random_plans(500)]
+    found = tab.evaluate(THEIRS, [[schedule.to_csv(), ranks, micros, *times]
+                                  for schedule, ranks, micros, times in cases])
+    verdicts: list[str] = []
+    for theirs, (schedule, ranks, micros, times) in zip(found, cases, strict=True):
+        mine = ours(schedule, ranks, micros, times)
+        where = schedule.to_csv()
+        if "error" in mine:
+            assert theirs.get("error") == mine["error"], where
+            assert sorted(theirs["tasks"]) == sorted(mine["tasks"]), where
+            verdicts.append(re.sub(r"\d+\w\d+|\d+", "", mine["error"])[:30])
+            continue
+        assert "error" not in theirs, (theirs, where)
+        for name in FIGURES:
+            assert theirs[name] == pytest.approx(mine[name], rel=1e-9, abs=1e-9), (name, where)
+    assert 60 < len(verdicts) < 250
+    assert len(set(verdicts)) >= 8, "many kinds of faults"
+
+
+@pytest.mark.parametrize("text", ["", "rank,lane\n", "rank,lane,task\n0,main\n", "rank,lane,task\n0,main,0X0\n",
+                                  "rank,lane,task\n0,main,0SF0>1\n", "rank,lane,task\n0,main,0F0\n0,sub,0O0\n"])
+def test_files_that_are_no_plans_are_refused(text, tab):
+    said = tab.evaluate("(text) => playground.imported(text) || document.getElementById('verdict').textContent", text)
+    assert said.startswith("this file cannot be read: ")
+
+
+# ------------------------------------------------------------------------------------------------------------- the page
+def test_the_page_holds_the_plans_of_today(tab):
+    """A sample of them; all are there. After a change to a policy: python docs/playground/build.py."""
+    plans = tab.evaluate("playground.plans")
+    assert sorted(plans) == sorted(NAMES)
+    rng = random.Random(0)
+    for name in NAMES:
+        small = [key for key in plans[name] if max(map(int, key.split(","))) <= 8]
+        for key in rng.sample(small, min(3, len(small))):
+            assert plans[name][key] == build.order(name, *map(int, key.split(","))), (name, key)
+    text = PAGE.read_text(encoding="utf-8")
+    for part in ("simulator.js", "page.js", "page.css"):
+        assert (build.HERE / part).read_text(encoding="utf-8") in text, f"{part} has changed; build the page again"
+
+
+def test_the_gallery_shows_every_policy_with_its_figures(tab):
+    cards = {c.get_attribute("data-policy"): c.inner_text() for c in tab.locator(".card").all()}
+    assert list(cards) == list(pipeline.POLICIES)
+    for entry in build.gallery():
+        text = " ".join(cards[entry["name"]].split())
+        assert entry["about"] in text
+        if entry["bubble"] is not None:
+            assert f"bubble {100 * entry['bubble']:.1f} %, peak {round(entry['peak'], 4):g}" in text
+
+
+def figure(tab: Any, name: str) -> str:
+    return tab.inner_text(f"[data-figure={name}] b")
+
+
+def middle(tab: Any, task: str) -> tuple[float, float]:
+    box = tab.locator(f'[data-task="{task}"]').bounding_box()
+    return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+
+
+def test_dragging_changes_figures_or_marks_the_culprit(tab, tmp_path):
+    assert figure(tab, "makespan") == "27"
+    assert tab.locator("#board .task").count() == 96
+    x, y = middle(tab, "0W0")  # behind the next forward, on which other ranks wait: valid, and shorter or longer
+    tab.mouse.move(x, y)
+    tab.mouse.down()
+    tab.mouse.move(middle(tab, "0F4")[0] + 8, y, steps=5)
+    tab.mouse.up()
+    order = tab.evaluate("playground.state.plan[0].map((a) => a[0])")
+    assert order.index("0W0") == order.index("0F4") + 1
+    moved = Schedule.from_csv(tab.evaluate("Simulator.written(playground.state.plan)"))
+    assert float(figure(tab, "makespan").split()[0]) == ours(moved, 4, 8, (1.0, 1.0, 1.0, 0.0))["makespan"]
+    tab.click("#undo")
+    assert figure(tab, "makespan") == "27"
+    x, y = middle(tab, "1O2")  # before the forward that it needs
+    tab.mouse.move(x, y)
+    tab.mouse.down()
+    tab.mouse.move(middle(tab, "1F0")[0] - 14, y, steps=5)
+    tab.mouse.up()
+    assert "not valid: 1O2 stands before 1F2 on lane 1/main but needs it" in tab.inner_text("#verdict")
+    marked = tab.evaluate("""[...document.querySelectorAll('.culprit')].map((r) => r.parentNode.dataset.task)""")
+    assert sorted(marked) == ["1F2", "1O2"]
+    assert figure(tab, "makespan") == "-"
+    tab.click("#undo")
+    x, y = middle(tab, "2F3")  # to another rank, where its weights are not
+    tab.mouse.move(x, y)
+    tab.mouse.down()
+    tab.mouse.move(x, y + 40, steps=5)
+    tab.mouse.up()
+    assert "2F3 stands on rank 3, but stage 2 lives on rank 2" in tab.inner_text("#verdict")
+    tab.click("#reset")
+    assert tab.inner_text("#verdict") == "valid on 4 ranks"
+    tab.fill("#W", "2")
+    assert figure(tab, "makespan") == f"{ours_of('zb_h1', 4, 8, (1.0, 1.0, 2.0, 0.0))['makespan']:g}"
+
+
+def ours_of(name: str, ranks: int, micro_batches: int, times: tuple[float, ...]) -> dict[str, Any]:
+    return ours(replace(pipeline.plan(name, ranks, micro_batches).schedule, slots=None), ranks, micro_batches, times)
+
+
+@pytest.mark.parametrize("name", ["chimera", "dualpipe", "interleaved", "hanayo"])
+def test_what_is_exported_is_what_check_takes(name, tab, tmp_path, capsys):
+    tab.select_option("#policy", name)
+    tab.select_option("#ranks", "4")
+    tab.select_option("#micros", "8")
+    with tab.expect_download() as saved:
+        tab.click("#export")
+    path = tmp_path / "plan.csv"
+    saved.value.save_as(path)
+    command = tab.inner_text("#command").replace("plan.csv", str(path)).split()
+    assert command[0] == "minidl"
+    assert main(command[1:]) == 0
+    assert "valid on 4 ranks" in capsys.readouterr().out
+    price = ours_of(name, 4, 8, (1.0, 1.0, 1.0, 0.0))
+    assert figure(tab, "makespan") == f"{price['makespan']:g}"
+    tab.set_input_files("#file", path)
+    tab.wait_for_function("document.getElementById('origin').textContent === 'A plan of your own.'")
+    assert tab.inner_text("#verdict") == "valid on 4 ranks"
+    assert figure(tab, "makespan") == f"{price['makespan']:g}"
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_light_and_dark(dark, chromium):
+    with opened(chromium, PAGE, dark=dark, ready="window.playground") as tab:
+        assert tab.evaluate("getComputedStyle(document.body).backgroundColor") == (
+            "rgb(13, 17, 23)" if dark else "rgb(255, 255, 255)")
