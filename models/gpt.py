@@ -30,7 +30,7 @@ class _Attention(nn.Module):
 
 class _MLP(nn.Module):
     def __init__(self, width: int, dropout: float, deviation: float) -> None:
-        self.c_fc, self.act = Linear(width, 4 * width, transposed=True), nn.GELU()
+        self.c_fc, self.act = Linear(width, 4 * width, transposed=True), nn.GELU("tanh")
         self.c_proj = Linear(4 * width, width, deviation, transposed=True)
         self.dropout = nn.Dropout(dropout)
 

@@ -199,7 +199,7 @@ def test_float16(example):
 # -------------------------------------------------------------------------------------------------------------- numbers
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("name", ["neg", "exp", "sqrt", "tanh", "abs", "relu", "sigmoid", "relu6", "hardsigmoid",
-                                  "hardswish", "gelu"])
+                                  "hardswish", "gelu", "gelu_tanh"])
 def test_special_numbers(name, dtype):
     x = SPECIAL.astype(dtype)
     np.testing.assert_allclose(run(name, [x], x.shape), wanted(name, x).astype(dtype), rtol=1e-6, atol=1e-7)
@@ -207,7 +207,8 @@ def test_special_numbers(name, dtype):
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("name", ["add", "mul", "div", "maximum", "minimum", "relu_grad", "abs_grad", "relu6_grad",
-                                  "hardsigmoid_grad", "hardswish_grad", "tanh_grad", "sigmoid_grad", "gelu_grad"])
+                                  "hardsigmoid_grad", "hardswish_grad", "tanh_grad", "sigmoid_grad", "gelu_grad",
+                                  "gelu_tanh_grad"])
 def test_pairs_of_special_numbers(name, dtype):
     a, b = (np.ascontiguousarray(p).reshape(-1).astype(dtype) for p in np.meshgrid(SPECIAL, SPECIAL))
     with np.errstate(over="ignore"):

@@ -20,6 +20,7 @@ from minidl.tasks import Kind
 def test_small_ops_finite_differences() -> None:
     x, y = random_array((3, 4)), random_array((3, 4), 5)
     finite_difference_check(ops.gelu, x * 2)
+    finite_difference_check(lambda t: ops.gelu(t, "tanh"), x * 2)
     finite_difference_check(ops.log_softmax, x)
     finite_difference_check(ops.mse, x, y)
     labels = ml.array(np.array([0, 2, 1]))
@@ -235,3 +236,18 @@ def test_programs_that_join_and_cut_have_torchs_gradients_in_any_order(lines: An
     assert bits(*ml.SequentialExecutor(graph)()) == wanted
     rng = np.random.default_rng(seed)
     assert bits(*ml.CheckingExecutor(graph, random_schedule(graph, 3, rng), seed=seed)()) == wanted
+
+
+@pytest.mark.parametrize("form", ["none", "tanh"])
+def test_gelu_in_float32_is_as_good_as_its_type(form: str) -> None:
+    """Everywhere, also where exponential functions end."""
+    x = np.concatenate([np.linspace(-15, 15, 30001), [-1e30, -100.0, 0.0, 100.0, 1e30]]).astype(np.float32)
+    single, exact = (ml.Parameter(x.astype(dtype)) for dtype in ("float32", "float64"))
+    for p in (single, exact):
+        ops.gelu(p, form).sum().backward()
+    y, wanted = ops.gelu(single, form).numpy(), ops.gelu(exact, form).numpy()
+    assert np.abs(y - wanted).max(where=np.abs(x) < 20, initial=0) < 1e-6
+    np.testing.assert_allclose(y[np.abs(x) < 3], wanted[np.abs(x) < 3], rtol=2e-6, atol=1e-12)
+    np.testing.assert_array_equal(y[-2:], x[-2:])
+    np.testing.assert_allclose(single.grad.numpy(), exact.grad.numpy(), atol=2e-6)
+    assert np.isnan(ops.gelu(ml.array(np.array([np.nan], np.float32)), form).numpy()[0])

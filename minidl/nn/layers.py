@@ -50,10 +50,13 @@ class ReLU(Module):
 
 
 class GELU(Module):
-    """x Phi(x), exact."""
+    """x Phi(x); `approximate`: "none", or "tanh" for the form with tanh."""
+
+    def __init__(self, approximate: str = "none") -> None:
+        self.approximate = approximate
 
     def forward(self, x: Tensor) -> Tensor:
-        return ops.gelu(x)
+        return ops.gelu(x, self.approximate)
 
 
 class Softmax(Module):

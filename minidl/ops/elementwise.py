@@ -154,6 +154,10 @@ class Gelu(_Unary):
         return [self.x]
 
 
+class GeluTanh(Gelu):
+    name = "gelu_tanh"
+
+
 class Exp(_Unary):
     name = "exp"
 
@@ -278,9 +282,12 @@ def relu(x: Tensor) -> Tensor:
     return Relu()(x)
 
 
-def gelu(x: Tensor) -> Tensor:
-    """x Phi(x), exact (by erf), torch's default."""
-    return Gelu()(x)
+def gelu(x: Tensor, approximate: str = "none") -> Tensor:
+    """x Phi(x), Phi the normal distribution; `approximate`: "none", or "tanh" for the form with tanh. Raises ValueError
+    for another one."""
+    if approximate not in ("none", "tanh"):
+        raise ValueError(f"gelu: approximate must be none or tanh, not {approximate!r}")
+    return (GeluTanh() if approximate == "tanh" else Gelu())(x)
 
 
 def sigmoid(x: Tensor) -> Tensor:
