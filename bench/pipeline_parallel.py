@@ -48,7 +48,7 @@ from common import machine, ratio, save, spread
 from data_parallel import waiting
 
 import minidl as ml
-from minidl import models, nn, ops, optim
+from minidl import models, ops, optim
 from minidl.pricing.cost import CostModel
 from minidl.pricing.measure import Profile
 from minidl.rank_grid import RankGrid
@@ -56,6 +56,7 @@ from minidl.runtime.comm.mpi import MPI
 from minidl.runtime.executors import DistributedExecutor
 from minidl.schedulers import pipeline
 from minidl.tasks import Kind
+from minidl.training import objectives
 from minidl.training.pipeline_trainer import measure_messages
 from minidl.views.timeline import Timeline, What
 
@@ -67,34 +68,41 @@ POLICIES: dict[str, dict[str, Any]] = {
 BASE = "one_f_one_b"
 WIDTHS = [512] * 13  #: of the MLP: inputs, hidden layers
 CLASSES = 10
-SHARE = {"mlp": 128, "resnet20": 4}  #: samples of a micro-batch
+SHARE = {"mlp": 128, "resnet20": 4, "gpt": 2, "bert": 2, "rnn": 8, "ffnn": 64}  #: samples of a micro-batch
+PRESETS = {"gpt": "small", "bert": "small", "rnn": "small"}
 TORCH = {"gpipe": "ScheduleGPipe", "one_f_one_b": "Schedule1F1B", "interleaved": "ScheduleInterleaved1F1B"}
 SIMULATED = (4, 8, 16, 32, 64)
 
 
 def network(name: str) -> Any:
     ml.seed(0)
-    return models.mlp(*WIDTHS, CLASSES) if name == "mlp" else models.create(name)
+    return models.mlp(*WIDTHS, CLASSES) if name == "mlp" else models.create(name, preset=PRESETS.get(name))
 
 
 def batch(name: str) -> list[Any]:
     """x and y of each micro-batch, alternately; the same on every rank."""
-    random = np.random.default_rng(0)
-    shape = (WIDTHS[0],) if name == "mlp" else (32, 32, 3)
-    return [part for _ in range(MICRO_BATCHES) for part in (random.standard_normal((SHARE[name], *shape), np.float32),
-                                                            random.integers(0, CLASSES, SHARE[name]))]
+    random, model = np.random.default_rng(0), network(name)
+    shape = (SHARE[name], *((WIDTHS[0],) if name == "mlp" else model.input_shape))
+    found: list[Any] = []
+    for _ in range(MICRO_BATCHES):
+        if model.input_dtype == "int64":
+            found += [random.integers(0, model.classes, shape), random.integers(0, model.classes, shape)]
+        else:
+            found += [random.standard_normal(shape, np.float32), random.integers(0, CLASSES, SHARE[name])]
+    return found
 
 
 def recorded(name: str, every: int = MICRO_BATCHES) -> Any:
     """A step that updates after `every` micro-batches."""
     model = network(name)
+    loss_of = objectives.find(model.objective).loss
     opt = optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 
     def step(*parts: Any) -> Any:
         total = None
         for i in range(MICRO_BATCHES):
             with ml.micro_batch(i, i * SHARE[name]):
-                loss = nn.cross_entropy(model(parts[2 * i]), parts[2 * i + 1]) * (1 / every)
+                loss = loss_of(model(parts[2 * i]), parts[2 * i + 1]) * (1 / every)
                 loss.backward()
                 total = loss.detach() if total is None else ops.add(total, loss.detach())
                 if every < MICRO_BATCHES and (i + 1) % every == 0:
@@ -110,14 +118,9 @@ def recorded(name: str, every: int = MICRO_BATCHES) -> Any:
 class Arm:
     """A schedule on this rank: its plan, which is the same on all ranks, its run, and a traced run."""
 
-    def __init__(self, name: str, scheduler: str, computation: str, cost: CostModel, comm: MPI) -> None:
-        self.comm, self.inputs = comm, batch(name)
+    def __init__(self, name: str, scheduler: str, graph: Any, cost: CostModel, waits: bool, comm: MPI) -> None:
+        self.comm, self.inputs, self.graph = comm, batch(name), graph
         options = POLICIES[scheduler]
-        self.graph = recorded(name, pipeline.update_every(scheduler, MICRO_BATCHES, options.get("mini_batches")))
-        self.waits: CostModel | None = None
-        if computation == "waits":
-            self.graph, self.waits = waiting(self.graph)
-        cost = self._cost(cost)
         self.placement = pipeline.place(scheduler, comm.size)
         self.stage_of_unit = pipeline.balanced(self.graph, cost, self.placement.stages)
         self.plan = ml.plan(self.graph, scheduler, cost, ml.Machine(comm.size), stage_of_unit=self.stage_of_unit,
@@ -134,19 +137,10 @@ class Arm:
         self.traced = DistributedExecutor(*talking, comm, trace=True)
         #: seconds that this rank's tasks wait in a step; stamps tell less, as a wait makes up for what polling took
         self.waits_for = (float(self.plan.cost.durations(self.traced.graph)[self.traced.graph.kind < Kind.A].sum())
-                          / 1e6 if self.waits else 0.0)
-
-    def _cost(self, cost: CostModel) -> CostModel:
-        """The costs of this step's tasks: an update costs the same after any micro-batch."""
-        if self.waits is not None:
-            return replace(self.waits, link=cost.link)
-        first = (self.graph.name(t).rstrip("0123456789") + "0" for t in range(len(self.graph)))
-        every = {self.graph.name(t): cost.tasks[name] for t, name in enumerate(first) if name in cost.tasks}
-        return replace(cost, tasks={**every, **cost.tasks})
+                          / 1e6 if waits else 0.0)
 
     def predicted(self, cost: CostModel) -> tuple[float, float]:
         """(microseconds per step, share of them in which the ranks do not compute)."""
-        cost = self._cost(cost)
         stages = pipeline.cut(self.graph, cost, self.placement.stages, self.stage_of_unit, self.placement.table[0])
         plan = replace(self.plan, cost=stages.cost(self.plan.graph, cost))
         period = pipeline.price(plan).period + cost.step
@@ -190,19 +184,30 @@ def work(name: str, computation: str, rounds: int, rate: str | None) -> None:
     cores = sorted(os.sched_getaffinity(0))
     if computation == "kernels":
         os.sched_setaffinity(0, {cores[comm.rank % len(cores)]})
-    graph = recorded(name)
-    costs = waiting(graph)[1] if computation == "waits" else shared(comm, CostModel.measure(graph, seconds=2.0))
     link = replace(measure_messages(comm, RankGrid(comm.size)), core=rate is None and computation == "kernels")
-    costs = replace(costs, link=link)
-    arms = {s: Arm(name, s, computation, costs, comm) for s in POLICIES}
+    every = {s: pipeline.update_every(s, MICRO_BATCHES, options.get("mini_batches")) for s, options in POLICIES.items()}
+    graphs: dict[int, Any] = {}  # by the number of micro-batches between updates
+    costs: dict[int, CostModel] = {}
+    for a in sorted(set(every.values()), reverse=True):
+        graph = recorded(name, a)
+        graphs[a], cost = (waiting(graph) if computation == "waits"
+                           else (graph, shared(comm, CostModel.measure(graph, seconds=2.0))))
+        costs[a] = replace(cost, link=link)
+    arms: dict[str, Arm] = {}
+    left_out = {}
+    for s in POLICIES:
+        try:
+            arms[s] = Arm(name, s, graphs[every[s]], costs[every[s]], computation == "waits", comm)
+        except pipeline.PipelineError as error:  # on every rank, before anything runs
+            left_out[s] = str(error)
     peers = torch_arms(comm, arms) if name == "mlp" and computation == "kernels" else {}
     samples: dict[str, list[float]] = {key: [] for key in (*arms, *peers)}
     predicted: dict[str, list[tuple[float, float]]] = {s: [] for s in arms}
     shares: dict[str, list[dict[str, list[float]]]] = {s: [] for s in arms}
     for seed in range(rounds):
-        profile = Profile(graph, seed=seed) if computation == "kernels" else None
+        profiles = {a: Profile(graphs[a], seed=seed) for a in {every[s] for s in arms} if computation == "kernels"}
         for s, arm in arms.items():
-            if profile is not None:
+            for profile in profiles.values():
                 comm.gather(None)
                 profile.run()
                 profile.run()
@@ -215,15 +220,17 @@ def work(name: str, computation: str, rounds: int, rate: str | None) -> None:
             for _ in range(STEPS):
                 call()
             samples[key].append(max(comm.gather((perf_counter() - begin) / STEPS)))
-        now = costs if profile is None else replace(shared(comm, profile.costs()), link=link)
+        now = costs | {a: replace(shared(comm, profile.costs()), link=link) for a, profile in profiles.items()}
         for s, arm in arms.items():
-            predicted[s].append(arm.predicted(now))
+            predicted[s].append(arm.predicted(now[every[s]]))
     peaks = {s: comm.gather(arm.peaks) for s, arm in arms.items()}
     if comm.rank == 0:
         print(json.dumps({
             "network": name, "computation": computation, "ranks": comm.size, "micro_batches": MICRO_BATCHES,
             "samples_a_micro_batch": SHARE[name], "rounds": rounds,
-            "link": {"latency_us": link.latency, "bytes_per_us": link.bandwidth}, "block": block(graph, costs),
+            "link": {"latency_us": link.latency, "bytes_per_us": link.bandwidth},
+            "block": block(graphs[MICRO_BATCHES], costs[MICRO_BATCHES]),
+            "left_out": left_out,
             "arms": {s: record(samples, s, predicted[s], shares[s], peaks[s], arms[s]) for s in arms}, "torch": {
                 key: {"step_ms": spread(samples[key]), "torch_over_minidl": ratio(samples, key, key.split(", ")[1])}
                 for key in peers}}))
@@ -380,6 +387,8 @@ def show(s: dict[str, Any]) -> None:
               f"{a['bubble']:.1%}, predicted {a['bubble_predicted']:.1%}  wait/transfer {', '.join(waited)}  peak "
               f"{max(a['peak_bytes']['planned']) / 2**20:.1f} MiB, measured "
               f"{max(a['peak_bytes']['measured']) / 2**20:.1f}", file=sys.stderr)
+    for arm, why in s["left_out"].items():
+        print(f"    {arm:14} left out: {why}", file=sys.stderr)
     for arm, a in s["torch"].items():
         print(f"    {arm:20} {a['step_ms']['median']:8.1f} ms, torch / minidl {a['torch_over_minidl']['median']:.2f}",
               file=sys.stderr)
