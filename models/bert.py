@@ -154,6 +154,7 @@ class BERT(nn.Module):
         if length > positions:
             raise ValueError(f"bert: a length of {length} is above the {positions} positions")
         self.input_shape, self.head, self.classes = (length,), head, classes if head == "classes" else vocabulary
+        self.vocabulary = vocabulary
         self.bert = _Base(vocabulary, positions, layers, width, heads, dropout, pooler=head != "masked")
         if head == "masked":
             self.cls = _Heads(vocabulary, width)

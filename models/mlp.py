@@ -36,17 +36,19 @@ def mlp(*sizes: int) -> MLP:
 
 
 @model("mlp", tiny={"layers": 2, "hidden": 16})
-def _mlp(classes: int = 10, image_size: int = 8, layers: int = 3, hidden: int = 256) -> MLP:
-    """`layers` linear layers on grey images of image_size x image_size."""
-    network = MLP(image_size**2, *[hidden] * (layers - 1), classes)
-    network.input_shape = (image_size, image_size, 1)
+def _mlp(classes: int = 10, image_size: int = 8, layers: int = 3, hidden: int = 256, features: int = 0) -> MLP:
+    """`layers` linear layers on grey images of image_size x image_size, or on rows of `features` numbers."""
+    return _on(features, image_size, *[hidden] * (layers - 1), classes)
+
+
+def _on(features: int, image_size: int, *sizes: int) -> MLP:
+    network = MLP(features or image_size**2, *sizes)
+    network.input_shape = (features,) if features else (image_size, image_size, 1)
     return network
 
 
 @model(tiny={"layers": 4, "hidden": 16})
-def ffnn(classes: int = 10, image_size: int = 28, layers: int = 4, hidden: int = 1024) -> MLP:
+def ffnn(classes: int = 10, image_size: int = 28, layers: int = 4, hidden: int = 1024, features: int = 0) -> MLP:
     """The feed-forward network of the pipeline experiments of out-of-order backprop: `layers` layers of `hidden` units
     and the layer of the classes. Reconstructed: its source could not be read."""
-    network = MLP(image_size**2, *[hidden] * layers, classes)
-    network.input_shape = (image_size, image_size, 1)
-    return network
+    return _on(features, image_size, *[hidden] * layers, classes)

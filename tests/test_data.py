@@ -309,9 +309,9 @@ def test_pydoc():
 # ---- names and missing files
 
 
-@pytest.mark.parametrize("name", ["imagenet", "iwslt", "mnli", "mrpc", "openwebtext"])
-def test_names_to_come(name):
-    refused(name, "not supported yet", "digits", act=lambda: data.load(name, batch_size=4))
+@pytest.mark.parametrize("name", ["iwslt", "mnli", "mrpc"])
+def test_nothing_stands_in_for_pairs_of_sentences(tmp_path, name):
+    refused(name, "not found", "train", str(tmp_path), act=lambda: data.load(name, root=tmp_path, batch_size=4))
 
 
 def test_unknown_names():
@@ -323,6 +323,7 @@ def test_unknown_names():
     ("mnist", "train-images-idx3-ubyte", (28, 28, 1), "digits", 10),
     ("cifar10", "data_batch_1", (32, 32, 3), "digits", 10),
     ("cifar100", "train", (32, 32, 3), "synthetic", 100),
+    ("imagenet", "imagenet/train", (224, 224, 3), "synthetic", 1000),
 ])  # fmt: skip
 def test_what_stands_in_for_missing_files(tmp_path, name, looked, shape, used, classes):
     notes: list[str] = []

@@ -365,7 +365,7 @@ NAN = np.where(np.arange(20)[:, None, None] == 6, np.nan, np.ones((20, 6, 6)))
 
 
 @pytest.mark.parametrize(("changes", "culprit"), [
-    ({"x_train": np.zeros((20, 36))}, "channels last"),
+    ({"x_train": np.zeros((20, 36, 2, 2, 2))}, "channels last"),
     ({"x_train": np.zeros((20, 3, 6, 6))}, "these look like channels first: save x_train.transpose(0, 2, 3, 1)"),
     ({"x_train": np.where(np.arange(20)[:, None, None] == 6, 1e39, np.ones((20, 6, 6)))}, "sample 6 holds 1e+39"),
     ({"x_train": np.where(np.arange(20)[:, None, None] == 6, -3e38, np.full((20, 6, 6), 3e38))}, "range of float32"),
@@ -494,7 +494,7 @@ def test_npz_that_is_none(tmp_path):
         (tmp_path / name).write_bytes(content)
         refused(name, "damaged", act=lambda n=name: data.load(tmp_path / n, batch_size=2))
     (tmp_path / "d.txt").write_text("hello")
-    refused("d.txt", ".npz", act=lambda: data.load(tmp_path / "d.txt", batch_size=2))
+    refused("d.txt", "too few", act=lambda: data.load(tmp_path / "d.txt", batch_size=2))
     (tmp_path / "e").mkdir()
     refused("has none of the files", act=lambda: data.load(tmp_path / "e", batch_size=2))
 

@@ -71,6 +71,12 @@ def test_own_schedulers_on_the_command_line(capsys: pytest.CaptureFixture[str], 
                "2")["steps"] == (2)
 
 
+def test_data_and_a_network_of_ones_own_learn(capsys: pytest.CaptureFixture[str]) -> None:
+    own = ["--model", f"{EXTEND / 'data.py'}:small", "--data", f"{EXTEND / 'data.py'}:rings", "--costs", "analytic"]
+    assert main(["train", *own, "--epochs", "10", "--lr", "0.2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["accuracy"] > 0.95
+
+
 BAD = """
 from minidl.schedule import Lane, Schedule
 

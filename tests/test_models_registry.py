@@ -29,7 +29,7 @@ def test_every_model_says_what_it_takes(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "arguments", "message"), [
     ("mpl", {}, "unknown model 'mpl'; similar names: mlp"),
-    ("mlp", {"depth": 3}, "takes no argument 'depth'; it takes classes, image_size, layers, hidden, preset"),
+    ("mlp", {"depth": 3}, "takes no argument 'depth'; it takes classes, image_size, layers, hidden, features, preset"),
     ("mlp", {"classes": "ten"}, "classes must be an integer of at least 1, not 'ten'"),
     ("mlp", {"hidden": 0}, "hidden must be an integer of at least 1, not 0"),
     ("mlp", {"preset": "huge"}, "no preset 'huge'; known: tiny"),

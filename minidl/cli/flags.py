@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from .. import schedulers
+from ..data.catalogue import STORED
 from ..passes.fusion import RULES
 from ..pricing.collectives import SHAPES
-from ..runtime import device as devices
 from ..schedulers import pipeline as pipelines
 from ..training.rank_trainer import TRANSPORTS
 from ..training.trainer import DTYPES, OPTIMIZERS, Job
@@ -138,7 +138,6 @@ def _flag(serves: str, needs: tuple[str, Callable[[Any], bool]] | None = None, *
     return Flag(dict(part.partition(":")[::2] for part in serves.split()), options, needs)
 
 
-STORED = ("mnist", "cifar10", "cifar100")  #: names of data that are read from files
 EVERY = "info:* models:* train:src compare:s plan:srlcp check:srcp explain:srlcp simulate:srlcp"
 NETWORK = "train:src compare:s plan:src check:src explain:src simulate:src"
 RUN = "train:src compare:s"
@@ -188,6 +187,11 @@ FLAGS: dict[str, dict[str, Flag]] = {
                         help="the folder with the files of named data sets (default: ./data)"),
         "--strict": _flag(NETWORK, ("data sets that are found by name", lambda a: a.data in STORED),
                           action="store_true", help="if the files are missing: an error, not a substitute"),
+        "--tokenizer": _flag(NETWORK, type=path, default="bytes", metavar="bytes|N|FILE.json",
+                             help="what the tokens of text are: its bytes (default), N pairs of bytes that are learned "
+                                  "from it, or a tokenizer of the tokenizers library"),
+        "--workers": _flag(RUN, type=whole(0, 256), metavar="N",
+                           help="processes that decode pictures (default: one for each core but one; 0: none)"),
         "--batch-size": _flag(NETWORK, type=whole(1), default=64, metavar="B",
                               help="samples of a step, over all ranks (default 64)"),
         "--micro-batches": _flag("train:src compare:s plan:srcp check:srcp explain:srcp simulate:srcp",
@@ -208,9 +212,6 @@ FLAGS: dict[str, dict[str, Flag]] = {
                                     help="on cuda: allow cuDNN kernels whose last bits vary from call to call"),
         "--dtype": _flag(NETWORK, default="float32", choices=list(DTYPES),
                          help="float type; bf16 and fp16 (on cuda): products in 16 bits, parameters in float32"),
-        "--lanes": _flag(RUN, ("--device cpu", lambda a: a.device == "cpu"), choices=devices.LANES,
-                         help="on the CPU, who makes the calls of tasks: compiled code, without the interpreter "
-                              "(native), or Python (default: python)"),
         "--fusion": _flag(NETWORK, type=rules, metavar="all|none|RULE,..",
                           help=f"merge launches by these rules: {', '.join(RULES)} (default: all on cuda, none on "
                                f"cpu)"),
@@ -412,10 +413,11 @@ def job(arguments: argparse.Namespace, under: str | None = None) -> Job:
              and _stale(arguments) else arguments.update_every)
     groups = pipelines.groups(under or arguments.scheduler) if arguments.subject == "c" else 1
     return Job(model=arguments.model, model_args=dict(arguments.model_arg), data=arguments.data, root=arguments.root,
-               strict=arguments.strict, device=arguments.device, tf32=arguments.tf32,
+               strict=arguments.strict, tokenizer=arguments.tokenizer, workers=arguments.workers,
+               device=arguments.device, tf32=arguments.tf32,
                deterministic=not arguments.nondeterministic, dtype=arguments.dtype, batch_size=arguments.batch_size,
                micro_batches=arguments.micro_batches, update_every=every, groups=groups, optimizer=arguments.optimizer,
                lr=arguments.lr, clip=arguments.clip, seed=arguments.seed, scheduler=under or arguments.scheduler,
                parallel={"r": "data", "c": "pipeline"}.get(arguments.subject, "none"),
                scheduler_args=dict(arguments.scheduler_arg), streams=arguments.streams,
-               memory_limit=arguments.memory_limit, fusion=arguments.fusion, lanes=arguments.lanes or "")
+               memory_limit=arguments.memory_limit, fusion=arguments.fusion)

@@ -1,11 +1,12 @@
-"""Data as NumPy batches: embedded, generated, or from local files. Nothing is ever downloaded.
+"""Data as NumPy batches: embedded, generated, or from local files and functions. Nothing is ever downloaded.
 
 It knows nothing of tensors, devices, models or schedules. Every number depends only on the data's name, the seed and
 the position in the order, never on how many ranks share a batch.
 """
 
+from .arrays import from_arrays
 from .catalogue import NAMES, digits, load
-from .dataset import IGNORED, DataError, Dataset, adapt
+from .dataset import IGNORED, DataError, Dataset, LabelError, adapt
 from .loader import Loader
 
-__all__ = ["IGNORED", "NAMES", "DataError", "Dataset", "Loader", "adapt", "digits", "load"]
+__all__ = ["IGNORED", "NAMES", "DataError", "Dataset", "LabelError", "Loader", "adapt", "digits", "from_arrays", "load"]

@@ -1,25 +1,20 @@
-"""Data that need no files: the embedded digits, generated images and tokens, and Python's own manual.
-
-All are deterministic. The manual is that of the running Python, so its bytes differ between Python versions.
-"""
+"""Data that need no files: the embedded digits, and generated images and tokens. All are deterministic."""
 
 from __future__ import annotations
 
 import functools
 import gzip
-import importlib
 from importlib.resources import files
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..autograd.random import generator
-from .dataset import Array, DataError, Dataset, Images, adapt, check_labels, statistics
-from .formats import fifth
+from .dataset import Array, Dataset, Images, adapt, check_labels, statistics
+from .loader import fifth
+from .text import windows
 
 MEANS, NOISE, DRAW, FOLLOWERS, TOKENS = range(5)  #: purposes of the random numbers of synthetic data
-TEXT = ("next_token", "masked_token")  #: what running text can be used for
-UNUSED = 255  #: a byte that no UTF-8 text has
 SAMPLES = {"train": 4096, "test": 1024}  #: how many samples synthetic data have
 NOISES = 251  #: how many noise images samples draw from, so that the whole set is never in memory
 
@@ -69,32 +64,3 @@ def tokens(split: str, length: int, vocabulary: int, seed: int) -> Dataset:
     for i in range(1, count):
         text.append(int(any_token[i]) if surprise[i] else int(follower[text[-1]]))
     return windows("synthetic", np.array(text, np.int64), length, vocabulary)
-
-
-def pydoc(split: str, length: int, classes: int | None) -> Dataset:
-    """The topics of Python's manual as UTF-8 bytes, in the order of their names; test is the last fifth."""
-    try:
-        topics = importlib.import_module("pydoc_data.topics").topics
-    except ImportError as error:
-        raise DataError("pydoc: this Python lacks pydoc_data.topics; use synthetic or a path") from error
-    text = np.frombuffer("\n".join(topics[name] for name in sorted(topics)).encode(), np.uint8)
-    check_labels(text, classes or 256, "pydoc")
-    cut = len(text) - len(text) // 5
-    return windows("pydoc", text[cut:] if split == "test" else text[:cut], length, classes or 256,
-                   bytes_per_token=1.0, mask=UNUSED)
-
-
-def windows(name: str, text: Array, length: int, vocabulary: int, *, bytes_per_token: float | None = None,
-            mask: int | None = None) -> Dataset:
-    """A data set of windows: in sample i, x is tokens i*length to (i+1)*length and y the same shifted by one; both (B,
-    length) int64. Raises DataError where the text is too short."""
-    if len(text) <= length:
-        raise DataError(f"{name}: {len(text)} tokens are too few for a window of {length} and the token after it")
-    steps = np.arange(length + 1)
-
-    def rows(indices: NDArray[np.int64]) -> tuple[Array, Array]:
-        window = np.take(text, indices[:, None] * length + steps).astype(np.int64, copy=False)
-        return window[:, :-1].copy(), window[:, 1:].copy()
-
-    return Dataset(name, (len(text) - 1) // length, (length,), vocabulary, rows,
-                   TEXT if mask is not None else TEXT[:1], bytes_per_token=bytes_per_token, mask=mask)

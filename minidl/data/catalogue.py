@@ -1,4 +1,4 @@
-"""Data by name or path, and the substitutes for missing files.
+"""Data by name, path or function, and the substitutes for missing files of named data.
 
 It does not know how a file is read or a batch is made.
 """
@@ -9,23 +9,53 @@ import difflib
 import functools
 import os
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from . import builtin, formats
+from . import arrays, builtin, formats, pictures, sentences, text
 from .dataset import DataError, Dataset, Images, Note
 from .loader import Loader, check_seed
 
 NAMES = ("digits", "mnist", "cifar10", "cifar100", "imagenet", "iwslt", "mnli", "mrpc", "openwebtext", "pydoc",
-         "synthetic")  # fmt: skip
-UNSUPPORTED = ("imagenet", "iwslt", "mnli", "mrpc", "openwebtext")
+         "synthetic")  #: names of data sets
+STORED = ("mnist", "cifar10", "cifar100", "imagenet", "iwslt", "mnli", "mrpc", "openwebtext")  #: those in files
 ROOT = Path("data")  #: the default of `root`
+LENGTH = 64  #: tokens of a sample, where nobody says
 
 
 @functools.cache  # once in a process
 def _say(line: str) -> None:
     print(line, file=sys.stderr)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a network takes, see `load`."""
+
+    split: str
+    seed: int
+    dtype: str
+    note: Note
+    image_size: int | None
+    channels: int | None
+    classes: int | None
+    sequence_length: int | None
+    tokenizer: str
+    workers: int | None
+
+    @property
+    def length(self) -> int:
+        return self.sequence_length or LENGTH
+
+    @property
+    def sizes(self) -> dict[str, Any]:
+        """What `from_arrays` takes."""
+        return {"classes": self.classes, "image_size": self.image_size, "channels": self.channels, "dtype": self.dtype,
+                "note": self.note}
 
 
 def digits(batch_size: int = 64, *, split: str = "train", seed: int = 0, dtype: str = "float32") -> Loader:
@@ -38,20 +68,23 @@ def load(
     name_or_path: str | os.PathLike[str], *, batch_size: int, root: str | os.PathLike[str] | None = None,
     split: str = "train", seed: int = 0, strict: bool = False, image_size: int | None = None,
     channels: int | None = None, classes: int | None = None, sequence_length: int | None = None,
-    dtype: str = "float32", note: Note = _say,
+    dtype: str = "float32", tokenizer: str = "bytes", workers: int | None = None, note: Note = _say,
 ) -> Loader:  # fmt: skip
-    """A loader of a data set by name (`NAMES`) or path: a `.npz` file, or a folder of MNIST idx or CIFAR python files.
+    """A loader of a data set by name (`NAMES`), by path, or of a function of one's own (`file.py:function`); see
+    docs/data.md.
 
     Images: x (B, H, W, C) of `dtype`, standardised per channel to mean 0 and variance 1 over the training part (of
-    MNIST and CIFAR by the published numbers), then resized to `image_size` and repeated to `channels`; y (B,) int64.
-    Text (`pydoc`, bytes; `synthetic` with a `sequence_length`): x and y (B, sequence_length) int64, y the tokens that
-    follow. `classes`: how many classes, or tokens, the model knows; None takes the data's own number.
+    MNIST, CIFAR and ImageNet by the published numbers), then resized to `image_size` and repeated to `channels`; y (B,)
+    int64. Numbers: x (B, features). Running text: x and y (B, sequence_length) int64, y the tokens that follow. Pairs
+    of sentences: x (B, sequence_length) int64; y (B,), or of translations (B, sequence_length). `classes`: how many
+    classes, or tokens, the model knows; None takes the data's own number. `tokenizer`: bytes, a number of tokens, or a
+    file, see data/tokens.py. `workers`: processes that decode pictures; None: one for each core but one.
 
     `split`: train (shuffled anew each epoch, last incomplete batch dropped) or test (stored order, nothing dropped).
-    Files of named data are looked for in `root`, by default ./data. Where none of them is found, the embedded digits
-    are used instead, in the size that was asked for; or synthetic images, where the digits have the wrong number of
-    classes. `note` gets one line that says so, and one for resizing. With `strict` a missing file is an error; a
-    missing path or `root` always is. Nothing is ever downloaded.
+    Files of named data are looked for in `root`, by default ./data. Where no files of named images are found, the
+    embedded digits are used instead, in the size that was asked for; or synthetic images, where the digits have the
+    wrong number of classes; instead of openwebtext, Python's manual. `note` gets one line that says so, and one for
+    resizing. With `strict` a missing file is an error; a missing path or `root` always is. Nothing is ever downloaded.
 
     Raises DataError, with one line, for arguments that do not fit, an unknown name, a damaged file, a label out of
     range.
@@ -70,8 +103,9 @@ def load(
             raise DataError(f"{key} is {value!r}; it must be a whole number > 0")
     if root is not None and not Path(root).is_dir():
         raise DataError(f"{root}: the folder for data does not exist")
+    wanted = Wanted(split, seed, dtype, note, image_size, channels, classes, sequence_length, tokenizer, workers)
     try:
-        dataset = _named(name_or_path, ROOT if root is None else Path(root), split, seed, strict, dtype, note, **sizes)
+        dataset = _named(name_or_path, ROOT if root is None else Path(root), strict, wanted)
     except OSError as error:
         raise DataError(f"{name_or_path}: {error.strerror}") from error
     except MemoryError as error:
@@ -79,39 +113,137 @@ def load(
     return Loader(dataset, batch_size, seed=seed, training=split == "train")
 
 
-def _named(name: str | os.PathLike[str], root: Path, split: str, seed: int, strict: bool, dtype: str, note: Note,
-           image_size: int | None, channels: int | None, classes: int | None, sequence_length: int | None) -> Dataset:
-    text = name == "pydoc" or (name == "synthetic" and sequence_length is not None)
-    if text and (image_size or channels):
-        raise DataError(f"{name}: image_size and channels are for images, not for tokens")
-    if sequence_length is not None and not text:
-        raise DataError(f"{name}: sequence_length is for tokens, not for images")
-    if name in UNSUPPORTED:
-        known = ", ".join(known for known in NAMES if known not in UNSUPPORTED)
-        raise DataError(f"{name} is not supported yet; there are {known}, or a path")
+def _named(name: str | os.PathLike[str], root: Path, strict: bool, wanted: Wanted) -> Dataset:
     if name == "pydoc":
-        return builtin.pydoc(split, sequence_length or 64, classes)
-    if name == "synthetic" and sequence_length is not None:
-        return builtin.tokens(split, sequence_length, classes or 256, seed)
+        return _pydoc(wanted)
     if name == "synthetic":
-        return builtin.images(split, image_size or 32, channels or 3, classes or 10, seed, dtype)
+        return _synthetic(wanted)
     if name == "digits":
-        return builtin.digits(split, classes).dataset(image_size, channels, dtype, note)
-    stored = next((stored for stored in formats.STORED if stored.name == name), None)
-    if stored is None:
-        return _from_path(_path(name), split, classes).dataset(image_size, channels, dtype, note)
-    folder = stored.find(root)
-    if folder is not None:
-        return stored.load(folder, split, classes).dataset(image_size, channels, dtype, note)
-    looked = f"{stored.files[split][0]} in {root} and its {', '.join(stored.folders[1:])}"
-    wanted = classes or stored.classes
-    image_size, channels = image_size or stored.shape[0], channels or stored.shape[2]
-    instead = "digits" if wanted == 10 else "synthetic"
-    missing = f"{name}: not found (looked for {looked})"
+        return _of_images("digits", lambda: builtin.digits(wanted.split, wanted.classes), wanted)
+    if name not in STORED:
+        if isinstance(name, str) and ":" in name and not Path(name).exists():
+            return arrays.load_own(name, wanted.split, wanted.seed, **wanted.sizes)
+        return _from_path(_path(name), wanted)
+    assert isinstance(name, str)
+    for kind in KINDS:
+        if kind.name == name and (found := kind.find(root / name) or kind.find(root)) is not None:
+            return kind.load(found, wanted)
+    return _instead(name, root, strict, wanted)
+
+
+def _instead(name: str, root: Path, strict: bool, wanted: Wanted) -> Dataset:
+    """What is used where the files of a named data set are missing. Raises DataError where nothing can be."""
+    looked = LOOKED.get(name, "")
+    stored = next((s for s in formats.STORED if s.name == name), None)
+    if stored is not None:
+        looked = f"{stored.files[wanted.split][0]} in {root} and its {', '.join(stored.folders[1:])}"
+    missing = f"{name}: not found (looked for {looked.replace('ROOT', str(root))})"
     if strict:
         raise DataError(f"{missing}; nothing is downloaded and strict forbids a substitute")
-    note(f"{missing}; {'the embedded digits are' if instead == 'digits' else 'synthetic images are'} used instead")
-    return _named(instead, root, split, seed, strict, dtype, note, image_size, channels, wanted, None)
+    if name == "openwebtext":
+        wanted.note(f"{missing}; Python's manual is used instead")
+        return _pydoc(wanted)
+    shape, classes = (stored.shape, stored.classes) if stored else ((pictures.SIZE, pictures.SIZE, 3), 1000)
+    if stored is None and name != "imagenet":
+        raise DataError(f"{missing}; nothing is downloaded")
+    count = wanted.classes or classes
+    given = Wanted(**{**vars(wanted), "image_size": wanted.image_size or shape[0],
+                      "channels": wanted.channels or shape[2], "classes": count})
+    instead = "digits" if count == 10 else "synthetic"
+    wanted.note(f"{missing}; {'the embedded digits are' if count == 10 else 'synthetic images are'} used instead")
+    return _named(instead, root, strict, given)
+
+
+def _pydoc(wanted: Wanted) -> Dataset:
+    return _of_text("pydoc", lambda: text.running("pydoc", *text.pydoc_text(), wanted.split, wanted.length,
+                                                  wanted.classes, wanted.tokenizer), wanted)
+
+
+def _synthetic(wanted: Wanted) -> Dataset:
+    if wanted.sequence_length is not None:
+        return _of_text("synthetic", lambda: builtin.tokens(wanted.split, wanted.length, wanted.classes or 256,
+                                                            wanted.seed), wanted)
+    return builtin.images(wanted.split, wanted.image_size or 32, wanted.channels or 3, wanted.classes or 10,
+                          wanted.seed, wanted.dtype)
+
+
+def _of_text(name: str, make: Callable[[], Dataset], wanted: Wanted) -> Dataset:
+    if wanted.image_size or wanted.channels:
+        raise DataError(f"{name}: image_size and channels are for images, not for tokens")
+    return make()
+
+
+def _of_images(name: str, make: Callable[[], Any], wanted: Wanted) -> Dataset:
+    if wanted.sequence_length is not None:
+        raise DataError(f"{name}: sequence_length is for tokens, not for images")
+    images: Images = make()
+    return images.dataset(wanted.image_size, wanted.channels, wanted.dtype, wanted.note)
+
+
+# --------------------------------------------------------------------------------------------------------------- files
+@dataclass(frozen=True)
+class Kind:
+    """A kind of files: the data set's name, or "" if it has none; the file or folder at or below a path that has it, or
+    None; and its reader. `what`: what is looked for, in words."""
+
+    name: str
+    find: Callable[[Path], Path | None]
+    load: Callable[[Path, Wanted], Dataset]
+    what: str
+
+
+def _stored(stored: formats.Stored) -> Kind:
+    def load(folder: Path, wanted: Wanted) -> Dataset:
+        return _of_images(stored.name, lambda: stored.load(folder, wanted.split, wanted.classes), wanted)
+
+    return Kind(stored.name, lambda path: stored.find(path) if path.is_dir() else None, load,
+                f"the files of {stored.name}")
+
+
+def _tokens_of(load: Callable[..., Dataset]) -> Callable[[Path, Wanted], Dataset]:
+    """A reader of text, which takes (path, split, length, classes, tokenizer)."""
+    return lambda path, wanted: _of_text(path.name, lambda: load(path, wanted.split, wanted.length, wanted.classes,
+                                                                 wanted.tokenizer), wanted)
+
+
+def _glue(glue: sentences.Glue) -> Kind:
+    return Kind(glue.name, glue.find, _tokens_of(functools.partial(sentences.load_glue, glue)),
+                f"{glue.files['train'][0]} of {glue.name}")
+
+
+def _load_pictures(folder: Path, wanted: Wanted) -> Dataset:
+    if wanted.sequence_length is not None:
+        raise DataError(f"{folder}: sequence_length is for tokens, not for images")
+    return pictures.load_pictures(folder, wanted.split, wanted.image_size, wanted.channels, wanted.classes,
+                                  wanted.dtype, wanted.workers)
+
+
+def _load_npz(path: Path, wanted: Wanted) -> Dataset:
+    found = formats.load_npz(path, wanted.split, wanted.classes, wanted.dtype)
+    return found if isinstance(found, Dataset) else _of_images(path.name, lambda: found, wanted)
+
+
+def _suffix(suffix: str) -> Callable[[Path], Path | None]:
+    return lambda path: path if path.suffix == suffix and not path.is_dir() else None
+
+
+#: the kinds of files in the order in which a path is tried
+KINDS = (
+    *(_stored(stored) for stored in formats.STORED),
+    *(_glue(glue) for glue in sentences.GLUE),
+    Kind("iwslt", sentences.find_parallel, _tokens_of(sentences.load_parallel), "parallel text"),
+    Kind("", arrays.find_npy, lambda folder, wanted: arrays.load_npy(folder, wanted.split, **wanted.sizes),
+         "x.npy and y.npy"),
+    Kind("imagenet", pictures.find, _load_pictures, "folders of classes, or shards, with pictures"),
+    Kind("", _suffix(".npz"), _load_npz, "a .npz file"),
+    Kind("", _suffix(".csv"), lambda path, wanted: arrays.load_csv(path, wanted.split, **wanted.sizes), "a .csv file"),
+    Kind("openwebtext", text.find, _tokens_of(text.load_text), "text or tokens (.txt, .xz, .tar, .bin)"),
+)  # fmt: skip
+#: what is looked for where a named data set has no published names of files
+LOOKED = {"imagenet": "imagenet/train with folders of classes, or imagenet/train-*.tar, in ROOT",
+          "openwebtext": "openwebtext with .xz, .tar, .txt, or train.bin and val.bin in ROOT",
+          "iwslt": "iwslt with train.tags.de-en.de and .en, or train.de and train.en, in ROOT",
+          **{glue.name: f"{glue.name} with {' or '.join(glue.files['train'])} in ROOT" for glue in sentences.GLUE}}
 
 
 def _path(name: str | os.PathLike[str]) -> Path:
@@ -126,13 +258,8 @@ def _path(name: str | os.PathLike[str]) -> Path:
     raise DataError(f"{path.absolute()}: no such file or folder")
 
 
-def _from_path(path: Path, split: str, classes: int | None) -> Images:
-    for stored in formats.STORED:
-        folder = stored.find(path)
-        if folder is not None:
-            return stored.load(folder, split, classes)
-    if path.is_dir():
-        raise DataError(f"{path}: has none of the files of {', '.join(stored.name for stored in formats.STORED)}")
-    if path.suffix != ".npz":
-        raise DataError(f"{path}: is neither a folder nor a .npz file")
-    return formats.load_npz(path, split, classes)
+def _from_path(path: Path, wanted: Wanted) -> Dataset:
+    for kind in KINDS:
+        if (found := kind.find(path)) is not None:
+            return kind.load(found, wanted)
+    raise DataError(f"{path}: has none of the files that are known: {'; '.join(kind.what for kind in KINDS)}")

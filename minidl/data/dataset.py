@@ -28,6 +28,10 @@ class DataError(ValueError):
     wrong."""
 
 
+class LabelError(DataError):
+    """A label, or a token, is larger than the network knows."""
+
+
 @dataclass(frozen=True)
 class Dataset:
     """`samples`: how many. `rows(indices)`: new arrays (x, y) of the samples at int64 `indices` (B,).
@@ -37,7 +41,8 @@ class Dataset:
 
     `serves`: the objectives that a network can be trained for with it. `random`: rows are made by random choices, and
     `rows(indices, draws)` takes a random number for each sample, uint64 (B,), too. Of text: `bytes_per_token`, how many
-    bytes a token stands for, in the mean; `mask`, the token that hides another one.
+    bytes a token stands for, in the mean; `mask`, the token that hides another one. `vocabulary`: how many different
+    tokens x may have; 0 where x has none. `slow`: reading a batch takes long, so the next ones are read ahead.
     """
 
     name: str
@@ -47,6 +52,8 @@ class Dataset:
     rows: Rows
     serves: tuple[str, ...] = ("classification",)
     random: bool = False
+    slow: bool = False
+    vocabulary: int = 0
     bytes_per_token: float | None = None
     mask: int | None = None
 
@@ -63,6 +70,13 @@ class Images:
     mean: Array
     std: Array
 
+    @staticmethod
+    def scaled(x: Array, mean: Array, std: Array) -> Array:
+        """Numbers as stored, with mean 0 and variance 1, float32."""
+        x = np.subtract(x, mean.astype(np.float32), dtype=np.float32)
+        x *= (1.0 / std).astype(np.float32)
+        return x
+
     def dataset(self, image_size: int | None, channels: int | None, dtype: str, note: Note) -> Dataset:
         """The same images with mean 0 and variance 1 per channel over the training part, then resized and repeated.
 
@@ -72,12 +86,9 @@ class Images:
         shape = (image_size or stored[0], image_size or stored[1], channels or stored[2])
         if shape != stored:
             note(f"{self.name}: images of {_by(stored)} are resized and repeated to {_by(shape)}")
-        mean, scale = self.mean.astype(np.float32), (1.0 / self.std).astype(np.float32)
 
         def prepare(x: Array) -> Array:
-            x = np.subtract(x, mean, dtype=np.float32)
-            x *= scale
-            return adapt(x, image_size, channels).astype(dtype, copy=False)
+            return adapt(self.scaled(x, self.mean, self.std), image_size, channels).astype(dtype, copy=False)
 
         images, finish = self.x, prepare
         if len(images) * np.prod(shape) * np.dtype(dtype).itemsize <= PREPARED_BYTES:
@@ -151,9 +162,9 @@ def _resize(x: Array, axis: int, size: int) -> Array:
 
 
 def check_labels(y: Array, classes: int, where: object) -> None:
-    """Raises DataError naming the first sample whose label is not in 0..classes-1. y: (N,) or (N, T) integers."""
+    """Raises LabelError naming the first sample whose label is not in 0..classes-1. y: (N,) or (N, T) integers."""
     bad = (y < 0) | (y >= classes)
     if bad.any():
         first = tuple(int(i) for i in np.argwhere(bad)[0])
-        raise DataError(f"{where}: sample {first[0]} has label {y[first]}; with {classes} classes it must be "
+        raise LabelError(f"{where}: sample {first[0]} has label {y[first]}; with {classes} classes it must be "
                         f"0 to {classes - 1}")

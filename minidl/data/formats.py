@@ -20,8 +20,9 @@ import numpy as np
 from numpy.lib import format as npy
 
 from . import pickles
-from .dataset import Array, DataError, Images, check_labels, pieces, statistics
-from .loader import permutation
+from .arrays import from_arrays
+from .dataset import Array, DataError, Dataset, Images, check_labels, pieces, statistics
+from .loader import fifth
 
 LARGEST = 4 << 30  #: the most bytes of images and labels that are read; CIFAR has 180 MB
 SPARE = 1 << 30  #: for a pickle, whose small objects take more than their bytes; other files need a quarter of it
@@ -31,6 +32,7 @@ PICKLE_BYTES = 256 << 20  #: CIFAR-100's larger file has 155 MB
 INDEX_BYTES = 1 << 18  #: the largest index of a .npz file
 FLOAT32 = float(np.finfo(np.float32).max)
 Pair = tuple[str, str]
+WHOLE = ("x", "images")  #: arrays without a test part of their own
 NPZ_KEYS: dict[str, tuple[Pair, ...]] = {
     "train": (("x_train", "y_train"), ("train_images", "train_labels"), ("x", "y"), ("images", "labels")),
     "test": (("x_test", "y_test"), ("test_images", "test_labels"), ("x", "y"), ("images", "labels")),
@@ -264,6 +266,8 @@ def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Array:
 
 
 def _check_pair(images: str, labels: str, x: _Header, y: _Header) -> None:
+    if len(x.shape) == 2 and 0 not in x.shape and len(y.shape) in (1, 2) and y.shape[0] == x.shape[0]:
+        return
     shape = (*x.shape, 1) if len(x.shape) == 3 else x.shape
     if len(shape) != 4 or 0 in shape or shape[3] > 4:
         hint = ""
@@ -276,18 +280,23 @@ def _check_pair(images: str, labels: str, x: _Header, y: _Header) -> None:
                          f"each of the {shape[0]} images")
 
 
-def load_npz(path: Path, split: str, classes: int | None) -> Images:
-    """The images of `split`: x_train, y_train, x_test, y_test; train_images, train_labels, test_images, test_labels;
-    or x, y or images, labels, of which a fixed random fifth is the test part. Raises DataError."""
-    found = {pair: _checked(path, pair, *arrays)
-             for pair, arrays in read_npz(path, {s: NPZ_KEYS[s] for s in (split, "train")}).items()}
+def load_npz(path: Path, split: str, classes: int | None, dtype: str = "float32") -> Images | Dataset:
+    """The samples of `split`: x_train, y_train, x_test, y_test; train_images, train_labels, test_images, test_labels;
+    or x, y or images, labels, of which a fixed random fifth is the test part. Images, or what
+    `from_arrays` makes of rows of numbers or tokens. Raises DataError."""
+    read = read_npz(path, {s: NPZ_KEYS[s] for s in (split, "train")})
+    if all(x.ndim == 2 for x, _ in read.values()):
+        own, first = next(iter(read)), next(reversed(read))
+        test = None if first[0] in WHOLE else read[own]
+        return from_arrays(path.name, *read[first], split, test=test, classes=classes, dtype=dtype)
+    found = {pair: _checked(path, pair, *arrays) for pair, arrays in read.items()}
     wanted, training = next(iter(found)), next(reversed(found))
     if classes is None:
         classes = 1 + max(int(y.max()) for _, y in found.values())
     for pair in sorted(found):
         check_labels(found[pair][1], classes, f"{path}, {pair[1]}")
     (x, y), (seen, _) = found.pop(wanted), found.get(training, (None, None))
-    rows = fifth(len(x), "train") if wanted[0] in ("x", "images") else None
+    rows = fifth(len(x), "train") if wanted[0] in WHOLE else None
     seen = x if seen is None else seen
     if x.shape[1:] != seen.shape[1:] or (rows is not None and not len(rows)):
         raise DataError(f"{path}: {wanted[0]} has images of {x.shape[1:]}, {training[0]} of {seen.shape[1:]}, "
@@ -325,12 +334,6 @@ def _checked(path: Path, pair: tuple[str, str], x: Array, y: Array) -> tuple[Arr
             raise DataError(f"{path}, {pair[0]}: sample {done + bad[0]} holds {what}")
         done += len(piece)
     return x, y.reshape(-1).astype(np.int64)
-
-
-def fifth(samples: int, split: str) -> Array:
-    """The samples of `split` among `samples`: test is the last 20 % (rounded down) of one fixed random order."""
-    order, test = permutation(samples, "split", seed=0), samples // 5
-    return order[samples - test :] if split == "test" else order[: samples - test]
 
 
 STORED = (

@@ -5,7 +5,9 @@ It does not know what a sample is.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeGuard
 
 import numpy as np
@@ -15,10 +17,18 @@ from ..autograd.random import generator
 from . import draws
 from .dataset import Array, DataError, Dataset
 
+DEPTH = 2  #: how many batches are read ahead, where reading takes long
+
 
 def permutation(samples: int, purpose: str, *place: int, seed: int) -> NDArray[np.int64]:
     """A random order of 0..samples-1, int64 (samples,). It is made from raw bits, which no NumPy release changes."""
     return np.argsort(generator(purpose, *place, seed=seed).bit_generator.random_raw(samples), kind="stable")
+
+
+def fifth(samples: int, split: str) -> Array:
+    """The samples of `split` among `samples`: test is the last 20 % (rounded down) of one fixed random order."""
+    order, test = permutation(samples, "split", seed=0), samples // 5
+    return order[samples - test :] if split == "test" else order[: samples - test]
 
 
 class Loader:
@@ -40,6 +50,7 @@ class Loader:
         self.epoch = self.batch = 0  #: the place of the next global batch
         self._order: tuple[int, NDArray[np.int64]] | None = None
         self._draws: tuple[int, draws.Draws] | None = None
+        self._ahead = _Ahead(self) if dataset.slow else None
         name, samples = dataset.name, dataset.samples
         if not _whole(batch_size) or batch_size < 1:
             raise DataError(f"{name}: the batch size is {batch_size!r}; it must be a whole number > 0")
@@ -68,30 +79,36 @@ class Loader:
         """How many batches an epoch has."""
         return self.dataset.samples // self.batch_size if self.training else -(-self.dataset.samples // self.batch_size)
 
-    def indices(self) -> NDArray[np.int64]:
-        """The samples of the next global batch in order, int64 (B,)."""
-        if self._order is None or self._order[0] != self.epoch:
+    def indices(self, epoch: int, batch: int) -> NDArray[np.int64]:
+        """The samples of a global batch in order, int64 (B,)."""
+        if self._order is None or self._order[0] != epoch:
             samples = self.dataset.samples
-            order = permutation(samples, "order", self.epoch, seed=self.seed) if self.training else np.arange(samples)
-            self._order = self.epoch, order
-        start = self.batch * self.batch_size
-        return self._order[1][start : start + self.batch_size]
+            order = permutation(samples, "order", epoch, seed=self.seed) if self.training else np.arange(samples)
+            self._order = epoch, order
+        return self._order[1][batch * self.batch_size : (batch + 1) * self.batch_size]
 
-    def _drawn(self, rows: NDArray[np.int64]) -> draws.Draws:
+    def _drawn(self, epoch: int, rows: NDArray[np.int64]) -> draws.Draws:
         """The random numbers of these samples in this epoch; outside of training, always those of the first."""
-        epoch = self.epoch if self.training else 0
+        epoch = epoch if self.training else 0
         if self._draws is None or self._draws[0] != epoch:
             self._draws = epoch, draws.of_epoch(self.dataset.samples, epoch, self.seed)
         return self._draws[1][rows]
 
-    def __next__(self) -> tuple[Array, Array]:
-        rows = self.indices()
+    def read(self, epoch: int, batch: int) -> tuple[Array, Array]:
+        """This rank's rows of a global batch. Raises DataError for samples that cannot be read."""
+        rows = self.indices(epoch, batch)
         share = len(rows) // self.ranks
         own = rows[self.rank * share : (self.rank + 1) * share]
-        batch = self.dataset.rows(own, self._drawn(own)) if self.dataset.random else self.dataset.rows(own)
-        self.batch += 1
-        if self.batch == self.steps_per_epoch:
-            self.epoch, self.batch = self.epoch + 1, 0
+        return self.dataset.rows(own, self._drawn(epoch, own)) if self.dataset.random else self.dataset.rows(own)
+
+    def after(self, epoch: int, batch: int) -> tuple[int, int]:
+        """The place of the batch after this one."""
+        return (epoch, batch + 1) if batch + 1 < self.steps_per_epoch else (epoch + 1, 0)
+
+    def __next__(self) -> tuple[Array, Array]:
+        place = self.epoch, self.batch
+        batch = self._ahead.get(place) if self._ahead else self.read(*place)
+        self.epoch, self.batch = self.after(*place)
         return batch
 
     def __iter__(self) -> Iterator[tuple[Array, Array]]:
@@ -122,6 +139,27 @@ class Loader:
             raise DataError(f"{self.name}: {dict(state)} is not a place in the order; epoch must be >= 0, batch from 0 "
                             f"to {self.steps_per_epoch - 1}")
         self.epoch, self.batch = int(epoch), int(batch)
+
+
+class _Ahead:
+    """Reads the next DEPTH batches of a loader in a thread of its own, while the present one is used."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+        self._thread: ThreadPoolExecutor | None = None
+        self._coming: deque[tuple[tuple[int, int], Future[tuple[Array, Array]]]] = deque()
+
+    def get(self, place: tuple[int, int]) -> tuple[Array, Array]:
+        """The batch at this place; what was read ahead for another one is dropped."""
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, "data")
+        while self._coming and self._coming[0][0] != place:
+            self._coming.popleft()[1].cancel()
+        following = self._loader.after(*self._coming[-1][0]) if self._coming else place
+        while len(self._coming) <= DEPTH:
+            self._coming.append((following, self._thread.submit(self._loader.read, *following)))
+            following = self._loader.after(*following)
+        return self._coming.popleft()[1].result()
 
 
 def check_seed(seed: object) -> None:

@@ -21,6 +21,7 @@ class Module:
     input_shape: tuple[int, ...] = ()  #: of a network: the shape of one sample
     input_dtype: str = "float32"  #: of a network: int64 if it reads tokens, else a float
     classes: int = 0  #: of a network: the number of classes; of tokens, the size of the vocabulary
+    vocabulary: int = 0  #: of a network that reads tokens and tells classes apart: how many tokens it knows
     objective: str = "classification"  #: of a network: what it is trained for, see training/objectives.py
     _name = ""
 

@@ -35,6 +35,7 @@ class Objective:
     `score(output, y)`: sums over test samples, NumPy arrays in and float64 out, which may be added over batches; the
     first is how many predictions were made. `judge(sums, data)`: from their totals the metrics by name, of which `loss`
     is one. `metric`: the name of the one that matters; `largest`: whether more of it is better.
+    `tokens`: whether the network's classes are the tokens of a vocabulary.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Objective:
     judge: Callable[[Sums, Dataset], dict[str, float]]
     metric: str
     largest: bool = False
+    tokens: bool = False
     inputs: Callable[[Dataset], Dataset] = _as_it_is
 
     def better(self, new: Mapping[str, float], old: Mapping[str, float] | None) -> bool:
@@ -105,7 +107,7 @@ def _masked(data: Dataset) -> Dataset:
         at = np.zeros(tokens.shape, bool)
         np.put_along_axis(at, np.argsort(bits[:, 0], axis=1, kind="stable")[:, :hidden], True, axis=1)
         chance = draws.uniform(bits[:, 1])
-        any_token = (bits[:, 2] % np.uint64(data.classes)).astype(np.int64)
+        any_token = (1 + bits[:, 2] % np.uint64(data.classes - 1)).astype(np.int64)  # 0 is padding
         x = np.where(at & (chance < 0.8), mask, np.where(at & (chance < 0.9), any_token, tokens))
         return x, np.where(at, tokens, IGNORED)
 
@@ -124,11 +126,21 @@ def _error(sums: Sums, data: Dataset) -> dict[str, float]:
 
 OBJECTIVES = {objective.name: objective for objective in (
     Objective("classification", nn.cross_entropy, _of_rows, _classes, "accuracy", largest=True),
-    Objective("next_token", _token_loss, _token_score, _perplexity, "perplexity"),
-    Objective("masked_token", _token_loss, _token_score, _perplexity, "perplexity", inputs=_masked),
-    Objective("translation", _token_loss, _token_score, _perplexity, "perplexity"),
+    Objective("next_token", _token_loss, _token_score, _perplexity, "perplexity", tokens=True),
+    Objective("masked_token", _token_loss, _token_score, _perplexity, "perplexity", tokens=True, inputs=_masked),
+    Objective("translation", _token_loss, _token_score, _perplexity, "perplexity", tokens=True),
     Objective("regression", nn.mse, _value_score, _error, "error"),
 )}  # fmt: skip
+
+
+#: an objective of networks -> another one that the same networks can be trained for, where the data are for that
+ALSO = {"next_token": "translation", "classification": "regression"}
+
+
+def chosen(model: str, data: Dataset) -> Objective:
+    """The objective of a network that is made for `model`, on these data."""
+    also = ALSO.get(model, model)
+    return find(also if model not in data.serves and also in data.serves else model)
 
 
 def find(name: str) -> Objective:

@@ -51,6 +51,8 @@ class Job:
     data: str = "digits"
     root: str | None = None
     strict: bool = False
+    tokenizer: str = "bytes"  #: of text, see data/tokens.py
+    workers: int | None = None  #: processes that decode pictures; None: one for each core but one
     device: str = "cpu"
     tf32: bool = False
     deterministic: bool = True
@@ -69,7 +71,6 @@ class Job:
     streams: int | None = None
     memory_limit: int | None = None
     fusion: tuple[str, ...] | None = None
-    lanes: str = ""  #: on the CPU, native or python; empty: the default
 
     def __post_init__(self) -> None:
         if self.batch_size < 1 or self.micro_batches < 1:
@@ -118,17 +119,13 @@ class Recorded:
         self.device = devices.get(job.device)
         if self.device.captures:  # the process has one such device: an earlier job may have set other values
             self.device.tf32, self.device.deterministic = job.tf32, job.deterministic
-        else:
-            self.device.set_lanes(job.lanes)
         self.tape = Tape(self.device)
         with use(self.tape):
-            random.seed(job.seed)
-            self.model = models.create(job.model, **job.model_args).astype(self.dtype)
+            self.model, train = self._fitted()
             self.optimizer = OPTIMIZERS[job.optimizer](self.model.parameters(), job.lr)
             self.optimizer.max_norm = job.clip
             self.optimizer.scaler = optim.GradScaler() if job.low == "float16" else None
-        self.objective = objectives.find(self.model.objective)
-        self.train_data = self._load("train").shard(rank, ranks)
+        self.train_data = train.shard(rank, ranks)
         self.share = job.batch_size // ranks  #: samples of a step on this rank
         if self.share % job.micro_batches:
             raise ValueError(f"a rank's {self.share} samples of a batch of {job.batch_size} do not divide into "
@@ -150,13 +147,54 @@ class Recorded:
         """The type of parameters and inputs."""
         return "float32" if self.job.low else self.job.dtype
 
-    def _load(self, split: str) -> data.Loader:
+    def _create(self, args: Mapping[str, Any]) -> nn.Module:
+        random.seed(self.job.seed)
+        return models.create(self.job.model, **args)
+
+    def _fitted(self) -> tuple[nn.Module, data.Loader]:
+        """The network and its training data. Sizes of the network that the job leaves open grow to those of the data:
+        classes, or the vocabulary; and the number of features. Raises DataError where they do not fit."""
+        args = dict(self.job.model_args)
+        open_sizes = models.arguments(self.job.model).keys() - args.keys()
+        self.model = self._create(args)
+        self.objective = objectives.find(self.model.objective)
+        try:
+            train = self._load("train", self.model.classes)
+        except data.LabelError:
+            classes = "vocabulary" if self.objective.tokens else "classes"
+            if classes not in open_sizes:
+                raise
+            train = self._load("train", None)
+            args[classes] = train.classes
+        found = train.dataset
+        if len(found.shape) == 1 and not found.vocabulary and "features" in open_sizes:
+            args["features"] = found.shape[0]
+        known = self.model.vocabulary or found.vocabulary
+        if not self.objective.tokens and found.vocabulary > known:
+            if "vocabulary" not in open_sizes:
+                raise data.DataError(f"{found.name} has {found.vocabulary} tokens, and {self.job.model} is for {known}")
+            args["vocabulary"] = found.vocabulary
+        if self.objective.name == "regression" and "classes" in open_sizes:
+            args["classes"] = train.classes
+        if args != self.job.model_args:
+            self.model = self._create(args)
+        if self.objective.name == "regression" and self.model.classes != train.classes:
+            raise data.DataError(f"{found.name} has {train.classes} numbers to predict, and {self.job.model} gives "
+                                 f"{self.model.classes}")
+        if found.shape != self.model.input_shape:
+            raise data.DataError(f"{found.name} has samples of {found.shape}, and {self.job.model} takes "
+                                 f"{self.model.input_shape}")
+        return self.model.astype(self.dtype), train
+
+    def _load(self, split: str, classes: int | None) -> data.Loader:
         """The batches of the data that the job names, in the sizes of its network, for its objective."""
         job, shape = self.job, self.model.input_shape
-        sizes: dict[str, Any] = ({"sequence_length": shape[0]} if self.model.input_dtype == "int64"
-                 else {"image_size": shape[0], "channels": shape[2]})
+        sizes: dict[str, Any] = ({"sequence_length": shape[0]} if self.model.input_dtype == "int64" else
+                                 {"image_size": shape[0], "channels": shape[2]} if len(shape) == 3 else {})
         found = data.load(job.data, batch_size=job.batch_size, root=job.root, split=split, seed=job.seed,
-                          strict=job.strict, classes=self.model.classes, dtype=self.dtype, **sizes)
+                          strict=job.strict, classes=classes, dtype=self.dtype, tokenizer=job.tokenizer,
+                          workers=job.workers, **sizes)
+        self.objective = objectives.chosen(self.model.objective, found.dataset)
         return found.of(self.objective.of(found.dataset, job.model))
 
     def _example(self) -> tuple[Any, Any]:
@@ -291,7 +329,7 @@ class Trainer:
         recorded, model = self.recorded, self.recorded.model.eval()
         runs: dict[int, SequentialExecutor] = {}
         sums: Any = 0.0
-        test = recorded._load("test")
+        test = recorded._load("test", model.classes)
         try:
             for x, y in test:
                 if len(x) not in runs:

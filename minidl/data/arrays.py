@@ -1,0 +1,242 @@
+"""Arrays as data sets: of .npz and .npy files, of a table of numbers (CSV), and of functions of the user's own.
+
+What x and y are follows from their shapes and types. x: images (n, h, w, c) or (n, h, w); numbers (n, features);
+tokens (n, length), whole numbers. y: classes (n,), tokens (n, length), or, for regression, floats (n,) or (n, k).
+"""
+
+from __future__ import annotations
+
+import csv
+import inspect
+import math
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..loading import function_of
+from .dataset import Array, DataError, Dataset, Images, LabelError, Note, check_labels, statistics
+from .loader import fifth
+
+LARGEST = 4 << 30  #: the most bytes of arrays
+LABELS = ("label", "class", "target", "species", "y")  #: names of the label column of a table, the first that it has
+
+
+def from_arrays(name: str, x: Any, y: Any, split: str = "train", *, test: tuple[Any, Any] | None = None,
+                classes: int | None = None, image_size: int | None = None, channels: int | None = None,
+                dtype: str = "float32", note: Note = lambda line: None) -> Dataset:
+    """A part of the samples (x, y): train or test. Without `test`, the samples of the test part, a fixed random fifth
+    of them is the test part. Images and numbers are standardised to mean 0 and variance 1 over the training part.
+    Raises DataError."""
+    x, y = _paired(name, x, y)
+    if test is None:
+        rows = fifth(len(x), "train")
+        kept = fifth(len(x), split)
+        own, targets, seen = x[kept], y[kept], x[rows]
+    else:
+        u, v = _paired(f"{name} (test)", *test)
+        if u.shape[1:] != x.shape[1:] or v.shape[1:] != y.shape[1:] or v.dtype.kind != y.dtype.kind:
+            raise DataError(f"{name}: training has x {x.shape[1:]} and y {y.dtype} {y.shape[1:]} a sample, test "
+                            f"{u.shape[1:]} and {v.dtype} {v.shape[1:]}")
+        own, targets, seen = (u, v, x) if split == "test" else (x, y, x)
+    if not len(seen) or not len(own):
+        raise DataError(f"{name}: {len(x)} samples are too few for a training and a test part")
+    whole = y.dtype.kind in "iu"
+    known = 0 if not whole else 1 + max(int(part.max()) for part in (y, targets))
+    if whole:
+        check_labels(targets, classes or known, name)
+    if x.ndim == 4:
+        if not whole or y.ndim != 1:
+            raise DataError(f"{name}: images need one class each, whole numbers (n,), not {y.dtype} {y.shape}")
+        return Images(name, own, targets.astype(np.int64), classes or known,
+                      *statistics(seen)).dataset(image_size, channels, dtype, note)
+    return _rows(name, own, targets, seen, classes or known, dtype, classes)
+
+
+def _rows(name: str, x: Array, y: Array, seen: Array, classes: int, dtype: str, told: int | None) -> Dataset:
+    """The data set of vectors, or of rows of tokens."""
+    if x.dtype.kind in "iu" and y.dtype.kind in "iu":  # tokens
+        tokens, labels = x.astype(np.int64), y.astype(np.int64)
+        top = 1 + int(max(tokens.max(), seen.max()))
+        if tokens.min() < 0:
+            raise DataError(f"{name}: a token is {tokens.min()}; tokens are 0 or more")
+        if y.ndim == 2:
+            classes = told or max(classes, top)
+            check_labels(tokens, classes, name)
+        return Dataset(name, len(x), x.shape[1:], classes,
+                       lambda i: (np.take(tokens, i, axis=0), np.take(labels, i, axis=0)),
+                       ("next_token",) if y.ndim == 2 else ("classification",), vocabulary=top)
+    mean, std = seen.mean(axis=0, dtype=np.float64), seen.std(axis=0, dtype=np.float64)
+    values = ((x - mean) / np.where(std > 0, std, 1.0)).astype(dtype)
+    if not np.isfinite(values).all():
+        raise DataError(f"{name}: scaled to mean 0 and variance 1, its numbers are out of the range of {dtype}")
+    if y.dtype.kind in "iu":
+        targets: Array = y.astype(np.int64)
+        serves: tuple[str, ...] = ("classification",)
+    else:
+        targets, serves = (y[:, None] if y.ndim == 1 else y).astype(dtype), ("regression",)
+        classes = targets.shape[1]
+    return Dataset(name, len(x), x.shape[1:], classes,
+                   lambda i: (np.take(values, i, axis=0), np.take(targets, i, axis=0)), serves)
+
+
+def _paired(name: str, x: Any, y: Any) -> tuple[Array, Array]:
+    """x and y, checked. Raises DataError."""
+    x, y = np.asarray(x), np.asarray(y)
+    for what, values in (("x", x), ("y", y)):
+        if values.dtype.kind not in "biuf":
+            raise DataError(f"{name}: {what} holds {values.dtype}, not numbers")
+        if values.dtype.kind == "f" and not np.isfinite(values).all():
+            at = int(np.argwhere(~np.isfinite(values))[0][0])
+            raise DataError(f"{name}: sample {at} of {what} holds a number that is not finite")
+    if x.ndim == 3 and not (x.dtype.kind == "f" and y.ndim == 2):
+        x = x[..., None]
+    if x.ndim not in (2, 4) or y.ndim not in (1, 2) or len(x) != len(y):
+        raise DataError(f"{name}: x is {x.shape} and y {y.shape}; x must be images (n, h, w, c), numbers (n, features) "
+                        f"or tokens (n, length), and y must be (n,) or (n, k)")
+    if y.ndim == 2 and y.shape[1] == 1 and y.dtype.kind in "iu":
+        y = y[:, 0]
+    return x, y.astype(np.int64) if y.dtype.kind == "b" else y
+
+
+# ---------------------------------------------------------------------------------------------------------- npy and csv
+def read_npy(path: Path) -> Array:
+    """The array of a .npy file. Raises DataError, also for pickled objects, which are never read."""
+    try:
+        if path.stat().st_size > LARGEST:
+            raise ValueError(f"larger than {LARGEST >> 30} GiB")
+        return np.asarray(np.load(path, allow_pickle=False))
+    except (ValueError, EOFError, OSError) as error:
+        raise DataError(f"{path}: not an array of numbers ({' '.join(str(error).split())[:200]})") from None
+
+
+def find_npy(folder: Path) -> Path | None:
+    return folder if any((folder / f"{x}.npy").is_file() for x in ("x", "x_train")) else None
+
+
+def load_npy(folder: Path, split: str, **sizes: Any) -> Dataset:
+    """A folder with x.npy and y.npy, or x_train.npy, y_train.npy, x_test.npy and y_test.npy. Raises DataError."""
+    own = (folder / "x_train.npy").is_file()
+    names = ["x_train", "y_train", "x_test", "y_test"] if own else ["x", "y"]
+    for name in names:
+        if not (folder / f"{name}.npy").is_file():
+            raise DataError(f"{folder}: has {names[0]}.npy but not {name}.npy")
+    x, y, *test = (read_npy(folder / f"{name}.npy") for name in names)
+    return from_arrays(folder.name, x, y, split, test=(test[0], test[1]) if test else None, **sizes)
+
+
+def load_csv(path: Path, split: str, **sizes: Any) -> Dataset:
+    """A table of numbers with a first line of names. The label is the column called label, class, target, species or y,
+    else the last one: words or whole numbers are classes, numbers with a fraction are for regression. Raises DataError
+    that names line and column."""
+    if not path.is_file() or path.stat().st_size > LARGEST:
+        raise DataError(f"{path}: not a regular file, or larger than {LARGEST >> 30} GiB")
+    try:
+        with open(path, encoding="utf-8-sig", newline="") as file:
+            head, *lines = [(reader.line_num, row) for reader in [csv.reader(file)] for row in reader if row]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path}: not a table of commas in UTF-8 ({str(error)[:100]})") from None
+    except ValueError:
+        raise DataError(f"{path}: is empty") from None
+    names = [name.strip() for name in head[1]]
+    if all(_number(name) is not None for name in names):
+        raise DataError(f"{path}: its first line must name the columns; it has numbers")
+    at = next((i for label in LABELS for i, name in enumerate(names) if name.lower() == label), len(names) - 1)
+    if len(names) < 2 or not lines:
+        raise DataError(f"{path}: needs at least two columns and a line of numbers")
+    values = np.empty((len(lines), len(names) - 1))
+    labels = []
+    for i, (number, row) in enumerate(lines):
+        if len(row) != len(names):
+            raise DataError(f"{path}, line {number}: has {len(row)} columns, its first line {len(names)}")
+        labels.append(row[at].strip())
+        for j, cell in enumerate(row[:at] + row[at + 1 :]):
+            found = _number(cell)
+            if found is None:
+                column = (names[:at] + names[at + 1 :])[j]
+                raise DataError(f"{path}, line {number}, column {column}: {cell[:40]!r} is not a finite number")
+            values[i, j] = found
+    return from_arrays(path.name, values, _classes(path, labels, [n for n, _ in lines]), split, **sizes)
+
+
+def _number(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def _classes(path: Path, labels: list[str], lines: list[int]) -> Array:
+    """Whole numbers from 0 as they are, other whole numbers and words by their order; numbers with a fraction stay."""
+    for label, line in zip(labels, lines, strict=True):
+        if not label:
+            raise DataError(f"{path}, line {line}: the label is empty")
+    if all(label.isascii() and label.isdigit() for label in labels) and len({*labels}) > max(map(int, labels)):
+        return np.array([int(label) for label in labels], np.int64)
+    numbers = [_number(label) for label in labels]
+    if all(n is not None for n in numbers) and any(n != int(n) for n in numbers if n is not None):
+        return np.array(numbers, np.float64)
+    known = sorted({*labels})
+    return np.array([known.index(label) for label in labels], np.int64)
+
+
+# --------------------------------------------------------------------------------------------------------------- yours
+def load_own(name: str, split: str, seed: int, **sizes: Any) -> Dataset:
+    """What a function of the user's own gives, `file.py:function`: a Dataset, arrays (x, y), or an iterable of batches
+    (x, y), which is read to its end. It may take `split` and `seed`; without `split`, a fifth is the test part. Raises
+    DataError."""
+    try:
+        function = function_of(name)
+    except ValueError as error:
+        raise DataError(str(error)) from None
+    takes = inspect.signature(function).parameters
+    told = {key: value for key, value in {"split": split, "seed": seed}.items() if key in takes}
+    parts = ("train", "test") if split == "test" and "split" in takes else (split,)
+    made = [_called(name, function, told | ({"split": part} if "split" in takes else {})) for part in parts]
+    if isinstance(made[-1], Dataset):
+        if sizes.get("classes") and made[-1].classes > sizes["classes"]:
+            raise LabelError(f"{name}: has {made[-1].classes} classes, the network {sizes['classes']}")
+        return made[-1]
+    arrays = [_arrays(name, part) for part in made]
+    short = name.rpartition("/")[2]
+    if "split" not in takes:
+        return from_arrays(short, *arrays[0], split, **sizes)
+    return from_arrays(short, *arrays[0], split, test=arrays[-1], **sizes)
+
+
+def _called(name: str, function: Callable[..., Any], told: dict[str, Any]) -> Any:
+    try:
+        return function(**told)
+    except DataError:
+        raise
+    except Exception as error:
+        raise DataError(f"{name}: {type(error).__name__}: {' '.join(str(error).split())[:300]}") from error
+
+
+def _arrays(name: str, made: Any) -> tuple[Array, Array]:
+    """The arrays (x, y) of what a function has returned."""
+    if isinstance(made, tuple) and len(made) == 2 and all(isinstance(part, np.ndarray) for part in made):
+        return made[0], made[1]
+    if not isinstance(made, Iterable):
+        raise DataError(f"{name}: returned {type(made).__name__}; it must return a Dataset, arrays (x, y), or an "
+                        f"iterable of batches (x, y)")
+    parts: list[tuple[NDArray[Any], NDArray[Any]]] = []
+    size = 0
+    try:
+        for batch in made:
+            x, y = (np.asarray(part) for part in batch)
+            size += x.nbytes + y.nbytes
+            if size > LARGEST:
+                raise DataError(f"{name}: gives more than {LARGEST >> 30} GiB; return a Dataset, whose rows are read "
+                                f"when they are needed")
+            parts.append((x, y))
+        x, y = (np.concatenate(column) for column in zip(*parts, strict=True))
+    except DataError:
+        raise
+    except Exception as error:
+        raise DataError(f"{name}: batch {len(parts)}: {type(error).__name__}: {' '.join(str(error).split())[:300]}; a "
+                        f"batch is (x, y), arrays with a row for each sample") from error
+    return x, y

@@ -1,0 +1,277 @@
+"""Pictures in files: folders of classes and tar shards, as ImageNet has. Pillow decodes them in worker processes.
+
+For training a picture is cropped to a random part of 8 to 100 % of its area with a ratio of 3/4 to 4/3 (Szegedy et al.
+2015) and flipped half of the time; for testing its shorter side becomes 8/7 of the size, and the middle is cut out. The
+channels are scaled by the mean and deviation of ImageNet.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import io
+import math
+import multiprocessing
+import os
+import tarfile
+from collections.abc import Iterable, Sequence
+from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import draws
+from .archives import files
+from .dataset import Array, DataError, Dataset, Images, check_labels
+from .loader import fifth
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".webp", ".gif")
+PIXELS = 1 << 28  #: the most pixels of a picture
+FILE = 256 << 20  #: the largest file of a picture
+MEAN, STD = np.array([0.485, 0.456, 0.406]) * 255, np.array([0.229, 0.224, 0.225]) * 255
+TRIES = 10  #: for a crop that fits
+TESTS = ("val", "test", "valid", "validation")
+SIZE = 224  #: where the network does not say
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture's file, or its place in an archive: `begin` and `size` in bytes; the whole file where size is 0."""
+
+    file: str
+    begin: int = 0
+    size: int = 0
+    name: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.file}, {self.name}" if self.name else self.file
+
+
+# -------------------------------------------------------------------------------------------------------- what there is
+@dataclass(frozen=True)
+class Listing:
+    """The pictures of one split with their labels (n,), and the names of the classes; () where classes are numbers."""
+
+    pictures: list[Picture]
+    labels: NDArray[np.int64]
+    classes: tuple[str, ...]
+
+
+def find(root: Path) -> Path | None:
+    """The folder, if it has folders of classes or shards."""
+    return root if root.is_dir() and (_has(_train_of(root)) or _shards(root, "train")) else None
+
+
+def _train_of(root: Path) -> Path:
+    return root / "train" if (root / "train").is_dir() else root
+
+
+def _has(folder: Path) -> bool:
+    """Whether folders or archives of classes with pictures are here."""
+    if folder.name == "train" and any(entry.suffix == ".tar" for entry in _entries(folder)):
+        return True
+    return any(f.suffix.lower() in SUFFIXES for entry in _entries(folder) if entry.is_dir() for f in entry.iterdir())
+
+
+def _entries(folder: Path) -> list[Path]:
+    return sorted(e for e in folder.iterdir() if not e.name.startswith("."))
+
+
+def _shards(root: Path, split: str) -> list[Path]:
+    """The shards of a split: train-000.tar or train/000.tar with a class (.cls) for each picture."""
+    names = ("train",) if split == "train" else TESTS
+    return sorted(f for name in names for f in root.glob(f"*{name}*.tar") if not f.name.startswith("."))
+
+
+def listing(root: Path, split: str) -> Listing:
+    """The pictures of a split. Raises DataError for an empty class, a class that training does not have, and a damaged
+    archive."""
+    if _shards(root, "train"):
+        found = _shards(root, split)
+        if not found:
+            raise DataError(f"{root}: has shards for training but none for {split}, such as val-0000.tar")
+        return _of_shards(found)
+    train = _train_of(root)
+    test = next((root / name for name in TESTS if (root / name).is_dir()), None) if train != root else None
+    if test is None:
+        return _fifth_of(_of_classes(train, None), split)
+    if split == "train":
+        return _of_classes(train, None)
+    return _of_classes(test, tuple(_class_of(e) for e in _entries(train)))
+
+
+def _class_of(entry: Path) -> str:
+    return entry.name.removesuffix(".tar")
+
+
+def _fifth_of(whole: Listing, split: str) -> Listing:
+    kept = fifth(len(whole.pictures), split)
+    return Listing([whole.pictures[i] for i in kept], whole.labels[kept], whole.classes)
+
+
+def _of_classes(folder: Path, known: tuple[str, ...] | None) -> Listing:
+    entries = [e for e in _entries(folder) if e.is_dir() or e.suffix == ".tar"]
+    loose = [e for e in _entries(folder) if e.suffix.lower() in SUFFIXES]
+    if loose:
+        raise DataError(f"{loose[0]}: a picture must be in the folder of its class")
+    names = known or tuple(_class_of(e) for e in entries)
+    pictures, labels = list[Picture](), list[int]()
+    for entry in entries:
+        name = _class_of(entry)
+        if name not in names:
+            raise DataError(f"{entry}: a class that the training part does not have")
+        own = ([Picture(str(f)) for f in sorted(entry.rglob("*")) if f.suffix.lower() in SUFFIXES] if entry.is_dir()
+               else [Picture(str(entry), begin, size, member) for member, begin, size in _members(entry)
+                     if Path(member).suffix.lower() in SUFFIXES])
+        if not own:
+            raise DataError(f"{entry}: a class without pictures; add some, or remove it")
+        pictures += own
+        labels += [names.index(name)] * len(own)
+    return Listing(pictures, np.array(labels, np.int64), names)
+
+
+def _members(archive: Path) -> Iterable[tuple[str, int, int]]:
+    """(name, first byte, size) of the files of an archive. Raises DataError for a damaged or truncated one."""
+    try:
+        size = archive.stat().st_size
+        with tarfile.open(archive, "r:") as content:
+            for member in files(content, archive):
+                if member.offset_data + member.size > size:
+                    raise DataError(f"{archive}: truncated: {member.name} ends after the file")
+                yield member.name, member.offset_data, member.size
+    except (tarfile.TarError, OSError, EOFError) as error:
+        raise DataError(f"{archive}: damaged or truncated ({' '.join(str(error).split())[:200]})") from error
+
+
+def _of_shards(shards: Sequence[Path]) -> Listing:
+    pictures, labels = list[Picture](), list[int]()
+    for shard in shards:
+        own: dict[str, Picture] = {}
+        classes: dict[str, int] = {}
+        for name, begin, size in _members(shard):
+            key, _, suffix = name.rpartition(".")
+            if f".{suffix.lower()}" in SUFFIXES:
+                own[key] = Picture(str(shard), begin, size, name)
+            elif suffix == "cls":
+                with open(shard, "rb") as file:
+                    file.seek(begin)
+                    text = file.read(min(size, 20)).decode("ascii", "replace").strip()
+                if not text.isdigit():
+                    raise DataError(f"{shard}, {name}: {text!r} is not the number of a class")
+                classes[key] = int(text)
+        apart = sorted(own.keys() ^ classes.keys())
+        if apart or not own:
+            what = f"{apart[0]} has no {'class' if apart[0] in own else 'picture'}" if apart else "it has no pictures"
+            raise DataError(f"{shard}: {what}; a shard has a picture and its class, KEY.jpg and KEY.cls")
+        pictures += own.values()
+        labels += [classes[key] for key in own]
+    return Listing(pictures, np.array(labels, np.int64), ())
+
+
+# ------------------------------------------------------------------------------------------------------------ decoding
+def load_pictures(root: Path, split: str, image_size: int | None, channels: int | None, classes: int | None,
+                  dtype: str, workers: int | None) -> Dataset:
+    """x (B, image_size, image_size, channels), y (B,). Raises DataError, also when a damaged picture is read."""
+    found, size = listing(root, split), image_size or SIZE
+    known = len(found.classes) or 1 + int(listing(root, "train").labels.max())
+    check_labels(found.labels, classes or known, root)
+    if channels not in (None, 1, 3):
+        raise DataError(f"{root}: pictures have 1 or 3 channels, not {channels}")
+    _pillow()
+    training = split == "train"
+
+    def rows(indices: NDArray[np.int64], numbers: draws.Draws) -> tuple[Array, Array]:
+        jobs = [(found.pictures[i], int(n) if training else None) for i, n in zip(indices, numbers, strict=True)]
+        x = Images.scaled(_decoded(jobs, size, channels or 3, workers), *(v.mean(keepdims=True) if channels == 1 else v
+                                                                          for v in (MEAN, STD)))
+        return x.astype(dtype, copy=False), found.labels[indices]
+
+    return Dataset(root.name, len(found.pictures), (size, size, channels or 3), classes or known, rows, random=True,
+                   slow=True)
+
+
+def _pillow() -> Any:
+    try:
+        import PIL.Image
+    except ImportError:
+        raise DataError("pictures need Pillow: pip install 'minidl[data]'") from None
+    return PIL.Image
+
+
+def _decoded(jobs: Sequence[tuple[Picture, int | None]], size: int, channels: int, workers: int | None) -> Array:
+    """(n, size, size, channels) uint8."""
+    count = max(1, (os.cpu_count() or 2) - 1) if workers is None else workers
+    if not count or len(jobs) < 2:
+        return decode(jobs, size, channels)
+    step = -(-len(jobs) // count)
+    parts = [jobs[i : i + step] for i in range(0, len(jobs), step)]
+    try:
+        return np.concatenate(list(_pool(count).map(decode, parts, [size] * len(parts), [channels] * len(parts))))
+    except BrokenExecutor:
+        raise DataError("a worker process that decodes pictures has ended; is there enough memory?") from None
+
+
+@functools.cache
+def _pool(workers: int) -> Executor:
+    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer=_alone)
+    atexit.register(pool.shutdown, cancel_futures=True)
+    return pool
+
+
+def _alone() -> None:
+    """In a worker: an interrupt of the terminal is the main process's to handle."""
+    import signal
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def decode(jobs: Sequence[tuple[Picture, int | None]], size: int, channels: int) -> Array:
+    """These pictures, each with the number that its random choices follow from, or None for the middle: (n, size, size,
+    channels) uint8. Raises DataError that names the picture."""
+    image = _pillow()
+    found = np.empty((len(jobs), size, size, channels), np.uint8)
+    for i, (picture, number) in enumerate(jobs):
+        try:
+            with image.open(io.BytesIO(_bytes(picture))) as opened:
+                if opened.width * opened.height > PIXELS:
+                    raise ValueError(f"{opened.width} x {opened.height} pixels, more than {PIXELS:,}")
+                shown = opened.convert("L" if channels == 1 else "RGB")
+            found[i] = np.asarray(_cut(shown, size, number)).reshape(size, size, channels)
+        except MemoryError:
+            raise
+        except Exception as error:  # a decoder may raise nearly any error on a damaged file
+            raise DataError(f"{picture}: not a picture, or damaged ({' '.join(str(error).split())[:200]})") from None
+    return found
+
+
+def _bytes(picture: Picture) -> bytes:
+    with open(picture.file, "rb") as file:
+        file.seek(picture.begin)
+        content = file.read(picture.size or FILE + 1)
+    if len(content) > FILE or (picture.size and len(content) < picture.size):
+        raise ValueError(f"larger than {FILE >> 20} MiB" if len(content) > FILE else "truncated")
+    return content
+
+
+def _cut(shown: Any, size: int, number: int | None) -> Any:
+    """The random part, flipped or not; or the middle."""
+    bilinear = 2  # Pillow's number
+    if number is None:
+        scale = size * 8 / 7 / min(shown.size)
+        side = size / scale
+        left, top = (shown.width - side) / 2, (shown.height - side) / 2
+        return shown.resize((size, size), bilinear, (left, top, left + side, top + side))
+    chance = draws.uniform(draws.more(np.array([number], np.uint64), 4 * TRIES + 1))[0]
+    width, height, left, top = shown.width, shown.height, 0.0, 0.0
+    for area, ratio, across, down in chance[:-1].reshape(TRIES, 4):
+        target, aspect = (0.08 + 0.92 * area) * width * height, math.exp((2 * ratio - 1) * math.log(4 / 3))
+        w, h = round(math.sqrt(target * aspect)), round(math.sqrt(target / aspect))
+        if 0 < w <= shown.width and 0 < h <= shown.height:
+            width, height = w, h
+            left, top = int(across * (shown.width - w + 1)), int(down * (shown.height - h + 1))
+            break
+    part = shown.resize((size, size), bilinear, (left, top, left + width, top + height))
+    return part.transpose(0) if chance[-1] < 0.5 else part  # 0: left and right exchanged

@@ -1,0 +1,216 @@
+"""Running text as windows of tokens: Python's manual, text files and folders (also compressed, as OpenWebText is), and
+files of uint16 tokens.
+
+A folder whose files say train and val, valid, dev or test is split so; of other text, the last fifth is the test part.
+"""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import importlib
+import io
+import lzma
+import tarfile
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .archives import files as members
+from .dataset import Array, DataError, Dataset, check_labels
+from .tokens import Tokenizer, tokenizer
+
+TEXT = ("next_token", "masked_token")  #: what running text can be used for
+LARGEST = 4 << 30  #: the most bytes of text that are read; more is for a file of tokens
+PLAIN = (".txt", ".md", ".rst", ".py", ".text")
+PACKED = (".xz", ".tar", ".gz")
+TOKENS = (".bin",)
+TESTS = ("test", "val", "valid", "validation", "dev")
+
+
+def windows(name: str, text: Array, length: int, vocabulary: int, *, bytes_per_token: float | None = None,
+            mask: int | None = None, slow: bool = False) -> Dataset:
+    """A data set of windows: in sample i, x is tokens i*length to (i+1)*length and y the same shifted by one; both (B,
+    length) int64. Raises DataError where the text is too short."""
+    if len(text) <= length:
+        raise DataError(f"{name}: {len(text)} tokens are too few for a window of {length} and the token after it")
+    steps = np.arange(length + 1)
+
+    def rows(indices: NDArray[np.int64]) -> tuple[Array, Array]:
+        window = np.take(text, indices[:, None] * length + steps).astype(np.int64, copy=False)
+        return window[:, :-1].copy(), window[:, 1:].copy()
+
+    return Dataset(name, (len(text) - 1) // length, (length,), vocabulary, rows,
+                   TEXT if mask is not None else TEXT[:1], bytes_per_token=bytes_per_token, mask=mask, slow=slow)
+
+
+def running(name: str, train: bytes, test: bytes, split: str, length: int, classes: int | None, kind: str) -> Dataset:
+    """Windows of one part of a text, by a tokenizer that has seen the training part."""
+    coder, ids = _encoded(train, test if split == "test" else train, kind)
+    size = classes or coder.vocabulary
+    check_labels(ids, size, name)
+    part = test if split == "test" else train
+    return windows(name, ids, length, size, bytes_per_token=len(part) / max(1, len(ids)),
+                   mask=coder.special.get("mask"))
+
+
+@functools.lru_cache(maxsize=4)
+def _encoded(train: bytes, part: bytes, kind: str) -> tuple[Tokenizer, Array]:
+    coder = coder_of(train, kind)
+    return coder, coder.encode(part)
+
+
+@functools.lru_cache(maxsize=4)
+def coder_of(train: bytes, kind: str) -> Tokenizer:
+    """The tokenizer of a training text."""
+    return tokenizer(kind, lambda: [train])
+
+
+def pydoc_text() -> tuple[bytes, bytes]:
+    """The topics of Python's manual in the order of their names: the training part, and the last fifth. The manual is
+    that of the running Python, so its bytes differ between Python versions."""
+    try:
+        topics = importlib.import_module("pydoc_data.topics").topics
+    except ImportError as error:
+        raise DataError("pydoc: this Python lacks pydoc_data.topics; use synthetic or a path") from error
+    return _cut("\n".join(topics[name] for name in sorted(topics)).encode())
+
+
+def _cut(text: bytes) -> tuple[bytes, bytes]:
+    at = len(text) - len(text) // 5
+    while 0 < at < len(text) and text[at] & 0xC0 == 0x80:  # within a character
+        at -= 1
+    return text[:at], text[at:]
+
+
+# --------------------------------------------------------------------------------------------------------------- files
+def find(path: Path) -> Path | None:
+    """The path, if it or a file in it is text or tokens."""
+    files = path.iterdir() if path.is_dir() else [path]
+    return path if any(f.is_file() and f.suffix in PLAIN + PACKED + TOKENS for f in files) else None
+
+
+def load_text(path: Path, split: str, length: int, classes: int | None, kind: str) -> Dataset:
+    """Windows of a file or a folder. Raises DataError."""
+    files = sorted(f for f in path.iterdir() if f.is_file()) if path.is_dir() else [path]
+    tokens = [f for f in files if f.suffix in TOKENS]
+    if tokens:
+        return _memmap(path, tokens, split, length, classes)
+    train, test = _read([f for f in files if f.suffix in PLAIN + PACKED], path)
+    return running(path.name, train, test, split, length, classes, kind)
+
+
+def _of_split(files: Iterable[Path]) -> tuple[list[Path], list[Path]] | None:
+    """(training files, test files) where their names say which is which."""
+    words = {f: set(f.name.lower().replace("-", ".").replace("_", ".").split(".")) for f in files}
+    test = [f for f in words if words[f] & set(TESTS)]
+    train = [f for f in words if "train" in words[f]]
+    return (train, test) if train and test else None
+
+
+def _read(files: Iterable[Path], where: Path) -> tuple[bytes, bytes]:
+    """(training text, test text) of these files."""
+    split = _of_split(files)
+    if split:
+        train, test = (_joined(part, where) for part in split)
+        return train, test
+    return _cut(_joined(files, where))
+
+
+def _joined(files: Iterable[Path], where: Path) -> bytes:
+    parts, size = list[bytes](), 0
+    for file in files:
+        for document in _documents(file):
+            size += len(document)
+            if size > LARGEST:
+                raise DataError(f"{where}: more than {LARGEST >> 30} GiB of text; save its tokens as uint16 in "
+                                f"train.bin and val.bin")
+            parts.append(document)
+    return b"\n".join(parts)
+
+
+def _documents(file: Path) -> Iterator[bytes]:
+    """The texts of a file: itself, or what an archive of texts holds. Raises DataError for bytes that are not UTF-8."""
+    try:
+        if file.suffix in PACKED:
+            yield from _unpacked(file)
+            return
+        yield _checked(file, file.name, file.read_bytes())
+    except (OSError, EOFError, lzma.LZMAError, zlib.error, tarfile.TarError) as error:
+        raise DataError(f"{file}: damaged or truncated ({' '.join(str(error).split())[:200]})") from error
+
+
+def _unpacked(file: Path) -> Iterator[bytes]:
+    try:
+        with tarfile.open(file, "r:*") as archive:
+            seen = 0
+            for member in members(archive, file):
+                content: IO[bytes] | None = archive.extractfile(member)
+                assert content is not None
+                yield from _of_member(file, member.name, content.read(LARGEST + 1))
+                seen += 1
+            if not seen:
+                raise DataError(f"{file}: the archive has no files")
+        return
+    except tarfile.ReadError as error:
+        if "not a" not in str(error) and "could not be opened" not in str(error):
+            raise
+    yield _checked(file, file.name, _inflated(file))
+
+
+def _of_member(file: Path, name: str, content: bytes) -> Iterator[bytes]:
+    """The text of a member; OpenWebText's members are compressed archives of texts themselves."""
+    if not name.endswith(".xz"):
+        yield _checked(file, name, content)
+        return
+    inner = lzma.decompress(content)
+    if inner[257:262] == b"ustar":
+        with tarfile.open(fileobj=io.BytesIO(inner)) as archive:
+            for member in members(archive, f"{file}, {name}"):
+                text = archive.extractfile(member)
+                assert text is not None
+                yield _checked(file, member.name, text.read())
+    else:
+        yield _checked(file, name, inner)
+
+
+def _inflated(file: Path) -> bytes:
+    if file.suffix == ".tar":
+        raise DataError(f"{file}: not an archive")
+    with (lzma.open(file) if file.suffix == ".xz" else gzip.open(file)) as stream:
+        return bytes(stream.read(LARGEST + 1))
+
+
+def _checked(file: Path, name: str, text: bytes) -> bytes:
+    try:
+        text.decode()
+    except UnicodeDecodeError as error:
+        where = f"{file}" if name == file.name else f"{file}, {name}"
+        raise DataError(f"{where}: not a text in UTF-8 (byte {error.start})") from None
+    return text.replace(b"\r\n", b"\n")
+
+
+def _memmap(path: Path, files: list[Path], split: str, length: int, classes: int | None) -> Dataset:
+    """Windows of uint16 tokens that stay on disk."""
+    apart = _of_split(files)
+    if apart is None and len(files) > 1:
+        raise DataError(f"{path}: has {', '.join(f.name for f in files)}; tokens are in train.bin and val.bin, or in "
+                        f"one file")
+    if apart and (len(apart[0]) > 1 or len(apart[1]) > 1):
+        raise DataError(f"{path}: has several files of tokens for one part: {', '.join(f.name for f in files)}")
+    file = files[0] if apart is None else apart[split == "test"][0]
+    size = file.stat().st_size
+    if not size or size % 2:
+        raise DataError(f"{file}: has {size} bytes, which are not uint16 tokens")
+    text: Array = np.memmap(file, "<u2", "r")
+    if apart is None:
+        cut = len(text) - len(text) // 5
+        text = text[cut:] if split == "test" else text[:cut]
+    top = max(int(text[i : i + (1 << 22)].max()) for i in range(0, len(text), 1 << 22))
+    if classes is not None and top >= classes:
+        check_labels(text, classes, file)
+    return windows(path.name, text, length, classes or top + 1, slow=True)

@@ -1,0 +1,134 @@
+"""Tokens: how text becomes numbers and back.
+
+`bytes` needs nothing: a token is a byte of UTF-8, and bytes that no text has are the special tokens. A whole number N
+is a byte-pair encoding of N tokens, trained on the training text by the `tokenizers` library; FILE.json is a tokenizer
+that this library has saved, with its vocabulary.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .dataset import DataError
+
+Ids = NDArray[Any]
+LARGEST = 64 << 20  #: the largest file of a tokenizer, in bytes
+PIECE = 1 << 20  #: how many bytes of text are encoded at once
+#: a special token -> its names in vocabularies, the first one also in those that are trained here
+NAMES = {"pad": ("[PAD]", "<pad>", "<|endoftext|>"), "first": ("[CLS]", "<s>", "<|endoftext|>"),
+         "separator": ("[SEP]", "</s>", "<|endoftext|>"), "end": ("[END]", "</s>", "[SEP]", "<|endoftext|>"),
+         "mask": ("[MASK]", "<mask>")}
+BYTES = {"pad": 0, "first": 0xF9, "separator": 0xFA, "end": 0xFB, "mask": 0xFF}
+LEAST = 256 + len(NAMES)  #: tokens of the smallest vocabulary that can be trained: all bytes and the special ones
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """`encode(text)`: the tokens of UTF-8 bytes, integers (n,). `decode(tokens)`: their text. `special`: token of each
+    of NAMES that the vocabulary has. `saved`: what makes it again, for a checkpoint: "bytes", or a library's JSON."""
+
+    vocabulary: int
+    encode: Callable[[bytes], Ids]
+    decode: Callable[[Sequence[int]], str]
+    special: dict[str, int] = field(default_factory=dict)
+    saved: str = "bytes"
+
+    def token(self, name: str, purpose: str) -> int:
+        """A special token. Raises DataError where the vocabulary lacks it."""
+        if name not in self.special:
+            raise DataError(f"the tokenizer has no {name} token ({' or '.join(NAMES[name])}), which {purpose} needs")
+        return self.special[name]
+
+
+def _decoded(tokens: Sequence[int]) -> str:
+    return bytes(t for t in tokens if t not in BYTES.values()).decode("utf-8", "replace")
+
+
+BYTE_TOKENIZER = Tokenizer(256, lambda text: np.frombuffer(text, np.uint8), _decoded, dict(BYTES))
+
+
+def tokenizer(name: str, text: Callable[[], Iterable[bytes]]) -> Tokenizer:
+    """The tokenizer with this name: bytes, a number of tokens, or a file. `text()`: what it is trained on. Raises
+    DataError."""
+    if name == "bytes":
+        return BYTE_TOKENIZER
+    if name.isascii() and name.isdigit():
+        return _trained(int(name), text())
+    path = Path(name)
+    if not path.is_file():
+        raise DataError(f"{name}: there is no such tokenizer; write bytes, a number of tokens, or FILE.json")
+    if path.stat().st_size > LARGEST:
+        raise DataError(f"{name}: larger than {LARGEST >> 20} MiB, the limit for a tokenizer")
+    try:
+        return restored(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{name}: not a tokenizer of the tokenizers library: {' '.join(str(error).split())[:200]}"
+                        ) from error  # fmt: skip
+
+
+def _library() -> Any:
+    try:
+        import tokenizers
+    except ImportError:
+        raise DataError("this tokenizer needs the library tokenizers: pip install 'minidl[data]'; or use bytes"
+                        ) from None  # fmt: skip
+    return tokenizers
+
+
+def _trained(size: int, text: Iterable[bytes]) -> Tokenizer:
+    if size < LEAST:
+        raise DataError(f"a tokenizer of {size} tokens is too small; it needs {LEAST} for all bytes and special tokens")
+    library = _library()
+    made = library.Tokenizer(library.models.BPE())
+    made.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = library.decoders.ByteLevel()
+    trainer = library.trainers.BpeTrainer(
+        vocab_size=size, special_tokens=[names[0] for names in NAMES.values()], show_progress=False,
+        initial_alphabet=sorted(library.pre_tokenizers.ByteLevel.alphabet()))
+    made.train_from_iterator((piece.decode("utf-8", "replace") for part in text for piece in pieces(part)), trainer)
+    return _of_library(made)
+
+
+def restored(saved: str) -> Tokenizer:
+    """The tokenizer whose `saved` this is. Raises DataError or ValueError."""
+    if saved == "bytes":
+        return BYTE_TOKENIZER
+    library = _library()
+    try:
+        json.loads(saved)
+        return _of_library(library.Tokenizer.from_str(saved))
+    except ValueError:
+        raise
+    except Exception as error:  # the library raises Exception itself
+        raise ValueError(str(error)) from None
+
+
+def _of_library(made: Any) -> Tokenizer:
+    special = {what: found for what, names in NAMES.items()
+               if (found := next((i for i in map(made.token_to_id, names) if i is not None), None)) is not None}
+
+    def encode(text: bytes) -> Ids:
+        parts = [piece.decode("utf-8", "replace") for piece in pieces(text)]
+        found = [np.array(e.ids, np.uint32) for e in made.encode_batch(parts, add_special_tokens=False)]
+        return np.concatenate(found) if found else np.empty(0, np.uint32)
+
+    return Tokenizer(made.get_vocab_size(), encode, lambda ids: made.decode([int(i) for i in ids]), special,
+                     made.to_str())
+
+
+def pieces(text: bytes) -> Iterable[bytes]:
+    """The text in pieces of about PIECE bytes, cut after a line's end, so that no character or word is cut."""
+    begin = 0
+    while begin < len(text):
+        end = text.rfind(b"\n", begin, begin + PIECE) + 1 if len(text) - begin > PIECE else len(text)
+        if end <= begin:
+            end = text.find(b"\n", begin) + 1 or len(text)
+        yield text[begin:end]
+        begin = end
