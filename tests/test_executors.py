@@ -6,6 +6,7 @@ import gc
 import re
 import signal
 import threading
+import time
 import traceback
 import weakref
 from dataclasses import replace
@@ -43,7 +44,6 @@ from minidl.runtime.executors import (
     random_order,
 )
 from minidl.runtime.memory import MemoryLimitError, plan_memory
-from minidl.runtime.streams import Stream
 from minidl.schedule import Lane, Schedule, ScheduleError
 from minidl.tasks import GraphError, Kind
 
@@ -646,13 +646,8 @@ class Signals:
     """A fault that sends the caller a signal when the caller waits for a lane, and fails when the
     caller has handled it."""
 
-    def __init__(self, monkeypatch, number, error):
-        self.waits, self.handled, caller, join = (threading.Event(), threading.Event(),
-                                                  threading.get_ident(), Stream.join)
-
-        def joining(stream):
-            self.waits.set()
-            return join(stream)
+    def __init__(self, number, error):
+        self.handled, caller = threading.Event(), threading.get_ident()
 
         def handler(*_):
             if not self.handled.is_set():
@@ -660,16 +655,14 @@ class Signals:
                 raise error
 
         def fault():
-            self.waits.wait()
+            time.sleep(0.05)  # until the caller waits
             while not self.handled.wait(0.01):  # one that comes just before the caller blocks does not wake it
                 signal.pthread_kill(caller, number)
             return Broken("too late")
 
-        monkeypatch.setattr(Stream, "join", joining)
         self.number, self.fault, self.before = number, fault, signal.signal(number, handler)
 
     def __call__(self, run):
-        self.waits.clear()
         self.handled.clear()
         FAULT.update({"in": "left", "raise": self.fault})
         try:
@@ -687,7 +680,7 @@ class Signals:
 @pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGUSR1, TimeoutError)],
                          ids=["interrupt", "handler's error"])
 def test_a_signal_while_the_caller_waits_for_a_lane_ends_the_step_and_the_executor_runs_again(
-        faulty_step, monkeypatch, number, error):
+        faulty_step, number, error):
     """Whatever the handler raises is not a task's fault, though the task fails too."""
     graph = ml.record(faulty_step, X)
     slow = next(t.index for t in graph for launch in t.launches if ("name", "left") in launch.constants)
@@ -698,7 +691,7 @@ def test_a_signal_while_the_caller_waits_for_a_lane_ends_the_step_and_the_execut
     schedule = Schedule.of(graph,
                            {Lane(0): [t for t in range(len(graph)) if t not in after], Lane(0, "sub"): sorted(after)})
     run = StreamExecutor(graph, schedule)
-    with deadline(), Signals(monkeypatch, number, error) as step_with_a_signal:
+    with deadline(), Signals(number, error) as step_with_a_signal:
         for _ in range(3):
             with pytest.raises(error):
                 step_with_a_signal(run)

@@ -41,7 +41,8 @@ LAYERS: dict[str, set[str]] = {
     "views.timeline": {*PURE, "views.report", "views.trace"},
     "schedulers": {*PURE, "schedulers", "loading"},
     "runtime.lanes": {"kernels", "runtime.streams"},
-    "runtime.device": {"graph", "kernels", "runtime.lanes", "runtime.cuda"},
+    "runtime.native": {"kernels", "runtime.lanes", "runtime.streams", "runtime.native"},
+    "runtime.device": {"graph", "kernels", "runtime.lanes", "runtime.native", "runtime.debug", "runtime.cuda"},
     "autograd.tape": ENGINE,
     "autograd.tensor": {*ENGINE, "autograd.op"},
     "autograd.op": ENGINE,
@@ -53,13 +54,17 @@ LAYERS: dict[str, set[str]] = {
 }
 # where a module outside the standard library may be imported from, and only when it is used
 LAZY: dict[str, tuple[str, ...]] = {
-    "numba": ("loops", "kernels", "schedulers", "cli", "data", "runtime.device"),
+    "numba": ("loops", "kernels", "schedulers", "cli", "data", "runtime.device", "runtime.native"),
+    "llvmlite": ("runtime.native",),
     "mpi4py": ("runtime.comm", "cli"),
     "ml_dtypes": ("autograd.precision",),
     "cupy": ("runtime.device", "runtime.cuda", "kernels", "cli", "runtime.comm.nccl"),
     "cudnn": ("runtime.device", "runtime.cuda", "kernels", "cli"),
     "nvmath": ("runtime.device", "runtime.cuda", "kernels", "cli"),
 }
+
+#: imported by the device, where it is wanted; their functions are compiled by numba's decorators
+COMPILED = ("minidl.runtime.native.code", "minidl.runtime.native.calls", "minidl.runtime.native.lanes")
 
 
 def modules() -> Iterator[tuple[str, Path]]:
@@ -122,7 +127,7 @@ def test_a_module_imports_only_what_its_layer_may(name):
 
 @pytest.mark.parametrize("name", MODULES)
 def test_what_is_heavy_is_imported_where_it_is_used_and_nowhere_else(name):
-    known = {"minidl", "numpy", *sys.stdlib_module_names}
+    known = {"minidl", "numpy", *sys.stdlib_module_names, *(("numba", "llvmlite") if name in COMPILED else ())}
     for target, now, line in imports(name, MODULES[name]):
         top = target.partition(".")[0]
         where = f"{MODULES[name].relative_to(ROOT)}, line {line}"
@@ -206,8 +211,8 @@ assert set(m.partition(".")[0] for m in sys.modules) & heavy == set()
 
 
 def run(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", BLOCKED + code], cwd=ROOT, capture_output=True, text=True,
-                          timeout=PATIENCE, check=False)
+    return subprocess.run([sys.executable, "-c", f"COMPILED = {COMPILED}{BLOCKED}{code}"], cwd=ROOT,
+                          capture_output=True, text=True, timeout=PATIENCE, check=False)
 
 
 def test_numpy_alone_is_enough_to_import_minidl():
@@ -218,7 +223,7 @@ def test_numpy_alone_is_enough_to_import_minidl():
 def test_numpy_alone_is_enough_to_import_every_module_and_every_name():
     done = run("""
 for info in pkgutil.walk_packages(minidl.__path__, "minidl."):
-    if not info.name.endswith("__main__"):
+    if not info.name.endswith("__main__") and info.name not in COMPILED:
         importlib.import_module(info.name)
 for name in minidl.__all__:
     getattr(minidl, name)

@@ -15,6 +15,7 @@ from .. import schedulers
 from ..data.catalogue import STORED
 from ..passes.fusion import RULES
 from ..pricing.collectives import SHAPES
+from ..runtime import device as devices
 from ..schedulers import pipeline as pipelines
 from ..training.rank_trainer import TRANSPORTS
 from ..training.trainer import DTYPES, OPTIMIZERS, Job
@@ -212,6 +213,9 @@ FLAGS: dict[str, dict[str, Flag]] = {
                                     help="on cuda: allow cuDNN kernels whose last bits vary from call to call"),
         "--dtype": _flag(NETWORK, default="float32", choices=list(DTYPES),
                          help="float type; bf16 and fp16 (on cuda): products in 16 bits, parameters in float32"),
+        "--lanes": _flag(RUN, ("--device cpu", lambda a: a.device == "cpu"), choices=devices.LANES,
+                         help="on the CPU, who makes the calls of tasks: compiled code, without the interpreter "
+                              "(native), or Python (default: python)"),
         "--fusion": _flag(NETWORK, type=rules, metavar="all|none|RULE,..",
                           help=f"merge launches by these rules: {', '.join(RULES)} (default: all on cuda, none on "
                                f"cpu)"),
@@ -420,4 +424,4 @@ def job(arguments: argparse.Namespace, under: str | None = None) -> Job:
                lr=arguments.lr, clip=arguments.clip, seed=arguments.seed, scheduler=under or arguments.scheduler,
                parallel={"r": "data", "c": "pipeline"}.get(arguments.subject, "none"),
                scheduler_args=dict(arguments.scheduler_arg), streams=arguments.streams,
-               memory_limit=arguments.memory_limit, fusion=arguments.fusion)
+               memory_limit=arguments.memory_limit, fusion=arguments.fusion, lanes=arguments.lanes or "")

@@ -6,6 +6,7 @@ import os
 import platform
 from typing import Any
 
+from ..runtime.device import default_lanes, no_native_lanes
 from . import ranks, show
 from .machine import blas, versions
 
@@ -25,12 +26,14 @@ def info(arguments: Any) -> int:
     gpus, why_not = _gpus()
     record = {"devices": [{"name": "cpu", "cores": len(os.sched_getaffinity(0)),
                            "processor": platform.processor() or platform.machine()}, *gpus],
-              "blas": blas(), "mpi": _mpi(), "versions": versions()}
+              "lanes": default_lanes(), "native_lanes": no_native_lanes() or "available", "blas": blas(), "mpi": _mpi(),
+              "versions": versions()}
     show.emit(arguments, record, show.table(("what", "is"), [
         ("device cpu", f"{record['devices'][0]['cores']} cores, {record['devices'][0]['processor']}"),
         *((f"device {g['name']}", f"{g['gpu']}, {g['memory_bytes'] / 2**30:.0f} GiB, sm_{g['capability']}")
-          for g in gpus), *([] if gpus else [("device cuda", why_not)]), ("BLAS", record["blas"]),
-        ("MPI", record["mpi"] or "none found"),
+          for g in gpus), *([] if gpus else [("device cuda", why_not)]),
+        ("lanes on the cpu", f"{record['lanes']} by default; native ones: {record['native_lanes']}"),
+        ("BLAS", record["blas"]), ("MPI", record["mpi"] or "none found"),
         *record["versions"].items()]))
     return 0
 

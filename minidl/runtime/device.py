@@ -7,6 +7,8 @@ same cores and because the bits of a product may depend on the number of threads
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any
@@ -15,8 +17,11 @@ import numpy as np
 
 from ..graph import Launch, View
 from ..kernels import KERNELS, Kernel, Thunk, Work
+from . import debug
 from .lanes import Threads
+from .lanes import Work as Tasks
 
+LANES = ("native", "python")
 ALIGNMENT = 256  #: bytes; every buffer begins at a multiple
 
 
@@ -29,7 +34,7 @@ class CPU:
 
     name = "cpu"
     xp = np
-    lanes = Threads
+    kind_of_lanes = ""  #: native or python; empty: as MINIDL_LANES says, or else the default
     captures = False  #: whether lanes can be captured and replayed by one launch
     halves = False  #: whether kernels take 16-bit floats
     flash = False  #: whether there are flash kernels of attention
@@ -44,6 +49,26 @@ class CPU:
 
         self._limits = threadpool_limits(threads, "blas")
         self.blas_threads = threads
+
+    def set_lanes(self, kind: str) -> None:
+        """Sets who makes the calls of tasks, for all executors made from now on: compiled code (`native`) or the
+        interpreter (`python`); empty: the default. Raises DeviceError where this machine has no native lanes."""
+        if kind not in ("", *LANES):
+            raise ValueError(f"unknown lanes {kind!r}; known: {', '.join(LANES)}")
+        if kind == "native" and (why := no_native_lanes()):
+            raise DeviceError(why)
+        self.kind_of_lanes = kind
+
+    def lanes(self, work: Tasks, trace: bool = False) -> Any:
+        """Lanes that run this work."""
+        if (self.kind_of_lanes or default_lanes()) == "python":
+            return Threads(work, trace)
+        from .native.lanes import NativeLanes
+
+        lanes = NativeLanes(work, trace)
+        if debug.level():
+            print(lanes, file=sys.stderr)
+        return lanes
 
     def allocate(self, nbytes: int) -> Any:
         """Uninitialised bytes, aligned."""
@@ -119,6 +144,24 @@ class CPU:
 
     def synchronize(self) -> None:
         """Waits for all issued work; on the CPU, calls are done when they return."""
+
+
+def no_native_lanes() -> str:
+    """Why this machine has no native lanes; empty where it has them."""
+    from .native import unavailable
+
+    return unavailable()
+
+
+def default_lanes() -> str:
+    """The kind of lanes that MINIDL_LANES names, or else python. Raises ValueError for an unknown name, and DeviceError
+    for native lanes where there are none."""
+    kind = os.environ.get("MINIDL_LANES") or "python"
+    if kind not in LANES:
+        raise ValueError(f"MINIDL_LANES is {kind[:40]!r}; it must be {' or '.join(LANES)}")
+    if kind == "native" and (why := no_native_lanes()):
+        raise DeviceError(why)
+    return kind
 
 
 class Outline(CPU):

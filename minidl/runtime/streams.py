@@ -59,6 +59,13 @@ def run_program(program: Program) -> Stop:
     return Stop()
 
 
+def lower_priority(priority: int) -> None:
+    """Gives this thread the niceness of its lane, where that is not 0."""
+    if priority > 0:
+        with contextlib.suppress(OSError, AttributeError):  # not every system has niceness per thread
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), min(19, priority))
+
+
 class Stream:
     """A worker thread that runs programs. `priority`: the lower number goes first, as in CUDA; here the niceness."""
 
@@ -72,9 +79,7 @@ class Stream:
         self._thread.start()
 
     def _work(self) -> None:
-        if self.priority > 0:
-            with contextlib.suppress(OSError, AttributeError):  # not every system has niceness per thread
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), min(19, self.priority))
+        lower_priority(self.priority)
         while True:
             self._start.wait()
             if self._program is None:

@@ -71,6 +71,7 @@ class Job:
     streams: int | None = None
     memory_limit: int | None = None
     fusion: tuple[str, ...] | None = None
+    lanes: str = ""  #: on the CPU, native or python; empty: the default
 
     def __post_init__(self) -> None:
         if self.batch_size < 1 or self.micro_batches < 1:
@@ -119,6 +120,8 @@ class Recorded:
         self.device = devices.get(job.device)
         if self.device.captures:  # the process has one such device: an earlier job may have set other values
             self.device.tf32, self.device.deterministic = job.tf32, job.deterministic
+        else:
+            self.device.set_lanes(job.lanes)
         self.tape = Tape(self.device)
         with use(self.tape):
             self.model, train = self._fitted()
