@@ -26,7 +26,8 @@ _WHERE = {
     "simulate": "pricing.simulation", "micro_batch": "autograd.tape", "no_grad": "autograd.tape",
     "set_default_device": "autograd.tape", "DeviceError": "runtime.device",
     "Parameter": "autograd.tensor", "ShapeError": "autograd.tensor", "Tensor": "autograd.tensor",
-    "array": "autograd.tensor", "Timeline": "views.timeline",
+    "array": "autograd.tensor", "Timeline": "views.timeline", "CheckError": "checks", "gradcheck": "checks",
+    "kernelcheck": "checks",
 }
 _MODULES = {"checkpoint": "training.checkpoint", "data": "data", "device": "runtime.device", "models": "models",
             "nn": "nn", "ops": "ops", "optim": "optim", "schedulers": "schedulers"}

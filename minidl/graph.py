@@ -12,6 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
+from html import escape
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -226,6 +228,7 @@ class Task:
 
 
 ROLES = tuple(Role)
+LISTED = 40  #: the most tasks of a graph in a notebook
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,6 +338,19 @@ class TaskGraph:
 
     def __len__(self) -> int:
         return len(self.keys)
+
+    def __repr__(self) -> str:
+        """`<TaskGraph mlp: 17 tasks, 43 buffers>`."""
+        return f"<TaskGraph {self.name_of_graph}: {len(self)} tasks, {len(self.buffer_bytes)} buffers>"
+
+    def _repr_html_(self) -> str:
+        """The first tasks with what they read and write, for notebooks."""
+        rows = [(task.label, ", ".join(b.name for b in task.reads), ", ".join(b.name for b in task.writes))
+                for task in islice(self, LISTED)]
+        body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+        more = f"<p>and {len(self) - LISTED} more</p>" if len(self) > LISTED else ""
+        return (f"<p>{escape(repr(self))}</p><table><tr><th>task</th><th>reads</th><th>writes</th></tr>{body}</table>"
+                f"{more}")
 
     def __getitem__(self, task: int | str) -> Task:
         return Task(self, self.index(task) if isinstance(task, str) else range(len(self))[task])

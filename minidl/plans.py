@@ -106,6 +106,16 @@ class Plan:
     versions: Versions | None = None
     steady: float | None = None
 
+    def __repr__(self) -> str:
+        """`<Plan zb_h1: 96 tasks on 4 ranks, a step of 27>`."""
+        ranks = f" on {self.ranks} ranks" if self.ranks > 1 else ""
+        time = f"{self.predicted_step_ms:.4g} ms" if self.cost.unit else f"{self.step:g}"
+        return f"<Plan {self.scheduler}: {len(self.graph)} tasks{ranks}, a step of {time} predicted>"
+
+    def _repr_svg_(self) -> str:
+        """The predicted timeline as a picture, for notebooks."""
+        return self.timeline._repr_svg_()
+
     @property
     def synthetic(self) -> bool:
         """Whether the plan is for a pipeline on given times, which has nothing to run and no programs."""

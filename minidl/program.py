@@ -145,6 +145,9 @@ class Program:
 
         write_atomic(path, json.dumps(self.as_json(), indent=1) + "\n")
 
+    def __repr__(self) -> str:
+        return f"<Program of rank {self.rank} of {self.ranks}: {len(self.graph)} tasks>"
+
     def __str__(self) -> str:
         title = (f"rank {self.rank} of {self.ranks}: {len(self.graph)} tasks, {len(self.body[0].waits)} waits, "
                  f"{self.peak_bytes:,} bytes")

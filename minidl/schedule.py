@@ -85,6 +85,17 @@ class Schedule:
     def __len__(self) -> int:
         return len(self.keys)
 
+    def __repr__(self) -> str:
+        """`<Schedule of 17 tasks on 2 lanes>`; `print(schedule.grid())` shows the order."""
+        ranks = f" of {self.ranks} ranks" if self.ranks > 1 else ""
+        return f"<Schedule of {len(self)} tasks on {len(self.lanes)} lane{'s' * (len(self.lanes) != 1)}{ranks}>"
+
+    def _repr_svg_(self) -> str:
+        """The grid as a picture, for notebooks."""
+        from .views.draw import schedule_svg
+
+        return schedule_svg(self)
+
     @property
     def ranks(self) -> int:
         return max((lane.rank for lane in self.lanes), default=-1) + 1

@@ -112,69 +112,6 @@ def arrays_left(call: Callable[[], Any]) -> int:
     return sum(trace.size for trace in snapshot.traces)
 
 
-# --------------------------------------------------------------------------------------------------- finite differences
-def _strided(t: Any) -> Any:
-    """The same values as a transposed view of transposed memory."""
-    return ops.transpose(t) if t.ndim > 1 else t
-
-
-def _loss(out: Any, weights: Any, strided: bool) -> Any:
-    if strided and out.ndim > 1:
-        return (ops.transpose(out) * ml.array(weights.T)).sum()
-    return (out * ml.array(weights)).sum()
-
-
-def gradients(f: Callable[..., Any], arrays: Sequence[Any], weights: Any, *, leaf: bool, strided: bool) -> list[Any]:
-    """Gradients of sum(weights * f(arrays)) by the tape. `leaf`: toward parameters, so that weight gradient tasks make
-    them; else the operands depend on data too, so that output gradient tasks do. `strided`: operands and the incoming
-    gradient are transposed views."""
-    parameters = [ml.Parameter(a.T if strided else a) for a in arrays]
-    operands: list[Any] = list(parameters)
-    if not leaf:
-        operands = [p + ml.array(np.zeros(p.shape, p.dtype)) for p in parameters]
-    if strided:
-        operands = [_strided(t) for t in operands]
-    out = f(*operands)
-    assert out.shape == weights.shape
-    _loss(out, weights, strided).backward()
-    for p in parameters:
-        assert p.grad is not None
-        assert p.grad.shape == p.shape
-        assert p.grad.contiguous
-    return [p.grad.numpy().T if strided else p.grad.numpy() for p in parameters]
-
-
-def finite_difference_check(f: Callable[..., Any], *arrays: Any, seed: int = 1, eps: float = 1e-6, rtol: float = 1e-6,
-                            atol: float = 2e-8) -> None:
-    """Compares the gradients of `f` toward each float64 array with central differences, as leaves and as inner
-    tensors, contiguous and strided. `f` takes tensors and returns one of any shape."""
-    arrays = tuple(np.asarray(a) for a in arrays)
-    with ml.no_grad():
-        shape = f(*(ml.array(a) for a in arrays)).shape
-    weights = random_array(shape, seed)
-
-    def value(*values: Any) -> float:
-        with ml.no_grad():
-            return float((f(*(ml.array(v) for v in values)).numpy() * weights).sum())
-
-    wanted = []
-    for which, a in enumerate(arrays):
-        assert a.dtype == np.float64, "finite differences need float64"
-        g = np.zeros_like(a)
-        for at in np.ndindex(*a.shape):
-            moved = [np.array(x) for x in arrays]
-            moved[which][at] = a[at] + eps
-            up = value(*moved)
-            moved[which][at] = a[at] - eps
-            g[at] = (up - value(*moved)) / (2 * eps)
-        wanted.append(g)
-    for leaf, strided in itertools.product((True, False), repeat=2):
-        found = gradients(f, arrays, weights, leaf=leaf, strided=strided)
-        for i, (g, w) in enumerate(zip(found, wanted, strict=True)):
-            np.testing.assert_allclose(g, w, rtol=rtol, atol=atol,
-                                       err_msg=f"gradient toward operand {i}, leaf={leaf}, strided={strided}")
-
-
 # ----------------------------------------------------------------------------------------------------- graphs at random
 def closure(count: int, pairs: Any) -> Any:
     """Boolean matrix: reach[i, j] where a way leads from i to j."""

@@ -6,12 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import bits, finite_difference_check, random_array, torch_or_skip
+from helpers import bits, random_array, torch_or_skip
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import minidl as ml
 from minidl import nn, ops
+from minidl.checks import gradcheck
 from minidl.runtime.checking import random_schedule
 from minidl.tasks import Kind
 
@@ -19,23 +20,23 @@ from minidl.tasks import Kind
 # -------------------------------------------------------------------------------------- finite differences
 def test_small_ops_finite_differences() -> None:
     x, y = random_array((3, 4)), random_array((3, 4), 5)
-    finite_difference_check(ops.gelu, x * 2)
-    finite_difference_check(lambda t: ops.gelu(t, "tanh"), x * 2)
-    finite_difference_check(ops.log_softmax, x)
-    finite_difference_check(ops.mse, x, y)
+    gradcheck(ops.gelu, x * 2)
+    gradcheck(lambda t: ops.gelu(t, "tanh"), x * 2)
+    gradcheck(ops.log_softmax, x)
+    gradcheck(ops.mse, x, y)
     labels = ml.array(np.array([0, 2, 1]))
     for smoothing in (0.0, 0.2, 1.0):
-        finite_difference_check(lambda t, s=smoothing: ops.cross_entropy(t, labels, s), x)
+        gradcheck(lambda t, s=smoothing: ops.cross_entropy(t, labels, s), x)
     index = ml.array(np.array([[0, 2, 1], [2, 2, 0]]))
-    finite_difference_check(lambda t: ops.embedding(t, index), x)
-    finite_difference_check(lambda t: ops.embedding(t, ops.transpose(index)), x)
+    gradcheck(lambda t: ops.embedding(t, index), x)
+    gradcheck(lambda t: ops.embedding(t, ops.transpose(index)), x)
 
 
 @pytest.mark.parametrize("axes", [1, 2])
 @pytest.mark.parametrize("affine", [0, 1, 2])
 def test_layer_norm_finite_differences(axes: int, affine: int) -> None:
     shape = (2, 4) if axes == 2 else (4,)
-    finite_difference_check(lambda *t: ops.layer_norm(*t, axes=axes, eps=0.01), random_array((3, 2, 4)),
+    gradcheck(lambda *t: ops.layer_norm(*t, axes=axes, eps=0.01), random_array((3, 2, 4)),
                             *(random_array(shape, i) for i in range(affine)), rtol=1e-5)
 
 
@@ -43,7 +44,7 @@ def test_layer_norm_finite_differences(axes: int, affine: int) -> None:
 @pytest.mark.parametrize("mask", [None, [[1, 1, 1, 1], [1, 1, 0, 0]], [[0, 1, 0, 1], [0, 0, 0, 0]]])
 def test_attention_finite_differences(causal: bool, mask: Any) -> None:
     keep = None if mask is None else ml.array(np.array(mask))
-    finite_difference_check(lambda q, k, v: ops.attention(q, k, v, keep, causal=causal),
+    gradcheck(lambda q, k, v: ops.attention(q, k, v, keep, causal=causal),
                             random_array((2, 1, 3, 2)), random_array((2, 1, 4, 2), 1), random_array((2, 1, 4, 3), 2))
 
 
@@ -61,14 +62,14 @@ def test_recurrence_finite_differences(kind: str, bias: int, reverse: bool) -> N
         y, *last = getattr(ops, kind.split()[0])(*tensors, reverse=reverse, **options)
         return ops.concat([y, *(ops.reshape(t * 0.5, (1, n, d)) for t in last)])
 
-    finite_difference_check(joined, random_array((length, n, gates * d), 4) * 0.9, *states, *rest, rtol=1e-5)
+    gradcheck(joined, random_array((length, n, gates * d), 4) * 0.9, *states, *rest, rtol=1e-5)
 
 
 # ------------------------------------------------------------------------------------- joining and cutting
 def test_concat_finite_differences() -> None:
     a, b, c = random_array((3, 2)), random_array((3, 4), 1), random_array((3, 1), 2)
-    finite_difference_check(lambda *t: ops.concat(t, 1), a, b, c)
-    finite_difference_check(lambda *t: ops.concat(t, -1, room=9), a, b, c)
+    gradcheck(lambda *t: ops.concat(t, 1), a, b, c)
+    gradcheck(lambda *t: ops.concat(t, -1, room=9), a, b, c)
 
     def dense(a: Any, b: Any, c: Any) -> Any:
         """As in a dense block: what is joined is used, and joined again; once past the end, once beside it."""
@@ -79,16 +80,16 @@ def test_concat_finite_differences() -> None:
         past = ops.concat([z, c], 1)  # no room
         return ops.concat([z * z, other, past, x], 1)
 
-    finite_difference_check(dense, a, b, c, rtol=1e-5)
+    gradcheck(dense, a, b, c, rtol=1e-5)
 
 
 def test_slices_finite_differences() -> None:
     x = random_array((4, 5))
-    finite_difference_check(lambda t: t[1:, ::2] * t[0, 1:4], x)
-    finite_difference_check(lambda t: t[..., 1] + t[:, 0] * t[:, -1] + t[:, 2:3].reshape(4), x)
-    finite_difference_check(lambda t: t[3] * t[1:][2] + t[::3][1], x)
-    finite_difference_check(lambda t: t[1:1].sum() + t[0, 0] * t[3, 4], x)
-    finite_difference_check(lambda t: ops.concat(ops.split(t, [2, 3])[::-1], 1) * t, x)
+    gradcheck(lambda t: t[1:, ::2] * t[0, 1:4], x)
+    gradcheck(lambda t: t[..., 1] + t[:, 0] * t[:, -1] + t[:, 2:3].reshape(4), x)
+    gradcheck(lambda t: t[3] * t[1:][2] + t[::3][1], x)
+    gradcheck(lambda t: t[1:1].sum() + t[0, 0] * t[3, 4], x)
+    gradcheck(lambda t: ops.concat(ops.split(t, [2, 3])[::-1], 1) * t, x)
 
 
 @settings(max_examples=60, deadline=None)

@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import bytes_allocated, finite_difference_check, random_array, torch_or_skip
+from helpers import bytes_allocated, random_array, torch_or_skip
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import minidl as ml
 from minidl import nn, ops
+from minidl.checks import gradcheck
 from minidl.kernels import KERNELS
 from minidl.kernels.conv import Geometry
 from minidl.tasks import Kind
@@ -43,7 +44,7 @@ CONVOLUTIONS = {
 def test_conv2d_finite_differences(case: str, bias: bool) -> None:
     x, w, *geometry = CONVOLUTIONS[case]
     arrays = [random_array(x, 1), random_array(w, 2), *([random_array(w[:1], 3)] if bias else [])]
-    finite_difference_check(lambda x, w, b=None: ops.conv2d(x, w, b, *geometry), *arrays)
+    gradcheck(lambda x, w, b=None: ops.conv2d(x, w, b, *geometry), *arrays)
 
 
 def compare(mine: dict[str, Any], other: dict[str, Any], dtype: str) -> None:
@@ -197,7 +198,7 @@ def test_batch_norm_finite_differences(shape: tuple[int, ...], training: bool) -
     channels = shape[-1]
     running = [ml.array(v) for v in statistics(channels)]
     arrays = [random_array(shape, 1), random_array((channels,), 2), random_array((channels,), 3)]
-    finite_difference_check(lambda x, w, b: ops.batch_norm(x, w, b, running, training=training), *arrays, rtol=2e-6)
+    gradcheck(lambda x, w, b: ops.batch_norm(x, w, b, running, training=training), *arrays, rtol=2e-6)
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -339,7 +340,7 @@ POOLS = {"2x2": ((2, 4, 4, 2), 2, None, 0), "odd": ((1, 5, 7, 3), 2, None, 0), "
 @pytest.mark.parametrize("case", POOLS)
 def test_pool_finite_differences(case: str, op: Any) -> None:
     shape, *geometry = POOLS[case]
-    finite_difference_check(lambda x: op(x, *geometry), random_array(shape, 1))
+    gradcheck(lambda x: op(x, *geometry), random_array(shape, 1))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -375,7 +376,7 @@ def test_pool_forms_agree(case: str) -> None:
 @pytest.mark.parametrize("keepdims", [False, True])
 def test_global_avg_pool(keepdims: bool) -> None:
     torch = torch_or_skip()
-    finite_difference_check(lambda x: ops.global_avg_pool(x, keepdims), random_array((2, 3, 2, 3), 1))
+    gradcheck(lambda x: ops.global_avg_pool(x, keepdims), random_array((2, 3, 2, 3), 1))
     x = random_array((2, 3, 5, 4), 1, "float32")
     np.testing.assert_allclose(ops.global_avg_pool(ml.array(x), keepdims).numpy(),
                                torch.from_numpy(x).mean((1, 2), keepdim=keepdims).numpy(), rtol=1e-6)
@@ -396,7 +397,7 @@ def test_pool_errors() -> None:
 def test_activation(name: str) -> None:
     torch = torch_or_skip()
     x = random_array((5, 8), 1, low=-7.5, high=8.3)
-    finite_difference_check(getattr(ops, name), x)
+    gradcheck(getattr(ops, name), x)
     for dtype, edges in itertools.product(("float32", "float64"), ([], [-3.0, 0.0, 3.0, 6.0, 1e30, -1e30])):
         values = np.concatenate([x.ravel(), edges]).astype(dtype)
         found, expected = run_both(getattr(ops, name), getattr(torch.nn.functional, name), values, [], (None,), None)

@@ -39,6 +39,12 @@ class Module:
         with tapes.label(self._name or type(self).__name__.lower()):
             return self.forward(*(array(v) if isinstance(v, np.ndarray) else v for v in inputs))
 
+    def __repr__(self) -> str:
+        """The modules below, a line each, with the shapes of their own parameters and states."""
+        own = [f"{name} {tuple(t.shape)}" for name, t in vars(self).items() if isinstance(t, Tensor)]
+        below = [f"  ({name}): " + repr(child).replace("\n", "\n  ") for name, child in self.children()]
+        return f"{type(self).__name__}({', '.join(own)}" + ("\n" + "\n".join(below) + "\n)" if below else ")")
+
     # ----------------------------------------------------------------------------------------------------- inventory
     def children(self) -> Iterator[tuple[str, Module]]:
         for name, value in vars(self).items():

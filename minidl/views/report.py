@@ -156,15 +156,20 @@ def summary(timeline: Timeline) -> dict[str, Any]:
             "critical_path": {"tasks": [timeline.name(r) for r in path.records.tolist()], "time": path.time}}
 
 
+def title(timeline: Timeline) -> str:
+    """Makespan, number of tasks and lanes, and peak memory on one line."""
+    t = timeline.in_unit(readable_unit(timeline))
+    makespan = f"makespan {_number(t.makespan)(t.makespan)} {t.unit}".rstrip()
+    parts = [f"{'predicted' if t.predicted else 'measured'}: {makespan}", count_of(len(t.tasks), "task"),
+             count_of(len(t.lanes), "lane")]
+    return ", ".join(parts if t.peak_bytes is None else [*parts, f"peak {_bytes(t.peak_bytes)}"])
+
+
 def report(timeline: Timeline) -> str:
     """What each lane did, the critical path and the longest tasks, as text of at most 100 columns."""
     t = timeline.in_unit(readable_unit(timeline))
     whole, number = t.makespan, _number(t.makespan)
-    head = [f"{'predicted' if t.predicted else 'measured'}: makespan {number(whole)} {t.unit}".rstrip(),
-            count_of(len(t.tasks), "task"), count_of(len(t.lanes), "lane")]
-    if t.peak_bytes is not None:
-        head.append(f"peak {_bytes(t.peak_bytes)}")
-    lines = [", ".join(head)]
+    lines = [title(t)]
     if not len(t.tasks):
         return lines[0]
     lanes, top = usage(t), longest(t)

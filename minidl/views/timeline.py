@@ -154,6 +154,18 @@ class Timeline:
     def __len__(self) -> int:
         return len(self.key)
 
+    def __repr__(self) -> str:
+        """`<Timeline predicted: makespan 339.8 us, 17 tasks on 1 lane>`; `print(timeline.report())` says more."""
+        from .report import title
+
+        return f"<Timeline {title(self)}>"
+
+    def _repr_svg_(self) -> str:
+        """The timeline as a picture, for notebooks."""
+        from .draw import timeline_svg
+
+        return timeline_svg(self)
+
     def name(self, record: int) -> str:
         return task_name(self.key[record])
 
