@@ -85,6 +85,21 @@ __global__ void __launch_bounds__(256) batch_norm_parts(const T* __restrict__ x,
     keep(sums, parts, channels);
 }
 
+// Running statistics, moved by those of a batch as batch_norm moves them.
+template <typename P>
+__global__ void batch_norm_move(const P* mean, const P* var, const P* running_mean, const P* running_var,
+                                const long long* tracked, P* mean_after, P* var_after, long long* tracked_after,
+                                double momentum, long long channels) {
+    const P rate = P(momentum);
+    const long long first = blockIdx.x * (long long)blockDim.x + threadIdx.x;
+    for (long long j = first; j < channels; j += (long long)gridDim.x * blockDim.x) {
+        P old_mean = running_mean[j], old_var = running_var[j];
+        mean_after[j] = old_mean + rate * (mean[j] - old_mean);
+        var_after[j] = old_var + rate * (var[j] - old_var);
+    }
+    if (first == 0) tracked_after[0] = tracked[0] + 1;
+}
+
 // y = act(norm(x) + z), and statistics from `shares` parts, which every block adds up again; with none of them, from x
 // itself, whose rows are then all this block's. The first share's blocks write them and move the running ones.
 template <typename T, bool WHOLE>

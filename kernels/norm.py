@@ -35,7 +35,7 @@ from typing import Any
 import numpy as np
 
 from .columns import MULTIPROCESSORS, Columns, spread, sums, sums_work, whole
-from .cuda import Call, Grid, c_type
+from .cuda import Call, Grid, c_type, each
 from .registry import KERNELS, Thunk, kernel, loop, ufunc
 from .sums import BLOCK
 
@@ -158,6 +158,34 @@ def _move(rows, mean, var, running_mean, running_var, tracked,  # type: ignore[n
         unbiased = mean.dtype.type(var[j] * (rows / (rows - 1.0)))
         mean_after[j] = running_mean[j] + momentum * (mean[j] - running_mean[j])
         var_after[j] = running_var[j] + momentum * (unbiased - running_var[j])
+    tracked_after[()] = tracked[()] + 1
+
+
+@kernel("batch_norm_move", flops=_per_element(6))
+def batch_norm_move(xp: Any, mean: Any, var: Any, running_mean: Any, running_var: Any, tracked: Any, *,
+                    momentum: float) -> Any:
+    """Running mean, variance, count of batches after a batch with this mean and unbiased variance, as batch_norm leaves
+    them."""
+    t = mean.dtype.type
+    return (running_mean + t(momentum) * (mean - running_mean), running_var + t(momentum) * (var - running_var),
+            tracked + 1)
+
+
+@batch_norm_move.cpu
+def _(mean: Any, var: Any, running_mean: Any, running_var: Any, tracked: Any, *writes: Any, momentum: float) -> Any:
+    return [loop(_move_by, mean, var, running_mean, running_var, tracked, *writes, mean.dtype.type(momentum))]
+
+
+@batch_norm_move.cuda()
+def _(mean: Any, *arrays: Any, momentum: float) -> Any:
+    return each("norm.cu", f"batch_norm_move<{c_type(mean)}>", max(mean.size, 1), mean, *arrays, momentum, mean.size)
+
+
+def _move_by(mean, var, running_mean, running_var, tracked,  # type: ignore[no-untyped-def]
+             mean_after, var_after, tracked_after, momentum):
+    for j in range(len(mean)):
+        mean_after[j] = running_mean[j] + momentum * (mean[j] - running_mean[j])
+        var_after[j] = running_var[j] + momentum * (var[j] - running_var[j])
     tracked_after[()] = tracked[()] + 1
 
 

@@ -17,11 +17,13 @@ from helpers import PATIENCE, deadline
 
 import minidl as ml
 from minidl import nn
+from minidl.autograd.op import Op
 from minidl.cli import main
+from minidl.nn.module import state
 from minidl.pricing.cost import CostModel, Link
 from minidl.runtime.comm.loopback import run_ranks
 from minidl.schedulers.pipeline import PipelineError
-from minidl.tasks import Kind
+from minidl.tasks import SENDS, Kind
 from minidl.training.pipeline_trainer import PipelineTrainer
 from minidl.training.trainer import Job, Recorded, Trainer
 
@@ -47,7 +49,7 @@ def alone(micro_batches: int, groups: int, **more):
     return trainer.losses, trainer.params_sha256()
 
 
-def on_ranks(made: Job, ranks: int):
+def on_ranks(made: Job, ranks: int, result=lambda trainer: (trainer.losses, trainer.params_sha256())):
     recorded = [Recorded(made) for _ in range(ranks)]  # one after another: they share a generator of random numbers
 
     def work(communicator):
@@ -55,7 +57,7 @@ def on_ranks(made: Job, ranks: int):
         for _ in range(STEPS):
             trainer.step()
         trainer.finish()
-        return trainer.losses, trainer.params_sha256()
+        return result(trainer)
 
     with deadline(PATIENCE):
         return run_ranks(ranks, work)
@@ -106,10 +108,72 @@ def test_one_micro_batch_cannot_go_both_ways(capsys):
             in capsys.readouterr().err)
 
 
-def test_statistics_that_follow_the_micro_batches_are_refused():
-    recorded = Recorded(replace(job("chimera", 4), model="resnet20", model_args={}))
-    with pytest.raises(PipelineError, match="running_mean follows the micro-batches one after another"):
-        recorded.plan(CostModel.analytic(), ml.Machine(2))
+NORMS = {"model": "resnet20", "model_args": {"width": 4, "layers": 1, "image_size": 8}}
+
+
+def everything(trainer):
+    """Losses, and all that a run leaves in its model and optimizer, running statistics included."""
+    return trainer.losses, {name: t.numpy().tobytes() for owner in (trainer.recorded.model, trainer.recorded.optimizer)
+                            for name, t in owner.named_tensors()}
+
+
+@functools.cache
+def alone_with_norms(micro_batches: int, **more):
+    one = replace(job("in_order", micro_batches, **more), **NORMS, parallel="none")
+    trainer = Trainer(Recorded(one), CostModel.analytic())
+    for _ in range(STEPS):
+        trainer.step()
+    return everything(trainer)
+
+
+@pytest.mark.parametrize(("name", "ranks", "micro_batches", "more"), [
+    ("chimera", 2, 4, {}), ("chimera", 4, 4, {"optimizer": "adam", "clip": 0.5}), ("dualpipe", 2, 4, {})])
+def test_running_statistics_follow_the_micro_batches(name, ranks, micro_batches, more):
+    """They have the bits of one process: those of the other direction's micro-batches move them last, and in order."""
+    losses, tensors = alone_with_norms(micro_batches, **more)
+    assert sum("running" in n for n in tensors) > 10
+    for found, left in on_ranks(replace(job(name, micro_batches, **more), **NORMS), ranks, everything):
+        assert found == losses
+        assert {n for n in tensors if left[n] != tensors[n]} == set()
+
+
+def test_a_rank_of_the_other_direction_sends_statistics_with_the_gradients():
+    """Nothing more than without batch norm: one message for each stage, and none while micro-batches run."""
+    def messages(**network):
+        plan = Recorded(replace(job("chimera", 4), **network)).plan(CostModel.analytic(), ml.Machine(2))
+        return sorted(t.name for t in plan.with_messages[0] if t.kind in SENDS)
+
+    assert len(messages()) > 8
+    assert messages(**NORMS) == messages()
+
+
+class Counting(Op):
+    name = "counting"
+
+    def forward(self, x, count):
+        y = self.out(x.shape, x.dtype)
+        self.call("add", [x, count], [y])
+        self.call("shift", [count], [count], term=1.0)
+        return y
+
+    def input_grad(self, i, dy):
+        return dy
+
+
+def test_a_state_that_follows_the_micro_batches_in_another_way_is_refused():
+    layers, count = [nn.Linear(4, 4) for _ in range(4)], state(np.zeros((), np.float32), "count")
+
+    def step(*parts):
+        for i in range(4):
+            with ml.micro_batch(i, group=i // 2):
+                x = parts[i]
+                for layer in layers:
+                    x = Counting()(layer(x), count)
+                x.sum().backward()
+
+    graph = ml.record(step, *np.zeros((4, 2, 4), np.float32))
+    with pytest.raises(PipelineError, match="count follows the micro-batches one after another"):
+        ml.plan(graph, "chimera", CostModel.analytic(), ml.Machine(2))
 
 
 def test_groups_of_micro_batches_add_up_in_their_order():

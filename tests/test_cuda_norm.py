@@ -88,6 +88,10 @@ def test_batch_norm(shape: tuple[int, ...], dtype: str) -> None:
     y, mean, rstd, *_ = agree("batch_norm", reads, eps=1e-5, momentum=0.1, in_sums=OF_CHANNELS)
     in_place = agree("batch_norm", reads, {3: 3, 4: 4, 5: 5}, eps=1e-5, momentum=0.1, in_sums=OF_CHANNELS)
     assert in_place[0].tobytes() == y.tobytes()
+    given = [np.zeros_like(v) for v in reads[3:]]
+    own = agree("batch_norm", [x, w, b, *given], eps=1e-5, momentum=1.0, in_sums=OF_CHANNELS)
+    moved = agree("batch_norm_move", [*own[3:5], *reads[3:]], {0: 2, 1: 3, 2: 4}, momentum=0.1)
+    assert [v.tobytes() for v in moved] == [v.tobytes() for v in in_place[3:]]
     dy = draw(shape, 4, dtype, 0.5)
     dw, db = agree("batch_norm_weight_grad", [x, mean, rstd, dy], times=3, in_sums=(0, 1))
     agree("batch_norm_input_grad", [x, mean, rstd, w, dw, db, dy], times=2)

@@ -289,6 +289,10 @@ def test_batch_norm_forms_agree(shape: tuple[int, ...]) -> None:
     x, dy, w, b = (rng.standard_normal(s) + 2 for s in (shape, shape, channels, channels))
     running = statistics(channels)
     _, mean, rstd, *_ = agree("batch_norm", [x, w, b, *running], eps=1e-5, momentum=0.1)
+    moved = agree("batch_norm", [x, w, b, *running], eps=1e-5, momentum=0.1)[3:]
+    own = agree("batch_norm", [x, w, b, *(np.zeros_like(v) for v in running)], eps=1e-5, momentum=1.0)[3:5]
+    assert [v.tobytes() for v in agree("batch_norm_move", [*own, *running], momentum=0.1)] == [
+        v.tobytes() for v in moved]
     agree("batch_norm_eval", [x, w, b, *running[:2]], eps=1e-5)
     dw, db = agree("batch_norm_weight_grad", [x, mean, rstd, dy])
     agree("batch_norm_input_grad", [x, mean, rstd, w, dw, db, dy])

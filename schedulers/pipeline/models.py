@@ -52,6 +52,7 @@ def cut(graph: TaskGraph, cost: CostModel, stages: int, stage_of_unit: Ints | No
                  else np.ravel(rank_of_stage))
         if both:
             graph, stage_of = apart(graph, stage_of, stages)
+            time = np.append(time, np.zeros(len(graph) - len(time)))
         stage_of = at_home(graph, stage_of)
         graph, stage_of, time = unscaled_by_each(graph, stage_of, time)
         graph, stage_of, tied = with_copies(graph, with_their_gradients(graph, stage_of), ranks)
