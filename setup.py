@@ -45,6 +45,7 @@ setup(
         "parity": ["torch==2.13.0"],
         "cuda-check": ["cupy-cuda13x", "nvidia-cuda-nvrtc==13.0.88", "nvidia-cuda-runtime==13.0.96",
                        "cuda-bindings>=13,<14", NVMATH, FRONTEND],
+        "notebooks": ["jupytext>=1.16", "nbclient>=0.10", "ipykernel>=6.29"],  # the tutorial's chapters as notebooks
         "browser": ["playwright>=1.48"],  # tests of pages in a real browser, which is Debian's chromium
         "test": TEST,
         "dev": [*TEST, "ruff==0.17.5", "mypy==2.4.1", "pre-commit"],

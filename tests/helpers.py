@@ -30,7 +30,8 @@ from minidl.tasks import Kind
 PATIENCE = 300.0
 #: of each optional package the extra that installs it
 EXTRAS = {"torch": "parity", "ortools": "optimal", "matplotlib": "plot", "sphinx": "docs", "cupy": "cuda-check",
-          "cuda": "cuda-check", "nvmath": "cuda-check", "cudnn": "cuda-check", "playwright": "browser"}
+          "cuda": "cuda-check", "nvmath": "cuda-check", "cudnn": "cuda-check", "playwright": "browser",
+          "jupytext": "notebooks", "nbclient": "notebooks", "nbformat": "notebooks"}
 
 
 def need(name: str) -> Any:

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers import PATIENCE
+from helpers import PATIENCE, need
 
 ROOT = Path(__file__).resolve().parent.parent
 TUTORIAL = ROOT / "docs" / "tutorial"
@@ -231,3 +231,43 @@ def test_grade_says_how_it_is_used():
         done = python(TUTORIAL / "grade.py", *arguments)
         assert done.returncode == 2
         assert len(done.stderr.splitlines()) == 1
+
+
+# ------------------------------------------------------------------------------------------------------------ notebooks
+@pytest.fixture(scope="module")
+def notebooks():
+    for name in ("jupytext", "nbformat", "nbclient"):
+        need(name)
+    sys.path.insert(0, str(TUTORIAL))
+    try:
+        import notebooks
+    finally:
+        sys.path.pop(0)
+    return notebooks
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda p: p.stem)
+def test_a_notebook_is_its_chapter(chapter, notebooks):
+    """After a change to a chapter: python docs/tutorial/notebooks.py."""
+    import nbformat
+
+    stored = nbformat.read(notebooks.FOLDER / f"{chapter.stem}.ipynb", as_version=4)
+    assert [(c.cell_type, c.source) for c in stored.cells] == [
+        (c.cell_type, c.source) for c in notebooks.notebook(chapter).cells]
+    code = "\n".join(c.source for c in stored.cells if c.cell_type == "code")
+    for line in chapter.read_text().splitlines():
+        if line and not line.startswith(("#", '"""', "if __name__")) and "    " not in line and "=" in line:
+            assert line in code or line in stored.cells[0].source, line
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda p: p.stem)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::RuntimeWarning", "ignore::ResourceWarning")
+def test_a_notebook_runs(chapter, notebooks):
+    import nbformat
+    from nbclient import NotebookClient
+
+    found = nbformat.read(notebooks.FOLDER / f"{chapter.stem}.ipynb", as_version=4)
+    NotebookClient(found, timeout=PATIENCE, kernel_name="python3",
+                   resources={"metadata": {"path": str(TUTORIAL)}}).execute()
+    assert any(output.get("text") for cell in found.cells for output in cell.get("outputs", [])), "it prints"

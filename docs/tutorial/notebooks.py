@@ -1,0 +1,46 @@
+"""The chapters as notebooks: `python docs/tutorial/notebooks.py` writes notebooks/*.ipynb (extra `notebooks`).
+
+A chapter's docstring and its paragraphs of comments become text, the rest becomes code. The chapters are the source.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+FOLDER = HERE / "notebooks"
+
+
+def notebook(chapter: Path) -> Any:
+    """The notebook of a chapter, without outputs."""
+    import jupytext
+    import nbformat
+
+    text = chapter.read_text(encoding="utf-8")
+    said = ast.get_docstring(ast.parse(text)) or ""
+    code = re.sub(r'\A""".*?"""\n', "", text, flags=re.DOTALL)
+    code = re.sub(r"^# -{20,}\n", "", code, flags=re.MULTILINE)
+    code = re.sub(r'^if __name__ == "__main__":\n((?:    .*\n|\n)+)', lambda found: re.sub(r"^    ", "", found[1],
+                                                                                           flags=re.MULTILINE),
+                  code, flags=re.MULTILINE)
+    title, _, rest = said.partition("\n")
+    rest = re.sub(r"(Run it from the top of the repository:\n)?\n    python docs/tutorial/\S+\n", "", rest)
+    cells = jupytext.reads(code.strip() + "\n", "py:light").cells
+    found = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell(f"# {title.rstrip('.')}\n\n{rest.strip()}"),
+                                            *cells])
+    found.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    for number, cell in enumerate(found.cells):
+        cell["id"] = f"cell-{number}"
+        cell["metadata"] = {}
+    return found
+
+
+if __name__ == "__main__":
+    import nbformat
+
+    FOLDER.mkdir(exist_ok=True)
+    for chapter in sorted(HERE.glob("chapter*.py")):
+        nbformat.write(notebook(chapter), FOLDER / f"{chapter.stem}.ipynb")
