@@ -23,10 +23,10 @@ def divisible(channels: float, by: int = 8) -> int:
 
 
 def _convolution(inputs: int, outputs: int, kernel: int, stride: int = 1, groups: int = 1,
-                 act: nn.Module | None = None) -> nn.Sequential:
+                 act: nn.Module | None = None, eps: float = 1e-3) -> nn.Sequential:
     """Convolution, norm and, if given, activation."""
     layers = [nn.Conv2d(inputs, outputs, kernel, stride, (kernel - 1) // 2, groups=groups, bias=False),
-              nn.BatchNorm2d(outputs, eps=1e-3, momentum=0.01)]
+              nn.BatchNorm2d(outputs, eps=eps, momentum=0.01)]
     return nn.Sequential(*layers, *([act] if act else []))
 
 
@@ -48,15 +48,15 @@ class _Inverted(nn.Module):
     """Inverted residual: 1x1 to more channels, one filter per channel, 1x1 back; added to the input if shapes agree."""
 
     def __init__(self, inputs: int, kernel: int, expanded: int, outputs: int, excite: bool, swish: bool,
-                 stride: int) -> None:
+                 stride: int, eps: float) -> None:
         def act() -> nn.Module:
             return nn.Hardswish() if swish else nn.ReLU()
 
         self.shortcut = stride == 1 and inputs == outputs
-        layers: list[nn.Module] = [] if expanded == inputs else [_convolution(inputs, expanded, 1, act=act())]
-        layers.append(_convolution(expanded, expanded, kernel, stride, expanded, act()))
+        layers: list[nn.Module] = [] if expanded == inputs else [_convolution(inputs, expanded, 1, act=act(), eps=eps)]
+        layers.append(_convolution(expanded, expanded, kernel, stride, expanded, act(), eps))
         layers += [_Excite(expanded)] if excite else []
-        self.block = nn.Sequential(*layers, _convolution(expanded, outputs, 1))
+        self.block = nn.Sequential(*layers, _convolution(expanded, outputs, 1, eps=eps))
 
     def forward(self, x: Any) -> Any:
         y = self.block(x)
@@ -66,17 +66,17 @@ class _Inverted(nn.Module):
 class MobileNetV3(nn.Module):
     """MobileNetV3. All numbers of channels are multiplied by `width` and rounded to multiples of 8."""
 
-    def __init__(self, classes: int, image_size: int, width: float) -> None:
+    def __init__(self, classes: int, image_size: int, width: float, eps: float) -> None:
         if not width > 0:
             raise ValueError(f"mobilenet_v3_large: the width is {width}; it must be above 0")
         self.input_shape, self.classes = (image_size, image_size, 3), classes
         inputs = divisible(16 * width)
-        layers: list[nn.Module] = [_convolution(3, inputs, 3, 2, act=nn.Hardswish())]
+        layers: list[nn.Module] = [_convolution(3, inputs, 3, 2, act=nn.Hardswish(), eps=eps)]
         for kernel, expanded, outputs, excite, swish, stride in BLOCKS:
             layers.append(_Inverted(inputs, kernel, divisible(expanded * width), divisible(outputs * width), excite,
-                                    swish, stride))
+                                    swish, stride, eps))
             inputs = divisible(outputs * width)
-        self.features = nn.Sequential(*layers, _convolution(inputs, 6 * inputs, 1, act=nn.Hardswish()))
+        self.features = nn.Sequential(*layers, _convolution(inputs, 6 * inputs, 1, act=nn.Hardswish(), eps=eps))
         self.avgpool = nn.GlobalAvgPool()
         hidden = divisible(1280 * width)
         self.classifier = nn.Sequential(nn.Linear(6 * inputs, hidden), nn.Hardswish(), nn.Dropout(0.2),
@@ -87,6 +87,8 @@ class MobileNetV3(nn.Module):
 
 
 @model(tiny={"classes": 10, "image_size": 16, "width": 0.15})
-def mobilenet_v3_large(classes: int = 1000, image_size: int = 224, width: float = 1.0) -> MobileNetV3:
-    """x (n, image_size, image_size, 3) -> logits (n, classes)."""
-    return MobileNetV3(classes, image_size, width)
+def mobilenet_v3_large(classes: int = 1000, image_size: int = 224, width: float = 1.0,
+                       eps: float = 1e-3) -> MobileNetV3:
+    """x (n, image_size, image_size, 3) -> logits (n, classes). `eps` is added to the variances: 1e-3 in torchvision,
+    1e-5 in most of timm's weights."""
+    return MobileNetV3(classes, image_size, width, eps)

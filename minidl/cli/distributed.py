@@ -83,6 +83,7 @@ def _train(read: Callable[[], Any], communicator: Any, held: ExitStack) -> int:
         return (arguments, recorded, saved), alike
 
     arguments, recorded, saved = agree(communicator, prepare)
+    show.notes(recorded.remarks if first else ())
     summing = transport(arguments.transport, communicator, recorded.device)
     trainer = (_pipeline if arguments.parallel == "pipeline" else _data)(arguments, recorded, summing)
     if arguments.version_log and trainer.plan.versions is None:

@@ -19,6 +19,7 @@ from ..runtime import device as devices
 from ..schedulers import pipeline as pipelines
 from ..training.rank_trainer import TRANSPORTS
 from ..training.trainer import DTYPES, OPTIMIZERS, Job
+from ..weights import STYLES
 
 
 class UsageError(ValueError):
@@ -263,6 +264,11 @@ FLAGS: dict[str, dict[str, Flag]] = {
                           help="continue from the checkpoint; a given --lr overrides the saved one"),
         "--cases": _flag("fuzz:*", type=whole(1), metavar="N",
                          help="how many cases, with consecutive seeds (default: 100 random steps, 3 of your own)"),
+        "--init": _flag(RUN, type=path, metavar="FILE.safetensors",
+                        help="start from the weights in a file, with torchvision's, timm's or Hugging Face's names"),
+        "--style": _flag("export:*", choices=STYLES, default=STYLES[0],
+                         help="names in the file: as in a state dict, which are torchvision's and Hugging Face's (the "
+                              "default), or timm's"),
         "--dry-run": _flag("train:src", action="store_true", help="plan and predict, but do not train"),
     },
     "pipelines": {
@@ -334,7 +340,7 @@ FLAGS: dict[str, dict[str, Flag]] = {
                                help="write which weight version each task read, a line per task"),
         "--config": _flag(EVERY.removeprefix("info:* models:* "), type=path, metavar="FILE.toml",
                           help="read flags from a file, as in batch-size = 32; the command line overrides them"),
-        "--json": _flag(EVERY + " fuzz:* schedulers:*", action="store_true",
+        "--json": _flag(EVERY + " export:* fuzz:* schedulers:*", action="store_true",
                         help="print one JSON object, and nothing else, on standard output"),
     },
     "ranks": {
@@ -421,7 +427,8 @@ def job(arguments: argparse.Namespace, under: str | None = None) -> Job:
                device=arguments.device, tf32=arguments.tf32,
                deterministic=not arguments.nondeterministic, dtype=arguments.dtype, batch_size=arguments.batch_size,
                micro_batches=arguments.micro_batches, update_every=every, groups=groups, optimizer=arguments.optimizer,
-               lr=arguments.lr, clip=arguments.clip, seed=arguments.seed, scheduler=under or arguments.scheduler,
+               lr=arguments.lr, clip=arguments.clip, seed=arguments.seed, init=arguments.init,
+               scheduler=under or arguments.scheduler,
                parallel={"r": "data", "c": "pipeline"}.get(arguments.subject, "none"),
                scheduler_args=dict(arguments.scheduler_arg), streams=arguments.streams,
                memory_limit=arguments.memory_limit, fusion=arguments.fusion, lanes=arguments.lanes or "")

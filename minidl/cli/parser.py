@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from ..files import read_text
-from . import fuzz, info, planning, training
+from . import export, fuzz, info, planning, training
 from . import schedulers as listed
 from .flags import FLAGS, UsageError, add_flags, check_flags, nearest, subject_of
 
@@ -44,6 +44,7 @@ VERBS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "check": (planning.check, "validate a saved or edited schedule"),
     "explain": (planning.explain, "explain why a task stands where it does"),
     "simulate": (planning.simulate, "price a network's plan, or a data-parallel or pipeline policy on given times"),
+    "export": (export.run, "write a checkpoint's weights to a safetensors file under published names"),
     "fuzz": (fuzz.run, "compare recorded steps with eager ones, bit for bit"),
 }
 
@@ -59,6 +60,9 @@ def _parser() -> _Parser:
             verb.add_argument("plan", metavar="PLAN.csv")
         elif name == "explain":
             verb.add_argument("task", metavar="TASK", help="such as 4W0")
+        elif name == "export":
+            verb.add_argument("checkpoint_file", metavar="CHECKPOINT", help="a checkpoint's folder or file")
+            verb.add_argument("file", metavar="FILE.safetensors")
         elif name == "fuzz":
             fuzz.add_step(verb)
         add_flags(verb, name)

@@ -24,6 +24,8 @@ def check_run(arguments: Any) -> None:
     """Raises UsageError for flags of a run that contradict each other."""
     if arguments.resume and not arguments.checkpoint:
         raise UsageError("--resume needs --checkpoint DIR, the checkpoint to resume from")
+    if arguments.resume and arguments.init:
+        raise UsageError("--init has no effect with --resume, which has all weights; leave one out")
     if (arguments.resume and "--scheduler" not in arguments.given
         and (idle := arguments.given & {"--streams", "--scheduler-arg", "--pairs"})):
         raise UsageError(f"{min(idle)} has no effect with --resume alone, which keeps the schedule of the "

@@ -36,6 +36,7 @@ def train(arguments: Any) -> int:
     kept = found is not None and found.schedule is not None and "--scheduler" not in arguments.given
     task = job(arguments, found.scheduler if found is not None and kept else None)
     recorded = Recorded(task)
+    show.notes(recorded.remarks)
     if arguments.dry_run:
         return _dry_run(arguments, recorded, costs(arguments, recorded))
     with claimed(arguments):
@@ -103,6 +104,7 @@ def compare(arguments: Any) -> int:
         options = chosen[name].options
         recorded = Recorded(replace(one, scheduler=name, streams=one.streams if "streams" in options else None,
                                     scheduler_args={k: v for k, v in one.scheduler_args.items() if k in options}))
+        show.notes(() if trainers else recorded.remarks)
         # all arms have the same tasks, so they share the costs measured for the first
         trainers.append(Trainer(recorded, trainers[0].cost if trainers else costs(arguments, recorded),
                                 trace=bool(arguments.html)))

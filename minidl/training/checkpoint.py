@@ -141,6 +141,16 @@ def load(path: str | Path, model: Module, optimizer: Optimizer | None = None, *,
     return about
 
 
+def weights(path: str | Path) -> dict[str, Any]:
+    """The state dict of the model in a checkpoint. Raises CheckpointError."""
+    file = _file(path)
+    with _opened(file) as (_, header, content):
+        values = {name: content.get_tensor(name) for name in sorted(content.keys())}
+        if _digest({k: v for k, v in header.items() if k != "sha256"}, values.items()) != header.get("sha256"):
+            raise CheckpointError(f"{file} is damaged: its digest is wrong")
+        return {name.removeprefix("model."): value for name, value in values.items() if name.startswith("model.")}
+
+
 def peek(path: str | Path) -> Checkpoint:
     """A checkpoint without its tensors, which are not read: enough to make a model and a loader that fit. Raises
     CheckpointError."""

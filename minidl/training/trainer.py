@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import data, models, nn, ops, optim, schedulers
+from .. import data, models, nn, ops, optim, schedulers, weights
 from ..autograd import precision, random
 from ..autograd.recording import record
 from ..autograd.tape import Tape, micro_batch, no_grad, settle, unsettled, use
@@ -71,6 +71,7 @@ class Job:
     streams: int | None = None
     memory_limit: int | None = None
     fusion: tuple[str, ...] | None = None
+    init: str | None = None  #: a file of weights to start from, see `minidl.weights`
     lanes: str = ""  #: on the CPU, native or python; empty: the default
 
     def __post_init__(self) -> None:
@@ -125,6 +126,7 @@ class Recorded:
         self.tape = Tape(self.device)
         with use(self.tape):
             self.model, train = self._fitted()
+            self.remarks = () if job.init is None else weights.load(job.init, self.model).said(job.init)
             self.optimizer = OPTIMIZERS[job.optimizer](self.model.parameters(), job.lr)
             self.optimizer.max_norm = job.clip
             self.optimizer.scaler = optim.GradScaler() if job.low == "float16" else None
