@@ -9,7 +9,7 @@ import numpy as np
 
 from .columns import sums, sums_work, whole
 from .cuda import Grid, c_type, each_row, sum_type
-from .registry import kernel, loop
+from .registry import kernel, loop, regrouped
 
 
 def _rows_flops(reads: Any, writes: Any) -> float:
@@ -46,34 +46,22 @@ def _affine(given: list[Any], x: Any) -> list[Any]:
     return [*given, *[np.ones(x.shape[1], x.dtype), np.zeros(x.shape[1], x.dtype)][len(given) :]]
 
 
+@regrouped
 def _layer_norm(x, w, b, y, mean, scale, eps):  # type: ignore[no-untyped-def]
     n, d = x.shape
-    whole = d // 4 * 4
     for i in range(n):
-        # sums are in float64, and four at a time, so that an addition need not wait for the one before it
-        s0, s1, s2, s3 = 0.0, 0.0, 0.0, 0.0
-        for j in range(0, whole, 4):
-            s0 += x[i, j]
-            s1 += x[i, j + 1]
-            s2 += x[i, j + 2]
-            s3 += x[i, j + 3]
-        for j in range(whole, d):
-            s0 += x[i, j]
-        m = x.dtype.type(((s0 + s1) + (s2 + s3)) / d)
+        total = 0.0  # sums are in float64
         for j in range(d):
-            y[i, j] = x[i, j] - m
-        s0, s1, s2, s3 = 0.0, 0.0, 0.0, 0.0
-        for j in range(0, whole, 4):
-            s0 += np.float64(y[i, j]) * y[i, j]
-            s1 += np.float64(y[i, j + 1]) * y[i, j + 1]
-            s2 += np.float64(y[i, j + 2]) * y[i, j + 2]
-            s3 += np.float64(y[i, j + 3]) * y[i, j + 3]
-        for j in range(whole, d):
-            s0 += np.float64(y[i, j]) * y[i, j]
-        s = x.dtype.type(1.0 / np.sqrt(((s0 + s1) + (s2 + s3)) / d + eps))
+            total += x[i, j]
+        m = x.dtype.type(total / d)
+        total = 0.0
+        for j in range(d):
+            centred = np.float64(x[i, j] - m)
+            total += centred * centred
+        s = x.dtype.type(1.0 / np.sqrt(total / d + eps))
         mean[i], scale[i] = m, s
         for j in range(d):
-            y[i, j] = y[i, j] * s * w[j] + b[j]
+            y[i, j] = (x[i, j] - m) * s * w[j] + b[j]
 
 
 @kernel("layer_norm_input_grad", flops=_rows_flops)
@@ -99,23 +87,18 @@ def _(x: Any, mean: Any, scale: Any, dy: Any, *rest: Any) -> Any:
                     bool(w), dx, *x.shape)
 
 
+@regrouped
 def _layer_norm_input_grad(x, mean, scale, dy, w, dx):  # type: ignore[no-untyped-def]
     n, d = x.shape
-    whole = d // 2 * 2
     for i in range(n):
         m, s = mean[i], scale[i]
-        s0, s1, p0, p1 = 0.0, 0.0, 0.0, 0.0
-        for j in range(0, whole, 2):
-            g, h = dy[i, j] * w[j], dy[i, j + 1] * w[j + 1]
-            s0 += g
-            s1 += h
-            p0 += np.float64(g) * (x[i, j] - m)
-            p1 += np.float64(h) * (x[i, j + 1] - m)
-        for j in range(whole, d):
-            s0 += dy[i, j] * w[j]
-            p0 += np.float64(dy[i, j] * w[j]) * (x[i, j] - m)
-        a = x.dtype.type((s0 + s1) / d)
-        b = x.dtype.type((p0 + p1) * s * s / d)
+        total, product = 0.0, 0.0
+        for j in range(d):
+            g = np.float64(dy[i, j] * w[j])
+            total += g
+            product += g * np.float64(x[i, j] - m)
+        a = x.dtype.type(total / d)
+        b = x.dtype.type(product * s * s / d)
         for j in range(d):
             dx[i, j] = s * (dy[i, j] * w[j] - a - (x[i, j] - m) * b)
 

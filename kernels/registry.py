@@ -114,7 +114,18 @@ def ufunc(function: np.ufunc, *arrays: Any) -> Thunk:
 def _jitted(function: Callable[..., Any]) -> Any:
     import numba
 
-    return numba.njit(nogil=True, cache=True, error_model="numpy")(function)
+    free = {"reassoc"} if function in _regrouped else False
+    return numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=free)(function)
+
+
+_regrouped: set[Callable[..., Any]] = set()
+
+
+def regrouped(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Lets the compiler regroup the sums of a loop (a decorator), so that it can vectorise them. The order is then the
+    compiler's choice, and the same in every call."""
+    _regrouped.add(function)
+    return function
 
 
 def loop(function: Callable[..., Any], *arguments: Any) -> Thunk:
