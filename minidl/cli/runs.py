@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from ..files import check_writable
+from ..pricing.diagnosis import Diagnosis, Surroundings, of_run
 from ..training import checkpoint
 from ..training.trainer import Job, Recorded, Trainer
 from ..views.trace import check_path as check_trace
@@ -84,7 +86,15 @@ def run_record(task: Job, trainer: Trainer) -> dict[str, Any]:
             "objective": trainer.recorded.objective.name, "test": found,
             "step_ms": trainer.step_ms(), "predicted_step_ms": round(trainer.plan.predicted_step_ms, 4),
             "peak_bytes": max(trainer.plan.peak_bytes or (0,)), "params_sha256": trainer.params_sha256(),
+            "diagnosis": of_run(trainer.plan, trainer.step_ms()["median"], surroundings(trainer)).as_json(),
             "versions": versions()}
+
+
+def surroundings(trainer: Trainer) -> Surroundings:
+    """What was around a run."""
+    step, communicator = trainer.step_ms(), getattr(trainer, "communicator", None)
+    threads = 1 if communicator is None or communicator.own_process else communicator.size
+    return Surroundings(trainer.load, len(os.sched_getaffinity(0)), threads, step["p10"], step["p90"])
 
 
 def said(metric: str, value: float) -> str:
@@ -101,4 +111,9 @@ def summary(record: dict[str, Any]) -> str:
             f"  step {step['median']:.3f} ms (p10 {step['p10']:.3f}, p90 {step['p90']:.3f}), predicted "
             f"{record['predicted_step_ms']:.3f} ms\n"
             f"  peak memory {record['peak_bytes']:,} bytes\n"
-            f"  parameters sha256 {record['params_sha256'][:16]}")
+            f"  parameters sha256 {record['params_sha256'][:16]}\n{diagnosed(record['diagnosis'])}")
+
+
+def diagnosed(record: dict[str, Any]) -> str:
+    """A diagnosis as text."""
+    return str(Diagnosis(record["headline"], record["fits"], tuple(record["reasons"]), tuple(record["advice"])))

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..pricing.cost import CostModel
+from ..pricing.diagnosis import of_speedup
 from ..schedule import Schedule, ScheduleError
 from ..training import checkpoint
 from ..training.trainer import Recorded, Trainer, interleaved
@@ -13,7 +14,18 @@ from ..views.page import Shown
 from . import distributed, show
 from .flags import UsageError, job
 from .inputs import costs, named, scheduler_of
-from .runs import check_outputs, check_run, claimed, parameters, resumed, run_record, said, steps_of, summary
+from .runs import (
+    check_outputs,
+    check_run,
+    claimed,
+    parameters,
+    resumed,
+    run_record,
+    said,
+    steps_of,
+    summary,
+    surroundings,
+)
 
 #: the run of `train` without flags: its tasks are long enough that two streams can gain
 SMALL: dict[str, Any] = {"model": "mlp", "model_arg": [("hidden", 1024), ("layers", 4)], "epochs": 8, "lr": 0.05}
@@ -119,9 +131,16 @@ def compare(arguments: Any) -> int:
     result = {"model": one.model, "data": records[0]["data"], "steps": steps,
               "arms": [{k: r[k] for k in keys} for r in records], "bit_identical": identical,
               "deterministic": one.deterministic}
+    first, *others = trainers
+    base = first.step_ms()["median"]
+    found = {t.job.scheduler: of_speedup(first.plan, t.plan, base, t.step_ms()["median"], surroundings(t))
+             for t in others}
+    result["diagnosis"] = {name: d.as_json() for name, d in found.items()}
     if arguments.html:
         show.write_page(arguments, result, [Shown.of(t.plan, t.run.timeline) for t in trainers])
-    show.emit(arguments, result, lambda: _comparison(records, steps, _verdict(identical, one.deterministic), trainers))
+    show.emit(arguments, result,
+              lambda: _comparison(records, steps, _verdict(identical, one.deterministic), trainers)
+              + "".join(f"\n{name}: {d}" for name, d in found.items()))
     return 0 if identical or not one.deterministic else 1
 
 

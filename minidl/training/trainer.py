@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -284,6 +285,7 @@ class Trainer:
         self._start()
 
     def _start(self) -> None:
+        self.load = os.getloadavg()[0]  #: how many processes wanted to run when the run began
         self.losses: list[float] = []
         self.seconds: list[float] = []
         self._awaited: deque[tuple[Callable[[], Any], Callable[[], bool | None]]] = deque()

@@ -1,0 +1,133 @@
+"""Why a run is not as fast as predicted: what was measured around it, and the advice that follows.
+
+Reasons are facts about the plan and the machine, each with its number. None of them is proved to be the cause; where no
+reason is found, the diagnosis says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from ..plans import Plan
+from ..tasks import COMMUNICATION, unpack
+
+FITS = 0.05  #: a prediction fits if it differs by at most this share
+BALANCE = 2.0  #: flops per byte below which a core waits for memory, as in CostModel.analytic
+LOADED = 0.5  #: other work is a reason from this share of the cores on
+UNEVEN = 1.5  #: steps are uneven if the slowest tenth takes so many times the fastest
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What was around a run. `load`: the processes that wanted to run when it began; `cores`: those it may use;
+    `ranks`: how many run as threads of its process. `p10`, `p90`: of the times of its steps, in milliseconds."""
+
+    load: float
+    cores: int
+    ranks: int = 1
+    p10: float = 0.0
+    p90: float = 0.0
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """`headline`: what was predicted and measured, in numbers; `reasons` and `advice`: in the same order, fewer of the
+    latter where two reasons have the same."""
+
+    headline: str
+    fits: bool
+    reasons: tuple[str, ...] = ()
+    advice: tuple[str, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        return {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self).items()}
+
+    def __str__(self) -> str:
+        if self.fits:
+            return f"{self.headline}: as predicted"
+        if not self.reasons:
+            return (f"{self.headline}: no reason was found; --html shows the last step, measured below its prediction, "
+                    f"task by task")
+        return "\n".join([f"{self.headline}: {'; '.join(self.reasons)}", *(f"  {line}" for line in self.advice)])
+
+
+def of_run(plan: Plan, measured_ms: float, around: Surroundings) -> Diagnosis:
+    """The diagnosis of one run, by the time of its steps."""
+    predicted = plan.predicted_step_ms
+    headline = f"predicted {predicted:.3f} ms, measured {measured_ms:.3f} ms"
+    return _judged(headline, measured_ms / predicted if predicted else 1.0, plan, around)
+
+
+def of_speedup(base: Plan, plan: Plan, base_ms: float, measured_ms: float, around: Surroundings) -> Diagnosis:
+    """The diagnosis of a run beside another one of the same training, by the speed-up over that one."""
+    predicted, measured = base.predicted_step_ms / plan.predicted_step_ms, base_ms / measured_ms
+    return _judged(f"predicted {predicted:.2f}x, measured {measured:.2f}x", predicted / measured, plan, around)
+
+
+def _judged(headline: str, slower: float, plan: Plan, around: Surroundings) -> Diagnosis:
+    """`slower`: how many times longer it took than predicted. Only what is slower needs reasons."""
+    if abs(slower - 1) <= FITS:
+        return Diagnosis(headline, True)
+    found = list(_costs(plan))
+    if slower > 1:
+        found += [*_machine(plan, around), *_tasks(plan)]
+    elif not found:
+        found = [("it is faster than predicted, so the costs were measured too high",
+                  "Measure the costs when nothing else runs (--save-costs), and give them with --costs.")]
+    return Diagnosis(headline, False, tuple(reason for reason, _ in found),
+                     tuple(dict.fromkeys(advice for _, advice in found)))
+
+
+def _costs(plan: Plan) -> Iterable[tuple[str, str]]:
+    if plan.cost.source == "analytic":
+        yield ("the costs are not of this machine, but computed from flops and bytes",
+               "--costs measured predicts times on this machine.")
+
+
+def _machine(plan: Plan, around: Surroundings) -> Iterable[tuple[str, str]]:
+    cores = f"{around.cores} core{'s' * (around.cores != 1)}"
+    if around.load >= LOADED * around.cores:
+        yield f"load {around.load:.1f} on {cores}", "Measure again when nothing else runs."
+    threads = lanes(plan) * around.ranks
+    if threads > around.cores:
+        what = (f"{around.ranks} ranks as threads" if around.ranks > 1 else f"{threads} streams")
+        yield f"{what} on {cores}", "Take at most as many streams and ranks as there are cores."
+    if around.p10 and around.p90 > UNEVEN * around.p10:
+        yield (f"steps take {around.p10:.3f} to {around.p90:.3f} ms (p10 to p90)",
+               "Uneven steps are a sign of other work on the machine; give more --steps, and compare medians.")
+
+
+def _tasks(plan: Plan) -> Iterable[tuple[str, str]]:
+    graph, cost = plan.graph, plan.cost
+    works = ~np.isin(unpack(graph.keys).kind, COMMUNICATION)
+    time = (cost.durations(graph) + cost.launch)[works]
+    if not len(time) or not time.sum():
+        return
+    # of the time, half is in tasks that last longer than this
+    order = np.argsort(time)
+    typical = float(time[order][np.searchsorted(np.cumsum(time[order]), time.sum() / 2)])
+    beside, handing = lanes(plan) > 1, cost.sync + cost.wake
+    if beside and typical < 10 * max(handing, 20.0):
+        over = f", and handing one to another stream takes {handing:.0f} us" if handing else ""
+        yield (f"tasks last {typical:.0f} us{over}",
+               "Longer tasks gain more: a larger --batch-size, or a larger network.")
+    low = (graph.flops[works] < BALANCE * graph.bytes[works]) & (graph.bytes[works] > 0)
+    share = float(time[low].sum() / time.sum())
+    if beside and share >= 0.5:
+        yield (f"memory bound: {share:.0%} of the time is in tasks with fewer than {BALANCE:g} flops per byte",
+               "Such tasks share the memory's bandwidth and gain little side by side.")
+    if beside and cost.corun is None:
+        yield ("the prediction takes tasks side by side as undisturbed",
+               "--pairs measured measures how much they slow each other down, and predicts with it.")
+
+
+def lanes(plan: Plan) -> int:
+    """The most lanes of a rank that compute."""
+    schedule = plan.schedule
+    works = ~np.isin(unpack(schedule.keys).kind, COMMUNICATION)
+    busy = np.unique(schedule.lane_of_each()[works])
+    return int(np.bincount([schedule.lanes[i].rank for i in busy.tolist()] or [0]).max())
