@@ -111,7 +111,8 @@ def ufunc(function: np.ufunc, *arrays: Any) -> Thunk:
 
 
 @cache
-def _jitted(function: Callable[..., Any]) -> Any:
+def jitted(function: Callable[..., Any]) -> Any:
+    """A function in the language of numba, compiled when it is called."""
     import numba
 
     free = {"reassoc"} if function in _regrouped else False
@@ -131,7 +132,7 @@ def regrouped(function: Callable[..., Any]) -> Callable[..., Any]:
 def loop(function: Callable[..., Any], *arguments: Any) -> Thunk:
     """A numba loop on fixed arguments, compiled now."""
     _compile(function, _kind(arguments), arguments)
-    return partial(_jitted(function), *arguments)
+    return partial(jitted(function), *arguments)
 
 
 _compiled: set[Any] = set()
@@ -150,7 +151,7 @@ def _compile(function: Callable[..., Any], kinds: Any, arguments: tuple[Any, ...
         from numba import typeof
 
         types: Any = tuple(map(typeof, arguments))
-        _jitted(function).compile(types)
+        jitted(function).compile(types)
         _compiled.add((function, kinds))
 
 

@@ -14,6 +14,7 @@ from ..autograd.tape import Storage
 from ..autograd.tensor import ShapeError, Tensor
 from ..graph import Launch, Role, TaskGraph, View
 from ..kernels import Thunk
+from ..kernels.registry import jitted
 from ..tasks import GraphError
 from .memory import MemoryPlan, rounded
 
@@ -40,8 +41,9 @@ class Bound:
             self.arena = self.device.allocate(max(int(self._own[-1]), 1))
         self._bound_to = {i: self.device.duplicate(s.data) if private else s.data for i, s in self._live.items()}
         self._inputs = [self.array(v) for v in graph.inputs]
+        self._takes = [(a.shape, a.dtype) for a in self._inputs]
         self._feed = self.device.feed(self._inputs)
-        self._outputs = [(graph.storages[v.storage].name, self.array(v)) for v in graph.outputs]
+        self._outputs = [(graph.storages[v.storage].name, v.shape, v.dtype, self.array(v)) for v in graph.outputs]
         self._labels = self._label_limits()
 
     def load_random(self, random: np.random.Generator) -> tuple[Any, ...]:
@@ -95,13 +97,12 @@ class Bound:
             raise ShapeError(f"the step takes {len(self._inputs)} inputs, not {len(values)}")
         arrays = [v.numpy() if isinstance(v, Tensor) else v if isinstance(v, np.ndarray)
                   else np.asarray(v) for v in values]
-        for i, (value, place) in enumerate(zip(arrays, self._inputs, strict=True)):
-            if value.shape != place.shape or value.dtype != place.dtype:
+        for i, (value, (shape, dtype)) in enumerate(zip(arrays, self._takes, strict=True)):
+            if value.shape != shape or value.dtype != dtype:
                 raise ShapeError(f"input {i} is {value.dtype} {value.shape}; the step was recorded with "
-                                 f"{place.dtype} {place.shape}")
+                                 f"{dtype} {shape}")
         for i, classes, ignored in self._labels:
-            low, high = np.minimum.reduce(arrays[i], axis=None), np.maximum.reduce(arrays[i], axis=None)
-            if low < 0 or high >= classes:
+            if jitted(_any_outside)(arrays[i], classes):
                 bad = ((arrays[i] < 0) | (arrays[i] >= classes)) & (arrays[i] != ignored)
                 if not bad.any():
                     continue
@@ -112,8 +113,8 @@ class Bound:
 
     def results(self) -> Any:
         """Copies of the outputs: a tensor, a tuple of tensors, or None."""
-        out = tuple(Tensor(Storage(name, array.shape, str(array.dtype), Role.ACTIVATION, self.device.snapshot(array)))
-                    for name, array in self._outputs)
+        out = tuple(Tensor(Storage(name, shape, dtype, Role.ACTIVATION, self.device.snapshot(array)))
+                    for name, shape, dtype, array in self._outputs)
         return out if len(out) > 1 else out[0] if out else None
 
     def check_finite(self, task: int, launch: Launch) -> None:
@@ -123,6 +124,13 @@ class Bound:
             if array.dtype.kind == "f" and not np.isfinite(array).all():
                 raise FloatingPointError(f"task {self.graph[task].label}: {launch.kernel} wrote a value that is not "
                                          f"finite to {self.graph.storages[view.storage].name}")
+
+
+def _any_outside(labels, classes):  # type: ignore[no-untyped-def]
+    for label in labels.flat:  # noqa: SIM110
+        if label < 0 or label >= classes:
+            return True
+    return False
 
 
 INDEXED = {"cross_entropy": -1, "embedding": 0}  #: kernels whose second operand indexes this axis of the first

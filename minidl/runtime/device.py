@@ -138,7 +138,7 @@ class CPU:
 
         def put(values: Sequence[Any]) -> None:
             for place, value in zip(places, values, strict=True):
-                np.copyto(place, value)
+                place[...] = value
 
         return put
 
