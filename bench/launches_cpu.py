@@ -16,8 +16,10 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-from launches import CHAINS, Row, Samples, bursts, pieces
+from launches import CHAINS, Missing, Row, Samples, bursts, pieces
 
+from minidl import device as devices
+from minidl.runtime.lanes import Threads, Work
 from minidl.runtime.streams import Event, Stream
 
 SIZES = {4: "4 B", 4 << 10: "4 KiB", 1 << 20: "1 MiB", 64 << 20: "64 MiB"}
@@ -48,6 +50,15 @@ def rows(quick: bool) -> Iterator[Row]:
         yield Row("a copy", f"copy of {said}", "np.copyto, from memory to memory",
                   partial(_copy, size, max(1, min(calls, (64 << 20) // size)), rounds), {"bytes": size})
 
+    group = "the rungs of a small call"
+    for rung, words in RUNGS.items():
+        yield Row(group, rung, words, partial(_rung, rung, calls, rounds), {"rung": rung})
+    group = "hand-over between two lanes"
+    for how, words in HAND_OVERS.items():
+        yield Row(group, f"by {how}", words, partial(_hand_over, how, calls, rounds), {"hand_over": how})
+    yield Row(group, "a native step without calls", "two lanes: from the host's call until both have ended",
+              partial(_empty_step, calls, rounds))
+
     group = "hand-over to a worker thread"
     event = Event()
     yield Row(group, "minidl event, one thread",
@@ -77,6 +88,74 @@ def rows(quick: bool) -> Iterator[Row]:
                       "the same, one program for each stream; host: the hand-over, shared by all calls",
                       partial(_chain, n, branches, _repeats(n, quick)),
                       {"kernels": n, "branches": branches, "by": "program"})
+    for n in lengths:
+        for branches, said in CHAINS.items():
+            yield Row("a chain of small calls, as native lanes", f"{n} calls, {said}, native",
+                      "the same as one call of compiled code for each stream",
+                      partial(_native_chain, n, branches, _repeats(n, quick)),
+                      {"kernels": n, "branches": branches, "by": "native lanes"})
+
+
+# ------------------------------------------------------------------------------------------------------- native lanes
+#: np.add of 1024 numbers, by ever less of the interpreter
+RUNGS = {"Python call": "the arguments are looked up at each call",
+         "prebuilt call": "bound to its arrays beforehand, and called by the interpreter",
+         "native call": "a native lane of this one call: from Python into compiled code and back",
+         "native graph": "a native lane of 1000 such calls, per call"}
+HAND_OVERS = {"lock": "two Python lanes take turns, each waits for a lock of the interpreter",
+              "futex": "two native lanes, each sleeps at once until the kernel of the system wakes it",
+              "spin": "two native lanes, each looks at a word of memory until the other has changed it"}
+
+
+def native_lanes(work: Work, **options: Any) -> Any:
+    if why := devices.no_native_lanes():
+        raise Missing(why)
+    from minidl.runtime.native.lanes import NativeLanes
+
+    return NativeLanes(work, **options)
+
+
+def work_of(lanes: list[list[int]], waits: list[tuple[int, int]],
+            call: Callable[[int], list[Callable[[], Any]]]) -> Work:
+    """Lanes of tasks, each with the calls that `call(task)` returns."""
+    return Work([f"bench {i}" for i in range(len(lanes))], [0] * len(lanes), lanes, waits,
+                lambda task, stream: call(task), str)
+
+
+def _rung(rung: str, calls: int, rounds: int) -> Samples:
+    x, y, z = np.ones((3, 1024), np.float32)
+    prebuilt = partial(np.add, x, y, out=z)
+    if rung == "Python call":
+        return {"host": bursts(lambda: np.add(x, y, out=z), calls, rounds)}
+    if rung == "prebuilt call":
+        return {"host": bursts(prebuilt, calls, rounds)}
+    count = 1 if rung == "native call" else 1000
+    with closing(native_lanes(work_of([[0]], [], lambda task: [prebuilt] * count))) as lanes:
+        samples = bursts(lanes.run, max(1, calls // count), rounds)
+    return {"host": [s / count for s in samples]}
+
+
+def _hand_over(how: str, calls: int, rounds: int) -> Samples:
+    """Two lanes take turns, and do nothing else."""
+    turns = list(range(calls))
+    work = work_of([turns[::2], turns[1::2]], [(t + 1, t) for t in turns[:-1]], lambda task: [])
+    make = Threads if how == "lock" else partial(native_lanes, spins=0 if how == "futex" else 1 << 20)
+    with closing(make(work)) as lanes:
+        return {"host": [s / calls for s in bursts(lanes.run, 1, rounds)]}
+
+
+def _empty_step(calls: int, rounds: int) -> Samples:
+    with closing(native_lanes(work_of([[], []], [], lambda task: []))) as lanes:
+        return {"host": bursts(lanes.run, calls, rounds)}
+
+
+def _native_chain(n: int, branches: int, issues: int) -> Samples:
+    """As `_chain`."""
+    small = _small(branches or 2)
+    lanes = pieces(n, branches or 2)
+    waits = [] if branches else [(t + 1, t) for t in range(n - 1)]
+    with closing(native_lanes(work_of(lanes, waits, lambda task: [small[task % len(small)]]))) as native:
+        return _per_kernel({kind: bursts(native.run, issues, 10) for kind in ("host", "device")}, n)
 
 
 def _repeats(n: int, quick: bool) -> int:

@@ -118,7 +118,9 @@ def pipeline_parallel(record: dict[str, Any]) -> Iterator[Row]:
 
 
 #: the calls of `launch_overhead.py` in the table; all others are in the record and its plot
-LAUNCHES = {"NumPy ufunc", "numba loop, 4 arrays", "torch op", "minidl stream", "SimpleQueue", "ThreadPoolExecutor"}
+LAUNCHES = {"Python call", "prebuilt call", "native call", "native graph", "by lock", "by futex", "by spin",
+            "a native step without calls", "NumPy ufunc", "numba loop, 4 arrays", "torch op", "minidl stream",
+            "SimpleQueue", "ThreadPoolExecutor"}
 
 
 def stale(record: dict[str, Any]) -> Iterator[Row]:

@@ -15,6 +15,8 @@ import numpy as np
 
 import minidl as ml
 from minidl import data, models, nn, optim, schedulers
+from minidl.runtime.device import CPU, no_native_lanes
+from minidl.runtime.lanes import Work
 from minidl.runtime.streams import Event, Stream
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -159,8 +161,7 @@ for work in (2.0, 8.0, 50.0):
 # stream. A wait adds what the event stood for when it was recorded. Nothing else: the graph has every order that the
 # streams had, and none that they had not. minidl checks that each wait of the schedule is a path in the captured graph.
 #
-# `ml.GraphExecutor` does all that on a GPU. The CPU has no graphs, and says so. It needs none: the program of a lane is
-# a list of calls that were bound before, handed over at once.
+# `ml.GraphExecutor` does all that on a GPU. The CPU has no CUDA graphs, and says so.
 
 try:
     ml.GraphExecutor(graph, schedulers.multi_stream(graph))
@@ -200,6 +201,37 @@ print(f"                                as a program of {calls}:                
 todo.put(None)
 server.join()
 worker.close()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The CPU has its own graph: native lanes. Each call was bound before, so all that Python still does is to walk a list.
+# A native lane is the same list as an array of machine addresses, each with the address of its arguments, and one call
+# of compiled code walks it. The rungs of one small call, and then a whole step on both kinds of lane:
+
+
+def step_on(kind):
+    """An executor of the step on this kind of lane."""
+    device = CPU()
+    device.set_lanes(kind)
+    return ml.StreamExecutor(graph, schedulers.in_order(graph), device=device)
+
+
+if why := no_native_lanes():
+    print(f"\n{why}")
+else:
+    from minidl.runtime.native.lanes import NativeLanes
+
+    print(f"\nPython looks up the arguments at each call: {microseconds(lambda: np.add(x, y, out=z)):6.2f} us")
+    print(f"bound to its arrays beforehand:              {microseconds(small):6.2f} us")
+    for count, said in (1, "native, from Python and back:"), (calls, f"native, one of {calls} in one call:"):
+        lanes = NativeLanes(Work(["main"], [0], [[0]], [], lambda task, stream, n=count: [small] * n, str))
+        print(f"{said:44} {microseconds(lanes.run, 2000 // count) / count:6.2f} us")
+        lanes.close()
+    batch = next(data.digits(batch_size=32))
+    for kind in ("python", "native"):
+        run = step_on(kind)
+        print(f"the whole step, {kind} lanes: {microseconds(lambda run=run: run(*batch), 50):8.0f} us")
+        run.close()
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Measure yours. Every way to issue a kernel, its price for the host and its gap on the device; events, forks and joins;

@@ -76,11 +76,11 @@ class _Lane:
             self.add(task, _call(code.stamp_call, first, upto - self._stamped, 0, 0))
             self._stamped = upto
 
-    def finish(self) -> None:
+    def finish(self, spins: int) -> None:
         """Makes the array."""
         self.table = np.array([(c.address, c.block) for c in self.calls], np.int64).reshape(-1, 2)
         self.words[[code.CALLS, code.COUNT, code.STATE, code.SPINS]] = (self.table.ctypes.data, len(self.table),
-                                                                       self.state.ctypes.data, SPINS)
+                                                                       self.state.ctypes.data, spins)
 
     def failure(self, at: int) -> Failure:
         """Why native call `at` failed. A loop of numba keeps its exception for itself: Python makes the call again, to
@@ -117,19 +117,19 @@ def _calls_by_python(thunks: Sequence[tuple[Thunk, int]], lane: int,
 
 
 class NativeLanes:
-    """Lanes without the interpreter, see `minidl.runtime.lanes.Threads`. `by_python`: how many bound calls of each name
-    have no native form; `converted`: how many have."""
+    """Lanes without the interpreter, see `minidl.runtime.lanes.Threads`. `spins`: how often a lane looks for an event
+    before it sleeps. `by_python`: how many bound calls of each name have no native form; `converted`: how many have."""
 
-    def __init__(self, work: Work, trace: bool = False) -> None:
+    def __init__(self, work: Work, trace: bool = False, *, spins: int = SPINS) -> None:
         self.work, self.trace = work, trace
         self._failures: list[Failure] = []
         self._state = _words(code.STATE_WORDS)
         self._state[code.NANOSECONDS] = code.NAP
         self._lanes = [_Lane(i, self._state, self._failures, trace * len(tasks)) for i, tasks in enumerate(work.tasks)]
-        self._build()
+        self._build(spins)
         lanes = self._lanes or [_Lane(0, self._state, self._failures)]
         for lane in lanes:
-            lane.finish()
+            lane.finish(spins)
         self._workers = np.array([lane.address for lane in lanes[1:]], np.int64)
         self._step = partial(code.step, lanes[0].address, self._workers.ctypes.data, len(self._workers))
         self._first = lanes[0]
@@ -143,7 +143,7 @@ class NativeLanes:
             thread.start()
         self.close = weakref.finalize(self, _close, self._threads, [lane.words for lane in lanes[1:]])
 
-    def _build(self) -> None:
+    def _build(self, spins: int) -> None:
         """Makes the calls of each lane: for each task its waits, its kernel calls, its records."""
         work, state = self.work, self._state.ctypes.data
         self._events = _words(8 * len(work.waits))
@@ -151,7 +151,7 @@ class NativeLanes:
         records: dict[int, list[Call]] = {}
         for number, (waiter, source) in enumerate(work.waits):
             event = self._events.ctypes.data + code.LINE * number
-            awaited.setdefault(waiter, []).append(_call(code.wait_call, event, state, SPINS))
+            awaited.setdefault(waiter, []).append(_call(code.wait_call, event, state, spins))
             records.setdefault(source, []).append(_call(code.record_call, event, state))
         for lane, tasks in zip(self._lanes, work.tasks, strict=True):
             for i, task in enumerate(tasks):
