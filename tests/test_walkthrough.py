@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 MOST = 20  #: files whose functions run in a step
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 TEXT = (DOCS / "walkthrough.md").read_text()
-SECTIONS = re.findall(r"^## \d\. [^\n]*\]\(([^)]+)\)\n(.*?)(?=^## )", TEXT, re.M | re.S)
+SECTIONS = re.findall(r"^## \d\. [^\n]*\n\n\[[^\]]*\]\(([^)]+)\)(.*?)(?=^## )", TEXT, re.M | re.S)
 
 
 def test_names_are_in_their_files():
