@@ -8,10 +8,12 @@
 
 template <typename T> struct SumOf { typedef float type; };
 template <> struct SumOf<double> { typedef double type; };
+template <> struct SumOf<long long> { typedef long long type; };
 template <typename T> using Sum = typename SumOf<T>::type;
 
 __device__ __forceinline__ float value(float x) { return x; }
 __device__ __forceinline__ double value(double x) { return x; }
+__device__ __forceinline__ long long value(long long x) { return x; }
 __device__ __forceinline__ float value(__half x) { return __half2float(x); }
 __device__ __forceinline__ float value(__nv_bfloat16 x) { return __bfloat162float(x); }
 

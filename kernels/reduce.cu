@@ -105,3 +105,17 @@ __global__ void tie_share_of_parts(const double* parts, const T* dy, T* share, S
 template <typename T> __global__ void max_grad(const T* x, const T* y, const T* share, T* dx, Strides s) {
     map(s, dx, [](Sum<T> v, Sum<T> top, Sum<T> g) { return Sum<T>(v == top) * g; }, x, y, share);  // where y is NaN all is
 }
+
+// x (outer, n, inner), y (outer, inner): a thread for each output.
+template <typename T> __global__ void argmax(const T* x, long long* y, long long n, long long inner, long long count) {
+    for (long long i = first(); i < count; i += step()) {
+        const T* from = x + i / inner * n * inner + i % inner;
+        Sum<T> best = value(from[0]);
+        long long where = 0;
+        for (long long k = 1; k < n; k++) {
+            Sum<T> v = value(from[k * inner]);
+            if (v > best || (v != v && best == best)) best = v, where = k;
+        }
+        y[i] = where;
+    }
+}

@@ -1,4 +1,4 @@
-"""Sums, means and maxima over axes, and their gradients."""
+"""Sums, means and maxima over axes, their gradients, and where maxima are."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .cuda import Call, Grid, Struct, c_type, elements, steps, strides
-from .registry import flat, kernel, like, ufunc
+from .cuda import Call, Grid, Struct, c_type, each, elements, steps, strides
+from .registry import flat, kernel, like, loop, ufunc
 
 THREADS = 256  #: threads of a CUDA block
 ALONE = 16  #: the least number of elements per thread before the work is cut into parts
@@ -155,3 +155,33 @@ def _(x: Any, y: Any, dy: Any, dx: Any, mask: Any, share: Any, *, axes: tuple[in
 def _(x: Any, y: Any, dy: Any, dx: Any, share: Any, *parts: Any, axes: tuple[int, ...]) -> Any:
     shares = _reduce(("tie_share", "tie_parts", "tie_share_of_parts"), axes, x, (flat(y),), (dy,), share, parts)
     return [*shares, *elements("reduce.cu", f"max_grad<{c_type(dx)}>", [x, y, share], dx)]
+
+
+@kernel("argmax", flops=_reads)
+def argmax(xp: Any, x: Any, *, axis: int) -> Any:
+    """Where along `axis`, which is kept with length 1, the maximum is: the first of equal ones; NaN counts as the
+    largest."""
+    return xp.argmax(x, axis=axis, keepdims=True)
+
+
+@argmax.cpu
+def _(x: Any, y: Any, *, axis: int) -> Any:
+    inner = math.prod(x.shape[axis + 1 :])
+    return [loop(_argmax, flat(x), flat(y), x.shape[axis], inner)]
+
+
+@argmax.cuda()
+def _(x: Any, y: Any, *, axis: int) -> Any:
+    inner = math.prod(x.shape[axis + 1 :])
+    return each("reduce.cu", f"argmax<{c_type(x)}>", y.size, flat(x), flat(y), x.shape[axis], inner, y.size)
+
+
+def _argmax(x, y, n, inner):  # type: ignore[no-untyped-def]
+    for i in range(y.size):
+        start = i // inner * n * inner + i % inner
+        best, where = x[start], 0
+        for k in range(1, n):
+            v = x[start + k * inner]
+            if (v > best) | ((v != v) & (best == best)):
+                best, where = v, k
+        y[i] = where

@@ -27,7 +27,9 @@ _WHERE = {
     "set_default_device": "autograd.tape", "DeviceError": "runtime.device",
     "Parameter": "autograd.tensor", "ShapeError": "autograd.tensor", "Tensor": "autograd.tensor",
     "array": "autograd.tensor", "Timeline": "views.timeline", "CheckError": "checks", "gradcheck": "checks",
-    "kernelcheck": "checks",
+    "kernelcheck": "checks", "arange": "ops", "full": "ops", "ones": "ops",
+    "ones_like": "ops", "rand": "ops", "randn": "ops", "zeros": "ops", "zeros_like": "ops", "stack": "ops",
+    "where": "ops", "cat": "ops",
 }
 _MODULES = {"checkpoint": "training.checkpoint", "data": "data", "device": "runtime.device", "models": "models",
             "nn": "nn", "ops": "ops", "optim": "optim", "schedulers": "schedulers"}

@@ -66,7 +66,7 @@ class StepSource:
                       for name, (kind, arguments, members) in self.optimizers.items()}
 
         def backward(loss: Any) -> None:
-            loss.backward(scaler.scale if scaler else None)
+            loss.backward(scaler.scale if scaler else None, retain_graph=True)  # it may walk twice
 
         def update(optimizer: Any) -> None:
             if any(p.grad is not None and not p.used for p in optimizer.parameters):

@@ -27,7 +27,7 @@ class LeNet(nn.Module):
     def forward(self, x: Any) -> Any:
         x = self.pool(nn.relu(self.conv1(x)))
         x = self.pool(nn.relu(self.conv2(x)))
-        x = x.transpose(0, 3, 1, 2).flatten()  # channels first, as in the usual layout of fc1's weights
+        x = x.transpose(0, 3, 1, 2).flatten(1)  # channels first, as in the usual layout of fc1's weights
         return self.fc3(nn.relu(self.fc2(nn.relu(self.fc1(x)))))
 
 

@@ -22,7 +22,7 @@ class MLP(nn.Module):
             setattr(self, f"layer{i}", nn.Linear(inputs, outputs))
 
     def forward(self, x: Any) -> Any:
-        x = x.flatten() if x.ndim > 2 else x
+        x = x.flatten(1) if x.ndim > 2 else x
         for i in range(self.depth):
             x = getattr(self, f"layer{i}")(x)
             if i < self.depth - 1:

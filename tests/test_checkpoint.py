@@ -30,7 +30,7 @@ class Net(nn.Module):
         self.last = nn.Linear(width, 10)
 
     def forward(self, x: Any) -> Any:
-        return self.last(nn.dropout(self.norm(self.running(self.first(x.flatten()))).gelu(), 0.3))
+        return self.last(nn.dropout(self.norm(self.running(self.first(x.flatten(1)))).gelu(), 0.3))
 
 
 OPTIMIZERS = {

@@ -42,7 +42,7 @@ class Normalised(nn.Module):
         self.conv, self.norm, self.head = nn.Conv2d(3, 4, 3, 1, 1, bias=False), nn.BatchNorm2d(4), nn.Linear(16, 5)
 
     def forward(self, x):
-        return self.head(nn.relu(self.norm(self.conv(x.reshape(-1, 2, 2, 3)))).flatten())
+        return self.head(nn.relu(self.norm(self.conv(x.reshape(-1, 2, 2, 3)))).flatten(1))
 
 
 def network(optimizer="sgd"):

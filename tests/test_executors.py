@@ -246,7 +246,7 @@ def _two_optimizers(model, first, second):
 def _two_backwards(model, first, second):
     def step(x):
         hidden = model(x)
-        hidden.sum().backward()
+        hidden.sum().backward(retain_graph=True)
         (hidden * hidden).sum().backward()
         first.step()
         second.step()
@@ -276,7 +276,7 @@ def _around_micro_batches(model, first, second):
         for m in range(2):
             with ml.micro_batch(m):
                 loss = model(x).sum()
-                (loss * loss).backward()
+                (loss * loss).backward(retain_graph=True)
                 loss.backward()
             total = loss if total is None else total + loss
         first.step()

@@ -160,7 +160,7 @@ def test_sums_of_an_earlier_backward_are_noticed(monkeypatch: pytest.MonkeyPatch
     right = BatchNorm.output_grad
 
     def wrong(self: BatchNorm, dy: Any, wanted: Any) -> Any:
-        self.dy = dy if self.dy else None
+        self.dy = None if self.dy is None else dy
         return right(self, dy, wanted)
 
     monkeypatch.setattr(BatchNorm, "output_grad", wrong)

@@ -11,8 +11,9 @@ from helpers import bytes_allocated, random_array
 
 import minidl as ml
 from minidl.kernels import KERNELS, Kernel, KernelError, kernel
+from minidl.kernels.masks import COMPARISONS, LOGIC
 
-HERE = ("elementwise", "linear", "reduce", "loss", "dropout", "optimizer", "updates")
+HERE = ("elementwise", "masks", "linear", "reduce", "loss", "dropout", "optimizer", "updates")
 
 
 @dataclass
@@ -56,6 +57,7 @@ def examples(n=3, m=4):
         yield Example(name, (s, s, s), (s,))
         yield Example(name, ((m,), s, s), (s,))
         yield Example(name, (np.ones(s), np.ones((n, 1)), s), (s,))
+    yield from mask_examples(n, m)
     yield Example("matmul", ((n, m), (m, n)), ((n, n),))
     yield Example("matmul", ((2, n, m), (m, 3)), ((2, n, 3),))
     yield Example("linear", ((n, m), (2, m)), ((n, 2),))
@@ -92,6 +94,28 @@ def examples(n=3, m=4):
                           {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": decay, "decoupled": decoupled},
                           positive=True)
     yield Example("adam_tick", (np.array([2.0, 0.81, 0.98]),), (np.zeros(3),), {"beta1": 0.9, "beta2": 0.99})
+
+
+def mask_examples(n, m):
+    s = (n, m)
+    whole, mask = np.arange(n * m).reshape(s) % 3, np.arange(n * m).reshape(s) % 2 == 0
+    for name in COMPARISONS:
+        for a, b in ((s, s), (s, (m,)), ((n, 1), (1, m)), (whole, whole.T.copy().reshape(s)), (whole, np.array(1))):
+            yield Example(name, (a, b), (mask,))
+        yield Example(name, (np.ones(s), np.ones(s)), (mask,))
+    for name in LOGIC:
+        yield Example(name, (mask,) if name == "logical_not" else (mask, np.arange(m) % 3 == 0), (mask,))
+    for of_mask, a, b in ((mask, s, s), (mask[:1], (n, 1), ()), (mask, (), (m,))):
+        yield Example("where", (of_mask, a, b), (s,))
+    for chosen in (False, True):
+        for of_mask, dy in ((mask, s), (mask[:1], s), (mask, (n, 1))):
+            yield Example("where_grad", (of_mask, dy), (s,), {"chosen": chosen})
+    for axis in (0, 1):
+        place = np.zeros([1 if a == axis else k for a, k in enumerate(s)], np.int64)
+        yield Example("argmax", (s,), (place,), {"axis": axis})
+        yield Example("argmax", (np.ones(s),), (place,), {"axis": axis})
+    yield Example("argmax", (np.where(mask, np.nan, 1.0),), (np.zeros((n, 1), np.int64),), {"axis": 1})
+    yield Example("sum", (whole,), (np.zeros((n, 1), np.int64),), {"axes": (1,)})
 
 
 def arrays(example, dtype):

@@ -120,9 +120,8 @@ def test_astype_brings_gradients_back(there):
     assert low.astype("bfloat16") is low
     (low.astype("float32") * ml.array(np.array([1.0, 0.5, 3.001], np.float32))).sum().backward()
     np.testing.assert_array_equal(p.grad.numpy(), [1.0, 0.5, 3.0])  # 3.001 went back through bfloat16
-    for wrong in ("int64", "float8"):
-        with pytest.raises(ml.ShapeError, match=f"cast: needs float32 or float64, not {wrong}"):
-            p.astype(wrong)
+    with pytest.raises(ml.ShapeError, match="a tensor holds numbers .*, not float8"):
+        p.astype("float8")
     same = ml.Parameter(np.array([1.0, 2.0]))
     (same.astype("float32") * 2.0).sum().backward()
     assert same.grad.dtype == "float64"
@@ -197,7 +196,7 @@ class Smooth(nn.Module):
         self.first, self.second, self.last = nn.Conv2d(1, 4, 3, 2), nn.Linear(36, 24), nn.Linear(24, 10)
 
     def forward(self, x: Any) -> Any:
-        return self.last(ops.tanh(self.second(ops.tanh(self.first(x)).flatten())))
+        return self.last(ops.tanh(self.second(ops.tanh(self.first(x)).flatten(1))))
 
 
 @pytest.mark.parametrize("low", HALVES)
@@ -435,10 +434,11 @@ def test_two_optimizers_divide_gradients_by_the_scale_that_these_have(apart: str
         model = models.mlp(6, 5, 3)
         scaler = optim.GradScaler(8.0, growth_interval=1) if scaled else None
         weights, biases = ([p for p in model.parameters() if p.ndim == n] for n in (2, 1))
-        first, second = optim.SGD(weights, 0.1, 0.9, 0.01, scaler=scaler), optim.Adam(biases, 0.1, scaler=scaler)
+        first = optim.SGD(weights, 0.1, 0.9, weight_decay=0.01, scaler=scaler)
+        second = optim.Adam(biases, 0.1, scaler=scaler)
 
         def backward(loss: Any) -> None:
-            loss.backward(scaler.scale if scaler else None)
+            loss.backward(scaler.scale if scaler else None, retain_graph=apart == "two backwards")
 
         def step(x: Any) -> None:
             if apart == "second backward after the first update":
@@ -549,7 +549,7 @@ def test_casts_stay_where_they_are_needed(there, arguments):
                 for _ in range(arguments.get("steps", 1)):
                     for m in range(arguments.get("parts", 1)):
                         with ml.micro_batch(m) if "parts" in arguments else nullcontext():
-                            h = shared(nn.relu(shared(nn.relu(model.layer0(x.flatten())))))
+                            h = shared(nn.relu(shared(nn.relu(model.layer0(x.flatten(1))))))
                             loss = nn.cross_entropy(model.layer2(h), y)
                             loss.backward(scaler.scale if scaler else None)
                     opt.step()

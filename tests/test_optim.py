@@ -18,8 +18,8 @@ from minidl.tasks import Kind
 PAIRS: dict[str, tuple[Any, Any]] = {
     "sgd": (lambda p: optim.SGD(p, 0.1), lambda t, p: t.SGD(p, 0.1)),
     "sgd decay": (lambda p: optim.SGD(p, 0.1, weight_decay=0.2), lambda t, p: t.SGD(p, 0.1, weight_decay=0.2)),
-    "momentum": (lambda p: optim.SGD(p, 0.1, 0.9, 0.2), lambda t, p: t.SGD(p, 0.1, 0.9, weight_decay=0.2)),
-    "nesterov": (lambda p: optim.SGD(p, 0.1, 0.9, 0.2, True), lambda t,
+    "momentum": (lambda p: optim.SGD(p, 0.1, 0.9, weight_decay=0.2), lambda t, p: t.SGD(p, 0.1, 0.9, weight_decay=0.2)),
+    "nesterov": (lambda p: optim.SGD(p, 0.1, 0.9, weight_decay=0.2, nesterov=True), lambda t,
                  p: t.SGD(p, 0.1, 0.9, weight_decay=0.2, nesterov=True)),
     "adam": (lambda p: optim.Adam(p, 0.1), lambda t, p: t.Adam(p, 0.1)),
     "adam decay": (lambda p: optim.Adam(p, 0.1, (0.8, 0.9), 0.01, 0.2), lambda t,

@@ -89,7 +89,7 @@ def test_slices_finite_differences() -> None:
     gradcheck(lambda t: t[..., 1] + t[:, 0] * t[:, -1] + t[:, 2:3].reshape(4), x)
     gradcheck(lambda t: t[3] * t[1:][2] + t[::3][1], x)
     gradcheck(lambda t: t[1:1].sum() + t[0, 0] * t[3, 4], x)
-    gradcheck(lambda t: ops.concat(ops.split(t, [2, 3])[::-1], 1) * t, x)
+    gradcheck(lambda t: ops.concat(ops.split(t, [2, 3], 1)[::-1], 1) * t, x)
 
 
 @settings(max_examples=60, deadline=None)
@@ -173,7 +173,7 @@ def test_joining_and_cutting_refuse() -> None:
     x = ml.array(np.ones((2, 3)))
     for act in (lambda: ops.concat([x, x[:, :2]], 0), lambda: ops.concat([x, x], 2), lambda: x[1, 2, 0],
                 lambda: x[::-1],
-                lambda: x["a"], lambda: x[..., ...], lambda: ops.concat([]), lambda: ops.split(x, [1, 1])):
+                lambda: x["a"], lambda: x[..., ...], lambda: ops.concat([]), lambda: ops.split(x, [1, 1], -1)):
         with pytest.raises(ValueError) as caught:
             act()
         assert "\n" not in str(caught.value)

@@ -147,12 +147,28 @@ def test_gradients_add_up_until_they_are_spent():
     assert w.grad.numpy().tolist() == [5, 5], "an update spends them"
 
 
-def test_the_same_loss_may_be_walked_twice():
+def test_the_same_loss_may_be_walked_twice_if_the_first_walk_says_so():
     w = ml.Parameter(np.array([3.0]))
     loss = (w * w).sum()
-    loss.backward()
+    loss.backward(retain_graph=True)
     loss.backward()
     assert w.grad.numpy().tolist() == [12]
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_a_second_walk_through_a_forward_pass_is_an_error_as_in_torch(recorded):
+    """It would silently double the gradients. So for the same loss, and for another one over the same trunk."""
+    w = parameter(4, 4)
+
+    def step(x):
+        hidden = ops.tanh(ops.linear(x, w))
+        hidden.sum().backward()
+        (hidden * hidden).sum().backward()
+
+    with pytest.raises(RuntimeError, match=r"an earlier backward has gone through tanh \(3, 4\), and a second one "
+                                           r"would add the same gradients again; .*retain_graph=True") as caught:
+        ml.record(step, random_array((3, 4))) if recorded else step(ml.array(random_array((3, 4))))
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("how", ["update", "assign"])
@@ -467,8 +483,8 @@ def test_an_update_needs_gradients():
 
 
 # ---------------------------------------------------------------------------------------- what varies from step to step
-@pytest.mark.parametrize("make", [lambda p: optim.SGD(p, 0.1), lambda p: optim.SGD(p, 0.1, 0.9, 0.01, True),
-                                  lambda p: optim.Adam(p, 0.1)])
+@pytest.mark.parametrize("make", [lambda p: optim.SGD(p, 0.1), lambda p: optim.Adam(p, 0.1),
+                                  lambda p: optim.SGD(p, 0.1, 0.9, weight_decay=0.01, nesterov=True)])
 def test_the_learning_rate_and_the_step_count_are_read_at_each_step_of_a_replay(make):
     results = []
     for recording in (False, True):

@@ -1,8 +1,8 @@
 """Random numbers that are pure functions of their purpose.
 
 All numbers are keyed by (seed, purpose, index): weights, which are drawn on the host, by the order in which parameters
-are made; dropout by (number of the dropout since the seed, global sample). So every device and every layout of ranks
-sees the same numbers.
+are made, random tensors by theirs; dropout by (number of the dropout since the seed, global sample). So every device
+and every layout of ranks sees the same numbers.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ import numpy as np
 from ..graph import Role, View
 from .tape import Storage, current
 
-PURPOSES = ("weights", "order", "augment", "dropout", "synthetic", "split")
+PURPOSES = ("weights", "order", "augment", "dropout", "synthetic", "split", "tensors")
 
 
 class _State:
     def __init__(self) -> None:
         self.seed = 0
         self.made = 0
+        self.drawn = 0
         self.counter: Storage | None = None
         self.device: Any = None  #: where the counter lies
 
@@ -34,7 +35,7 @@ def seed(value: int) -> None:
     keeps its own seed and count, so seed first and record then. Raises ValueError for a value below 0."""
     if value < 0:
         raise ValueError(f"the seed is {value}; it must be at least 0")
-    _state.seed, _state.made = int(value), 0
+    _state.seed, _state.made, _state.drawn = int(value), 0, 0
     _state.counter = None
     current().end_step()
 
@@ -76,3 +77,9 @@ def _drawn(shape: Any, dtype: str, values: Callable[[Any], Any]) -> Any:
     if not current().device.values:  # zeros that take no memory
         return np.broadcast_to(np.zeros((), dtype), shape)
     return values(generator("weights", _state.made - 1)).astype(dtype)
+
+
+def next_tensors() -> Any:
+    """The generator for the values of the next random tensor."""
+    _state.drawn += 1
+    return generator("tensors", _state.drawn - 1)

@@ -224,8 +224,8 @@ class Tape:
             held = [t.storage for t in tensors]
             memory = {numbers[id(s)]: s.data for s in held}
             memory |= {-1 - i: s.data for i, s in enumerate(work)}
-            launch = Launch(call.kernel, tuple(t.view(numbers[id(t.storage)]) for t in call.reads),
-                            tuple(t.view(numbers[id(t.storage)]) for t in call.writes),
+            launch = Launch(call.kernel, tuple(t.view_of(numbers[id(t.storage)]) for t in call.reads),
+                            tuple(t.view_of(numbers[id(t.storage)]) for t in call.writes),
                             tuple(_whole(-1 - i, s) for i, s in enumerate(work)), tuple(call.constants.items()))
             with np.errstate(all="ignore"):
                 for thunk in self.device.bind(launch, lambda v, memory=memory: self.device.array(memory[v.storage], v)):
@@ -343,8 +343,8 @@ class Recorder(Tape):
         for call in calls:
             work = [self.storage(f"work{unit}", tuple(shape), str(np.dtype(dtype)), Role.WORKSPACE)
                     for shape, dtype in self._work(call)]
-            launch = Launch(call.kernel, tuple(t.view(self.number(t.storage)) for t in call.reads),
-                            tuple(t.view(self.number(t.storage)) for t in call.writes),
+            launch = Launch(call.kernel, tuple(t.view_of(self.number(t.storage)) for t in call.reads),
+                            tuple(t.view_of(self.number(t.storage)) for t in call.writes),
                             tuple(_whole(self.number(s), s) for s in work), tuple(call.constants.items()))
             launches.append(launch)
             reads += [b for t in call.reads for b in map(self._buffer, t.parts) if b not in made]
@@ -361,7 +361,7 @@ class Recorder(Tape):
             for tensor in tensors:
                 for part in tensor.parts:
                     self._buffer(part)
-            return tuple(t.view(self.number(t.storage)) for t in tensors)
+            return tuple(t.view_of(self.number(t.storage)) for t in tensors)
 
         return self._builder.build(views(inputs), views(outputs), name)
 

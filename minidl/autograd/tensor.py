@@ -34,13 +34,15 @@ class ShapeError(ValueError):
 
 
 class Node:
-    """One use of an op, with what the backward walk needs. Uses and backward walks are numbered in their order."""
+    """One use of an op, with what the backward walk needs. Uses and backward walks are numbered in their order.
+    `walked`: whether a backward walk has used it, and no other may."""
 
-    __slots__ = ("inputs", "micro_batch", "number", "op", "out", "unit")
+    __slots__ = ("inputs", "micro_batch", "number", "op", "out", "unit", "walked")
     latest = 0
 
     def __init__(self, op: Op, unit: int, inputs: Sequence[Tensor], out: Tensor, micro_batch: int) -> None:
         Node.latest += 1
+        self.walked = False
         self.op, self.unit, self.inputs, self.out, self.number, self.micro_batch = (op, unit, inputs, out,
                                                                                     Node.latest, micro_batch)
 
@@ -49,8 +51,8 @@ class Tensor:
     """A strided view on a storage. `weight`: whether the tensor depends on parameters alone, so that gradients toward
     it are weight gradients.
 
-    `backward` fills `uses` for parameters: the gradient of each use, in the order of use, added up over all backward
-    passes; `grad` is their sum.
+    `backward` fills `uses` for leaves (parameters, and tensors with `requires_grad_`): the gradient of each use, in the
+    order of use, added up over all backward passes; `grad` is their sum.
     """
 
     __slots__ = ("__weakref__", "grad_unit", "node", "offset", "parts", "requires_grad", "shape", "storage", "strides",
@@ -80,6 +82,7 @@ class Tensor:
 
     @grad.setter
     def grad(self, value: None) -> None:
+        tapes.current().remember(self)
         self.uses, self.total = {}, None
 
     # --------------------------------------------------------------------------------------------------- description
@@ -103,7 +106,8 @@ class Tensor:
     def contiguous(self) -> bool:
         return all(n == 1 or s == t for n, s, t in zip(self.shape, self.strides, strides_of(self.shape), strict=True))
 
-    def view(self, storage: int) -> View:
+    def view_of(self, storage: int) -> View:
+        """The tensor as a view on the storage of this number."""
         return View(storage, self.shape, self.strides, self.offset, self.dtype)
 
     def __len__(self) -> int:
@@ -154,7 +158,7 @@ class Tensor:
             raise RuntimeError(f"{self.storage.name} has no value while a step is recorded; "
                                f"return it from the step instead")
         device = devices.of(self.storage.data)
-        return device, device.array(self.storage.data, self.view(0))
+        return device, device.array(self.storage.data, self.view_of(0))
 
     def item(self) -> Any:
         """The one value, as a Python number."""
@@ -179,16 +183,25 @@ class Tensor:
             raise AttributeError(f"this tensor is on {device.name}, not on a CUDA device")
         return dict(device.interface(array))
 
+    def requires_grad_(self) -> Tensor:
+        """Makes `backward` keep the gradient toward this tensor, which no op has made. Returns the tensor."""
+        if self.node is not None or self.dtype not in FLOATS:
+            raise RuntimeError(f"only a {' or '.join(FLOATS)} tensor that no op has made can be given a gradient")
+        self.requires_grad = True
+        return self
+
     def detach(self) -> Tensor:
         """A tensor on the same memory, through which no gradient flows."""
         return Tensor(self.storage, self.shape, self.strides, self.offset, parts=self.parts)
 
     # ------------------------------------------------------------------------------------------------------- backward
-    def backward(self, gradient: Tensor | None = None) -> None:
+    def backward(self, gradient: Tensor | None = None, retain_graph: bool = False) -> None:
         """Computes the gradients of this scalar toward every parameter on which it depends, and adds them to those that
         no update has used yet. `gradient`: a scalar tensor of the same type that multiplies all of them.
+        `retain_graph`: whether another backward may go through the same forward pass.
 
-        Raises ShapeError where this is not a scalar, and RuntimeError where it depends on no parameter.
+        Raises ShapeError where this is not a scalar, and RuntimeError where it depends on no parameter, or where an
+        earlier backward has gone through a part of the forward pass without `retain_graph`.
         """
         if self.size != 1:
             raise ShapeError(f"backward starts from a scalar, not from shape {self.shape}")
@@ -197,21 +210,33 @@ class Tensor:
         if gradient is not None and (gradient.shape, gradient.dtype) != (self.shape, self.dtype):
             raise ShapeError(f"the gradient must be {self.dtype} {self.shape} as the value is, not {gradient.dtype} "
                              f"{gradient.shape}")
-        backward(self, gradient)
+        backward(self, gradient, retain_graph)
 
     # `ops` adds the operators and methods, since it knows the ops; see ops/__init__.py. Here are only their types.
     if TYPE_CHECKING:
 
         def __add__(self, other: Any) -> Tensor: ...
+        def __radd__(self, other: Any) -> Tensor: ...
         def __sub__(self, other: Any) -> Tensor: ...
+        def __rsub__(self, other: Any) -> Tensor: ...
         def __mul__(self, other: Any) -> Tensor: ...
+        def __rmul__(self, other: Any) -> Tensor: ...
         def __truediv__(self, other: Any) -> Tensor: ...
         def __neg__(self) -> Tensor: ...
         def __pow__(self, exponent: float) -> Tensor: ...
         def __matmul__(self, other: Any) -> Tensor: ...
+        def __lt__(self, other: Any) -> Tensor: ...
+        def __le__(self, other: Any) -> Tensor: ...
+        def __gt__(self, other: Any) -> Tensor: ...
+        def __ge__(self, other: Any) -> Tensor: ...
+        def __and__(self, other: Any) -> Tensor: ...
+        def __or__(self, other: Any) -> Tensor: ...
+        def __invert__(self) -> Tensor: ...
+        def __getitem__(self, item: Any) -> Tensor: ...
+        def __getattr__(self, name: str) -> Any: ...
         def reshape(self, *shape: Any) -> Tensor: ...
-        def astype(self, dtype: str) -> Tensor: ...
-        def flatten(self, start: int = 1) -> Tensor: ...
+        def astype(self, dtype: Any) -> Tensor: ...
+        def flatten(self, start_dim: int = 0, end_dim: int = -1) -> Tensor: ...
         def transpose(self, *axes: Any) -> Tensor: ...
         def sum(self, axis: Any = None, keepdims: bool = False) -> Tensor: ...
         def mean(self, axis: Any = None, keepdims: bool = False) -> Tensor: ...
@@ -299,11 +324,17 @@ def _reachable(root: Tensor) -> list[Node]:
     return [found[number] for number in sorted(found, reverse=True)]
 
 
-def backward(root: Tensor, gradient: Tensor | None = None) -> None:
+def backward(root: Tensor, gradient: Tensor | None = None, retain_graph: bool = False) -> None:
     """Emits the backward tasks of everything that `root` depends on."""
     tape = tapes.current()
     Node.latest += 1
     nodes = _reachable(root)
+    for node in nodes:
+        if node.walked:
+            raise RuntimeError(f"an earlier backward has gone through {node.op.name} {node.out.shape}, and a second "
+                               f"one would add the same gradients again; add the losses and call backward once, or "
+                               f"pass retain_graph=True to the earlier one")
+        node.walked = not retain_graph
     gradients = {id(root): array(np.ones((), root.dtype), name="one") if gradient is None else gradient}
     count: dict[int, int] = {}  # of each parameter how many of its uses are still to come
     for node in nodes:
@@ -340,7 +371,7 @@ def backward(root: Tensor, gradient: Tensor | None = None) -> None:
                         g = cast(g, t.dtype, Role.GRADIENT)
                     own = id(g.storage) not in others
                     others.add(id(g.storage))
-                    if t.node is None and t.weight:
+                    if t.node is None:
                         _accumulate(t, use[i], g, own)
                         t.grad_unit = node.unit
                         continue

@@ -41,7 +41,7 @@ class Flatten(Module):
     """(n, ...) -> (n, the product of the other lengths)."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return ops.flatten(x)
+        return ops.flatten(x, 1)
 
 
 class ReLU(Module):

@@ -58,9 +58,9 @@ class Module:
             yield from child.modules()
 
     def named_tensors(self, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
-        """Parameters and states by dotted name, in the order in which they were assigned."""
+        """Parameters and states by dotted name, in the order in which they were assigned; not what an op has made."""
         for name, value in vars(self).items():
-            if isinstance(value, Tensor):
+            if isinstance(value, Tensor) and value.storage.role.persistent:
                 yield prefix + name, value
             elif isinstance(value, Module):
                 yield from value.named_tensors(f"{prefix}{name}.")
@@ -75,6 +75,11 @@ class Module:
 
     def parameters(self) -> list[Parameter]:
         return [p for _, p in self.named_parameters()]
+
+    def zero_grad(self) -> None:
+        """Drops the gradients of all parameters."""
+        for p in self.parameters():
+            p.grad = None
 
     def state_dict(self) -> dict[str, Any]:
         """Copies of parameters and states as NumPy arrays; a shared parameter appears under each of its names."""

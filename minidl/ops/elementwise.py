@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from ..autograd.op import Op, check_float, same_dtype
-from ..autograd.tensor import Tensor, cast, new
+from ..autograd.op import Op, same_dtype
+from ..autograd.tensor import Tensor, new
 from ..graph import Role
 from .reduce import sum_to
 
@@ -201,28 +201,6 @@ class Shift(_Unary):
         return dy
 
 
-class Cast(Op):
-    """A cast to another float type. The gradient has x's type, as in every op."""
-
-    name = "cast"
-
-    def __init__(self, dtype: str) -> None:
-        self.dtype = dtype
-
-    def forward(self, x: Tensor) -> Tensor:
-        same_dtype(self, x)
-        check_float(self, self.dtype)
-        return cast(x, self.dtype)
-
-    def input_grad(self, i: int, dy: Tensor) -> Tensor:
-        return dy
-
-
-def astype(x: Tensor, dtype: str) -> Tensor:
-    """x in another float type, rounded to nearest; x itself if it has that type."""
-    return x if x.dtype == dtype else Cast(dtype)(x)
-
-
 def add(a: Tensor, b: Tensor | float) -> Tensor:
     """a + b."""
     return Add()(a, b) if isinstance(b, Tensor) else Shift(term=float(b))(a)
@@ -244,17 +222,19 @@ def div(a: Tensor, b: Tensor | float) -> Tensor:
 
 
 def power(x: Tensor, exponent: float) -> Tensor:
-    """x ** exponent; the exponent is a number."""
+    """x ** exponent; the exponent is a number. Raises TypeError for a tensor."""
+    if isinstance(exponent, Tensor):
+        raise TypeError("power: the exponent is a tensor; it must be a number. exp(log(x) * exponent) takes tensors")
     return Power(exponent=float(exponent))(x)
 
 
 def maximum(a: Tensor, b: Tensor) -> Tensor:
-    """The larger of the two; where they are equal each gets half the gradient."""
+    """The larger of the two tensors; where they are equal each gets half the gradient."""
     return Maximum()(a, b)
 
 
 def minimum(a: Tensor, b: Tensor) -> Tensor:
-    """The smaller of the two; where they are equal each gets half the gradient."""
+    """The smaller of the two tensors; where they are equal each gets half the gradient."""
     return Minimum()(a, b)
 
 

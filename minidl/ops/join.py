@@ -14,6 +14,8 @@ from ..autograd.op import Op, same_dtype
 from ..autograd.tape import Slab, StoragePart
 from ..autograd.tensor import Tensor
 from ..graph import Role
+from .names import with_dim
+from .shape import axis_of, unsqueeze
 
 
 def _window(t: Tensor, axis: int, begin: int, length: int, parts: tuple[StoragePart, ...]) -> Tensor:
@@ -140,6 +142,7 @@ class Slice(Op):
         return True
 
 
+@with_dim
 def concat(tensors: Sequence[Tensor], axis: int = 0, room: int = 0) -> Tensor:
     """The tensors one after the other along `axis`; their other lengths are equal. `room`: the length of the memory
     along that axis, if larger; then `concat([result, more], axis)` copies only `more`, as long as there is room.
@@ -156,12 +159,30 @@ def cut(x: Tensor, index: Any) -> Tensor:
     return Slice(index)(x)
 
 
-def split(x: Tensor, lengths: Sequence[int], axis: int = -1) -> list[Tensor]:
-    """x cut along `axis` into pieces of these lengths."""
-    axis = axis + x.ndim if axis < 0 else axis
-    if not 0 <= axis < x.ndim or sum(lengths) != x.shape[axis]:
+@with_dim
+def stack(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
+    """Tensors of one shape along a new axis. Raises as `concat` does."""
+    return concat([unsqueeze(t, axis) for t in tensors], axis)
+
+
+@with_dim
+def split(x: Tensor, lengths: int | Sequence[int], axis: int = 0) -> list[Tensor]:
+    """x cut along `axis` into pieces of these lengths, or into pieces of one length, of which the last may be
+    shorter."""
+    axis = axis_of(x, axis, "split")
+    if isinstance(lengths, int):
+        if lengths < 1:
+            raise ValueError(f"split: the length of the pieces is {lengths}; it must be at least 1")
+        lengths = [min(lengths, x.shape[axis] - begin) for begin in range(0, x.shape[axis], lengths)]
+    if sum(lengths) != x.shape[axis]:
         raise ValueError(f"split: lengths {list(lengths)} do not add up to axis {axis} of shape {x.shape}")
     ends = [sum(lengths[: i + 1]) for i in range(len(lengths))]
     return [cut(x, (*[slice(None)] * axis, slice(e - n, e))) for n, e in zip(lengths, ends, strict=True)]
 
 
+@with_dim
+def chunk(x: Tensor, count: int, axis: int = 0) -> list[Tensor]:
+    """x cut along `axis` into `count` pieces of equal length, of which the last may be shorter or missing."""
+    if count < 1:
+        raise ValueError(f"chunk: {count} pieces; it must be at least 1")
+    return split(x, max(-(-x.shape[axis_of(x, axis, "chunk")] // count), 1), axis)

@@ -6,6 +6,8 @@ from typing import Any
 
 from ..autograd.op import Op, same_dtype
 from ..autograd.tensor import Tensor
+from .names import with_dim
+from .shape import axis_of, swap_axes
 
 
 class Softmax(Op):
@@ -96,14 +98,23 @@ def check_labels(labels: Tensor, classes: int, ignore: int | None = None) -> Non
                          f"the model has classes 0 to {classes - 1}")
 
 
-def softmax(x: Tensor) -> Tensor:
-    """Probabilities over the last axis."""
-    return Softmax()(x)
+@with_dim
+def softmax(x: Tensor, axis: int = -1) -> Tensor:
+    """Probabilities over one axis."""
+    return _over(Softmax(), x, axis)
 
 
-def log_softmax(x: Tensor) -> Tensor:
-    """The logarithm of softmax over the last axis."""
-    return LogSoftmax()(x)
+@with_dim
+def log_softmax(x: Tensor, axis: int = -1) -> Tensor:
+    """The logarithm of softmax over one axis."""
+    return _over(LogSoftmax(), x, axis)
+
+
+def _over(op: Op, x: Tensor, axis: int) -> Tensor:
+    """An op that works over the last axis, over another one."""
+    if x.ndim and axis_of(x, axis, op.name) != x.ndim - 1:
+        return swap_axes(op(swap_axes(x, axis, -1)), axis, -1)
+    return op(x)
 
 
 def cross_entropy(x: Tensor, labels: Tensor, smoothing: float = 0.0, ignore_index: int | None = None) -> Tensor:

@@ -1,18 +1,22 @@
-"""Sum, mean and maximum over axes; and repetition along axes, whose gradient is a sum."""
+"""Sum and mean over axes; and repetition along axes, whose gradient is a sum."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
 from ..autograd import tape as tapes
 from ..autograd.op import Op, same_dtype
 from ..autograd.tensor import ShapeError, Tensor, new
 from ..graph import Role
+from .cast import astype
+from .names import with_dim
 from .shape import reshape
 
 
-def _axes(x: Tensor, axis: int | Sequence[int] | None, name: str) -> tuple[int, ...]:
+def axes_of(x: Tensor, axis: int | Sequence[int] | None, name: str) -> tuple[int, ...]:
     """Axes as sorted numbers from 0. Raises ShapeError."""
     given = range(x.ndim) if axis is None else [axis] if isinstance(axis, int) else axis
     axes = tuple(sorted(a + x.ndim if a < 0 else a for a in given))
@@ -30,7 +34,7 @@ class Sum(Op):
         self.axes, self.average = axes, average
 
     def forward(self, x: Tensor) -> Tensor:
-        dtype = same_dtype(self, x)
+        dtype = x.dtype if x.dtype == "int64" and not self.average else same_dtype(self, x)
         self.x = x
         count = math.prod(x.shape[a] for a in self.axes)
         if self.average and not count:
@@ -46,48 +50,25 @@ class Sum(Op):
         return dx
 
 
-class Max(Op):
-    """The maximum over axes, which are kept with length 1. Equal maxima share the gradient evenly."""
-
-    name = "max"
-
-    def __init__(self, axes: tuple[int, ...]) -> None:
-        self.axes = axes
-
-    def forward(self, x: Tensor) -> Tensor:
-        dtype = same_dtype(self, x)
-        if any(x.shape[a] == 0 for a in self.axes):
-            raise self.error(f"shape {x.shape} has no elements, so no maximum")
-        self.x, self.y = x, self.out([1 if a in self.axes else n for a, n in enumerate(x.shape)], dtype)
-        self.call("max", [x], [self.y], axes=self.axes)
-        return self.y
-
-    def input_grad(self, i: int, dy: Tensor) -> Tensor:
-        dx = self.grad(self.x)
-        self.call("max_grad", [self.x, self.y, dy], [dx], axes=self.axes)
-        return dx
-
-
-def _finish(y: Tensor, axes: tuple[int, ...], keepdims: bool) -> Tensor:
+def finish(y: Tensor, axes: tuple[int, ...], keepdims: bool) -> Tensor:
+    """y, which has kept the reduced axes with length 1, with or without them."""
     return y if keepdims else reshape(y, [n for a, n in enumerate(y.shape) if a not in axes])
 
 
+@with_dim
 def total(x: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
-    """The sum over `axis` (default: all)."""
-    axes = _axes(x, axis, "sum")
-    return _finish(Sum(axes, False)(x), axes, keepdims)
+    """The sum over `axis` (default: all). That of a mask or of whole numbers is int64."""
+    axes = axes_of(x, axis, "sum")
+    if np.dtype(x.dtype).kind in "biu":
+        x = astype(x, "int64")
+    return finish(Sum(axes, False)(x), axes, keepdims)
 
 
+@with_dim
 def mean(x: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
     """The mean over `axis` (default: all)."""
-    axes = _axes(x, axis, "mean")
-    return _finish(Sum(axes, True)(x), axes, keepdims)
-
-
-def amax(x: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
-    """The maximum over `axis` (default: all)."""
-    axes = _axes(x, axis, "max")
-    return _finish(Max(axes)(x), axes, keepdims)
+    axes = axes_of(x, axis, "mean")
+    return finish(Sum(axes, True)(x), axes, keepdims)
 
 
 def sum_to(g: Tensor, t: Tensor) -> Tensor:

@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 
 from ..autograd.op import Op
-from ..autograd.tensor import Tensor
+from ..autograd.tensor import ShapeError, Tensor
+from .names import with_dim
 
 
 class Reshape(Op):
@@ -53,16 +54,94 @@ class Transpose(Op):
         return Tensor(dy.storage, [dy.shape[a] for a in back], [dy.strides[a] for a in back], dy.offset, parts=dy.parts)
 
 
+class Unsqueeze(Op):
+    """New axes of length 1 at these places of the result, a view."""
+
+    name = "unsqueeze"
+
+    def __init__(self, places: Sequence[int]) -> None:
+        self.places = places
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _with_ones(x, self.places)
+
+    def input_grad(self, i: int, dy: Tensor) -> Tensor:
+        return _without(dy, self.places)
+
+
+class Squeeze(Op):
+    """Without these axes, which have length 1; a view."""
+
+    name = "squeeze"
+
+    def __init__(self, places: Sequence[int]) -> None:
+        self.places = places
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _without(x, self.places)
+
+    def input_grad(self, i: int, dy: Tensor) -> Tensor:
+        return _with_ones(dy, self.places)
+
+
+def _with_ones(x: Tensor, places: Sequence[int]) -> Tensor:
+    shape, strides = list(x.shape), list(x.strides)
+    for a in sorted(places):
+        shape.insert(a, 1)
+        strides.insert(a, 0)
+    return Tensor(x.storage, shape, strides, x.offset, parts=x.parts)
+
+
+def _without(x: Tensor, places: Sequence[int]) -> Tensor:
+    kept = [a for a in range(x.ndim) if a not in places]
+    return Tensor(x.storage, [x.shape[a] for a in kept], [x.strides[a] for a in kept], x.offset, parts=x.parts)
+
+
+def axis_of(x: Tensor, axis: int, name: str, more: int = 0) -> int:
+    """The axis as a number from 0, of x with `more` further axes. Raises ShapeError."""
+    if not -x.ndim - more <= axis < x.ndim + more:
+        raise ShapeError(f"{name}: axis {axis} does not fit shape {x.shape}")
+    return axis + x.ndim + more if axis < 0 else axis
+
+
 def reshape(x: Tensor, shape: Sequence[int]) -> Tensor:
     """The same elements in row-major order under another shape."""
     return Reshape(shape)(x)
 
 
-def flatten(x: Tensor, start: int = 1) -> Tensor:
-    """x with all axes from `start` on merged into one."""
-    return x if x.ndim == start + 1 else Reshape([*x.shape[:start], -1])(x)
+def flatten(x: Tensor, start: int = 0, end: int = -1) -> Tensor:
+    """x with the axes from `start` up to and with `end` merged into one."""
+    if not x.ndim:
+        return reshape(x, [1])
+    start, end = axis_of(x, start, "flatten"), axis_of(x, end, "flatten")
+    if start > end:
+        raise ShapeError(f"flatten: axis {start} comes after axis {end}")
+    merged = math.prod(x.shape[start : end + 1])
+    return x if start == end else Reshape([*x.shape[:start], merged, *x.shape[end + 1 :]])(x)
 
 
 def transpose(x: Tensor, axes: Sequence[int] | None = None) -> Tensor:
     """x with its axes in another order, by default reversed; a view."""
     return Transpose(axes)(x)
+
+
+def swap_axes(x: Tensor, first: int, second: int) -> Tensor:
+    """x with two axes exchanged; a view."""
+    order = list(range(x.ndim))
+    a, b = axis_of(x, first, "swap_axes"), axis_of(x, second, "swap_axes")
+    order[a], order[b] = b, a
+    return Transpose(order)(x)
+
+
+@with_dim
+def unsqueeze(x: Tensor, axis: int) -> Tensor:
+    """x with a new axis of length 1 before this one; a view."""
+    return Unsqueeze([axis_of(x, axis, "unsqueeze", 1)])(x)
+
+
+@with_dim
+def squeeze(x: Tensor, axis: int | None = None) -> Tensor:
+    """x without this axis if its length is 1, or without all such axes; a view."""
+    places = ([a for a, n in enumerate(x.shape) if n == 1] if axis is None
+              else [a for a in [axis_of(x, axis, "squeeze")] if x.shape[a] == 1])
+    return Squeeze(places)(x) if places else x

@@ -57,7 +57,7 @@ class Optimizer:
         _check("the learning rate", value, self._lr.dtype)
         # written without settling a step: late tasks have their own copy of the host's scalars
         device = devices.of(self._lr.storage.data)
-        device.write(device.array(self._lr.storage.data, self._lr.view(0)), value)
+        device.write(device.array(self._lr.storage.data, self._lr.view_of(0)), value)
 
     @property
     def norm(self) -> float:
@@ -104,6 +104,11 @@ class Optimizer:
         tape.rounded.clear()
         tape.end_step()
 
+    def zero_grad(self) -> None:
+        """Drops all gradients. After `step` that is not needed: it has used them up."""
+        for p in self.parameters:
+            p.grad = None
+
     def gradient(self, i: int) -> Tensor:
         """The gradient of parameter i, which must have one."""
         g = self.parameters[i].grad
@@ -146,8 +151,8 @@ class Optimizer:
 class SGD(Optimizer):
     """v = momentum v + g + weight_decay p; p -= lr v (with `nesterov`: p -= lr (g + momentum v)), as in torch."""
 
-    def __init__(self, parameters: Iterable[Parameter], lr: float, momentum: float = 0.0, weight_decay: float = 0.0,
-                 nesterov: bool = False, *, max_norm: float | None = None, scaler: GradScaler | None = None) -> None:
+    def __init__(self, parameters: Iterable[Parameter], lr: float, momentum: float = 0.0, *, weight_decay: float = 0.0,
+                 nesterov: bool = False, max_norm: float | None = None, scaler: GradScaler | None = None) -> None:
         super().__init__(parameters, lr, max_norm, scaler)
         _check("the weight decay", weight_decay, self._lr.dtype)
         if not 0 <= momentum < 1:

@@ -1,0 +1,159 @@
+"""Indexing: slices are views, index arrays and masks choose elements, None adds an axis."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..autograd.op import Op
+from ..autograd.tensor import ShapeError, Tensor, array
+from .join import cut
+from .names import with_dim
+from .shape import transpose, unsqueeze
+
+
+class Take(Op):
+    """x (a, b, ..., rest), for each of its first axes an index of whole numbers, broadcast to one shape -> (that shape,
+    rest). It is an embedding, the first axes of x seen as one."""
+
+    name = "take"
+
+    def forward(self, x: Tensor, *index: Tensor) -> Tensor:
+        self.lengths, rest = x.shape[: len(index)], x.shape[len(index) :]
+        try:
+            shape = np.broadcast_shapes(*(t.shape for t in index))
+        except ValueError:
+            raise self.error(f"indices {', '.join(str(t.shape) for t in index)} do not broadcast") from None
+        for t, length in zip(index, self.lengths, strict=True):
+            if t.dtype != "int64":
+                raise self.error(f"an index is int64, not {t.dtype}")
+            _check_range(t, length)
+        self.x = self.dense(x)
+        rows, width = int(np.prod(self.lengths)), int(np.prod(rest))
+        if not rows or not width:
+            raise self.error(f"shape {x.shape} has no elements to choose from")
+        self.table = Tensor(self.x.storage, [rows, width], offset=self.x.offset, parts=self.x.parts)
+        self.flat = self._joined(shape, index)
+        y = self.out([*shape, *rest], x.dtype)
+        self.call("embedding", [self.table, self.flat],
+                  [Tensor(y.storage, [*shape, width], offset=y.offset, parts=y.parts)])
+        return y
+
+    def _joined(self, shape: Sequence[int], index: Sequence[Tensor]) -> Tensor:
+        """The number of the row, row-major over the indexed axes."""
+        flat = index[0]
+        for t, length in zip(index[1:], self.lengths[1:], strict=True):
+            far, near = self.out(flat.shape, "int64", "index"), self.out(np.broadcast_shapes(flat.shape, t.shape),
+                                                                         "int64", "index")
+            self.call("scale", [flat], [far], factor=length)
+            self.call("add", [far, t], [near])
+            flat = near
+        return flat if flat.shape == tuple(shape) and flat.contiguous else self._spread(flat, shape)
+
+    def _spread(self, flat: Tensor, shape: Sequence[int]) -> Tensor:
+        y = self.out(shape, "int64", "index")
+        self.call("copy", [flat], [y])
+        return y
+
+    def input_grad(self, i: int, dy: Tensor) -> Tensor:
+        dx, dy = self.grad(self.x), self.dense(dy)
+        self.call("embedding_grad", [self.flat, Tensor(dy.storage, [*self.flat.shape, self.table.shape[1]],
+                                                       offset=dy.offset, parts=dy.parts)],
+                  [Tensor(dx.storage, self.table.shape, offset=dx.offset, parts=dx.parts)], rows=self.table.shape[0])
+        return dx
+
+
+def _check_range(index: Tensor, length: int) -> None:
+    """Raises IndexError that names the first place out of range. While recording it does nothing."""
+    if index.storage.data is not None:
+        values = index.numpy()
+        bad = (values < 0) | (values >= length)
+        if bad.any():
+            raise IndexError(f"index {int(values[bad][0])} is out of range for an axis of length {length}; an index in "
+                             f"a tensor counts from 0")
+
+
+def _whole(value: Any, length: int) -> Tensor:
+    """An index array as int64; those that are given as arrays or lists may count from the end, too."""
+    if isinstance(value, Tensor):
+        return value
+    value = np.asarray(value)
+    if value.dtype.kind not in "iu" and value.size:
+        raise ShapeError(f"an index array has whole numbers or bools, not {value.dtype}")
+    return array(np.where(value < 0, value + length, value).astype(np.int64))
+
+
+def _is_array(n: Any) -> bool:
+    return isinstance(n, Tensor | np.ndarray | list) and not (isinstance(n, np.ndarray) and not n.ndim)
+
+
+def _places(n: Any) -> list[Any]:
+    """A mask as one array of whole numbers for each of its axes; other index arrays as they are."""
+    if isinstance(n, Tensor) and n.dtype == "bool":
+        if n.storage.data is None:
+            raise RuntimeError("x[mask] has as many elements as the mask has true ones, and a recorded step does not "
+                               "know them; use where(mask, x, 0)")
+        n = n.numpy()
+    elif isinstance(n, list):
+        n = np.asarray(n)
+    return list(np.nonzero(n)) if isinstance(n, np.ndarray) and n.dtype == bool else [n]
+
+
+def index(x: Tensor, item: Any) -> Tensor:
+    """x[item]: whole numbers, slices with positive steps, `...` and None make views. Index arrays (int64) and masks of
+    neighbouring axes choose elements as in NumPy and torch.
+
+    Raises ShapeError or IndexError where they do not fit, and RuntimeError for a mask that has no values yet.
+    """
+    items = [part for n in (item if isinstance(item, tuple) else (item,)) for part in (
+        _places(n) if _is_array(n) else [int(n)] if isinstance(n, np.integer | np.ndarray) else [n])]
+    if not any(_is_array(n) for n in items):
+        return _with_axes(x, items)
+    if any(n is None for n in items):
+        raise ShapeError("an index with arrays cannot add an axis, too; add it with unsqueeze")
+    missing = x.ndim - len(items) + sum(n is Ellipsis for n in items)
+    at = next((i for i, n in enumerate(items) if n is Ellipsis), len(items))
+    items[at : at + 1] = [slice(None)] * missing
+    if missing < 0 or len(items) != x.ndim:
+        raise ShapeError(f"{item} does not fit shape {x.shape}")
+    chosen = [a for a, n in enumerate(items) if not isinstance(n, slice)]
+    if chosen != list(range(chosen[0], chosen[-1] + 1)):
+        raise ShapeError("index arrays and numbers must be of neighbouring axes; index in two steps")
+    arrays = [_whole(n, x.shape[a]) for a, n in enumerate(items) if _is_array(n)]
+    first = next(a for a, n in enumerate(items) if not isinstance(n, slice))
+    x = cut(x, tuple(slice(None) if _is_array(n) else n for n in items))
+    order = [*range(first, first + len(arrays)), *range(first), *range(first + len(arrays), x.ndim)]
+    y = Take()(transpose(x, order) if first else x, *arrays)
+    kept = y.ndim - (x.ndim - len(arrays))  # axes that the arrays have made
+    back = [*range(kept, kept + first), *range(kept), *range(kept + first, y.ndim)]
+    return transpose(y, back) if first else y
+
+
+def _with_axes(x: Tensor, items: Sequence[Any]) -> Tensor:
+    """x[items] without arrays. None adds an axis of length 1."""
+    y = cut(x, tuple(n for n in items if n is not None)) if any(n is not None for n in items) else x
+    if None in items:
+        at = 0  # the axis of the result
+        left = x.ndim - sum(n is not None and n is not Ellipsis for n in items)
+        for n in items:
+            if n is None:
+                y = unsqueeze(y, at)
+            at += left if n is Ellipsis else not isinstance(n, int)
+    return y
+
+
+@with_dim
+def gather(x: Tensor, axis: int, index: Any) -> Tensor:
+    """y[..., i, ...] = x[..., index[..., i, ...], ...] along one axis: index (int64) has x's lengths on all other axes
+    (torch also takes shorter ones)."""
+    axis += x.ndim if axis < 0 else 0
+    if not 0 <= axis < x.ndim:
+        raise ShapeError(f"gather: axis {axis} does not fit shape {x.shape}")
+    t = _whole(index, x.shape[axis])
+    if t.ndim != x.ndim or any(a != axis and n != m for a, (n, m) in enumerate(zip(t.shape, x.shape, strict=False))):
+        raise ShapeError(f"gather: index {t.shape} does not fit shape {x.shape} along axis {axis}")
+    places = [array(np.arange(n).reshape([-1 if b == a else 1 for b in range(x.ndim)]))
+              for a, n in enumerate(x.shape)]
+    return Take()(x, *(t if a == axis else p for a, p in enumerate(places)))

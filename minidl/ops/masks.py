@@ -1,0 +1,117 @@
+"""Comparisons, which make masks (tensors of bool), logic on masks, and the choice by a mask."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..autograd.op import Op, same_dtype
+from ..autograd.tensor import Tensor, array, new, numeric
+from ..graph import Role
+from .cast import astype
+from .names import with_dim
+from .reduce import sum_to, total
+
+
+def operand(value: Any, dtype: str) -> Tensor:
+    """A number or an array as a tensor of this type, if it fits there without a change; tensors stay as they are."""
+    if isinstance(value, Tensor):
+        return value
+    value = numeric(value)
+    whole = value.dtype.kind != "f" or bool(np.equal(np.trunc(value), value).all())
+    return array(value, dtype if np.dtype(dtype).kind == "f" or whole else None)
+
+
+class _Mask(Op):
+    """One or two tensors, broadcast to one shape -> a mask."""
+
+    precision = "widest"
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def forward(self, *tensors: Tensor) -> Tensor:
+        types = {t.dtype for t in tensors}
+        if len(types) > 1:
+            raise self.error(f"types differ: {', '.join(t.dtype for t in tensors)}; convert one with astype")
+        try:
+            shape = np.broadcast_shapes(*(t.shape for t in tensors))
+        except ValueError:
+            raise self.error(f"shapes {', '.join(str(t.shape) for t in tensors)} do not broadcast") from None
+        y = self.out(shape, "bool")
+        self.call(self.name, tensors, [y])
+        return y
+
+
+class _Logic(_Mask):
+    def forward(self, *tensors: Tensor) -> Tensor:
+        for t in tensors:
+            if t.dtype != "bool":
+                raise self.error(f"needs masks (bool), not {t.dtype}; x != 0 makes one")
+        return super().forward(*tensors)
+
+
+class Where(Op):
+    """mask, a, b, broadcast to one shape."""
+
+    name = "where"
+    precision = "widest"
+
+    def forward(self, mask: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        dtype = same_dtype(self, a, b)
+        if mask.dtype != "bool":
+            raise self.error(f"the mask is {mask.dtype}, not bool; x != 0 makes a mask")
+        try:
+            shape = np.broadcast_shapes(mask.shape, a.shape, b.shape)
+        except ValueError:
+            raise self.error(f"shapes {mask.shape}, {a.shape} and {b.shape} do not broadcast") from None
+        self.mask, self.operands, y = mask, (a, b), self.out(shape, dtype)
+        self.call("where", [mask, a, b], [y])
+        return y
+
+    def input_grad(self, i: int, dy: Tensor) -> Tensor:
+        full = new("grad where", dy.shape, dy.dtype, Role.GRADIENT)
+        self.call("where_grad", [self.mask, dy], [full], chosen=i == 1)
+        return sum_to(full, self.operands[i - 1])
+
+
+def compare(name: str, a: Tensor, b: Any) -> Tensor:
+    """The mask of a kernel of `kernels/masks.py`: equal, not_equal, less, less_equal, greater, greater_equal."""
+    return _Mask(name)(a, operand(b, a.dtype))
+
+
+def logic(name: str, *masks: Any) -> Tensor:
+    """The same for logical_and, logical_or, logical_xor, logical_not."""
+    return _Logic(name)(*masks)
+
+
+def where(mask: Any, a: Any, b: Any) -> Tensor:
+    """a where the mask is true, b elsewhere; all three broadcast. a or b may be numbers."""
+    dtype = next((t.dtype for t in (a, b) if isinstance(t, Tensor)), "float32")
+    return Where()(mask if isinstance(mask, Tensor) else array(mask), operand(a, dtype), operand(b, dtype))
+
+
+def masked_fill(x: Tensor, mask: Any, value: float) -> Tensor:
+    """x with `value` where the mask is true."""
+    return where(mask, value, x)
+
+
+def clamp(x: Tensor, min: float | None = None, max: float | None = None) -> Tensor:
+    """x, at least `min` and at most `max`; the gradient passes where x is not changed."""
+    if min is not None:
+        x = where(compare("less", x, min), min, x)
+    return x if max is None else where(compare("greater", x, max), max, x)
+
+
+@with_dim
+def any_of(mask: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
+    """Whether any element over `axis` (default: all) is true."""
+    return compare("greater", total(astype(mask, "int64"), axis, keepdims), 0)
+
+
+@with_dim
+def all_of(mask: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
+    """Whether all elements over `axis` (default: all) are true."""
+    return compare("equal", total(astype(logic("logical_not", mask), "int64"), axis, keepdims), 0)

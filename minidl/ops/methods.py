@@ -1,0 +1,141 @@
+"""The operators and methods that the ops give a Tensor: NumPy's names, and torch's where they mean the same.
+
+What torch has and a Tensor has not gets one line that says what to use (`INSTEAD`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+
+from ..autograd.tensor import Parameter, Tensor, array
+from .cast import astype
+from .elementwise import absolute, add, div, exp, gelu, log, mul, neg, power, relu, sigmoid, sqrt, sub, tanh
+from .extremes import amax, amin, argmax, argmin, max_with_indices, min_with_indices
+from .index import gather, index
+from .join import chunk, split
+from .linear import matmul
+from .loss import log_softmax, softmax
+from .masks import all_of, any_of, clamp, compare, logic, masked_fill, where
+from .reduce import broadcast_to, mean, total
+from .shape import flatten, reshape, squeeze, swap_axes, transpose, unsqueeze
+
+#: a name of torch -> what to use here
+INSTEAD = {
+    "to": "astype(dtype) for a type; minidl.set_default_device(name) before tensors are made for a device",
+    "cpu": "numpy() for the values", "cuda": "minidl.set_default_device('cuda') before tensors are made",
+    "data": "assign(values) to change a tensor, numpy() to read it", "type": "astype(dtype)",
+    "clone": "the tensor itself: no op changes its input", "repeat": "minidl.cat or expand",
+    "norm": "(x * x).sum().sqrt()", "var": "((x - x.mean(dim, True)) ** 2).mean(dim)",
+    "std": "((x - x.mean(dim, True)) ** 2).mean(dim).sqrt()", "t": "T",
+}
+
+
+def _other(t: Tensor, value: Any) -> Any:
+    """A Tensor or a number stays; an array becomes a tensor of t's type."""
+    return value if isinstance(value, Tensor | int | float) else array(value, t.dtype)
+
+
+def _comparison(name: str) -> Any:
+    def method(a: Tensor, b: Any) -> Any:
+        known = isinstance(b, Tensor | int | float | np.generic | np.ndarray)
+        return compare(name, a, b) if known else NotImplemented
+
+    return method
+
+
+def _logic(name: str) -> Any:
+    return lambda a, b: logic(name, a, b if isinstance(b, Tensor) else array(b))
+
+
+def _shape(given: tuple[Any, ...]) -> Sequence[int]:
+    """`f(2, 3)` as `f((2, 3))`."""
+    return given[0] if len(given) == 1 and not isinstance(given[0], int) else given
+
+
+def _transpose(t: Tensor, *axes: Any) -> Tensor:
+    """Two numbers exchange these axes, as in torch; all axes, or a tuple of them, are their new order, as in NumPy."""
+    return swap_axes(t, *axes) if len(axes) == 2 else transpose(t, _shape(axes))
+
+
+def _expand(t: Tensor, *shape: Any) -> Tensor:
+    """`broadcast_to` where -1 keeps a length."""
+    lengths = list(_shape(shape))
+    own = [0] * (len(lengths) - t.ndim) + list(t.shape)
+    return broadcast_to(t, [m if n == -1 else n for n, m in zip(lengths, own, strict=True)])
+
+
+def _flatten(t: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
+    return flatten(t, start_dim, end_dim)
+
+
+def _extreme(name: str, plain: Any, indexed: Any) -> Any:
+    """NumPy's max(axis=) and torch's max(dim=), which return other things."""
+    def method(t: Tensor, *position: Any, **named: Any) -> Any:
+        if position:
+            raise TypeError(f"x.{name}({', '.join(map(str, position))}) means one thing in NumPy and another in torch: "
+                            f"write x.{name}(axis=...) for the values alone, x.{name}(dim=...) for (values, indices)")
+        if "dim" in named:
+            return indexed(t, named.pop("dim"), keepdims=named.pop("keepdim", False), **named)
+        return plain(t, **named)
+
+    return method
+
+
+def _truth(t: Tensor) -> bool:
+    if t.size != 1:
+        raise ValueError(f"the truth of a tensor of shape {t.shape} is not one value; use (x == y).all() or .any()")
+    return bool(t.item())
+
+
+def _set_item(t: Tensor, item: Any, value: Any) -> NoReturn:
+    raise TypeError("a tensor is not changed in place: x = where(mask, value, x) makes a new one; "
+                    "x.assign(values) outside a step replaces all values")
+
+
+def _in_place(p: Parameter, other: Any) -> NoReturn:
+    raise TypeError("+=, -=, *= and /= would make a new tensor of this name and leave the parameter as it is: an "
+                    "optimizer updates parameters, parameter.assign(values) replaces their values")
+
+
+def _missing(t: Tensor, name: str) -> NoReturn:
+    """Called for attributes that a Tensor has not."""
+    instead = INSTEAD.get(name) or (name.endswith("_") and not name.startswith("_")
+                                    and "an op that makes a new tensor: none is changed in place")
+    raise AttributeError(f"a Tensor has no {name!r}" + (f"; use {instead}" if instead else ""))
+
+
+METHODS: dict[str, Any] = {
+    "__add__": lambda a, b: add(a, _other(a, b)), "__radd__": lambda a, b: add(a, _other(a, b)),
+    "__sub__": lambda a, b: sub(a, _other(a, b)), "__rsub__": lambda a, b: add(neg(a), _other(a, b)),
+    "__mul__": lambda a, b: mul(a, _other(a, b)), "__rmul__": lambda a, b: mul(a, _other(a, b)),
+    "__truediv__": lambda a, b: div(a, _other(a, b)), "__rtruediv__": lambda a, b: mul(power(a, -1.0), _other(a, b)),
+    "__neg__": neg, "__pow__": power, "__matmul__": lambda a, b: matmul(a, _other(a, b)), "__abs__": absolute,
+    "__eq__": _comparison("equal"), "__ne__": _comparison("not_equal"), "__lt__": _comparison("less"),
+    "__le__": _comparison("less_equal"), "__gt__": _comparison("greater"), "__ge__": _comparison("greater_equal"),
+    "__hash__": object.__hash__, "__bool__": _truth, "__int__": lambda t: int(t.item()),
+    "__and__": _logic("logical_and"), "__or__": _logic("logical_or"), "__xor__": _logic("logical_xor"),
+    "__invert__": lambda t: logic("logical_not", t),
+    "__getitem__": index, "__setitem__": _set_item, "__getattr__": _missing,
+    "abs": absolute, "exp": exp, "log": log, "sqrt": sqrt, "tanh": tanh, "relu": relu, "sigmoid": sigmoid, "gelu": gelu,
+    "pow": power, "softmax": softmax, "log_softmax": log_softmax, "clamp": clamp, "clip": clamp, "matmul": matmul,
+    "sum": total, "mean": mean, "amax": amax, "amin": amin, "argmax": argmax, "argmin": argmin,
+    "max": _extreme("max", amax, max_with_indices), "min": _extreme("min", amin, min_with_indices),
+    "any": any_of, "all": all_of, "where": lambda t, mask, other: where(mask, t, other), "masked_fill": masked_fill,
+    "reshape": lambda t, *shape: reshape(t, _shape(shape)), "view": lambda t, *shape: reshape(t, _shape(shape)),
+    "flatten": _flatten, "squeeze": squeeze, "unsqueeze": unsqueeze, "expand": _expand, "split": split, "chunk": chunk,
+    "gather": gather, "transpose": _transpose, "permute": lambda t, *axes: transpose(t, _shape(axes)),
+    "T": property(transpose), "astype": astype, "float": lambda t: astype(t, "float32"),
+    "double": lambda t: astype(t, "float64"), "long": lambda t: astype(t, "int64"), "bool": lambda t: astype(t, "bool"),
+    "dim": lambda t: t.ndim, "numel": lambda t: t.size, "tolist": lambda t: t.numpy().tolist(),
+}
+
+
+def install() -> None:
+    """Puts them on Tensor."""
+    for name, method in METHODS.items():
+        setattr(Tensor, name, method)
+    for name in ("__iadd__", "__isub__", "__imul__", "__itruediv__"):
+        setattr(Parameter, name, _in_place)

@@ -1,0 +1,137 @@
+"""What a torch user writes by habit works as in torch, or says in one line what to write."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from helpers import bits, random_array, torch_or_skip
+
+import minidl as ml
+from minidl import nn, ops, optim
+from minidl.runtime.executors import SequentialExecutor
+
+
+@pytest.mark.parametrize("name", ["cuda", "cpu", "to", "data", "clone", "norm", "var", "std", "add_", "zero_"])
+def test_what_a_tensor_has_not_says_what_to_use(name):
+    with pytest.raises(AttributeError, match=f"a Tensor has no '{name}'; use ") as caught:
+        getattr(ml.array(np.ones(2)), name)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(AttributeError, match="a Tensor has no 'nonsense'$"):
+        _ = ml.array(np.ones(2)).nonsense
+
+
+def test_a_parameter_is_not_replaced_by_an_assignment_in_place():
+    """`p -= lr * p.grad` in a loop would change nothing."""
+    w = ml.Parameter(np.ones(3))
+    (w * w).sum().backward()
+    with ml.no_grad(), pytest.raises(TypeError, match="an optimizer updates parameters, parameter.assign"):
+        w -= 0.1 * w.grad
+    with pytest.raises(TypeError):
+        w *= 2
+    x = w * 1.0
+    x += 1  # other tensors may get a new value under their name
+    assert x.tolist() == [2, 2, 2]
+
+
+def test_a_tensor_is_no_exponent():
+    """Its gradient would be missing."""
+    x = ml.Parameter(np.array(2.0))
+    with pytest.raises(TypeError, match="power: the exponent is a tensor; it must be a number"):
+        x**x
+
+
+def test_gradients_toward_an_input():
+    torch = torch_or_skip()
+    w, values = random_array((3, 4), 1), random_array((2, 4), 2)
+    x, t = ml.array(values).requires_grad_(), torch.tensor(values, requires_grad=True)
+    for _ in range(2):
+        y = ops.tanh(ops.linear(x, ml.Parameter(w)))
+        (y * y + x.sum()).sum().backward()
+        u = torch.tanh(t @ torch.tensor(w).T)
+        (u * u + t.sum()).sum().backward()
+    np.testing.assert_allclose(x.grad.numpy(), t.grad.numpy(), rtol=1e-12)
+    with pytest.raises(RuntimeError, match="that no op has made"):
+        (x * 2.0).requires_grad_()
+    with pytest.raises(RuntimeError, match="only a float32 or float64 tensor"):
+        ml.arange(3).requires_grad_()
+
+
+@pytest.mark.parametrize("of", ["optimizer", "model"])
+@pytest.mark.parametrize("recorded", [False, True])
+def test_zero_grad_where_torch_has_it(of, recorded):
+    def trained(zero):
+        ml.seed(0)
+        model = nn.Linear(3, 2)
+        opt = optim.SGD(model.parameters(), 0.1, 0.9)
+
+        def step(x):
+            if zero:
+                (opt if of == "optimizer" else model).zero_grad()
+            loss = (model(x) ** 2).sum()
+            loss.backward()
+            opt.step()
+            return loss
+
+        x = random_array((4, 3), 1, "float32")
+        run = SequentialExecutor(ml.record(step, x)) if recorded else lambda v: step(ml.array(v))
+        return bits(*(run(x) for _ in range(3)), *model.parameters())
+
+    assert trained(True) == trained(False)
+
+
+def test_zero_grad_drops_what_was_added_up():
+    w = ml.Parameter(np.ones(2))
+    opt = optim.SGD([w], 1.0)
+    (w * 3.0).sum().backward()
+    opt.zero_grad()
+    assert w.grad is None
+    w.sum().backward()
+    opt.step()
+    assert w.tolist() == [0, 0]
+
+
+def test_recording_a_step_that_drops_gradients_drops_none():
+    w = ml.Parameter(np.ones(2))
+    opt = optim.SGD([w], 1.0)
+    (w * 3.0).sum().backward()
+
+    def step(x):
+        opt.zero_grad()
+        (w * x).sum().backward()
+        opt.step()
+
+    ml.record(step, np.ones(2))
+    assert w.grad.tolist() == [3, 3]
+
+
+def test_the_fourth_argument_of_sgd_is_not_torchs_dampening():
+    with pytest.raises(TypeError, match="positional"):
+        optim.SGD([ml.Parameter(np.ones(2))], 0.1, 0.9, 0.0, 1e-4)
+
+
+def test_an_activation_that_a_module_remembers_is_no_state():
+    class Net(nn.Module):
+        def __init__(self):
+            self.layer = nn.Linear(3, 2)
+            self.scale = ml.array(np.full(2, 2.0, np.float32))
+
+        def forward(self, x):
+            self.hidden = self.layer(x)
+            return self.hidden * self.scale
+
+    model = Net()
+    model(ml.array(np.ones((1, 3), np.float32)))
+    assert list(model.state_dict()) == ["layer.weight", "layer.bias", "scale"]
+    model.load_state_dict(model.state_dict())
+
+
+def test_frozen_parameters_get_no_gradient():
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    for p in list(model)[0].parameters():
+        p.requires_grad = False
+    before = [p.numpy().copy() for p in model.parameters()]
+    opt = optim.SGD(model.parameters(), 0.1)
+    (model(ml.array(np.ones((2, 3), np.float32))) ** 2).sum().backward()
+    opt.step()
+    changed = [not np.array_equal(p.numpy(), b) for p, b in zip(model.parameters(), before, strict=True)]
+    assert changed == [False, False, True, True]
