@@ -1,4 +1,4 @@
-// Piecewise activations; the reference beside each is in activation.py. NaN passes through.
+// Activations; the reference beside each is in activation.py. NaN passes through.
 #include "elements.cuh"
 
 template <typename S> __device__ __forceinline__ S clamp6(S v) { return v < 0 ? S(0) : v > 6 ? S(6) : v; }
@@ -28,4 +28,25 @@ template <typename T> __global__ void hardswish_grad(const T* x, const T* dy, T*
         Sum<T> outer = v < 0 ? Sum<T>(0) : g;
         return v > -3 && v < 3 ? g * (v * Sum<T>(1.0 / 3) + Sum<T>(0.5)) : outer;
     }, x, dy);
+}
+
+template <typename S> __device__ __forceinline__ S sigmoid_of(S v) { return tanh(v * S(0.5)) * S(0.5) + S(0.5); }
+
+template <typename T> __global__ void silu(const T* x, T* y, long long count) {
+    map(count, y, [](Sum<T> v) { return v * sigmoid_of(v); }, x);
+}
+
+template <typename T> __global__ void silu_grad(const T* x, const T* dy, T* dx, long long count) {
+    map(count, dx, [](Sum<T> v, Sum<T> g) {
+        const Sum<T> s = sigmoid_of(v);
+        return g * (s * (1 + v * (1 - s)));
+    }, x, dy);
+}
+
+template <typename T> __global__ void leaky_relu(const T* x, T* y, Strides s, double slope) {
+    map(s, y, [=](Sum<T> v) { return v > 0 ? v : Sum<T>(slope) * v; }, x);
+}
+
+template <typename T> __global__ void leaky_relu_grad(const T* x, const T* dy, T* dx, Strides s, double slope) {
+    map(s, dx, [=](Sum<T> v, Sum<T> g) { return v > 0 ? g : Sum<T>(slope) * g; }, x, dy);
 }

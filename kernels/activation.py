@@ -1,12 +1,14 @@
-"""Piecewise activations of mobile networks: relu6, hard-sigmoid, hard-swish, and their gradients."""
+"""Activations beside the usual ones: relu6, hard-sigmoid, hard-swish, SiLU, leaky ReLU, and their gradients."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from .cuda import c_type, dense
-from .registry import flat, kernel, loop
+import numpy as np
+
+from .cuda import c_type, dense, elements
+from .registry import flat, kernel, like, loop, ufunc
 
 
 def _elementwise(name: str, flops: float, reference: Callable[..., Any], body: Callable[..., Any]) -> None:
@@ -79,3 +81,95 @@ _elementwise("hardswish", 5, lambda xp, x: x * _gate(xp, x), _hardswish)
 _elementwise("hardswish_grad", 5, lambda xp, x, dy: xp.where(
     (x > -3) & (x < 3), dy * (x * x.dtype.type(1 / 3) + x.dtype.type(0.5)),
     xp.where(x < 0, x.dtype.type(0), dy)), _hardswish_grad)
+
+
+def _each(reads: Any, writes: Any) -> float:
+    return 6.0 * writes[0].size
+
+
+def _sigmoid(xp: Any, x: Any) -> Any:
+    half = x.dtype.type(0.5)
+    return xp.tanh(x * half) * half + half
+
+
+def _sigmoid_calls(x: Any, y: Any) -> list[Any]:
+    half = like(x, 0.5)  # NumPy's tanh is vectorised, a loop's is not
+    return [ufunc(np.multiply, x, half, y), ufunc(np.tanh, y, y), ufunc(np.multiply, y, half, y),
+            ufunc(np.add, y, half, y)]
+
+
+@kernel("silu", flops=_each)
+def silu(xp: Any, x: Any) -> Any:
+    """x sigmoid(x)."""
+    return x * _sigmoid(xp, x)
+
+
+@silu.cpu
+def _(x: Any, y: Any) -> Any:
+    return [*_sigmoid_calls(x, y), ufunc(np.multiply, y, x, y)]
+
+
+@silu.cuda()
+def _(x: Any, y: Any) -> Any:
+    return dense("activation.cu", f"silu<{c_type(y)}>", x, y)
+
+
+@kernel("silu_grad", flops=_each)
+def silu_grad(xp: Any, x: Any, dy: Any) -> Any:
+    """dx = dy s (1 + x (1 - s)), with s = sigmoid(x)."""
+    s = _sigmoid(xp, x)
+    return dy * (s * (1 + x * (1 - s)))
+
+
+@silu_grad.cpu
+def _(x: Any, dy: Any, dx: Any) -> Any:
+    return [*_sigmoid_calls(x, dx), loop(_silu_grad, flat(x), flat(dy), flat(dx))]
+
+
+@silu_grad.cuda()
+def _(x: Any, dy: Any, dx: Any) -> Any:
+    return dense("activation.cu", f"silu_grad<{c_type(dx)}>", x, dy, dx)
+
+
+def _silu_grad(x, dy, dx):  # type: ignore[no-untyped-def]
+    one = x.dtype.type(1)
+    for i in range(x.size):
+        s = dx[i]
+        dx[i] = dy[i] * (s * (one + x[i] * (one - s)))
+
+
+@kernel("leaky_relu", flops=lambda reads, writes: float(writes[0].size))
+def leaky_relu(xp: Any, x: Any, *, slope: float) -> Any:
+    """x where it is above 0, `slope` times x elsewhere."""
+    return xp.where(x > 0, x, x * x.dtype.type(slope))
+
+
+@leaky_relu.cpu
+def _(x: Any, y: Any, *, slope: float) -> Any:
+    return [loop(_leaky_relu_grad, flat(x), flat(x), flat(y), like(x, slope))]
+
+
+@leaky_relu.cuda()
+def _(x: Any, y: Any, *, slope: float) -> Any:
+    return elements("activation.cu", f"leaky_relu<{c_type(y)}>", [x], y, slope)
+
+
+@kernel("leaky_relu_grad", flops=lambda reads, writes: float(writes[0].size))
+def leaky_relu_grad(xp: Any, x: Any, dy: Any, *, slope: float) -> Any:
+    """dx = dy where x > 0, `slope` times dy elsewhere."""
+    return xp.where(x > 0, dy, dy * dy.dtype.type(slope))
+
+
+@leaky_relu_grad.cpu
+def _(x: Any, dy: Any, dx: Any, *, slope: float) -> Any:
+    return [loop(_leaky_relu_grad, flat(x), flat(dy), flat(dx), like(x, slope))]
+
+
+@leaky_relu_grad.cuda()
+def _(x: Any, dy: Any, dx: Any, *, slope: float) -> Any:
+    return elements("activation.cu", f"leaky_relu_grad<{c_type(dx)}>", [x, dy], dx, slope)
+
+
+def _leaky_relu_grad(x, dy, dx, slope):  # type: ignore[no-untyped-def]
+    for i in range(x.size):
+        dx[i] = dy[i] if x[i] > 0 else slope * dy[i]

@@ -85,6 +85,10 @@ def _layers() -> None:
     (norm(x) * x).sum().backward()
     for act in (ops.absolute, ops.tanh, ops.sigmoid, ops.gelu, lambda t: ops.gelu(t, "tanh")):
         act(x).sum().backward()
+    for act in (ops.silu, ops.leaky_relu, ops.rms_norm):
+        act(x).sum().backward()
+    for loss in (ops.l1_loss, ops.smooth_l1_loss, ops.binary_cross_entropy_with_logits, ops.kl_div):
+        loss(x, ops.sigmoid(x).detach()).backward()
 
 
 def _sequences() -> None:

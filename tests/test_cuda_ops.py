@@ -15,7 +15,7 @@ HERE = Path(__file__).parent
 
 @pytest.mark.slow
 @pytest.mark.parametrize("file", ["test_ops.py", "test_vision_ops.py", "test_sequence_ops.py",
-                                  "test_tensor.py", "test_optim.py", "test_masks.py"])
+                                  "test_tensor.py", "test_optim.py", "test_masks.py", "test_torch_layers.py"])
 def test_ops_pass_their_tests_on_cuda_forms(file):
     done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "on_cuda_forms", "-p",
                            "no:cacheprovider", str(HERE / file)], env={**os.environ, "PYTHONPATH": str(HERE)},

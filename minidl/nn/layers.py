@@ -59,18 +59,41 @@ class GELU(Module):
         return ops.gelu(x, self.approximate)
 
 
-class Softmax(Module):
-    """Over the last axis."""
+class SiLU(Module):
+    """x sigmoid(x)."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return ops.softmax(x)
+        return ops.silu(x)
+
+
+class LeakyReLU(Module):
+    """x above 0, `slope` times x below."""
+
+    def __init__(self, slope: float = 0.01) -> None:
+        self.slope = slope
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.leaky_relu(x, self.slope)
+
+
+class Softmax(Module):
+    """Over the axis `dim`."""
+
+    def __init__(self, dim: int = -1) -> None:
+        self.dim = dim
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.softmax(x, self.dim)
 
 
 class LogSoftmax(Module):
-    """Over the last axis."""
+    """Over the axis `dim`."""
+
+    def __init__(self, dim: int = -1) -> None:
+        self.dim = dim
 
     def forward(self, x: Tensor) -> Tensor:
-        return ops.log_softmax(x)
+        return ops.log_softmax(x, self.dim)
 
 
 class Sigmoid(Module):

@@ -133,6 +133,14 @@ class Sequential(Module):
     def __iter__(self) -> Iterator[Module]:
         return (child for _, child in self.children())
 
+    def __len__(self) -> int:
+        return sum(1 for _ in self.children())
+
+    def __getitem__(self, index: int | slice) -> Module:
+        """One layer, or for a slice a `Sequential` of the same layers."""
+        layers = list(self)[index]
+        return Sequential(*layers) if isinstance(layers, list) else layers
+
     def forward(self, x: Any) -> Any:
         for layer in self:
             x = layer(x)

@@ -46,6 +46,23 @@ class LayerNorm(Module):
                               eps=self.eps)
 
 
+class RMSNorm(Module):
+    """Divides by the root mean square over the last axes, whose lengths are `shape`; `affine` scales the result."""
+
+    def __init__(self, shape: int | Sequence[int], eps: float | None = None, affine: bool = True,
+                 dtype: str = "float32") -> None:
+        self.shape, self.eps = (shape,) if isinstance(shape, int) else tuple(shape), eps
+        if not self.shape or any(n < 1 for n in self.shape):
+            raise ValueError(f"RMSNorm({shape}): each length must be at least 1")
+        if affine:
+            self.weight = Parameter(np.ones(self.shape, dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[-len(self.shape) :] != self.shape:
+            raise ValueError(f"RMSNorm: input {x.shape} does not end in {self.shape}")
+        return ops.rms_norm(x, getattr(self, "weight", None), axes=len(self.shape), eps=self.eps)
+
+
 class MultiheadAttention(Module):
     """x (n, t, width), memory (n, s, width) or None for x itself, mask (n, s) int64 with 0 for padding, or None ->
     (n, t, width). Parameters as torch's: in_proj_weight holds query, key and value one below the other."""

@@ -9,6 +9,7 @@ import numpy as np
 
 from .. import ops
 from ..autograd import random
+from ..autograd.op import layout_hint
 from ..autograd.tensor import Parameter, ShapeError, Tensor
 from ..ops.conv import pair
 from .module import Module, state
@@ -115,3 +116,84 @@ class Hardsigmoid(Module):
 class Hardswish(Module):
     def forward(self, x: Tensor) -> Tensor:
         return ops.hardswish(x)
+
+
+class Conv1d(Module):
+    """x (n, length, inputs) -> (n, out, outputs). The weight is (outputs, k, inputs / groups) in memory and
+    (outputs, inputs / groups, k) in a state dict."""
+
+    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int = 1, padding: int = 0, dilation: int = 1,
+                 groups: int = 1, bias: bool = True, dtype: str = "float32") -> None:
+        if inputs < 1 or outputs < 1 or groups < 1 or inputs % groups or outputs % groups or kernel < 1:
+            raise ValueError(f"Conv1d({inputs}, {outputs}, {kernel}, groups={groups}): the kernel must be at least 1, "
+                             f"the others multiples of the groups")
+        self.stride, self.padding, self.dilation, self.groups = stride, padding, dilation, groups
+        bound = 1 / math.sqrt(inputs // groups * kernel)
+        self.weight = Parameter(random.uniform(bound, (outputs, kernel, inputs // groups), dtype), axes=(0, 2, 1))
+        if bias:
+            self.bias = Parameter(random.uniform(bound, outputs, dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.conv1d(x, self.weight, getattr(self, "bias", None), self.stride, self.padding, self.dilation,
+                          self.groups)
+
+
+class ConvTranspose2d(Module):
+    """x (n, h, w, inputs) -> (n, oh, ow, outputs). The weight is (inputs, kh, kw, outputs / groups) in memory and
+    (inputs, outputs / groups, kh, kw) in a state dict."""
+
+    def __init__(self, inputs: int, outputs: int, kernel: int | Sequence[int], stride: int | Sequence[int] = 1,
+                 padding: int | Sequence[int] = 0, output_padding: int | Sequence[int] = 0, groups: int = 1,
+                 bias: bool = True, dilation: int | Sequence[int] = 1, dtype: str = "float32") -> None:
+        if inputs < 1 or outputs < 1 or groups < 1 or inputs % groups or outputs % groups:
+            raise ValueError(f"ConvTranspose2d({inputs}, {outputs}, groups={groups}): both must be multiples of the "
+                             f"groups")
+        self.geometry = (stride, padding, output_padding, groups, dilation)
+        taps = pair(kernel, "kernel")
+        bound = 1 / math.sqrt(outputs // groups * taps[0] * taps[1])
+        self.weight = Parameter(random.uniform(bound, (inputs, *taps, outputs // groups), dtype), axes=(0, 3, 1, 2))
+        if bias:
+            self.bias = Parameter(random.uniform(bound, outputs, dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.conv_transpose2d(x, self.weight, getattr(self, "bias", None), *self.geometry)
+
+
+class GroupNorm(Module):
+    """x (n, ..., channels): each sample's channels in equal groups, each normalised over its places and channels."""
+
+    def __init__(self, groups: int, channels: int, eps: float = 1e-5, affine: bool = True,
+                 dtype: str = "float32") -> None:
+        if groups < 1 or channels < 1 or channels % groups:
+            raise ValueError(f"GroupNorm({groups}, {channels}): the groups must divide the channels")
+        self.groups, self.channels, self.eps = groups, channels, eps
+        if affine:
+            self.weight = Parameter(np.ones(channels, dtype))
+            self.bias = Parameter(np.zeros(channels, dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not x.ndim or x.shape[-1] != self.channels:
+            raise ShapeError(f"GroupNorm: input {x.shape} does not end in {self.channels} channels"
+                             f"{layout_hint(x, self.channels)}")
+        return ops.group_norm(x, self.groups, getattr(self, "weight", None), getattr(self, "bias", None), self.eps)
+
+
+class AdaptiveAvgPool2d(Module):
+    """The means of windows that cover the image: (n, h, w, c) -> (n, *size, c)."""
+
+    def __init__(self, size: int | Sequence[int]) -> None:
+        self.size = pair(size, "size")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.adaptive_avg_pool2d(x, self.size)
+
+
+class Upsample(Module):
+    """(n, h, w, c) with other rows and columns; arguments as for `ops.interpolate`."""
+
+    def __init__(self, size: int | Sequence[int] | None = None, scale_factor: int | Sequence[int] | None = None,
+                 mode: str = "nearest", align_corners: bool = False) -> None:
+        self.size, self.scale_factor, self.mode, self.align_corners = size, scale_factor, mode, align_corners
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.interpolate(x, self.size, self.scale_factor, self.mode, self.align_corners)

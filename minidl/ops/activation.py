@@ -1,4 +1,4 @@
-"""Piecewise activations of mobile networks."""
+"""Activations beside the usual ones."""
 
 from __future__ import annotations
 
@@ -24,6 +24,20 @@ class HardSwish(_Unary):
         return [self.x]
 
 
+class SiLU(_Unary):
+    name = "silu"
+
+    def saved(self) -> list[Tensor]:
+        return [self.x]
+
+
+class LeakyReLU(_Unary):
+    name = "leaky_relu"
+
+    def saved(self) -> list[Tensor]:
+        return [self.x]
+
+
 def relu6(x: Tensor) -> Tensor:
     """min(max(x, 0), 6)."""
     return Relu6()(x)
@@ -37,3 +51,13 @@ def hardsigmoid(x: Tensor) -> Tensor:
 def hardswish(x: Tensor) -> Tensor:
     """x min(max(x + 3, 0), 6) / 6."""
     return HardSwish()(x)
+
+
+def silu(x: Tensor) -> Tensor:
+    """x sigmoid(x), also called swish."""
+    return SiLU()(x)
+
+
+def leaky_relu(x: Tensor, slope: float = 0.01) -> Tensor:
+    """x where it is above 0, `slope` times x elsewhere."""
+    return LeakyReLU(slope=float(slope))(x)

@@ -1,0 +1,105 @@
+"""Losses of a prediction and a target, element by element: L1, smooth L1, binary cross-entropy from logits,
+Kullback-Leibler; and their gradients toward the prediction. Their mean or sum is another kernel's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from .cuda import c_type, elements
+from .registry import flat, kernel, like, loop, ufunc
+
+
+def _define(name: str, flops: float, reference: Callable[..., Any], cpu: Callable[..., list[Any]]) -> None:
+    """A kernel of arrays of one shape; its CUDA form has its name."""
+    definition = kernel(name, flops=lambda reads, writes: flops * writes[0].size)(reference)
+    definition.cpu(cpu)
+    definition.cuda()(lambda *arrays, **constants: elements("pair_loss.cu", f"{name}<{c_type(arrays[-1])}>",
+                                                            arrays[:-1], arrays[-1], *constants.values()))
+
+
+def _looped(body: Callable[..., Any]) -> Callable[..., list[Any]]:
+    """A CPU form: one loop over flat arrays, and the constants in the arrays' type."""
+    return lambda *arrays, **constants: [loop(body, *map(flat, arrays), *(like(arrays[0], c)
+                                                                          for c in constants.values()))]
+
+
+# ------------------------------------------------------------------------------------------------------------------- L1
+_define("l1", 2, lambda xp, x, t: xp.abs(x - t), lambda x, t, y: [ufunc(np.subtract, x, t, y), ufunc(np.abs, y, y)])
+
+
+def _l1_grad(x, t, dy, dx):  # type: ignore[no-untyped-def]
+    for i in range(x.size):
+        d = x[i] - t[i]
+        dx[i] = d if d != d else dy[i] * ((d > 0) - x.dtype.type(d < 0))
+
+
+_define("l1_grad", 3, lambda xp, x, t, dy: xp.sign(x - t) * dy, _looped(_l1_grad))
+
+
+# ------------------------------------------------------------------------------------------------------------ smooth L1
+def _smooth_l1_reference(xp: Any, x: Any, t: Any, *, beta: float) -> Any:
+    """d^2 / (2 beta) where d = |x - t| is below beta, d - beta / 2 elsewhere."""
+    d, kind = xp.abs(x - t), x.dtype.type
+    return xp.where(d < kind(beta), d * d * kind(0.5 / beta), d - kind(0.5 * beta))
+
+
+def _smooth_l1(x, t, y, beta):  # type: ignore[no-untyped-def]
+    half = x.dtype.type(0.5)
+    for i in range(x.size):
+        d = abs(x[i] - t[i])
+        y[i] = half * d * d / beta if d < beta else d - half * beta
+
+
+def _smooth_l1_grad(x, t, dy, dx, beta):  # type: ignore[no-untyped-def]
+    one = x.dtype.type(1)
+    for i in range(x.size):
+        d = (x[i] - t[i]) / beta
+        d = one if d > one else d
+        dx[i] = dy[i] * (-one if d < -one else d)
+
+
+_define("smooth_l1", 5, _smooth_l1_reference, _looped(_smooth_l1))
+_define("smooth_l1_grad", 4, lambda xp, x, t, dy, *, beta: dy * xp.clip(
+    (x - t) / x.dtype.type(beta), x.dtype.type(-1), x.dtype.type(1)), _looped(_smooth_l1_grad))
+
+
+# ------------------------------------------------------------------------------------------------- binary cross-entropy
+def _bce_cpu(x: Any, t: Any, y: Any) -> list[Any]:
+    # NumPy's exp is vectorised, a loop's is not
+    return [ufunc(np.abs, x, y), ufunc(np.negative, y, y), ufunc(np.exp, y, y), ufunc(np.log1p, y, y),
+            loop(_bce_rest, flat(x), flat(t), flat(y))]
+
+
+def _bce_rest(x, t, y):  # type: ignore[no-untyped-def]
+    for i in range(x.size):
+        y[i] += (x[i] if x[i] > 0 else x.dtype.type(0)) - x[i] * t[i]
+
+
+def _bce_grad_cpu(x: Any, t: Any, dy: Any, dx: Any) -> list[Any]:
+    half = like(x, 0.5)
+    return [ufunc(np.multiply, x, half, dx), ufunc(np.tanh, dx, dx), ufunc(np.multiply, dx, half, dx),
+            ufunc(np.add, dx, half, dx), ufunc(np.subtract, dx, t, dx), ufunc(np.multiply, dx, dy, dx)]
+
+
+_define("bce_with_logits", 8, lambda xp, x, t: xp.maximum(x, x.dtype.type(0)) - x * t + xp.log1p(xp.exp(-xp.abs(x))),
+        _bce_cpu)
+_define("bce_with_logits_grad", 6, lambda xp, x, t, dy: (
+    xp.tanh(x * x.dtype.type(0.5)) * x.dtype.type(0.5) + x.dtype.type(0.5) - t) * dy, _bce_grad_cpu)
+
+
+# ---------------------------------------------------------------------------------------------------- Kullback-Leibler
+def _kl_reference(xp: Any, x: Any, t: Any) -> Any:
+    """t (log t - x) for log-probabilities x and probabilities t; 0 where t is 0."""
+    zero, one = t.dtype.type(0), t.dtype.type(1)
+    return xp.where(t > 0, t * (xp.log(xp.where(t > 0, t, one)) - x), zero)
+
+
+def _kl(x, t, y):  # type: ignore[no-untyped-def]
+    for i in range(x.size):
+        y[i] = t[i] * (np.log(t[i]) - x[i]) if t[i] > 0 else t.dtype.type(0)
+
+
+_define("kl_div", 8, _kl_reference, _looped(_kl))

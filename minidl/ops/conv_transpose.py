@@ -1,0 +1,93 @@
+"""Transposed convolution, and convolution along one axis: both run on the kernels of `conv2d`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..autograd.op import Op, layout_hint, same_dtype
+from ..autograd.tensor import Tensor
+from ..kernels.conv import Geometry
+from .conv import conv2d, pair
+from .shape import reshape
+
+
+class ConvTranspose2d(Op):
+    """x (n, h, w, c), weight (c, kh, kw, o / groups), bias (o,) -> (n, oh, ow, o). It is the gradient of a convolution
+    from y to x toward y, so its own gradient toward x is that convolution."""
+
+    name = "conv_transpose2d"
+    precision = "low"
+
+    def __init__(self, geometry: Geometry, extra: tuple[int, int]) -> None:
+        self.geometry, self.extra = geometry, extra
+
+    def forward(self, x: Tensor, w: Tensor, *bias: Tensor) -> Tensor:
+        dtype, groups = same_dtype(self, x, w, *bias), self.geometry.groups
+        if x.ndim != 4 or w.ndim != 4:
+            raise self.error(f"needs an input (n, h, w, c) and a weight (c, kh, kw, o / groups), "
+                             f"not {x.shape} and {w.shape}")
+        if x.shape[3] != w.shape[0] or w.shape[0] % groups or not w.size:
+            raise self.error(f"input {x.shape} does not fit weight {w.shape} with {groups} groups; expected "
+                             f"{w.shape[0]} channels{layout_hint(x, w.shape[0])}")
+        outputs = w.shape[3] * groups
+        if any(b.shape != (outputs,) for b in bias):
+            raise self.error(f"bias {bias[0].shape} does not fit weight {w.shape}")
+        stride, padding, dilation, _ = self.geometry
+        if any(e >= s and e >= d for e, s, d in zip(self.extra, stride, dilation, strict=True)):
+            raise self.error(f"the output padding {self.extra} must be below the stride {stride} or the dilation "
+                             f"{dilation}")
+        self.size = tuple((n - 1) * s - 2 * p + d * (k - 1) + e + 1 for n, s, p, d, k, e in zip(
+            x.shape[1:3], stride, padding, dilation, w.shape[1:3], self.extra, strict=True))
+        if min(self.size) < 1:
+            raise self.error(f"the output would have the size {self.size}; the padding {padding} is too large")
+        self.x, self.w, self.bias = self.dense(x), self.dense(w), bias
+        y = self.out([x.shape[0], *self.size, outputs], dtype)
+        self.call("conv2d_input_grad", [self.x, self.w], [y], size=self.size, geometry=self.geometry)
+        for b in bias:
+            self.call("add", [y, b], [y])
+        return y
+
+    def output_grad(self, dy: Tensor, wanted: Sequence[int]) -> dict[int, Tensor]:
+        found = self.weight_grad(dy, rest) if (rest := [i for i in wanted if i]) else {}
+        if 0 in wanted:
+            found[0] = self.grad(self.x)
+            self.call("conv2d", [self.dense(dy), self.w], [found[0]], geometry=self.geometry)
+        return found
+
+    def weight_grad(self, dy: Tensor, wanted: Sequence[int]) -> dict[int, Tensor]:
+        if 0 in wanted:  # an image that depends only on parameters
+            return self.output_grad(dy, wanted)
+        found, dy = {}, self.dense(dy)
+        if 1 in wanted:
+            found[1] = self.grad(self.w)
+            self.call("conv2d_weight_grad", [dy, self.x], [found[1]], taps=self.w.shape[1:3], bias=False,
+                      geometry=self.geometry)
+        if 2 in wanted:
+            total = self.grad(self.bias[0])
+            whole = Tensor(total.storage, [1, 1, 1, total.size])
+            self.call("sum", [dy], [whole], axes=(0, 1, 2))
+            found[2] = total
+        return found
+
+
+def conv_transpose2d(x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: int | Sequence[int] = 1,
+                     padding: int | Sequence[int] = 0, output_padding: int | Sequence[int] = 0, groups: int = 1,
+                     dilation: int | Sequence[int] = 1) -> Tensor:
+    """x (n, h, w, c), weight (c, kh, kw, o / groups), bias (o,) -> (n, oh, ow, o), with
+    oh = (h - 1) stride - 2 padding + dilation (kh - 1) + output_padding + 1. Numbers, or (vertical, horizontal)."""
+    geometry = Geometry(pair(stride, "stride"), pair(padding, "padding", 0), pair(dilation, "dilation"), groups)
+    return ConvTranspose2d(geometry, pair(output_padding, "output_padding", 0))(
+        x, weight, *(() if bias is None else (bias,)))
+
+
+def conv1d(x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: int = 1, padding: int = 0, dilation: int = 1,
+           groups: int = 1) -> Tensor:
+    """x (n, length, c), weight (o, k, c / groups), bias (o,) -> (n, out, o), with
+    out = (length + 2 padding - dilation (k - 1) - 1) // stride + 1. Raises ValueError for other numbers of axes."""
+    if x.ndim != 3 or weight.ndim != 3:
+        raise ValueError(f"conv1d needs an input (n, length, c) and a weight (o, k, c / groups), not {x.shape} and "
+                         f"{weight.shape}")
+    image = reshape(x, [x.shape[0], 1, *x.shape[1:]])
+    y = conv2d(image, reshape(weight, [weight.shape[0], 1, *weight.shape[1:]]), bias, (1, stride), (0, padding),
+               (1, dilation), groups)
+    return reshape(y, [y.shape[0], *y.shape[2:]])

@@ -1,0 +1,109 @@
+"""Losses of a prediction and a target of one shape: L1, smooth L1, binary cross-entropy, Kullback-Leibler.
+
+Each is computed element by element, then reduced: `reduction` is mean, sum or none.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..autograd.op import Op, same_dtype
+from ..autograd.tensor import Tensor
+from .loss import mse
+from .reduce import mean, total
+
+
+class _PairLoss(Op):
+    """x, target -> the loss of each element. `constants`: passed to the kernels."""
+
+    precision = "full"
+
+    def __init__(self, **constants: Any) -> None:
+        self.constants = constants
+
+    def forward(self, x: Tensor, target: Tensor) -> Tensor:
+        dtype = same_dtype(self, x, target)
+        if x.shape != target.shape:
+            raise self.error(f"prediction {x.shape} and target {target.shape} must have one shape")
+        self.pair = [self.dense(x), self.dense(target)]
+        y = self.out(x.shape, dtype)
+        self.call(self.name, self.pair, [y], **self.constants)
+        return y
+
+    def input_grad(self, i: int, dy: Tensor) -> Tensor:
+        if i:
+            raise NotImplementedError(f"{self.name} has no gradient toward its target; detach() the target")
+        dx = self.grad(self.pair[0])
+        self.call(f"{self.name}_grad", [*self.pair, self.dense(dy)], [dx], **self.constants)
+        return dx
+
+
+class _Distance(_PairLoss):
+    """A loss of x - target: the gradients toward the two are each other's negative."""
+
+    def input_grad(self, i: int, dy: Tensor) -> Tensor:
+        dx = self.grad(self.pair[i])
+        self.call(f"{self.name}_grad", [*(self.pair if i == 0 else self.pair[::-1]), self.dense(dy)], [dx],
+                  **self.constants)
+        return dx
+
+
+class L1(_Distance):
+    name = "l1"
+
+
+class SmoothL1(_Distance):
+    name = "smooth_l1"
+
+
+class BCEWithLogits(_PairLoss):
+    name = "bce_with_logits"
+
+
+class KLDiv(_PairLoss):
+    name = "kl_div"
+
+    def input_grad(self, i: int, dy: Tensor) -> Tensor:
+        if i:
+            return super().input_grad(i, dy)
+        dx = self.grad(self.pair[0])
+        self.call("mul", [dy, self.pair[1]], [dx])
+        self.call("neg", [dx], [dx])
+        return dx
+
+
+def reduce(losses: Tensor, reduction: str) -> Tensor:
+    """The mean or the sum of the losses, or with `none` the losses themselves. Raises ValueError for another word."""
+    if reduction not in ("mean", "sum", "none"):
+        raise ValueError(f"the reduction is {reduction!r}; it must be mean, sum or none")
+    return mean(losses) if reduction == "mean" else total(losses) if reduction == "sum" else losses
+
+
+def l1_loss(x: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
+    """|x - target|."""
+    return reduce(L1()(x, target), reduction)
+
+
+def smooth_l1_loss(x: Tensor, target: Tensor, reduction: str = "mean", beta: float = 1.0) -> Tensor:
+    """d^2 / (2 beta) where d = |x - target| is below `beta`, d - beta / 2 elsewhere. Raises ValueError unless beta is
+    above 0; with beta 0 it would be `l1_loss`."""
+    if not beta > 0:
+        raise ValueError(f"the beta of smooth_l1_loss is {beta}; it must be above 0")
+    return reduce(SmoothL1(beta=float(beta))(x, target), reduction)
+
+
+def mse_loss(x: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
+    """(x - target)^2."""
+    return mse(x, target) if reduction == "mean" else reduce((x - target) ** 2, reduction)
+
+
+def binary_cross_entropy_with_logits(x: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
+    """-target log s - (1 - target) log(1 - s), with s = sigmoid(x), for any logits x; targets are from 0 to 1."""
+    return reduce(BCEWithLogits()(x, target), reduction)
+
+
+def kl_div(x: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
+    """target (log target - x) for log-probabilities x and probabilities `target`. With `batchmean` the sum divided by
+    the length of the first axis, which is the divergence; the mean over all elements is torch's default."""
+    losses = KLDiv()(x, target)
+    return total(losses) / x.shape[0] if reduction == "batchmean" else reduce(losses, reduction)
