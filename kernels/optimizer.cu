@@ -126,6 +126,48 @@ __global__ void adam(Tensors tensors, const P* __restrict__ lr, const double* __
     if (bad) atomicExch(flag, 1);
 }
 
+// p, g, v, u (null without momentum) and the copy of p (or null). `rest` is 1 - alpha; `flag` as for sgd.
+template <typename P, typename G, typename L>
+__global__ void rmsprop(Tensors tensors, const P* __restrict__ lr, double alpha, double rest, double eps, double momentum,
+                        double weight_decay, int* flag) {
+    typedef Sum<P> S;
+    Share share = share_of(tensors);
+    P *p = array<P>(tensors, 0, share), *v = array<P>(tensors, 2, share), *u = array<P>(tensors, 3, share);
+    const G* g = array<G>(tensors, 1, share);
+    L* copy = array<L>(tensors, 4, share);
+    bool skip = skipped(tensors), bad = false;
+    S clip = factor<P>(tensors), rate = value(lr[0]), keep = S(momentum), decay = S(weight_decay);
+    for (long long i = share.first; i < share.end; i += 4 * blockDim.x) {
+        int count = share.count(i);
+        S ps[4] = {}, vs[4] = {}, us[4] = {};
+        Sum<G> gs[4] = {};
+        load(p + i, count, ps);
+        if (!skip) {
+            load(g + i, count, gs);
+            load(v + i, count, vs);
+            if (u) load(u + i, count, us);
+#pragma unroll
+            for (int k = 0; k < 4; k++) {
+                S used = S(gs[k]) * clip, d = fma(decay, ps[k], used);
+                bad |= !isfinite(used);
+                vs[k] = fma(S(alpha), vs[k], S(rest) * d * d);
+                us[k] = fma(keep, us[k], d / (sqrt(vs[k]) + S(eps)));
+                ps[k] = fma(-rate, us[k], ps[k]);
+            }
+            store(p + i, count, ps);
+            store(v + i, count, vs);
+            if (u) store(u + i, count, us);
+        }
+        if (copy) {
+            Sum<L> copies[4];
+#pragma unroll
+            for (int k = 0; k < 4; k++) copies[k] = Sum<L>(value(as<P>(ps[k])));
+            store(copy + i, count, copies);
+        }
+    }
+    if (bad) atomicExch(flag, 1);
+}
+
 // g -> g / scale, which may be of another type. `flag` was 0 and becomes 1 where something is not finite.
 template <typename G, typename L> __global__ void unscale(Tensors tensors, const float* __restrict__ scale, int* flag) {
     Share share = share_of(tensors);

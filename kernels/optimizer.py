@@ -150,6 +150,58 @@ define(Rule("adam", shared=2, flops=12.0, states=lambda **constants: 2, formula=
             numbers=_adam_numbers))
 
 
+# -------------------------------------------------------------------------------------------------------------- RMSprop
+def _rmsprop_formula(xp: Any, p: Any, g: Any, v: Any, *rest: Any, alpha: float, eps: float, momentum: float = 0.0,
+                     weight_decay: float = 0.0) -> Any:
+    """v = alpha v + (1 - alpha) g'^2; d = g' / (sqrt(v) + eps), with g' = g + weight_decay p; p -= lr d, or with a
+    momentum u = momentum u + d; p -= lr u (Tieleman, Hinton 2012)."""
+    *states, lr = rest
+    t = p.dtype.type
+    g = g + t(weight_decay) * p if weight_decay else g
+    v = t(alpha) * v + t(1 - alpha) * g * g
+    d = g / (xp.sqrt(v) + t(eps))
+    if not states:
+        return [p - lr[0] * d, v]
+    u = t(momentum) * states[0] + d
+    return [p - lr[0] * u, v, u]
+
+
+def _rmsprop_numbers(*, alpha: float, eps: float, momentum: float = 0.0, weight_decay: float = 0.0) -> Any:
+    return tuple(float(x) for x in (alpha, 1 - alpha, eps, momentum, weight_decay))
+
+
+def _rmsprop_loop(p: Any, g: Any, v: Any, *rest: Any, momentum: float = 0.0, **constants: Any) -> Thunk:
+    *states, lr = rest
+    alpha, rest_, eps, keep, decay = (like(p, x) for x in _rmsprop_numbers(momentum=momentum, **constants))
+    if not states:
+        return loop(_rmsprop, p, g, v, lr, alpha, rest_, eps, decay)
+    return loop(_rmsprop_momentum, p, g, v, *states, lr, alpha, rest_, eps, keep, decay)
+
+
+def _rmsprop(p, g, v, lr, alpha, rest, eps, decay):  # type: ignore[no-untyped-def]
+    rate = lr[0]
+    for i in range(p.size):
+        d = g[i] + decay * p[i]
+        a = alpha * v[i] + rest * d * d
+        v[i] = a
+        p[i] -= rate * (d / (np.sqrt(a) + eps))
+
+
+def _rmsprop_momentum(p, g, v, u, lr, alpha, rest, eps, keep, decay):  # type: ignore[no-untyped-def]
+    rate = lr[0]
+    for i in range(p.size):
+        d = g[i] + decay * p[i]
+        a = alpha * v[i] + rest * d * d
+        b = keep * u[i] + d / (np.sqrt(a) + eps)
+        v[i] = a
+        u[i] = b
+        p[i] -= rate * b
+
+
+define(Rule("rmsprop", shared=1, flops=8.0, states=lambda momentum=0.0, **constants: 1 + int(momentum != 0),
+            formula=_rmsprop_formula, loop=_rmsprop_loop, numbers=_rmsprop_numbers))
+
+
 # ---------------------------------------------------------------------------------------------------------- global norm
 @kernel("square_sum", flops=lambda reads, writes: 2.0 * reads[0].size)
 def square_sum(xp: Any, g: Any) -> Any:

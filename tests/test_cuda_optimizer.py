@@ -19,7 +19,9 @@ RULES = [("sgd", {"momentum": 0.0, "weight_decay": 0.0}), ("sgd", {"momentum": 0
          ("sgd", {"momentum": 0.9, "weight_decay": 0.1, "nesterov": False}),
          ("sgd", {"momentum": 0.9, "weight_decay": 0.0, "nesterov": True}),
          ("adam", {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1, "decoupled": False}),
-         ("adam", {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1, "decoupled": True})]
+         ("adam", {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1, "decoupled": True}),
+         ("rmsprop", {"alpha": 0.9, "eps": 1e-8, "momentum": 0.0, "weight_decay": 0.1}),
+         ("rmsprop", {"alpha": 0.9, "eps": 1e-8, "momentum": 0.9, "weight_decay": 0.0})]
 RTOL = {"float16": 2e-3, "float32": 2e-6, "float64": 1e-13}
 
 
@@ -28,7 +30,7 @@ def numbers(size, seed=0, low=-2.0, dtype="float64"):
 
 
 def states_of(name, constants):
-    return 2 if name == "adam" else int(constants["momentum"] != 0)
+    return 2 if name == "adam" else int(constants["momentum"] != 0) + (name == "rmsprop")
 
 
 def own(name, constants, size, dtype, gradient=None):

@@ -93,6 +93,10 @@ def examples(n=3, m=4):
             yield Example("adam", (s, s, s, s, (1,), np.array([2.0, 0.8, 0.9])), (s, s, s),
                           {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": decay, "decoupled": decoupled},
                           positive=True)
+    for momentum in ({}, {"momentum": 0.9}):
+        states = (s,) * (1 + len(momentum))
+        yield Example("rmsprop", (s, s, *states, (1,)), (s, *states),
+                      {"alpha": 0.9, "eps": 1e-8, "weight_decay": 0.1, **momentum}, positive=True)
     yield Example("adam_tick", (np.array([2.0, 0.81, 0.98]),), (np.zeros(3),), {"beta1": 0.9, "beta2": 0.99})
 
 
@@ -157,7 +161,7 @@ def test_the_cpu_form_is_the_reference(example, dtype):
         np.testing.assert_array_equal(r, b)
 
 
-IN_PLACE = {"add": (0, 1), "sgd": (0, 3), "adam": (0, 2, 3), "adam_tick": (0,), "tick": (0,)}
+IN_PLACE = {"add": (0, 1), "sgd": (0, 3), "adam": (0, 2, 3), "rmsprop": (0, 2, 3), "adam_tick": (0,), "tick": (0,)}
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -211,7 +215,7 @@ def test_strided_operands(example):
 def test_every_kernel_of_these_families_has_an_example():
     # sequences, optimizers
     elsewhere = {"log_softmax", "log_softmax_grad", "mse", "mse_grad", "clip_factor", "square_sum",
-                 "sgd_many", "adam_many", "cast_many", "unscale", "scale_update", "any_set", "amend"}
+                 "sgd_many", "adam_many", "rmsprop_many", "cast_many", "unscale", "scale_update", "any_set", "amend"}
     mine = {name for name, k in KERNELS.items() if k.reference.__module__.rpartition(".")[2] in HERE}
     assert mine - elsewhere == {e.kernel for e in examples()}
 

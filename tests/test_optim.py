@@ -12,8 +12,17 @@ from hypothesis import strategies as st
 
 import minidl as ml
 from minidl import nn, optim
+from minidl.passes.fusion import fused
 from minidl.runtime.checking import random_schedule
+from minidl.runtime.device import cpu
 from minidl.tasks import Kind
+
+
+def groups(parameters: Any) -> list[dict[str, Any]]:
+    """The weights, and the biases with a smaller rate and no decay."""
+    some = list(parameters)
+    return [{"params": some[::2], "weight_decay": 0.2}, {"params": some[1::2], "lr": 0.02, "weight_decay": 0.0}]
+
 
 PAIRS: dict[str, tuple[Any, Any]] = {
     "sgd": (lambda p: optim.SGD(p, 0.1), lambda t, p: t.SGD(p, 0.1)),
@@ -24,6 +33,12 @@ PAIRS: dict[str, tuple[Any, Any]] = {
     "adam": (lambda p: optim.Adam(p, 0.1), lambda t, p: t.Adam(p, 0.1)),
     "adam decay": (lambda p: optim.Adam(p, 0.1, (0.8, 0.9), 0.01, 0.2), lambda t,
                    p: t.Adam(p, 0.1, (0.8, 0.9), 0.01, 0.2)),
+    "rmsprop": (lambda p: optim.RMSprop(p, 0.1), lambda t, p: t.RMSprop(p, 0.1)),
+    "rmsprop momentum": (lambda p: optim.RMSprop(p, 0.1, 0.9, 0.01, 0.2, 0.8), lambda t,
+                         p: t.RMSprop(p, 0.1, 0.9, 0.01, 0.2, 0.8)),
+    "groups": (lambda p: optim.SGD(groups(p), 0.1, 0.9, weight_decay=0.3), lambda t,
+               p: t.SGD(groups(p), 0.1, 0.9, weight_decay=0.3)),
+    "groups of adam": (lambda p: optim.Adam(groups(p), 0.1), lambda t, p: t.Adam(groups(p), 0.1)),
     "adamw": (lambda p: optim.AdamW(p, 0.1), lambda t, p: t.AdamW(p, 0.1)),
     "adamw decay": (lambda p: optim.AdamW(p, 0.1, (0.8, 0.9), 0.01, 0.5), lambda t,
                     p: t.AdamW(p, 0.1, (0.8, 0.9), 0.01, 0.5)),
@@ -235,3 +250,54 @@ def test_numbers_that_make_no_sense_are_refused_by_name(value: Any) -> None:
 
 def test_a_learning_rate_that_double_precision_has_is_taken_there() -> None:
     assert optim.SGD([ml.Parameter(np.ones(2))], 1e300).lr == 1e300
+
+
+def test_the_rates_of_groups_are_set_together_or_one_by_one() -> None:
+    model = Net()
+    opt = optim.SGD(groups(model.parameters()), 0.1)
+    assert [(round(g["lr"], 6), g["weight_decay"], len(g["params"])) for g in opt.param_groups] == [
+        (0.1, 0.2, 2), (0.02, 0.0, 2)]
+    assert [name for name, _ in opt.named_tensors()] == ["lr", "lr.1"]
+    opt.lr = 0.2
+    assert [g["lr"] for g in opt.param_groups] == pytest.approx([0.2, 0.04])
+    opt.param_groups[1]["lr"] = 0.5
+    assert [opt.lr, opt.param_groups[1]["lr"]] == pytest.approx([0.2, 0.5])
+    with pytest.raises(TypeError, match="only the lr of a group can change; weight_decay is part of recorded steps"):
+        opt.param_groups[0]["weight_decay"] = 0.1
+    with pytest.raises(ValueError, match="the learning rate is -1"):
+        opt.param_groups[0]["lr"] = -1
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_a_group_learns_at_its_own_rate(recorded: bool) -> None:
+    """Also fused, and where it is set between recorded steps."""
+    v, w = ml.Parameter(np.ones(3)), ml.Parameter(np.ones(3))
+    opt = optim.SGD([{"params": [v]}, {"params": [w], "lr": 0.5}], 0.25)
+
+    def step(x: Any) -> None:
+        (v * x + w * x).sum().backward()
+        opt.step()
+
+    run = ml.SequentialExecutor(fused(ml.record(step, np.ones(3)), cpu())) if recorded else lambda x: step(ml.array(x))
+    run(np.ones(3))
+    assert (v.numpy()[0], w.numpy()[0]) == (0.75, 0.5)
+    opt.param_groups[1]["lr"] = 0.0
+    run(np.ones(3))
+    assert (v.numpy()[0], w.numpy()[0]) == (0.5, 0.5)
+
+
+def test_groups_refuse_what_they_cannot_have() -> None:
+    p, q = ml.Parameter(np.ones(2)), ml.Parameter(np.ones(2))
+    for wrong, message in (([p, {"params": [q]}], "parameters or groups of them, not both"),
+                           ([{"params": [p], "momentum": 0.5}], "group 0 must have params, and may have lr and wei"),
+                           ([{"params": [p]}, {"lr": 0.1}], "group 1 must have params"),
+                           ([{"params": [p]}, {"params": [p]}], "given to the optimizer twice"),
+                           ([{"params": [p], "weight_decay": -1}], "the weight decay is -1"),
+                           ([{"params": [p], "lr": -1}], "the learning rate is -1"),
+                           ([{"params": []}], "at least one")):
+        with pytest.raises(ValueError, match=message) as caught:
+            optim.SGD(wrong, 0.1)
+        assert "\n" not in str(caught.value)
+    for bad in ({"alpha": 1.0}, {"momentum": -0.1}, {"eps": -1.0}):
+        with pytest.raises(ValueError, match=next(iter(bad))):
+            optim.RMSprop([p], 0.1, **bad)

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 from cuda_agree import DTYPES, agree, draw
-from helpers import bits, bytes_allocated, finite_difference_check, random_array, torch_or_skip
+from helpers import bits, bytes_allocated, random_array, torch_or_skip
 
 import minidl as ml
 import minidl.nn.functional as F
 from minidl import nn, ops
+from minidl.checks import gradcheck
 from minidl.kernels import KERNELS
 from minidl.runtime.executors import SequentialExecutor
 from minidl.tasks import Kind
@@ -77,7 +78,7 @@ CASES["smooth_l1_loss 0.5"] = (lambda x, t: F.smooth_l1_loss(x, t, beta=0.5),
 @pytest.mark.parametrize("case", CASES)
 def test_finite_differences(case: str) -> None:
     mine, _, arrays = CASES[case]
-    finite_difference_check(mine, *arrays)
+    gradcheck(mine, *arrays)
 
 
 @pytest.mark.filterwarnings("ignore:reduction. 'mean'")  # torch's advice to prefer batchmean
@@ -99,7 +100,7 @@ def test_cross_entropy_is_torchs(reduction: str, smoothing: float) -> None:
 
     both(mine, lambda t, x: t.cross_entropy(x, x.new_tensor(LABELS).long(), reduction=reduction,
                                             label_smoothing=smoothing), [values(5, 3)], "float64")
-    finite_difference_check(mine, values(5, 3))
+    gradcheck(mine, values(5, 3))
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
@@ -169,7 +170,7 @@ def test_transposed_convolution(case: str, bias: bool) -> None:
     x, w, options = TRANSPOSED[case]
     outputs = w[3] * options.get("groups", 1)
     arrays = [values(*x), values(*w, seed=2), *([values(outputs, seed=3)] if bias else [])]
-    finite_difference_check(lambda x, w, b=None: ops.conv_transpose2d(x, w, b, **options), *arrays)
+    gradcheck(lambda x, w, b=None: ops.conv_transpose2d(x, w, b, **options), *arrays)
     for dtype in ("float32", "float64"):
         both(lambda x, w, b=None: F.conv_transpose2d(x, w, b, **options),
              lambda t, x, w, b=None: t.conv_transpose2d(x, w, b, **options), arrays, dtype,
@@ -179,7 +180,7 @@ def test_transposed_convolution(case: str, bias: bool) -> None:
 @pytest.mark.parametrize("options", [{}, {"stride": 2, "padding": 1}, {"dilation": 2, "padding": 2}, {"groups": 2}])
 def test_convolution_along_one_axis(options: dict[str, Any]) -> None:
     arrays = [values(2, 7, 4), values(2, 3, 4 // options.get("groups", 1), seed=2), values(2, seed=3)]
-    finite_difference_check(lambda x, w, b: ops.conv1d(x, w, b, **options), *arrays)
+    gradcheck(lambda x, w, b: ops.conv1d(x, w, b, **options), *arrays)
     for dtype in ("float32", "float64"):
         both(lambda x, w, b: F.conv1d(x, w, b, **options), lambda t, x, w, b: t.conv1d(x, w, b, **options), arrays,
              dtype, to=[(0, 2, 1), (0, 2, 1), None], back=(0, 2, 1))
@@ -187,7 +188,7 @@ def test_convolution_along_one_axis(options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 3, (2, 5), (6, 1), (7, 4)])
 def test_adaptive_pooling(size: Any) -> None:
-    finite_difference_check(lambda x: ops.adaptive_avg_pool2d(x, size), values(2, 6, 5, 2))
+    gradcheck(lambda x: ops.adaptive_avg_pool2d(x, size), values(2, 6, 5, 2))
     both(lambda x: F.adaptive_avg_pool2d(x, size), lambda t, x: t.adaptive_avg_pool2d(x, size), [values(2, 6, 5, 2)],
          "float64", to=[NCHW], back=NHWC)
 
@@ -195,7 +196,7 @@ def test_adaptive_pooling(size: Any) -> None:
 @pytest.mark.parametrize("options", [{"scale_factor": 2}, {"scale_factor": (1, 3)}, {"size": (5, 7)}, {"size": (2, 2)}])
 @pytest.mark.parametrize("mode", [{}, {"mode": "bilinear"}, {"mode": "bilinear", "align_corners": True}])
 def test_upsampling(mode: dict[str, Any], options: dict[str, Any]) -> None:
-    finite_difference_check(lambda x: ops.interpolate(x, **mode, **options), values(2, 3, 4, 2))
+    gradcheck(lambda x: ops.interpolate(x, **mode, **options), values(2, 3, 4, 2))
     both(lambda x: F.interpolate(x, **mode, **options), lambda t, x: t.interpolate(x, **mode, **options),
          [values(2, 3, 4, 2)], "float64", to=[NCHW], back=NHWC)
 
@@ -206,7 +207,7 @@ def test_group_norm(groups: int, shape: tuple[int, ...]) -> None:
     if np.prod(shape[1:]) == groups:
         return  # one value in a group has no variance
     arrays = [values(*shape), values(4, seed=2), values(4, seed=3)]
-    finite_difference_check(lambda x, w, b: ops.group_norm(x, groups, w, b), *arrays, rtol=1e-5, atol=1e-7)
+    gradcheck(lambda x, w, b: ops.group_norm(x, groups, w, b), *arrays, rtol=1e-5, atol=1e-7)
     to = (0, len(shape) - 1, *range(1, len(shape) - 1))
     both(lambda x, w, b: F.group_norm(x, groups, w, b), lambda t, x, w, b: t.group_norm(x, groups, w, b), arrays,
          "float64", to=[to, None, None], back=(0, *range(2, len(shape)), 1))

@@ -6,7 +6,7 @@ Values that vary from step to step are read from buffers: `lr`, the loss scale, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,18 +18,72 @@ from ..runtime import device as devices
 from ..tasks import Kind
 from .grad_scaler import GradScaler
 
+#: what an optimizer takes
+Parameters = Iterable[Parameter] | Iterable[Mapping[str, Any]]
+
+
+class ParameterGroup:
+    """Parameters with a learning rate of their own, in a buffer, and what else differs (`own`). As in torch,
+    `group["lr"]` is read and set."""
+
+    def __init__(self, group: Mapping[str, Any], lr: float, dtype: str, number: int) -> None:
+        self.parameters: list[Parameter] = list(group["params"])
+        self.own = {name: group[name] for name in ("weight_decay",) if name in group}
+        for value in self.own.values():
+            _check("the weight decay", value, dtype)
+        self.rate = _buffer(np.zeros(1, dtype), Role.SCALAR, f"lr.{number}" if number else "lr")
+        self.made_with = self.lr = group.get("lr", lr)
+
+    @property
+    def lr(self) -> float:
+        return float(self.rate.numpy()[0])
+
+    @lr.setter
+    def lr(self, value: float) -> None:
+        _check("the learning rate", value, self.rate.dtype)
+        # written without settling a step: late tasks have their own copy of the host's scalars
+        device = devices.of(self.rate.storage.data)
+        device.write(device.array(self.rate.storage.data, self.rate.view_of(0)), value)
+
+    def __getitem__(self, name: str) -> Any:
+        return {"params": self.parameters, "lr": self.lr, **self.own}[name]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if name != "lr":
+            raise TypeError(f"only the lr of a group can change; {name} is part of recorded steps, so give it when the "
+                            f"optimizer is made")
+        self.lr = value
+
+
+def _groups(parameters: Parameters) -> list[Mapping[str, Any]]:
+    """The groups that were given, or all parameters as one. Raises ValueError for what a group cannot have."""
+    given = list(parameters)
+    groups = [g for g in given if isinstance(g, Mapping)]
+    if not groups:
+        return [{"params": given}]
+    if len(groups) < len(given):
+        raise ValueError("the optimizer takes parameters or groups of them, not both")
+    for i, group in enumerate(groups):
+        if "params" not in group or group.keys() - {"params", "lr", "weight_decay"}:
+            raise ValueError(f"group {i} must have params, and may have lr and weight_decay; it has "
+                             f"{', '.join(map(str, group)) or 'nothing'}")
+    return groups
+
 
 class Optimizer:
     """Holds parameters, their learning rate in a buffer, and named states per parameter.
+
+    Parameters may come in groups: dictionaries with `params`, and if they differ with `lr` and `weight_decay`.
 
     With `max_norm`, all gradients are scaled down if their global norm is larger. `norm`: the one of the last step.
     With a `scaler`, gradients are first divided by the loss scale, and the step changes nothing if one of them is not
     finite.
     """
 
-    def __init__(self, parameters: Iterable[Parameter], lr: float, max_norm: float | None = None,
+    def __init__(self, parameters: Parameters, lr: float, max_norm: float | None = None,
                  scaler: GradScaler | None = None) -> None:
-        self.parameters = list(parameters)
+        groups = _groups(parameters)
+        self.parameters = [p for group in groups for p in group["params"]]
         if not self.parameters:
             raise ValueError("the optimizer needs at least one parameter")
         if len({id(p) for p in self.parameters}) < len(self.parameters):
@@ -37,8 +91,8 @@ class Optimizer:
         types = {p.dtype for p in self.parameters}
         if len(types) > 1:
             raise ValueError(f"the parameters have several types: {', '.join(sorted(types))}")
-        self._lr = _buffer(np.zeros(1, self.parameters[0].dtype), Role.SCALAR, "lr")
-        self.lr = lr
+        self.param_groups = [ParameterGroup(group, lr, self.parameters[0].dtype, i) for i, group in enumerate(groups)]
+        self._group_of = [group for group in self.param_groups for _ in group.parameters]
         if max_norm is not None and not max_norm > 0:
             raise ValueError(f"the norm to clip at is {max_norm}; it must be above 0")
         self.max_norm, self.scaler = max_norm, scaler
@@ -49,15 +103,16 @@ class Optimizer:
 
     @property
     def lr(self) -> float:
-        """The learning rate of the next step. It can be set at any time; recorded steps read it, too."""
-        return self._lr.item() if self._lr.shape == () else float(self._lr.numpy()[0])
+        """The learning rate of the next step, that of the first group. It can be set at any time; recorded steps read
+        it, too. Other groups keep the ratio to it that they were made with."""
+        return self.param_groups[0].lr
 
     @lr.setter
     def lr(self, value: float) -> None:
-        _check("the learning rate", value, self._lr.dtype)
-        # written without settling a step: late tasks have their own copy of the host's scalars
-        device = devices.of(self._lr.storage.data)
-        device.write(device.array(self._lr.storage.data, self._lr.view_of(0)), value)
+        _check("the learning rate", value, self.parameters[0].dtype)
+        first = self.param_groups[0].made_with
+        for group in self.param_groups:
+            group.lr = value if group.made_with == first else value * group.made_with / first
 
     @property
     def norm(self) -> float:
@@ -140,7 +195,8 @@ class Optimizer:
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """The tensors that a checkpoint must hold, by name: the learning rate and all states."""
-        yield "lr", self._lr
+        for i, group in enumerate(self.param_groups):
+            yield f"lr.{i}" if i else "lr", group.rate
         for name, states in self.states.items():
             for i, state in enumerate(states):
                 yield f"{name}.{i}", state
@@ -151,10 +207,10 @@ class Optimizer:
 class SGD(Optimizer):
     """v = momentum v + g + weight_decay p; p -= lr v (with `nesterov`: p -= lr (g + momentum v)), as in torch."""
 
-    def __init__(self, parameters: Iterable[Parameter], lr: float, momentum: float = 0.0, *, weight_decay: float = 0.0,
+    def __init__(self, parameters: Parameters, lr: float, momentum: float = 0.0, *, weight_decay: float = 0.0,
                  nesterov: bool = False, max_norm: float | None = None, scaler: GradScaler | None = None) -> None:
         super().__init__(parameters, lr, max_norm, scaler)
-        _check("the weight decay", weight_decay, self._lr.dtype)
+        _check("the weight decay", weight_decay, self.parameters[0].dtype)
         if not 0 <= momentum < 1:
             raise ValueError(f"momentum is {momentum}; it must be at least 0 and below 1")
         if nesterov and not momentum:
@@ -167,7 +223,8 @@ class SGD(Optimizer):
     def update(self, i: int) -> None:
         p, g = self.parameters[i], self.gradient(i)
         states = [self.states["momentum"][i]] if self.momentum else []
-        self.call("sgd", [p, g, self._lr, *states], [p, *states], **self.constants)
+        group = self._group_of[i]
+        self.call("sgd", [p, g, group.rate, *states], [p, *states], **self.constants | group.own)
 
 
 class Adam(Optimizer):
@@ -175,12 +232,12 @@ class Adam(Optimizer):
 
     decoupled = False
 
-    def __init__(self, parameters: Iterable[Parameter], lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999),
+    def __init__(self, parameters: Parameters, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999),
                  eps: float = 1e-8, weight_decay: float = 0.0, *, max_norm: float | None = None,
                  scaler: GradScaler | None = None) -> None:
         super().__init__(parameters, lr, max_norm, scaler)
-        _check("the weight decay", weight_decay, self._lr.dtype)
-        _check("eps", eps, self._lr.dtype)
+        _check("the weight decay", weight_decay, self.parameters[0].dtype)
+        _check("eps", eps, self.parameters[0].dtype)
         if len(betas) != 2 or not all(0 <= b < 1 for b in betas):
             raise ValueError(f"betas are {betas}; each of the two must be at least 0 and below 1")
         self.betas = betas
@@ -197,7 +254,8 @@ class Adam(Optimizer):
 
     def update(self, i: int) -> None:
         p, g, m, v = self.parameters[i], self.gradient(i), self.states["mean"][i], self.states["square"][i]
-        self.call("adam", [p, g, m, v, self._lr, self.powers], [p, m, v], **self.constants)
+        group = self._group_of[i]
+        self.call("adam", [p, g, m, v, group.rate, self.powers], [p, m, v], **self.constants | group.own)
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
         yield from super().named_tensors()
@@ -209,10 +267,33 @@ class AdamW(Adam):
 
     decoupled = True
 
-    def __init__(self, parameters: Iterable[Parameter], lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999),
+    def __init__(self, parameters: Parameters, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999),
                  eps: float = 1e-8, weight_decay: float = 0.01, *, max_norm: float | None = None,
                  scaler: GradScaler | None = None) -> None:
         super().__init__(parameters, lr, betas, eps, weight_decay, max_norm=max_norm, scaler=scaler)
+
+
+class RMSprop(Optimizer):
+    """v = alpha v + (1 - alpha) g^2; u = momentum u + g / (sqrt(v) + eps); p -= lr u (Tieleman, Hinton 2012), as in
+    torch; weight decay is added to the gradient."""
+
+    def __init__(self, parameters: Parameters, lr: float = 1e-2, alpha: float = 0.99, eps: float = 1e-8,
+                 weight_decay: float = 0.0, momentum: float = 0.0, *, max_norm: float | None = None,
+                 scaler: GradScaler | None = None) -> None:
+        super().__init__(parameters, lr, max_norm, scaler)
+        _check("the weight decay", weight_decay, self.parameters[0].dtype)
+        _check("eps", eps, self.parameters[0].dtype)
+        for name, value in (("alpha", alpha), ("momentum", momentum)):
+            if not 0 <= value < 1:
+                raise ValueError(f"{name} is {value}; it must be at least 0 and below 1")
+        self.constants = {"alpha": alpha, "eps": eps, "momentum": momentum, "weight_decay": weight_decay}
+        self.add_state("square")
+        if momentum:
+            self.add_state("momentum")
+
+    def update(self, i: int) -> None:
+        p, states, group = self.parameters[i], [s[i] for s in self.states.values()], self._group_of[i]
+        self.call("rmsprop", [p, self.gradient(i), *states, group.rate], [p, *states], **self.constants | group.own)
 
 
 def _check(what: str, value: Any, dtype: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from ...graph import Launch, View
 from .draft import Draft
 
-UPDATES = ("sgd", "adam")
+UPDATES = ("sgd", "adam", "rmsprop")
 
 
 def updates(draft: Draft) -> None:
@@ -33,15 +33,15 @@ def updates(draft: Draft) -> None:
 
 
 def _shared(launch: Launch) -> tuple[View, ...]:
-    """The operands that all parameters share: lr, powers and skip. sgd reads (p, g, lr, v..., skip...), adam reads (p,
-    g, m, v, lr, powers, skip...)."""
+    """The operands that all parameters share: lr, powers and skip. sgd reads (p, g, lr, v..., skip...), the others
+    read (p, g, states..., lr, powers..., skip...)."""
     return tuple(v for v in launch.reads if v not in _own(launch))
 
 
 def _own(launch: Launch) -> tuple[View, ...]:
     """The parameter, its gradient and its states."""
-    first, states = (3, len(launch.writes) - 1) if launch.kernel == "sgd" else (2, 2)
-    return (*launch.reads[:2], *launch.reads[first : first + states])
+    first = 3 if launch.kernel == "sgd" else 2
+    return (*launch.reads[:2], *launch.reads[first : first + len(launch.writes) - 1])
 
 
 def _many(launches: Sequence[Launch]) -> tuple[str, tuple[View, ...], tuple[View, ...]]:
