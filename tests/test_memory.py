@@ -129,6 +129,16 @@ def test_what_is_dead_makes_room():
     assert plan_memory(graph, in_order).arena_bytes == 2 * 1024
 
 
+def test_among_equal_storages_those_that_can_share_least_are_placed_first():
+    """A chain in which two are alive at a time, and whose ends are recorded first: if they took one place, the two
+    between them would need two more."""
+    graph = planned(("0F0", "", "a"), ("1F0", "", "d"), ("2F0", "", "b"), ("3F0", "", "c"), ("4F0", "a", ""),
+                    ("5F0", "b", ""), ("6F0", "c", ""), ("7F0", "d", ""), nbytes=256)
+    schedule = Schedule.from_names({Lane(0): ["0F0", "2F0", "4F0", "3F0", "5F0", "1F0", "6F0", "7F0"]})
+    check(graph, schedule, plan_memory(graph, schedule))
+    assert plan_memory(graph, schedule).arena_bytes == 2 * 256
+
+
 def test_what_is_dead_within_a_task_makes_room():
     """A stage of a chain of equal buffers needs two at a time, as its layers one by one do."""
     def step(x):

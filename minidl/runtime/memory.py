@@ -45,8 +45,8 @@ def rounded(nbytes: Ints) -> Ints:
 
 
 def plan_memory(graph: TaskGraph, schedule: Schedule, limit: int | None = None) -> MemoryPlan:
-    """Packs the storages of a step, largest first, each at the lowest offset free of storages that may be alive at the
-    same time.
+    """Packs the storages of a step, largest first, and of equal ones those first that may share with the fewest; each
+    at the lowest offset free of storages that may be alive at the same time.
 
     `limit`: the most bytes of the peak. Raises MemoryLimitError where the plan needs more.
     """
@@ -59,7 +59,8 @@ def plan_memory(graph: TaskGraph, schedule: Schedule, limit: int | None = None) 
     offset = np.full(len(size), -1, np.int64)
     placed = np.zeros(len(size), bool)
     arena = 0
-    for s in sorted(planned.tolist(), key=lambda s: (-size[s], s)):
+    shares = np.count_nonzero(free, axis=1)
+    for s in sorted(planned.tolist(), key=lambda s: (-size[s], shares[s], s)):
         clash = np.flatnonzero(placed & ~free[s])
         at = 0
         if len(clash):
