@@ -9,7 +9,7 @@ import numpy as np
 
 from .cuda import Attention, c_type, each_row, sum_type
 from .linear import dense, dense_work, product
-from .registry import flat, kernel, loop, ufunc
+from .registry import KERNELS, flat, kernel, loop, ufunc
 
 
 def _swap(a: Any) -> Any:
@@ -130,6 +130,72 @@ def _score_grad(p, ds, scale):  # type: ignore[no-untyped-def]
                     total += p[n, h, i, j] * ds[n, h, i, j]
                 for j in range(p.shape[3]):
                     ds[n, h, i, j] = p[n, h, i, j] * (ds[n, h, i, j] - total) * scale
+
+
+# -------------------------------------------------------------------------------------------------------------- dropout
+def _dropped(xp: Any, a: Any, counter: Any, numbers: Any) -> Any:
+    return KERNELS["dropout"].reference(xp, a, counter, **numbers)
+
+
+@kernel("attention_dropout", flops=_flops, work=lambda reads, writes, **constants: [(writes[1].shape, writes[1].dtype)])
+def attention_dropout(xp: Any, q: Any, k: Any, v: Any, *rest: Any, scale: float, causal: bool, **numbers: Any) -> Any:
+    """As `attention`, but v is multiplied with the probabilities after dropout. `rest`: the mask if there is one, and
+    the counter of `dropout`; `numbers`: its other arguments. The probabilities that are returned are those before."""
+    *mask, counter = rest
+    _, p = attention.reference(xp, q, k, v, *mask, scale=scale, causal=causal)
+    return xp.matmul(_dropped(xp, p, counter, numbers), v), p
+
+
+@attention_dropout.cpu
+def _(q: Any, k: Any, v: Any, *rest: Any, scale: float, causal: bool, **numbers: Any) -> Any:
+    *mask, counter, y, p, z = rest
+    *softmax, _ = attention.bind([q, k, v, *mask], [y, p], [], {"scale": scale, "causal": causal})
+    return [*softmax, *KERNELS["dropout"].bind([p, counter], [z], [], numbers), ufunc(np.matmul, z, v, y)]
+
+
+@attention_dropout.cuda(work=lambda reads, writes, **constants: [(writes[1].shape, writes[1].dtype),
+                                                                 *dense_work(*reads[:3])])
+def _(q: Any, k: Any, v: Any, *rest: Any, scale: float, causal: bool, **numbers: Any) -> Any:
+    masks = int(rest[0].ndim == 2)
+    counter, y, p, z, *work = rest[masks:]
+    (q, k, v), copies = dense([q, k, v], work)
+    given = [q, k, v, *rest[:masks]]
+    softmax = attention.cuda_calls(given, [y, p], [], {"scale": scale, "causal": causal})
+    return [*copies, *softmax[: len(softmax) - len(product(p, v, y))],
+            *KERNELS["dropout"].cuda_calls([p, counter], [z], [], numbers), *product(z, v, y)]
+
+
+@kernel("attention_dropout_grad", flops=lambda reads, writes, **constants: 2.0 * _flops(reads, writes),
+        work=lambda reads, writes, **constants: [(reads[3].shape, reads[3].dtype)] * 2)
+def attention_dropout_grad(xp: Any, q: Any, k: Any, v: Any, p: Any, counter: Any, dy: Any, *, scale: float,
+                           **numbers: Any) -> Any:
+    """(dq, dk, dv) from the kept probabilities; the same elements are dropped again."""
+    dp = _dropped(xp, xp.matmul(dy, _swap(v)), counter, numbers)
+    ds = p * (dp - (p * dp).sum(axis=-1, keepdims=True)) * p.dtype.type(scale)
+    return xp.matmul(ds, k), xp.matmul(_swap(ds), q), xp.matmul(_swap(_dropped(xp, p, counter, numbers)), dy)
+
+
+@attention_dropout_grad.cpu
+def _(q: Any, k: Any, v: Any, p: Any, counter: Any, dy: Any, dq: Any, dk: Any, dv: Any, ds: Any, z: Any, *,
+      scale: float, **numbers: Any) -> Any:
+    drop = KERNELS["dropout"]
+    return [ufunc(np.matmul, dy, _swap(v), ds), *drop.bind([ds, counter], [ds], [], numbers),
+            *drop.bind([p, counter], [z], [], numbers), loop(_score_grad, p, ds, p.dtype.type(scale)),
+            ufunc(np.matmul, ds, k, dq), ufunc(np.matmul, _swap(ds), q, dk), ufunc(np.matmul, _swap(z), dy, dv)]
+
+
+@attention_dropout_grad.cuda(work=lambda reads, writes, **constants: [(reads[3].shape, reads[3].dtype)] * 2
+                             + dense_work(*reads[:3], reads[5]))
+def _(q: Any, k: Any, v: Any, p: Any, counter: Any, dy: Any, dq: Any, dk: Any, dv: Any, ds: Any, z: Any, *work: Any,
+      scale: float, **numbers: Any) -> Any:
+    (q, k, v, dy), copies = dense([q, k, v, dy], work)
+    drop, width = KERNELS["dropout"], p.shape[3]
+    rows = p.size // max(width, 1)
+    scores = each_row("attention.cu", f"attention_score_grad<{c_type(p)}>", rows, width, flat(p), flat(ds), rows,
+                      width, float(scale))
+    return [*copies, *product(dy, _swap(v), ds), *drop.cuda_calls([ds, counter], [ds], [], numbers),
+            *drop.cuda_calls([p, counter], [z], [], numbers), *scores, *product(ds, k, dq),
+            *product(_swap(ds), q, dk), *product(_swap(z), dy, dv)]
 
 
 # ---------------------------------------------------------------------------------------------------------------- flash

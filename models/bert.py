@@ -31,15 +31,16 @@ class _Embeddings(nn.Module):
 
 
 class _SelfAttention(nn.Module):
-    def __init__(self, width: int, heads: int) -> None:
-        self.heads = heads
+    def __init__(self, width: int, heads: int, dropout: float) -> None:
+        self.heads, self.dropout = heads, dropout
         self.query, self.key, self.value = (Linear(width, width) for _ in range(3))
 
     def forward(self, x: Any, mask: Any) -> Any:
         n, t, width = x.shape
         q, k, v = (part(x).reshape(n, t, self.heads, width // self.heads).transpose(0, 2, 1, 3)
                    for part in (self.query, self.key, self.value))
-        return ops.attention(q, k, v, mask).transpose(0, 2, 1, 3).reshape(n, t, width)
+        rate = self.dropout if self.training else 0.0
+        return ops.attention(q, k, v, mask, dropout=rate).transpose(0, 2, 1, 3).reshape(n, t, width)
 
 
 class _Output(nn.Module):
@@ -55,7 +56,7 @@ class _Output(nn.Module):
 
 class _Attention(nn.Module):
     def __init__(self, width: int, heads: int, dropout: float) -> None:
-        self.self = _SelfAttention(width, heads)  # its published name
+        self.self = _SelfAttention(width, heads, dropout)  # its published name
         self.output = _Output(width, width, dropout)
 
     def forward(self, x: Any, mask: Any) -> Any:

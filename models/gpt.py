@@ -24,7 +24,8 @@ class _Attention(nn.Module):
     def forward(self, x: Any) -> Any:
         n, t, width = x.shape
         qkv = self.c_attn(x).reshape(n, t, 3, self.heads, width // self.heads).transpose(2, 0, 3, 1, 4)
-        y = ops.attention(qkv[0], qkv[1], qkv[2], causal=True).transpose(0, 2, 1, 3)
+        rate = self.resid_dropout.rate if self.training else 0.0
+        y = ops.attention(qkv[0], qkv[1], qkv[2], causal=True, dropout=rate).transpose(0, 2, 1, 3)
         return self.resid_dropout(self.c_proj(y.reshape(n, t, width)))
 
 

@@ -104,6 +104,7 @@ def _sequences() -> None:
     q = ops.transpose(ops.reshape(ops.layer_norm(x, w, b) + ops.layer_norm(x) + ops.layer_norm(x, w), (3, 5, 2, 3)),
                       (0, 2, 1, 3))
     y = ops.attention(q, q, q, mask) + ops.attention(q, q, q, causal=True) + ops.attention(q, q, q, mask, causal=True)
+    y = y + ops.attention(q, q, q, mask, dropout=0.3) + ops.attention(q, q, q, causal=True, dropout=0.3)
     y = ops.log_softmax(ops.gelu(ops.concat([y, y * 2.0], 3)))[..., ::2]
     table = given(7, 3, seed=7)
     loss = ops.mse(y, ops.embedding(table, ml.array(np.array([[6, 6, 0, 6, 1]] * 2)[None].repeat(3, 0))))

@@ -39,7 +39,7 @@ def check(name, reads, shapes, dtype, forms=(), **constants):
         found = []
         for seed in (i, 3)[: 1 if i else 2]:
             writes = [np.full(s, np.nan, dtype) for s in shapes]
-            all_calls.append(run_kernel(name, given, writes, seed, **constants))
+            all_calls.append(run_kernel(name, given, writes, seed, constants))
             found.append(b"".join(w.tobytes() for w in writes))
         for y, e in zip(writes, expected, strict=True):
             assert y.shape == e.shape
@@ -75,6 +75,23 @@ def test_attention(shape, causal, dtype):
         assert [len(calls) for calls in plain] == [3, 3, 4, 4]  # one launch copies all that products cannot take
         assert [len(calls) for calls in back] == [5, 5, 6]
     assert all(isinstance(c, cuda.Product | cuda.Grid) for calls in plain for c in calls)
+
+
+@pytest.mark.parametrize("dtype", list(RTOL))
+@pytest.mark.parametrize("shape", SHAPES[1:4], ids=str)
+def test_attention_with_dropout(shape, dtype):
+    n, h, t, s, d, e = shape
+    q, k, v, dy = (numbers(x, i) for i, x in enumerate([(n, h, t, d), (n, h, s, d), (n, h, s, e), (n, h, t, e)]))
+    keep, counter = np.random.default_rng(3).integers(0, 3, (n, s)), np.array([5], np.uint64)
+    dropout = {"scale": 0.5, "rate": 0.25, "seed": 7, "draw": 2, "sample": 3}
+    writes, strided = [(n, h, t, e), (n, h, t, s)], [heads(a.astype(dtype)) for a in (q, k, v)]
+    for causal in (False, True):
+        check("attention_dropout", [q, k, v, counter], writes, dtype, [[*strided, counter]], causal=causal, **dropout)
+        check("attention_dropout", [q, k, v, keep, counter], writes, dtype, [[*strided, keep, counter]], causal=causal,
+              **dropout)
+    _, p = KERNELS["attention"].reference(np, q, k, v, keep, scale=0.5, causal=False)
+    check("attention_dropout_grad", [q, k, v, p, counter, dy], [q.shape, k.shape, v.shape], dtype,
+          [[*strided, p.astype(dtype), counter, heads(dy.astype(dtype))]], **dropout)
 
 
 def test_attention_of_nothing_and_to_nothing():

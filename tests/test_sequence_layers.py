@@ -386,6 +386,7 @@ def test_cpu_forms_do_what_their_references_say() -> None:
                                       (3, 5, 2, 3)), (0, 2, 1, 3))
         y = ops.attention(q, q, q, mask) + ops.attention(q, q, q, causal=True) + ops.attention(q, q, q, mask,
                                                                                                causal=True)
+        y = y + ops.attention(q, q, q, mask, dropout=0.3) + ops.attention(q, q, q, causal=True, dropout=0.3)
         y = ops.log_softmax(ops.gelu(ops.gelu(ops.concat([y, y * 2.0], 3)), "tanh"))[..., ::2]
         table = ml.Parameter(random_array((7, 3), 7))
         tokens = ml.array(np.array([[6, 6, 0, 6, 1]] * 2)[None].repeat(3, 0))

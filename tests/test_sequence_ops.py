@@ -48,6 +48,31 @@ def test_attention_finite_differences(causal: bool, mask: Any) -> None:
                             random_array((2, 1, 3, 2)), random_array((2, 1, 4, 2), 1), random_array((2, 1, 4, 3), 2))
 
 
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("mask", [None, [[1, 1, 1, 1], [1, 1, 0, 0]]])
+def test_attention_with_dropout_finite_differences(causal: bool, mask: Any) -> None:
+    keep = None if mask is None else ml.array(np.array(mask))
+
+    def f(q: Any, k: Any, v: Any) -> Any:
+        ml.seed(3)  # each time the same elements
+        return ops.attention(q, k, v, keep, causal=causal, dropout=0.4)
+
+    gradcheck(f, random_array((2, 1, 3, 2)), random_array((2, 1, 4, 2), 1), random_array((2, 1, 4, 3), 2))
+
+
+def test_attention_drops_what_dropout_of_its_probabilities_would() -> None:
+    q, k, v = (ml.array(random_array((3, 2, 5, 4), i)) for i in range(3))
+    with ml.no_grad():
+        ml.seed(1)
+        found = ops.attention(q, k, v, scale=0.5, dropout=0.3).numpy()
+        ml.seed(1)
+        p = ops.softmax(ops.matmul(q, ops.transpose(k, (0, 1, 3, 2))) * 0.5)
+        wanted = ops.matmul(ops.dropout(p, 0.3), v).numpy()
+    np.testing.assert_allclose(found, wanted, rtol=1e-12)
+    with pytest.raises(ValueError, match="the dropout rate is 1"):
+        ops.attention(q, k, v, dropout=1)
+
+
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("bias", [0, 1])
 @pytest.mark.parametrize("kind", ["rnn", "rnn relu", "gru", "lstm"])

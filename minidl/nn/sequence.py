@@ -10,6 +10,7 @@ import numpy as np
 from .. import ops
 from ..autograd import random
 from ..autograd.tensor import Parameter, Tensor
+from ..ops.dropout import check_rate
 from .layers import Linear
 from .module import Module
 
@@ -65,12 +66,15 @@ class RMSNorm(Module):
 
 class MultiheadAttention(Module):
     """x (n, t, width), memory (n, s, width) or None for x itself, mask (n, s) int64 with 0 for padding, or None ->
-    (n, t, width). Parameters as torch's: in_proj_weight holds query, key and value one below the other."""
+    (n, t, width). Parameters as torch's: in_proj_weight holds query, key and value one below the other. `dropout`: the
+    rate at which probabilities are dropped while training."""
 
-    def __init__(self, width: int, heads: int, bias: bool = True, causal: bool = False, dtype: str = "float32") -> None:
+    def __init__(self, width: int, heads: int, bias: bool = True, causal: bool = False, dtype: str = "float32",
+                 dropout: float = 0.0) -> None:
         if heads < 1 or width < 1 or width % heads:
             raise ValueError(f"MultiheadAttention({width}, {heads}): the heads must divide the width")
-        self.width, self.heads, self.causal = width, heads, causal
+        check_rate(dropout)
+        self.width, self.heads, self.causal, self.dropout = width, heads, causal, dropout
         bound = math.sqrt(6 / (4 * width))
         self.in_proj_weight = Parameter(random.uniform(bound, (3 * width, width), dtype))
         if bias:
@@ -93,5 +97,6 @@ class MultiheadAttention(Module):
             if t is not None and (t.ndim != 3 or t.shape[-1] != self.width):
                 raise ValueError(f"MultiheadAttention: input {t.shape}; expected (n, steps, {self.width})")
         q, k, v = self._project(x, 0, 3) if memory is None else (*self._project(x, 0, 1), *self._project(memory, 1, 2))
-        y = ops.transpose(ops.attention(q, k, v, mask, causal=self.causal), (0, 2, 1, 3))
+        rate = self.dropout if self.training else 0.0
+        y = ops.transpose(ops.attention(q, k, v, mask, causal=self.causal, dropout=rate), (0, 2, 1, 3))
         return self.out_proj(ops.reshape(y, x.shape))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from ..autograd.op import Op, same_dtype
 from ..autograd.tensor import Tensor
+from .dropout import check_rate, dropped
 
 
 class Attention(Op):
@@ -15,8 +16,8 @@ class Attention(Op):
     name = "attention"
     precision = "low"
 
-    def __init__(self, causal: bool, scale: float | None) -> None:
-        self.causal, self.scale = causal, scale
+    def __init__(self, causal: bool, scale: float | None, dropout: float = 0.0) -> None:
+        self.causal, self.scale, self.dropout = causal, scale, dropout
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *mask: Tensor) -> Tensor:
         dtype = same_dtype(self, q, k, v)
@@ -30,23 +31,33 @@ class Attention(Op):
         self.q, self.k, self.v = q, k, v
         self.factor = 1 / math.sqrt(q.shape[3]) if self.scale is None else self.scale
         y, self.p = self.out([*q.shape[:3], v.shape[3]], dtype), self.out([*q.shape[:3], k.shape[2]], dtype)
-        self.call("attention", [q, k, v, *mask], [y, self.p], scale=self.factor, causal=self.causal)
+        if self.dropout:
+            self.counter, self.numbers = dropped(self.dropout)
+            self.call("attention_dropout", [q, k, v, *mask, self.counter], [y, self.p], scale=self.factor,
+                      causal=self.causal, **self.numbers)
+        else:
+            self.call("attention", [q, k, v, *mask], [y, self.p], scale=self.factor, causal=self.causal)
         return y
 
     def output_grad(self, dy: Tensor, wanted: Sequence[int]) -> dict[int, Tensor]:
         grads = [self.grad(t) for t in (self.q, self.k, self.v)]
-        self.call("attention_grad", [self.q, self.k, self.v, self.p, dy], grads, scale=self.factor)
+        kept = [self.q, self.k, self.v, self.p]
+        if self.dropout:
+            self.call("attention_dropout_grad", [*kept, self.counter, dy], grads, scale=self.factor, **self.numbers)
+        else:
+            self.call("attention_grad", [*kept, dy], grads, scale=self.factor)
         return {i: grads[i] for i in wanted}
 
     weight_grad = output_grad
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *, causal: bool = False,
-              scale: float | None = None) -> Tensor:
+              scale: float | None = None, dropout: float = 0.0) -> Tensor:
     """softmax(q k^T scale) v for q (n, h, t, d), k (n, h, s, d), v (n, h, s, e) -> (n, h, t, e); `scale` is 1/sqrt(d)
     if not given.
 
     `causal`: query i sees keys 0..i. `mask` (n, s), int64 or bool: 0 where a key is padding. Both may be given; a query
-    that sees no key gives zeros.
+    that sees no key gives zeros. `dropout`: the rate at which probabilities are dropped, in [0, 1).
     """
-    return Attention(causal, scale)(q, k, v, *(() if mask is None else (mask,)))
+    check_rate(dropout)
+    return Attention(causal, scale, dropout)(q, k, v, *(() if mask is None else (mask,)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..autograd import random
 from ..autograd import tape as tapes
 from ..autograd.op import Op, same_dtype
@@ -21,10 +23,7 @@ class Dropout(Op):
         if not x.ndim:
             raise self.error("the input must have a batch axis, not be a scalar")
         self.x = self.dense(x)
-        tape = tapes.current()
-        self.counter, draw = tape.draw(Tensor(random.dropout_counter()))
-        self.constants = {"rate": self.rate, "seed": random.current_seed() & (2**64 - 1), "draw": draw,
-                          "sample": tape.place.sample}
+        self.counter, self.constants = dropped(self.rate)
         y = self.out(x.shape, dtype)
         self.call("dropout", [self.x, self.counter], [y], **self.constants)
         return y
@@ -35,8 +34,21 @@ class Dropout(Op):
         return dx
 
 
-def dropout(x: Tensor, rate: float = 0.5) -> Tensor:
-    """x (n, ...): elements dropped with probability `rate` in [0, 1), the rest times 1 / (1 - rate)."""
+def dropped(rate: float) -> tuple[Tensor, dict[str, Any]]:
+    """The counter and the constants of the next dropout's kernel."""
+    tape = tapes.current()
+    counter, draw = tape.draw(Tensor(random.dropout_counter()))
+    return counter, {"rate": rate, "seed": random.current_seed() & (2**64 - 1), "draw": draw,
+                     "sample": tape.place.sample}
+
+
+def check_rate(rate: float) -> None:
+    """Raises ValueError for a rate that is not in [0, 1)."""
     if not 0 <= rate < 1:
         raise ValueError(f"the dropout rate is {rate}; it must be at least 0 and below 1")
+
+
+def dropout(x: Tensor, rate: float = 0.5) -> Tensor:
+    """x (n, ...): elements dropped with probability `rate` in [0, 1), the rest times 1 / (1 - rate)."""
+    check_rate(rate)
     return Dropout(rate)(x) if rate else x
