@@ -18,7 +18,7 @@ from ..ops import (
 from . import functional, init
 from .layers import GELU, Dropout, Flatten, LeakyReLU, Linear, LogSoftmax, ReLU, Sigmoid, SiLU, Softmax, Tanh
 from .losses import BCEWithLogitsLoss, CrossEntropyLoss, KLDivLoss, L1Loss, MSELoss, NLLLoss, SmoothL1Loss
-from .module import Module, ModuleList, Sequential
+from .module import Module, ModuleList, Sequential, state
 from .recurrent import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
 from .sequence import Embedding, LayerNorm, MultiheadAttention, RMSNorm
 from .vision import (
@@ -44,4 +44,5 @@ __all__ = ["GELU", "GRU", "LSTM", "RNN", "AdaptiveAvgPool2d", "AvgPool2d", "BCEW
            "LayerNorm", "LeakyReLU", "Linear", "LogSoftmax", "MSELoss", "MaxPool2d", "Module", "ModuleList",
            "MultiheadAttention", "NLLLoss", "Parameter", "RMSNorm", "RNNCell", "ReLU", "ReLU6", "Sequential", "SiLU",
            "Sigmoid", "SmoothL1Loss", "Softmax", "Tanh", "Upsample", "attention", "concat", "cross_entropy", "dropout",
-           "embedding", "functional", "gelu", "init", "layer_norm", "log_softmax", "mse", "relu", "softmax", "split"]
+           "embedding", "functional", "gelu", "init", "layer_norm", "log_softmax", "mse", "relu", "softmax", "split",
+           "state"]
