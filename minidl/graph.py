@@ -234,7 +234,7 @@ LISTED = 40  #: the most tasks of a graph in a notebook
 @dataclass(frozen=True, slots=True)
 class StorageSpec:
     """One piece of memory: shape, dtype, bytes, role. `live`: the object that holds its data, if they outlive a
-    step."""
+    step. `filled`: the object with whose data it is filled before a loop's first step (`minidl.passes.boundary`)."""
 
     name: str
     shape: tuple[int, ...]
@@ -242,6 +242,7 @@ class StorageSpec:
     bytes: int
     role: Role
     live: Any = None
+    filled: Any = None
 
 
 # --------------------------------------------------------------------------------------------------------------- edges

@@ -58,10 +58,11 @@ class Versions:
     """The weight versions of a stale schedule: entry i reads version `read[i]`; an update reads the version that it
     changes.
 
-    Training starts from version 0; stage s has version k + 1 as soon as its weight gradient of micro-batch `(k + 1) *
-    every - 1` is done. `history`: the weights on which a backward runs. "exact": the version that its forward read,
-    which is kept. "average": that version, rebuilt from a moving average of the weights. "none": the newest version, so
-    that none is kept.
+    Version 0 is the newest one when a step begins and all updates of the steps before are done; stage s has version k +
+    1 as soon as its weight gradient of micro-batch `(k + 1) * every - 1` is done. In a run that never drains, version
+    -1 is of one update before; when the run begins, it equals version 0. `history`: the weights on which a backward
+    runs. "exact": the version that its forward read, which is kept. "average": that version, rebuilt from a moving
+    average of the weights. "none": the newest version, so that none is kept.
     """
 
     read: Ints

@@ -21,6 +21,7 @@ from .graph import ROLES, Ints, Launch, Role, Rows, TaskGraph, View
 from .passes.boundary import VERDICT, Loop, head, loop
 from .passes.messages import check_collectives, check_rendezvous
 from .passes.rewrite import unroll
+from .passes.send_receive import meetings
 from .rank_grid import RankGrid
 from .runtime.memory import MemoryLimitError, MemoryPlan, plan_memory
 from .schedule import Lane, Schedule, ScheduleError
@@ -173,8 +174,10 @@ def lower(graph: TaskGraph, schedule: Schedule, *, ranks: int = 1, rank: int = 0
     if schedule.ranks > 1:
         schedule.validate(graph)
         check_rendezvous(graph, schedule)
-        above = graph.keys[head(graph, schedule)] if graph.late.any() else above
-        graph, schedule, takes = of_rank(*of_replica(graph, schedule, grid.place(rank)[0] * own), rank)
+        graph, schedule = of_replica(graph, schedule, grid.place(rank)[0] * own)
+        judged = any(spec.name == VERDICT for spec in graph.storages)
+        above = graph.keys[head(graph, schedule)] if judged else above
+        graph, schedule, takes = of_rank(graph, schedule, rank)
     steps = loop(graph, schedule)
     body = tuple(Part(g, schedule.validate(g)) for g in steps.body)
     prologue: tuple[Part, ...] = body
@@ -237,21 +240,22 @@ def of_rank(graph: TaskGraph, schedule: Schedule, rank: int) -> tuple[TaskGraph,
         raise schedule.error(f"{graph.name(t)} on rank {rank_of[t]} reads what {graph.name(p)} makes on rank "
                              f"{rank_of[p]}, and no message carries it", [int(graph.keys[p]), int(graph.keys[t])])
     lasting = np.isin(graph.buffer_role, [i for i, role in enumerate(ROLES) if role.persistent])
-    writer = np.full(len(graph.buffer_bytes), -1, np.int64)
-    writer[graph.writes.ids] = rank_of[graph.writes.row_of_each()]
+    writer, maker = np.full(len(graph.buffer_bytes), -1, np.int64), graph.writes.row_of_each()
+    writer[graph.writes.ids[~sends[maker]]] = rank_of[maker[~sends[maker]]]
     for rows in (graph.reads, graph.writes):
         task = rows.row_of_each()
-        strange = lasting[rows.ids] & (writer[rows.ids] >= 0) & (writer[rows.ids] != rank_of[task])
+        strange = (lasting[rows.ids] & (writer[rows.ids] >= 0) & (writer[rows.ids] != rank_of[task])
+                   & ~(sends[task] & (rows is graph.writes)))
         if strange.any():
             b, t = int(rows.ids[np.argmax(strange)]), int(task[np.argmax(strange)])
             raise schedule.error(f"{graph.name(t)} on rank {rank_of[t]} needs {graph.buffer(b).name}, which outlives a "
                                  f"step and is written on rank {writer[b]}; no message carries it",
                                  [int(graph.keys[t])])
     peer, number = np.full(len(graph), -1, np.int64), np.full(len(graph), -1, np.int64)
-    met = sends[source] & receives[target]
-    peer[source[met]], peer[target[met]] = rank_of[target[met]], rank_of[source[met]]
-    count = np.count_nonzero(met)  # replicas have as many each
-    number[source[met]] = number[target[met]] = count * rank_of.min(initial=rank) + np.arange(count)
+    sent, got = meetings(graph)
+    peer[sent], peer[got] = rank_of[got], rank_of[sent]
+    count = len(sent)  # replicas have as many each
+    number[sent] = number[got] = count * rank_of.min(initial=rank) + np.arange(count)
     mine = np.flatnonzero(rank_of == rank)
     own = graph.take(mine)
     reads, writes, launches = [], [], list(own.launches)

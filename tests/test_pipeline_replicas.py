@@ -266,8 +266,9 @@ def test_what_cannot_be_planned_is_one_line():
         grid_plan("gpipe", all_reduces="dear")
     with pytest.raises(PipelineError, match="gpipe: all_reduces is for several replicas of a pipeline; there is one"):
         grid_plan("gpipe", replicas=1, all_reduces="fifo")
-    with pytest.raises(PipelineError, match="pipedream updates several times in a step, but replicas sum"):
-        grid_plan("pipedream")
+    with pytest.raises(PipelineError, match="pipedream sums gradients before each of its updates, so all_reduces has "
+                                            "no effect"):
+        grid_plan("pipedream", all_reduces="fifo")
     plan = grid_plan("gpipe", replicas=1)
     with pytest.raises(ScheduleError, match="0U0 spends gradients of its own replica; 2 replicas must sum them before"):
         lower(*plan.with_messages, ranks=4, rank=1)
@@ -557,8 +558,8 @@ def test_all_reduces_of_replicas_have_a_price(capsys):
 @pytest.mark.parametrize(("verb", "flags", "line"), [
     ("plan", [*PLAN, "--scheduler", "gpipe", "--replicas", "3"],
      "a batch of 32 does not divide into 4 micro-batches on each of 3 replicas"),
-    ("plan", [*PLAN, "--scheduler", "pipedream"],
-     "pipedream updates several times in a step, but replicas sum their gradients"),
+    ("plan", [*PLAN, "--scheduler", "pipedream", "--scheduler-arg", "all_reduces=fifo"],
+     "pipedream sums gradients before each of its updates, so all_reduces has no effect"),
     ("plan", [*PLAN[:-2], "--scheduler", "gpipe", "--collective", "tree"],
      "--collective has no effect here; it is for --parallel data, and --replicas"),
     ("plan", ["--ranks", "2", "--micro-batches", "4", "--replicas", "2", "--scheduler", "gpipe"],
@@ -618,8 +619,6 @@ def test_a_run_goes_on_on_another_grid(tmp_path):
      "a pipeline needs at least 2 ranks; start 4 or more for 2 replicas"),
     (4, ["--replicas", "2", "--scheduler", "gpipe", "--micro-batches", "32"],
      "a batch of 32 does not divide into 32 micro-batches on each of 2 replicas"),
-    (4, ["--replicas", "2", "--scheduler", "pipedream"],
-     "pipedream updates several times in a step, but replicas sum their gradients once, at its end"),
     (4, ["--replicas", "2", "--scheduler", "gpipe", "--scheduler-arg", "all_reduces=dear"],
      "all_reduces is 'dear'; within a pipeline it must be fifo or priority")])
 def test_what_no_grid_can_do_is_one_line(ranks, flags, line):

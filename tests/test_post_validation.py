@@ -101,16 +101,17 @@ def counted(run, into):
         lanes.run = lambda: (into.append(1), once())
 
 
-def trained(own, data, settled=()):
+def trained(own, data, settled=(), replicas=1):
     """Losses as the rank with the last stage has them; each part of the state as the ranks that hold it have it; how
-    often each rank ran the head of a step again. After steps `settled` all ranks settle."""
+    often each rank ran the head of a step again. After steps `settled` all ranks settle. With replicas, `data` has the
+    batches of each."""
 
     def work(communicator):
         model, plan = own[communicator.rank]
         run, again = DistributedExecutor(*plan.with_messages, communicator), []
         counted(run, again)
         losses = []
-        for step, parts in enumerate(data):
+        for step, parts in enumerate(data[communicator.rank * replicas // len(own)] if replicas > 1 else data):
             losses.append(run(*parts))
             if step in settled:
                 run.settle()
@@ -121,7 +122,7 @@ def trained(own, data, settled=()):
 
     with deadline():
         found = run_ranks(len(own), work)
-    (losses,) = ([value.numpy().tobytes() for value in values] for values, *_ in found if values[0] is not None)
+    losses, *_ = ([value.numpy().tobytes() for value in values] for values, *_ in found if values[0] is not None)
     held: dict[str, set[bytes]] = {}
     for _, parts, _ in found:
         for key, bits in parts.items():
@@ -162,6 +163,26 @@ def test_steps_that_are_not_finite_are_skipped(name, ranks, optimizer, clip):
     for bad in ((), (0,), (STEPS - 1,), (1, 2), tuple(range(STEPS))):
         large = () if clip is None else (2, 3)
         assert set(check(name, ranks, large, bad, optimizer=optimizer, clip=clip, scaled=True)) >= {*bad}
+
+
+@pytest.mark.parametrize(("name", "ranks", "optimizer"), [("zb_h1", 2, "adamw"), ("zb_v", 2, "sgd")])
+def test_replicas_have_one_verdict(name, ranks, optimizer):
+    """Each replica judges what all have summed, so it has the bits of the barrier; also where the gradients of only one
+    are not finite."""
+    for large, bad in (((1, 2), ()), ((0, 3), (2,))):
+        options = {"optimizer": optimizer, "scaled": bool(bad)}
+        data = batches(large, bad), batches(large)[::-1]
+        found = {}
+        for barrier in (True, False):
+            own = []
+            for _ in range(2 * ranks):
+                model, graph = recorded(**options)
+                own.append((model, ml.plan(graph, name, ml.CostModel.analytic(), ml.Machine(ranks, replicas=2),
+                                           barrier=barrier)))
+            found[barrier] = trained(own, data, replicas=2)
+        assert found[False][:2] == found[True][:2]
+        assert all(len(bits) == 1 for bits in found[True][1].values())
+        assert found[False][2] == 2 + len(bad), "each bad verdict"
 
 
 STEP_SETS = st.sets(st.integers(0, STEPS - 1)).map(lambda found: tuple(sorted(found)))

@@ -6,6 +6,9 @@ step, with the late tasks of the step before), an epilogue (late tasks alone). T
 is 4W0 one step late. The step that runs beside late tasks must not overwrite what they read: where the edges of the
 graph do not ensure this, the buffer becomes a double buffer. Nothing is stale: by the edges of the graph, U(t) still
 comes before F(t+1). The pass runs nothing; of a schedule it uses only which tasks are late.
+
+Some plans have a body as their graph, with late tasks in the order that they need: those that validate a step in the
+next one, and stale pipelines, which never drain (`minidl.schedulers.pipeline.steady_state`).
 """
 
 from __future__ import annotations
@@ -221,6 +224,18 @@ def loop(graph: TaskGraph, schedule: Schedule) -> Loop:
         return cross_boundary(graph, late_tasks(graph, schedule).tolist())
     except BoundaryError as error:
         raise schedule.error(str(error), [int(repack(graph.keys[error.task], late=1))]) from None
+
+
+def outliving(body: TaskGraph) -> TaskGraph:
+    """A body in which results of a step that its late tasks read outlive the step."""
+    late = body.late
+    made, read = (np.zeros(len(body.storages), bool) for _ in range(2))
+    made[body.buffer_storage[body.writes.take(np.flatnonzero(~late & ~np.isin(body.kind, SENDS))).ids]] = True
+    read[body.buffer_storage[body.reads.take(np.flatnonzero(late)).ids]] = True
+    kept = made & read & ~np.array([spec.role.persistent for spec in body.storages], bool)
+    role = np.where(kept[body.buffer_storage], ROLES.index(Role.STATE), body.buffer_role)
+    return replace(body, buffer_role=role.astype(body.buffer_role.dtype), storages=tuple(
+        replace(spec, role=Role.STATE) if kept[i] else spec for i, spec in enumerate(body.storages)))
 
 
 def head(graph: TaskGraph, schedule: Schedule) -> Mask:

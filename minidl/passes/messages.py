@@ -11,11 +11,12 @@ from itertools import zip_longest
 
 import numpy as np
 
-from ..graph import Rows, TaskGraph
+from ..graph import Ints, Rows, TaskGraph
 from ..loops import run_loop
 from ..rank_grid import RankGrid
 from ..schedule import Schedule, ScheduleError
 from ..tasks import COLLECTIVE, RECEIVES, SENDS, task_name, unpack
+from .send_receive import meetings
 from .synchronise import gradients
 
 
@@ -64,26 +65,38 @@ def check_rendezvous(graph: TaskGraph, schedule: Schedule) -> None:
     not deadlock. Raises ScheduleError.
 
     A rendezvous send and its receive are one event on two lanes, so lanes and edges must not form a circle through such
-    events.
+    events. Where a late receive takes the message of the iteration before, this is proved over more iterations than
+    there are ranks; a loop's first and last parts have some of the tasks of one. A rank begins an iteration when all
+    its lanes have ended the one before.
     """
-    ids, n = schedule.ids(graph), len(graph)
-    source, target = graph.preds.ids.astype(np.int64), graph.preds.row_of_each().astype(np.int64)
-    event = np.arange(n)
-    meets = np.isin(graph.kind[target], RECEIVES) & np.isin(graph.kind[source], SENDS)
-    met = np.bincount(np.concatenate([source[meets], target[meets]]), minlength=n)
+    sent, got = meetings(graph)
+    met = np.bincount(np.concatenate([sent, got]), minlength=len(graph))
     alone = np.flatnonzero(np.isin(graph.kind, [*SENDS, *RECEIVES]) & (met != 1))
     if alone.size:
         key = int(graph.keys[alone[0]])
         what, other = ("send", "receive") if graph.kind[alone[0]] in SENDS else ("receive", "send")
         raise schedule.error(f"{task_name(key)} is a {what} with {met[alone[0]]} {other}s; it must have "
                              f"exactly one", [key])
-    event[target[meets]] = source[meets]
+    ids, n = schedule.ids(graph), len(graph)
+    later = graph.late[got].astype(np.int64) - graph.late[sent]  # in which iteration after its send a receive is
+    turns = schedule.ranks + 2 if later.any() else 1
+    turn = np.arange(turns)[:, None] * n
+    event = np.arange(turns * n)
+    for when in (0, 1):
+        mine = later == when
+        event[(turn[when:] + got[mine]).ravel()] = (turn[: turns - when] + sent[mine]).ravel()
     inner = np.ones(n, bool)
     inner[schedule.ptr[:-1][np.diff(schedule.ptr) > 0]] = False
     after = np.flatnonzero(inner)
-    source, target = event[np.concatenate([source, ids[after - 1]])], event[np.concatenate([target, ids[after]])]
+    source, target = (np.concatenate(pair) for pair in (
+        (graph.preds.ids.astype(np.int64), ids[after - 1]), (graph.preds.row_of_each().astype(np.int64), ids[after])))
+    last, first = _ends(schedule, ids)
+    source = np.concatenate([(turn + source).ravel(), (turn[:-1] + last).ravel()])
+    target = np.concatenate([(turn + target).ravel(), (turn[1:] + first).ravel()])
+    source, target = event[source], event[target]
     real = source != target
     source, target = source[real], target[real]
+    n *= turns
     succs = Rows.from_pairs(source, target, n)
     done, left = run_loop(_drain, n, succs.ptr, succs.ids, np.bincount(target, minlength=n), np.zeros(n, np.int64))
     if done == n:
@@ -93,9 +106,17 @@ def check_rendezvous(graph: TaskGraph, schedule: Schedule) -> None:
     while at not in way:
         way.append(at)
         at = next(int(q) for q in preds[at] if left.missing[q] > 0)
-    circle = [int(graph.keys[t]) for t in way[way.index(at) :]]
+    circle = [int(graph.keys[t % len(graph)]) for t in way[way.index(at) :]]
     raise schedule.error("deadlock under rendezvous sends, where a send ends only when its receive is posted: "
                          + " waits for ".join(task_name(key) for key in [*circle, circle[0]]), circle)
+
+
+def _ends(schedule: Schedule, ids: Ints) -> tuple[Ints, Ints]:
+    """Pairs (last task of a lane, first task of a lane of its rank in the next iteration)."""
+    busy = np.flatnonzero(np.diff(schedule.ptr))
+    rank = np.array([lane.rank for lane in schedule.lanes], np.int64)[busy]
+    last, first = np.nonzero(rank[:, None] == rank)
+    return ids[schedule.ptr[1:][busy] - 1][last], ids[schedule.ptr[:-1][busy]][first]
 
 
 def _drain(succ_ptr, succ_ids, missing, queue):  # type: ignore[no-untyped-def]

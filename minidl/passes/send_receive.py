@@ -18,6 +18,7 @@ from ..graph import ROLES, Ints, Role, Rows, TaskGraph
 from ..loops import run_loop
 from ..schedule import Lane, Schedule, ScheduleError
 from ..tasks import RECEIVES, SENDS, GraphError, Kind, pack, parse_task, unpack
+from .boundary import outliving
 from .rewrite import sums
 
 SENDABLE = (Kind.F, Kind.O, Kind.B, Kind.U)  #: kinds whose results can be sent
@@ -105,7 +106,8 @@ def add_communication(graph: TaskGraph, schedule: Schedule) -> tuple[TaskGraph, 
     A message holds everything that one task sends to one rank: `2SF0>1` on the sender's lane `send->1` reads it, and
     `2RF0>1` on the receiver's lane `recv<-0` writes copies, which the tasks of that rank read. A result that several
     ranks read goes to each in a separate message. New weights travel as an activation of a micro-batch after the last:
-    those of an update of micro-batch i among m as one of m + i. Raises GraphError for results of W.
+    those of an update of micro-batch i among m as one of m + i. In the body of a loop, late tasks may read what was
+    sent in the iteration before: then the receive is late, and the send is not. Raises GraphError for results of W.
     """
     rank = ranks_of(graph, schedule)
     own, messages = received(graph, rank)
@@ -121,15 +123,45 @@ def add_communication(graph: TaskGraph, schedule: Schedule) -> tuple[TaskGraph, 
     new_weights = (made.kind == Kind.U) & ~sums(graph)[sender]
     count = int(graph.micro_batch[graph.kind == Kind.F].max(initial=-1)) + 1
     micro_batch = made.micro_batch + count * new_weights
+    after, late = _receives(own, messages)
     send, receive = (pack(made.unit, np.where((made.kind == Kind.F) | new_weights, *kinds), micro_batch,
-                          destination=messages.to, late=made.late, iteration=made.iteration)
-                     for kinds in (SENDS, RECEIVES))
+                          destination=messages.to, late=when, iteration=made.iteration)
+                     for kinds, when in ((SENDS, made.late), (RECEIVES, late)))
     travel, arrive = (Rows.from_pairs(messages.message, buffers, k) for buffers in (messages.copied, messages.copy))
     both = np.repeat(np.arange(k), 2)  # each send, then its receive
     talking = own.insert(
-        sender[both], np.stack([send, receive], axis=1).ravel(),
+        np.stack([sender, after], axis=1).ravel(),
+        np.stack([send, receive], axis=1).ravel(),
         travel.followed_by(arrive).take(both + np.tile([0, k], k)), arrive.take(both), size[both])
+    if graph.late.any():
+        talking = outliving(talking)
     return talking, _with_lanes(graph, schedule, send, receive, rank, messages)
+
+
+def _receives(graph: TaskGraph, messages: Messages) -> tuple[Ints, Ints]:
+    """Of each receive the task after which it comes, and whether it is late: if only late tasks read it. If its send is
+    not late then, the message is of the iteration before, and the receive comes before its first reader."""
+    sender = messages.sender
+    if not graph.late.any():
+        return sender, np.zeros(len(messages), np.int64)
+    message_of = np.full(len(graph.buffer_bytes), -1, np.int64)
+    message_of[messages.copy] = messages.message
+    message, reader = message_of[graph.reads.ids], graph.reads.row_of_each().astype(np.int64)
+    message, reader = message[message >= 0], reader[message >= 0]
+    order = np.lexsort((reader, graph.late[reader], message))
+    first = reader[order[np.unique(message[order], return_index=True)[1]]]
+    late = graph.late[first].astype(np.int64)
+    return np.where(late > graph.late[sender], first - 1, sender), late
+
+
+def meetings(graph: TaskGraph) -> tuple[Ints, Ints]:
+    """The send and the receive of each message: the one writes what the other reads."""
+    talk = np.isin(graph.kind, SENDS)
+    maker = {b: t for t in np.flatnonzero(talk).tolist() for b in graph.writes[t].tolist()}
+    pairs = {(maker[b], t) for t in np.flatnonzero(np.isin(graph.kind, RECEIVES)).tolist()
+             for b in graph.reads[t].tolist() if b in maker}
+    found = np.array(sorted(pairs), np.int64).reshape(-1, 2)
+    return found[:, 0], found[:, 1]
 
 
 def _with_lanes(graph: TaskGraph, schedule: Schedule, send: Ints, receive: Ints, rank: Ints,
@@ -138,12 +170,14 @@ def _with_lanes(graph: TaskGraph, schedule: Schedule, send: Ints, receive: Ints,
     `receive`: the keys of each message's two tasks."""
     place = np.empty(len(graph), np.int64)
     place[schedule.ids(graph)] = np.arange(len(graph))
+    early = unpack(receive).late > unpack(send).late  # received before everything that is sent in the same step
     made = np.argsort(place[messages.sender], kind="stable")
     source, to, send, receive = rank[messages.sender[made]], messages.to[made], send[made], receive[made]
     lanes: dict[Lane, Ints] = {}
     for a, b in sorted(set(zip(source.tolist(), to.tolist(), strict=True))):
-        here = (source == a) & (to == b)
-        lanes |= {Lane(a, f"send->{b}"): send[here], Lane(b, f"recv<-{a}"): receive[here]}
+        here = np.flatnonzero((source == a) & (to == b))
+        then = here[np.argsort(~early[made][here], kind="stable")]
+        lanes |= {Lane(a, f"send->{b}"): send[here], Lane(b, f"recv<-{a}"): receive[then]}
     return schedule.with_lanes(lanes)
 
 
@@ -191,11 +225,15 @@ def check_messages(graph: TaskGraph, schedule: Schedule, exempt: Any = None) -> 
     sends = np.isin(graph.kind, SENDS)
     sendable = sends if sends.any() else np.isin(graph.kind, SENDABLE)
     size = len(graph.buffer_bytes)
+    exempt = np.zeros(size, bool) if exempt is None else exempt.copy()
+    if graph.late.any():
+        reader, buffer, writer = crossing(graph, rank)
+        exempt[buffer[(writer > reader) & sendable[writer]]] = True  # sent in the iteration before
     none = np.full(size, -1, np.int64)
     (fault, first, second, buffer), _ = run_loop(
         _unsendable, len(graph.reads.ids) + len(graph.writes.ids), graph.reads.ptr, graph.reads.ids, graph.writes.ptr,
         graph.writes.ids, rank, sendable, np.isin(graph.kind, RECEIVES),
-        np.zeros(size, bool) if exempt is None else exempt, none, none.copy(), none.copy())
+        exempt, none, none.copy(), none.copy())
     if fault:
         a, b = graph.name(first), graph.name(second)
         what = graph.buffer(buffer).name
@@ -248,12 +286,17 @@ def ranks_of(graph: TaskGraph, schedule: Schedule) -> Ints:
 
 
 def crossing(graph: TaskGraph, rank: Ints) -> tuple[Ints, Ints, Ints]:
-    """Every read of a buffer that a task of another rank wrote last, as (reader, buffer, writer)."""
+    """Every read of a buffer that a task of another rank wrote last, as (reader, buffer, writer). In the body of a
+    loop, what a late task reads may have been written in the iteration before."""
     n = len(graph)
     reader, buffer = graph.reads.row_of_each().astype(np.int64), graph.reads.ids.astype(np.int64)
     written = np.sort(graph.writes.ids.astype(np.int64) * n + graph.writes.row_of_each())
     at = np.maximum(np.searchsorted(written, buffer * n + reader) - 1, 0)
     last = written[at] if len(written) else np.full(len(reader), -1)
     writer = np.where((last // n == buffer) & (last % n < reader), last % n, -1)
+    before = np.flatnonzero((writer < 0) & graph.late[reader])
+    if len(before) and len(written):
+        last = written[np.maximum(np.searchsorted(written, (buffer[before] + 1) * n) - 1, 0)]
+        writer[before] = np.where((last // n == buffer[before]) & ~graph.late[last % n], last % n, -1)
     across = (writer >= 0) & (rank[writer] != rank[reader])
     return reader[across], buffer[across], writer[across]

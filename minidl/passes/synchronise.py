@@ -35,8 +35,10 @@ def gradients(graph: TaskGraph) -> dict[int, Ints]:
     """Task that updates parameters -> the buffers with their gradients, in the order of the tasks."""
     updates = np.flatnonzero(graph.kind == Kind.U).tolist()
     made = np.zeros(len(graph.buffer_bytes), bool)  # by the backward pass, not by an update (as norms are)
-    made[graph.writes.ids[graph.kind[graph.writes.row_of_each()] != Kind.U]] = True
+    maker = graph.kind[graph.writes.row_of_each()]
+    made[graph.writes.ids[maker != Kind.U]] = True
     gradient = made & ~np.array([ROLES[r].persistent for r in graph.buffer_role], bool)
+    gradient[graph.writes.ids[np.isin(maker, (Kind.O, Kind.W, Kind.B))]] = True  # late tasks may make it outlive a step
     parameter = graph.buffer_role == ROLES.index(Role.PARAMETER)
     found = {u: graph.reads[u][gradient[graph.reads[u]] | _sums_of_uses(graph, u)]
              for u in updates if parameter[graph.writes[u]].any()}
@@ -106,7 +108,7 @@ def synchronise(graph: TaskGraph, groups: Sequence[Sequence[int]] | None = None,
 
 def _cut(graph: TaskGraph, group: int, members: list[tuple[int, int]], part_bytes: int | None) -> list[_Piece]:
     """One group's gradients, laid end to end and cut into parts of equal size, up to whole elements."""
-    views = {b: _view_of(graph, u, b) for u, b in members}
+    views = {b: view_of(graph, u, b) for u, b in members}
     width = {b: np.dtype(v.dtype).itemsize if v else 1 for b, v in views.items()}
     size = [int(graph.buffer_bytes[b]) for _, b in members]
     total = sum(size)
@@ -124,7 +126,7 @@ def _cut(graph: TaskGraph, group: int, members: list[tuple[int, int]], part_byte
     return pieces
 
 
-def _view_of(graph: TaskGraph, update: int, buffer: int) -> View | None:
+def view_of(graph: TaskGraph, update: int, buffer: int) -> View | None:
     """The gradient as the update reads it, contiguous as `backward` leaves it; None in a graph without kernels."""
     storage = int(graph.buffer_storage[buffer])
     return next((v for launch in graph[update].launches for v in launch.reads if v.storage == storage), None)

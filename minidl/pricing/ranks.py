@@ -14,7 +14,7 @@ import numpy as np
 from ..graph import Ints, Rows, TaskGraph
 from ..program import Program
 from ..schedule import Lane, Schedule
-from ..tasks import SENDS
+from ..tasks import SENDS, unpack
 from .carried import Carried
 
 
@@ -31,18 +31,23 @@ def iteration(programs: Sequence[Program]) -> Iteration:
     if len(programs) == 1:
         body = programs[0].body
         return Iteration(body[0].graph, body[0].schedule, Carried.of(*(part.graph for part in body)))
-    graph = _joined(programs)
+    graph, overlapping = _joined(programs)
     schedule = _side_by_side(programs)
-    return Iteration(graph, schedule, _ends(graph, schedule))
+    return Iteration(graph, schedule, _carried(graph, schedule, *overlapping))
 
 
-def _joined(programs: Sequence[Program]) -> TaskGraph:
+def _joined(programs: Sequence[Program]) -> tuple[TaskGraph, tuple[Ints, Ints]]:
     """The tasks of all bodies, with separate buffers for each rank. A send writes, and its receive reads, a buffer that
-    represents the message."""
+    represents the message. Also the keys of the sends whose messages are received in the next iteration, and of their
+    receives."""
     graphs = [program.graph for program in programs]
     first = np.cumsum([0, *(len(graph) for graph in graphs)])
     buffers = np.cumsum([0, *(len(graph.buffer_bytes) for graph in graphs)])
     sends, receives = _messages(graphs, first)
+    keys = np.concatenate([graph.keys for graph in graphs])
+    later = unpack(keys[receives]).late > unpack(keys[sends]).late
+    overlapping = keys[sends[later]], keys[receives[later]]
+    sends, receives = sends[~later], receives[~later]
     message = buffers[-1] + np.arange(len(sends))
     order = _order(graphs, first, dict(zip(receives.tolist(), sends.tolist(), strict=True)))
 
@@ -61,7 +66,7 @@ def _joined(programs: Sequence[Program]) -> TaskGraph:
     return TaskGraph(column("keys")[order], column("flops")[order], column("bytes")[order],
                      rows([graph.reads for graph in graphs], receives), rows([graph.writes for graph in graphs], sends),
                      buffer("buffer_bytes"), buffer("buffer_role"), buffer("buffer_storage"),
-                     unit_names=graphs[0].unit_names)
+                     unit_names=graphs[0].unit_names), overlapping
 
 
 def _messages(graphs: Sequence[TaskGraph], first: Ints) -> tuple[Ints, Ints]:
@@ -100,10 +105,12 @@ def _side_by_side(programs: Sequence[Program]) -> Schedule:
                     np.concatenate(joined) if any(s.joined is not None for s in schedules) else None)
 
 
-def _ends(graph: TaskGraph, schedule: Schedule) -> Carried:
-    """A rank ends its step before it begins the next one: each of its lanes waits for the last task of all others."""
+def _carried(graph: TaskGraph, schedule: Schedule, sends: Ints, receives: Ints) -> Carried:
+    """A rank ends its step before it begins the next one: each of its lanes waits for the last task of all others. The
+    messages of these sends are received in the next iteration."""
     ids, busy = schedule.ids(graph), np.flatnonzero(np.diff(schedule.ptr))
     rank = np.array([lane.rank for lane in schedule.lanes], np.int64)[busy]
     last, first = np.nonzero((rank[:, None] == rank) & ~np.eye(len(busy), dtype=bool))
-    return Carried(ids[schedule.ptr[1:][busy] - 1][last], ids[schedule.ptr[:-1][busy]][first],
-                   np.ones(len(first), np.int64))
+    source = np.append(ids[schedule.ptr[1:][busy] - 1][last], graph.find(sends))
+    target = np.append(ids[schedule.ptr[:-1][busy]][first], graph.find(receives))
+    return Carried(source, target, np.ones(len(source), np.int64))

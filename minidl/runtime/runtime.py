@@ -75,6 +75,7 @@ class Runtime:
             print(program, file=sys.stderr)
         self._storages = [self._lasting(s) for s in program.graph.storages]
         self._snapshots = [self._snapshot(*pair) for pair in program.loop.snapshots]
+        self._fills = [self._fill(spec) for spec in self._storages if spec.filled is not None]
         self._communication = (Communication(self.device, transport, program, trace=trace, credit=credit)
                                if transport is not None else None)
         arena = self.device.allocate(max(1, *(part.memory.arena_bytes for part in program.parts)))  # parts take turns
@@ -87,8 +88,11 @@ class Runtime:
         threads = transport is not None or any(len(part.schedule.lanes) > 1 for part in program.parts)
         self._guard = Guard(forks=not threads and not self.device.captures)
         self._parity, self._owed = 0, False
+        self._begun = False  #: whether a step follows another one, without a settlement between them
         # a settlement in which ranks talk is one of all ranks together
-        self._settles_alone = program.verdict is None and (transport is None or transport.own_process)
+        talks = any(np.isin(part.graph.kind, COMMUNICATION).any() for part in program.epilogue)
+        self._settles_alone = (program.verdict is None and not talks
+                               and (transport is None or transport.own_process))
         self._running: _Ready | None = None
         self._last: _Ready | None = None
         self._timeline: Timeline | None = None
@@ -152,6 +156,14 @@ class Runtime:
         call: Thunk = self.device.copier(array(source), array(copy))
         return call
 
+    def _fill(self, spec: StorageSpec) -> Thunk:
+        """A call that fills a storage with what it holds when a loop begins."""
+        def array(memory: Any) -> Any:
+            return self.device.array(memory, View(0, spec.shape, devices.strides_of(spec.shape), 0, spec.dtype))
+
+        call: Thunk = self.device.copier(array(spec.filled.data), array(spec.live.data))
+        return call
+
     # ------------------------------------------------------------------------------------------------------------ runs
     def __call__(self, *inputs: Any) -> Any:
         if self._error is not None:
@@ -165,9 +177,12 @@ class Runtime:
         part = (self._body if self._owed else self._prologue)[self._parity]
         own = self._own(inputs)
         part.bound.load(own, settles=False)
+        if not self._begun:
+            for fill in self._fills:
+                fill()
         if self.log is not None:
-            self.log.step += 1
-        self._owed = False  # a step that fails cannot be settled
+            self.log.begin(fills=not self._begun)
+        self._owed, self._begun = False, True  # a step that fails cannot be settled
         tapes.unsettled.discard(self)
         self._run(part, own)
         for copy in self._snapshots:
@@ -200,9 +215,12 @@ class Runtime:
     def settle(self) -> None:
         """Finishes the last step: waits for its communication, then runs its late tasks."""
         tapes.unsettled.discard(self)
+        self._begun = False
         if self._owed:
             if self.trace:
                 self.timeline  # noqa: B018  (of the call; the epilogue is none)
+            if self.log is not None:
+                self.log.settle()
             with self._guard:
                 self._owed = False
                 self._run(self._epilogue[self._parity - 1])
@@ -306,7 +324,7 @@ class _Ready:
         self.lane_of = {t: lane for lane, tasks in enumerate(lanes) for t in tasks}
         calls = _calls_of(self.bound, runtime.debug)
         if runtime.log is not None:
-            calls = runtime.log.around(calls)
+            calls = runtime.log.around(calls, graph)
         self.meetings: Meetings | None = None
         if runtime._communication is not None:
             self.meetings = runtime._communication.meet(part, self.bound, calls)

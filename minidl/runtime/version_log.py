@@ -8,8 +8,9 @@ repeated.
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,8 @@ import numpy as np
 
 from ..graph import Ints, Launch, Role, TaskGraph, View
 from ..kernels import KERNELS, Thunk
-from ..tasks import Kind, task_name, unpack
+from ..passes.synchronise import gradients
+from ..tasks import Kind, as_recorded, task_name, unpack
 from .bound import Bound
 
 Calls = Callable[[int, Any], list[Thunk]]
@@ -35,51 +37,72 @@ class VersionRead:
 
 
 class VersionLog:
-    """The versions that one rank's tasks read. Versions count a stage's updates since the start of the run."""
+    """The versions that one rank's tasks read; `graph` is that of a body. Versions count a stage's updates since the
+    start of the run. A late task belongs to the step before the one in which it runs."""
 
     def __init__(self, graph: TaskGraph) -> None:
         self.entries: list[VersionRead] = []
-        self.step = -1
-        self._graph = graph
+        self._step = -1
+        self._late = -1  #: the step of late tasks
         # the version in each storage, and the average that replaces it
         self._tag = {s: (0, 0) for s, spec in enumerate(graph.storages) if spec.role == Role.PARAMETER}
+        source = {id(graph.storages[s].live): s for s in self._tag}
+        self._filled = {s: source[id(spec.filled)] for s, spec in enumerate(graph.storages) if spec.filled is not None}
+        self._tag |= dict.fromkeys(self._filled, (-1, 0))
         for t in np.flatnonzero(graph.kind == Kind.U).tolist():
             self._tag |= {launch.writes[0].storage: (-1, 0) for launch in graph.launches[t]
                           if launch.kernel == "copy" and launch.reads[0].storage in self._tag}
 
-    def around(self, calls: Calls) -> Calls:
-        """The calls of tasks, each with its log entry."""
+    def begin(self, fills: bool) -> None:
+        """A step begins; `fills`: a loop does, whose kept versions are filled with the parameters."""
+        self._late, self._step = self._step, self._step + 1
+        if fills:
+            self._tag |= {s: self._tag[source] for s, source in self._filled.items()}
+
+    def settle(self) -> None:
+        """The late tasks of the last step are next, without another step."""
+        self._late = self._step
+
+    def around(self, calls: Calls, graph: TaskGraph) -> Calls:
+        """The calls of the tasks of a part, each with its log entry."""
         def logged(task: int, stream: Any) -> list[Thunk]:
-            launches = self._graph.launches[task]
+            launches = graph.launches[task]
             reads = {v.storage for launch in launches for v in launch.reads} & self._tag.keys()
             changing = [launch for launch in launches if {v.storage for v in launch.writes} & self._tag.keys()]
             if not reads and not changing:
                 return calls(task, stream)
-            key = int(self._graph.keys[task])
+            key = int(graph.keys[task])
             return [lambda: self._update(key, changing) if changing else self._read(key, reads), *calls(task, stream)]
 
         return logged
+
+    def _append(self, key: int, version: int, average: int = 0) -> None:
+        self.entries.append(VersionRead(self._late if unpack(key).late else self._step, int(as_recorded(key)), version,
+                                        average))
 
     def _read(self, key: int, storages: set[int]) -> None:
         found = {self._tag[s] for s in storages}
         if len(found) > 1:
             raise RuntimeError(f"{task_name(key)} reads versions {sorted(v for v, _ in found)} of its weights at once")
-        self.entries.append(VersionRead(self.step, key, *found.pop()))
+        self._append(key, *found.pop())
 
     def _update(self, key: int, launches: list[Launch]) -> None:
-        """A copy gets its source's version, an average moves by one version, and other writes make the next version."""
+        """A copy gets its source's version. An average stands for the version that is as many updates old as it
+        averages, once the next update is made; before that many, for the first one. Other writes make the next
+        version."""
         changed = set()
         for launch in launches:
             target = launch.writes[0].storage
             if launch.kernel == "copy" and launch.reads[0].storage in self._tag:  # not a copy of another rank's weights
                 self._tag[target] = self._tag[launch.reads[0].storage]
             elif launch.kernel == "lerp":
-                self._tag[target] = (self._tag[target][0] + 1, round(1 / dict(launch.constants)["weight"]))
+                age, newest = round(1 / dict(launch.constants)["weight"]), self._tag[launch.reads[1].storage][0]
+                self._tag[target] = (max(self._tag[target][0], newest + 1 - age), age)
             else:
                 changed |= {v.storage for v in launch.writes} & self._tag.keys()
         version = max(self._tag[s][0] for s in changed) + 1
         self._tag.update(dict.fromkeys(changed, (version, 0)))
-        self.entries.append(VersionRead(self.step, key, version))
+        self._append(key, version)
 
 
 def staleness(entries: Iterable[VersionRead]) -> dict[int, Ints]:
@@ -116,9 +139,9 @@ def drift(entries: Iterable[VersionRead]) -> dict[int, Ints]:
 
 
 class Replay:
-    """A replay in one process: call it with a step's inputs and its entries of all ranks. `graph`: the recorded step,
-    whose tasks run in the order of emission; `stage_of_unit`: the plan's. Parameters and states change as in the
-    run."""
+    """A replay in one process: call it with each step's inputs and its entries of all ranks, in the order of steps.
+    `graph`: the recorded step, whose tasks run in the order of emission; `stage_of_unit`: the plan's. Parameters and
+    states change as in the run."""
 
     def __init__(self, graph: TaskGraph, stage_of_unit: Ints, device: Any = None) -> None:
         self.graph, self._stage = graph, np.asarray(stage_of_unit)[graph.unit].tolist()
@@ -130,6 +153,9 @@ class Replay:
                      for v in launch.writes if graph.storages[v.storage].role == Role.PARAMETER}
             own.setdefault(self._stage[t], set()).update(found)
             self._changes.update([t] if found else [])
+        spent = gradients(graph)
+        self._spent = {t: [self._array(int(graph.buffer_storage[b])) for b in spent[t].tolist()]
+                       for t in self._changes if t in spent}
         self._own = {stage: [self._array(s) for s in sorted(storages)] for stage, storages in own.items()}
         # by stage and version
         self._kept = {stage: {0: [np.array(a) for a in arrays]} for stage, arrays in self._own.items()}
@@ -141,10 +167,19 @@ class Replay:
         return self._bound.array(View(storage, (spec.bytes // np.dtype(spec.dtype).itemsize,), (1,), 0, spec.dtype))
 
     def __call__(self, inputs: tuple[Any, ...], entries: Iterable[VersionRead]) -> Any:
+        for _ in self.steps(inputs, entries):
+            pass
+        return self.results()
+
+    def results(self) -> Any:
+        """What the step returns."""
+        return self._bound.results()
+
+    def steps(self, inputs: tuple[Any, ...], entries: Iterable[VersionRead]) -> Iterator[list[Any]]:
+        """The same, which stops before each update for its gradients."""
         read: dict[tuple[int, bool, int], VersionRead] = {}
         made: dict[tuple[int, int], int] = {}
         average: dict[int, int] = {}
-        first = dict(self._newest)
         for e in entries:
             task = unpack(e.key)
             if task.kind == Kind.U:
@@ -152,15 +187,22 @@ class Replay:
             else:
                 read[task.unit, task.kind == Kind.F, task.micro_batch] = e
                 average |= {task.unit: e.average} if e.average else {}
+        before = dict(self._newest)
+        for stage, newest in before.items():
+            forward = read.get((stage, True, 0))
+            if forward is not None and forward.version == newest:  # a loop begins, and its average with the weights
+                self._averages[stage] = {newest: self._kept[stage][newest]}
         self._bound.load(inputs)
         for t in range(len(self.graph)):
             stage, micro_batch = self._stage[t], int(self.graph.micro_batch[t])
             if t in self._changes:
                 self._take(stage, self._kept[stage][self._newest[stage]])
-                if stage in average:
-                    self._move(stage, first[stage], average[stage])
+                if stage in average and self._newest[stage] < made[stage, micro_batch]:  # its first layer's update
+                    self._move(stage, average[stage])
             elif (entry := read.get((stage, bool(self.graph.kind[t] == Kind.F), micro_batch))) is not None:
                 self._take(stage, (self._averages if entry.average else self._kept).get(stage, {}).get(entry.version))
+            if t in self._changes:
+                yield self._spent.get(t, [])
             for call in self._bound.thunks(t):
                 call()
             if t in self._changes:
@@ -168,23 +210,35 @@ class Replay:
                 self._kept[stage][made[stage, micro_batch]] = [np.array(a) for a in self._own[stage]]
         for stage, newest in self._newest.items():
             self._take(stage, self._kept[stage][newest])
-            self._kept[stage] = {newest: self._kept[stage][newest]}
-            self._averages[stage] = {}
-        return self._bound.results()
+            for versions in (self._kept[stage], self._averages[stage]):  # the next step reads none from before this one
+                for old in [v for v in versions if v < before[stage]]:
+                    del versions[old]
 
     def _take(self, stage: int, weights: list[Any] | None) -> None:
         for array, kept in zip(self._own.get(stage, []), weights or [], strict=True):
             np.copyto(array, kept)
 
-    def _move(self, stage: int, first: int, updates: int) -> None:
-        """Moves the moving average over `updates` updates, before the next update; it begins with a step's first
-        version."""
+    def _move(self, stage: int, updates: int) -> None:
+        """Moves the moving average over `updates` updates, before the next update."""
         newest, averages = self._newest[stage], self._averages[stage]
-        if newest - updates >= first:
-            version = newest - updates
-            start = averages.get(version, self._kept[stage][first])
-            averages[version + 1] = [KERNELS["lerp"].reference(np, a, w, weight=1 / updates)
-                                     for a, w in zip(start, self._kept[stage][newest], strict=True)]
+        now = max(averages)
+        averages[max(now, newest + 1 - updates)] = [KERNELS["lerp"].reference(np, a, w, weight=1 / updates)
+                                                    for a, w in zip(averages[now], self._kept[stage][newest],
+                                                                    strict=True)]
+
+
+def replay_together(replicas: Sequence[Replay], inputs: Sequence[tuple[Any, ...]],
+                    entries: Sequence[VersionRead]) -> list[Any]:
+    """The results of replicas, each on its own inputs, which update with the mean of their gradients, added in their
+    order; all have the same log."""
+    runs = [replay.steps(own, entries) for replay, own in zip(replicas, inputs, strict=True)]
+    for gradients_of_each in zip(*runs, strict=True):
+        for arrays in zip(*gradients_of_each, strict=True):
+            mean = functools.reduce(np.add, arrays)
+            mean *= mean.dtype.type(1 / len(arrays))
+            for array in arrays:
+                np.copyto(array, mean)
+    return [replay.results() for replay in replicas]
 
 
 def as_lines(entries: Iterable[VersionRead]) -> list[str]:

@@ -67,8 +67,9 @@ class PipelineTrainer(Trainer):
 
     Every rank has recorded the whole step and reads all of its replica's share of the batch (the whole batch if
     `recorded` has one rank); it holds and runs its own stages. Until `finish`, only a rank with the last stage has
-    losses. A stale policy is stale only within a step, which drains the pipeline at its end. `sums`: microseconds of an
-    all-reduce between replicas, per all-reduce and per byte.
+    losses. Under a stale policy, which never drains, steps overlap; a run settles at the end of each epoch, so that its
+    bits do not depend on whether it saves. `sums`: microseconds of an all-reduce between replicas, per all-reduce and
+    per byte.
     """
 
     def __init__(self, recorded: Recorded, cost: CostModel, communicator: Communicator, link: Link, *,
@@ -83,7 +84,7 @@ class PipelineTrainer(Trainer):
         self.run: DistributedExecutor = DistributedExecutor(  # type: ignore[assignment]
             *plan.with_messages, communicator, device=recorded.device, trace=trace,
             memory_limit=recorded.job.memory_limit, logged=plan.versions is not None)
-        self.log: list[VersionRead] = []  #: of all ranks after `finish`, where the policy is stale
+        self.log: list[VersionRead] = []  #: of all ranks of a replica after `finish`, where the policy is stale
         program = self.run.program
         peaks, orders = zip(*communicator.gather((program.peak_bytes, program.collectives)), strict=True)
         check_same_order(orders, self.grid)
@@ -92,6 +93,11 @@ class PipelineTrainer(Trainer):
         held = {id(spec.live) for spec in self.run.program.graph.storages if spec.live is not None}
         self._mine = [i for i, spec in enumerate(recorded.graph.storages) if spec.live is not None
                       and id(spec.live) in held]
+
+    def step(self) -> None:
+        super().step()
+        if self.plan.versions is not None and self.recorded.train_data.state()["batch"] == 0:
+            self.settle()
 
     def settle(self) -> None:
         """Like `Trainer.settle`, on all ranks together: a step that is not validated yet needs all of them."""
@@ -117,14 +123,15 @@ class PipelineTrainer(Trainer):
     def finish(self) -> None:
         """Ends the run. Every rank then has the losses, which are means over replicas, and the whole model. Raises
         TrainingError as `collect` does, and where replicas have different parameters."""
-        self.collect()
+        self.settle()  # before ranks talk of anything else: one may still await a message for the next step
         self._check_replicas()
         self.share()
         self.run.close()
         shares = [losses for losses in self.communicator.gather(self.losses) if losses]
         self.losses = np.mean(shares, axis=0).tolist()
         if self.run.log is not None:
-            self.log = [entry for entries in self.communicator.gather(self.run.log.entries) for entry in entries]
+            every = self.communicator.gather(self.run.log.entries)
+            self.log = [entry for entries in every[: self.grid.ranks] for entry in entries]
 
     def _check_replicas(self) -> None:
         """Raises TrainingError where ranks that hold the same stages hold different parameters."""

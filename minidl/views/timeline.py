@@ -112,6 +112,8 @@ class Timeline:
                 if (k := int(t.key[i])) in number:
                     ends[int(unpack(k).kind in RECEIVES)][number[k]] = base + i
         met = np.array([(ends[0][n], ends[1][n]) for n in ends[0] if n in ends[1]], np.int64).reshape(-1, 2)
+        late = unpack(key).late
+        met = met[late[met[:, 0]] == late[met[:, 1]]]  # others were sent in the step before
         sent, got = met.T
         start[got] = np.clip(start[sent], start[got], end[got])
         inside = np.concatenate([t.edges + base for t, base in zip(own, records, strict=False)])

@@ -30,9 +30,10 @@ from .post_validation import post_validated, waits_for_all
 from .pricing import chained
 from .problem import Problem, check_numbers
 from .proof import chunks_in, prove, read_plan
-from .replicas import add_all_reduces
+from .replicas import add_all_reduces, add_sums_between_updates
 from .stages import fused_in
-from .versions import updates, versions_of, with_updates, with_versions
+from .steady_state import steady_order, with_updates
+from .versions import updates, versions_of
 
 
 def plan_network(graph: TaskGraph, policy_or_name: str | Policy, cost: CostModel, machine: Machine, *,
@@ -44,8 +45,8 @@ def plan_network(graph: TaskGraph, policy_or_name: str | Policy, cost: CostModel
     graph's other tasks come last on the rank of their stage. With replicas, each stage's gradients are summed over them
     before its update: `all_reduces` (the order) and `part_bytes` as for `add_all_reduces`. `barrier`: True if updates
     that need values of all stages, to clip or to scale the loss, wait for these values; False if they are validated in
-    the next step. By default they wait, unless the policy's source has no barrier and the step is shorter without it;
-    with replicas they always wait. Raises PipelineError if the network cannot be cut into these stages.
+    the next step. By default they wait, unless the policy's source has no barrier and the step is shorter without it.
+    Raises PipelineError if the network cannot be cut into these stages.
     """
     chosen, name = policy(policy_or_name), title(policy_or_name)
     placement, cap = place(chosen, machine.ranks, chunks), machine.activation_cap
@@ -53,9 +54,8 @@ def plan_network(graph: TaskGraph, policy_or_name: str | Policy, cost: CostModel
     told = {option: value for option, value in summing.items() if value is not None}
     if told and machine.replicas == 1:
         raise PipelineError(f"{name}: {min(told)} is for several replicas of a pipeline; there is one")
-    if machine.replicas > 1 and chosen.stale:
-        raise PipelineError(f"{name} updates several times in a step, but replicas sum their gradients once, at its "
-                            f"end; plan it for one replica")
+    if told and chosen.stale:
+        raise PipelineError(f"{name} sums gradients before each of its updates, so {min(told)} has no effect")
     if chosen.sliced:
         raise PipelineError(f"{name} orders slices of sequences, but this step was recorded with whole micro-batches; "
                             f"`minidl simulate` without a model prices it")
@@ -75,37 +75,37 @@ def plan_network(graph: TaskGraph, policy_or_name: str | Policy, cost: CostModel
         placement, problem = best, replace(problem, placement=best)
         stages = cut(graph, cost, placement.stages, stage_of_unit, placement.table)
     notes: dict[str, Any] = {}
-    versions: Versions | None
+    versions: Versions | None = None
     if chosen.on_network is not None:
         schedule, placement, versions = chosen.parted(problem, options)
         assert placement.parts is not None
         stages = cut(graph, cost, placement.stages, stage_of_unit, placement.parts[Kind.U, 0])
         stages = with_followers(stages, placement)
+    elif chosen.stale:
+        schedule, versions = steady_order(name, chosen, problem, options)
     else:
         made = chosen.ordered(problem, options)
         if isinstance(made, Plan):
             raise PipelineError(f"{name} makes its own graph and cannot order a recorded graph")
         schedule, notes = with_notes(made, tried)
-        versions = chosen.read(problem, schedule, options)
     joint = fused_in(schedule, placement.stages, micro_batches)
     merged = fuse(stages.graph, np.broadcast_to(joint, (placement.stages, micro_batches)))
+    cost = stages.cost(merged, cost)
+    remarks: tuple[str, ...] = ()
     if versions is None:
         ordered = _completed(merged, schedule, placement)
     else:
         _check_updates(name, merged, versions)
-        ordered = with_updates(merged, schedule, placement)
-        versions = versions_of(schedule, versions, ordered)
-        merged = with_versions(merged, ordered, versions)
-    remarks: tuple[str, ...] = ()
-    if versions is not None and chosen.steady is not None:
-        never = chosen.steady(problem) * (micro_batches // versions.every)
-        remarks = (f"{name}: this step drains the pipeline at its end; in a run that never drains, as many "
-                   f"micro-batches would take {never:,.1f} {cost.unit} without their updates",)
-    cost = stages.cost(merged, cost)
-    if _may_validate(chosen, merged, machine, barrier):
-        merged, ordered, cost = _validated(merged, ordered, cost, must=barrier is not None)
-    if machine.replicas > 1:
+        merged, ordered, versions = with_updates(name, merged, schedule, placement, versions)
+        if not merged.late.any() and machine.ranks > 1:
+            remarks = (f"{name}: this step drains the pipeline at its end",)
+    if machine.replicas > 1 and versions is not None:
+        merged, together, cost = add_sums_between_updates(merged, ordered, cost, machine)
+        ordered, versions = together, versions_of(ordered, versions, together)
+    elif machine.replicas > 1:
         merged, ordered, cost = add_all_reduces(merged, ordered, cost, machine, all_reduces or "fifo", part_bytes)
+    if _may_validate(chosen, merged, barrier):
+        merged, ordered, cost = _validated(merged, ordered, cost, must=barrier is not None)
     return Plan(name, merged, ordered, cost, machine.size, machine.memory_limit,
                 options | told | notes, remarks, placement=placement, micro_batches=micro_batches, cap=cap,
                 kept=options.get("kept", 1.0), versions=versions)
@@ -153,15 +153,13 @@ def plan_schedule(graph: TaskGraph, schedule: Schedule, cost: CostModel, machine
     return replace(made, cost=stages.cost(made.graph, cost))
 
 
-def _may_validate(chosen: Policy, graph: TaskGraph, machine: Machine, barrier: bool | None) -> bool:
+def _may_validate(chosen: Policy, graph: TaskGraph, barrier: bool | None) -> bool:
     """Whether updates may be validated in the next step. Raises PipelineError for a choice that has no effect."""
     if barrier is None:
-        return chosen.validates and machine.replicas == 1 and waits_for_all(graph)
+        return chosen.validates and waits_for_all(graph)
     if not waits_for_all(graph):
         raise PipelineError("barrier has no effect: the step neither clips nor scales its loss, so no update waits for "
                             "other stages")
-    if not barrier and machine.replicas > 1:
-        raise PipelineError("barrier=False is for one pipeline; with replicas updates wait for all stages")
     return not barrier
 
 

@@ -2,7 +2,7 @@
 
 An activation lives on its rank from the start of F to the end of the last O, W or B of its stage and micro-batch there.
 On another rank that computes one of these, it lives from its earliest possible arrival. The tasks of one action start
-and end together.
+and end together. In the body of a loop, late tasks use activations of the step before.
 """
 
 from __future__ import annotations
@@ -21,14 +21,16 @@ def activations(plan: Plan) -> Floats:
     full stage."""
     schedule, stages = plan.schedule, plan.placement.stages
     kind = unpack(schedule.keys).kind
-    action, _ = schedule.actions()
+    action, begins = schedule.actions()
     which = _activation(schedule.keys, stages)
     home = which
     if plan.placement.parts is not None:  # several ranks may hold the same activation
         rank = np.array([lane.rank for lane in schedule.lanes], np.int64)[schedule.lane_of_each()]
         home = which + rank * (plan.micro_batches * stages)
     size = int(home.max(initial=0)) + 1
-    uses = np.isin(kind, [int(k) for k in COMPUTE])
+    late = unpack(schedule.keys).late == 1
+    works = np.isin(kind, [int(k) for k in COMPUTE])
+    uses = works & ~late
     forward, split = kind == Kind.F, kind == Kind.O
     begin, end = np.full(size, -1, np.int64), np.full(size, -1, np.int64)
     np.maximum.at(end, home[uses], action[uses])
@@ -41,6 +43,12 @@ def activations(plan: Plan) -> Floats:
     count = int(action.max(initial=-1)) + 2
     change: Floats = np.bincount(begin[held], minlength=count).astype(np.float64)
     change -= np.bincount(end[held] + 1, minlength=count)
+    until, lane = np.full(size, -1, np.int64), np.zeros(size, np.int64)
+    np.maximum.at(until, home[works & late], action[works & late])
+    lane[home] = schedule.lane_of_each()
+    over = until >= 0  # it lives on in the next step, until a late task
+    change += np.bincount(begins[lane[over]], minlength=count) - np.bincount(until[over] + 1, minlength=count)
+    change += np.bincount(end[held & over] + 1, minlength=count) - np.bincount(begins[lane[over] + 1], minlength=count)
     if plan.kept != 1:  # a part of it is freed between O and the last use
         last = split & (end[home] > action)
         freed = 1 - plan.kept

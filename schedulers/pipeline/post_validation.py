@@ -29,12 +29,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ...graph import ROLES, Ints, Launch, Role, Rows, StorageSpec, TaskGraph, View, moved_views
-from ...passes.boundary import VERDICT
+from ...passes.boundary import VERDICT, outliving
 from ...passes.rewrite import sums
 from ...passes.send_receive import crossing, ranks_of
 from ...pricing.cost import CostModel
 from ...schedule import Schedule
-from ...tasks import Kind, as_recorded, pack, task_name
+from ...tasks import COLLECTIVE, Kind, as_recorded, pack, task_name
 from .placement import PipelineError
 
 JUDGES = ("any_set", "scale_update", "clip_factor")  #: kernels that need a value from every stage
@@ -49,8 +49,9 @@ def post_validated(graph: TaskGraph, schedule: Schedule, cost: CostModel) -> tup
     """The body of a loop without a barrier at the optimizer: a step, and in it the late tasks that validate the step
     before; also its tasks' costs.
 
-    `graph`: recorded stages. `schedule`: its order, one lane per rank. Raises PipelineError if a rank updates nothing,
-    and so gets no verdict, or uses weights that another rank updates: they would have to be sent twice.
+    `graph`: recorded stages. `schedule`: its order, one lane per rank, and one for sums over replicas: these come
+    before the squares of what they sum, so all replicas have the same verdict. Raises PipelineError if a rank updates
+    nothing, and so gets no verdict, or uses weights that another rank updates: they would have to be sent twice.
     """
     rank, changing = ranks_of(graph, schedule), (graph.kind == Kind.U) & ~sums(graph)
     reader, buffer, writer = crossing(graph, rank)
@@ -272,17 +273,18 @@ class _Rewrite:
         head, begin = self.head(), old + np.arange(len(tells))
         end = old + np.arange(len(tells), len(new))
         order = np.concatenate([begin, np.flatnonzero(head), end, np.flatnonzero(~head)])
-        return _lasting(whole).take(order), self.ordered(whole, rank, begin, end, head), self.priced(made, new)
+        return outliving(whole).take(order), self.ordered(whole, rank, begin, end, head), self.priced(made, new)
 
     def ordered(self, whole: TaskGraph, rank: Ints, begin: Ints, end: Ints, head: Ints) -> Schedule:
         """The order of each lane: the tasks `begin` of its rank, then the head, then the tasks `end`, then the rest."""
         schedule, ids = self.schedule, self.schedule.ids(self.graph)
         second = self.second()
+        computes = ~np.isin(self.graph.kind[ids[schedule.ptr[:-1]]], COLLECTIVE)  # other lanes sum over replicas
         lanes, joined = [], []
         for i, lane in enumerate(schedule.lanes):
             own, pairs = (column[schedule.ptr[i] : schedule.ptr[i + 1]] for column in (ids, second))
-            lanes.append(np.concatenate([begin[rank[begin] == lane.rank], own[head[own]], end[rank[end] == lane.rank],
-                                         own[~head[own]]]))
+            before, after = (tasks[rank[tasks] == lane.rank] if computes[i] else tasks[:0] for tasks in (begin, end))
+            lanes.append(np.concatenate([before, own[head[own]], after, own[~head[own]]]))
             joined.append(np.append(np.zeros(len(lanes[-1]) - (~head[own]).sum(), bool), pairs[~head[own]]))
         return Schedule(schedule.lanes, np.cumsum([0, *map(len, lanes)]), whole.keys[np.concatenate(lanes)],
                         None if schedule.joined is None else np.concatenate(joined))
@@ -324,15 +326,3 @@ class _Rewrite:
 
 def _bytes(view: View) -> int:
     return int(np.prod(view.shape, dtype=np.int64)) * np.dtype(view.dtype).itemsize
-
-
-def _lasting(graph: TaskGraph) -> TaskGraph:
-    """The graph in which gradients and squares that late tasks read outlive the step."""
-    late = graph.late
-    made, read = (np.zeros(len(graph.storages), bool) for _ in range(2))
-    made[graph.buffer_storage[graph.writes.take(np.flatnonzero(~late)).ids]] = True
-    read[graph.buffer_storage[graph.reads.take(np.flatnonzero(late)).ids]] = True
-    kept = made & read & ~np.array([spec.role.persistent for spec in graph.storages])
-    role = np.where(kept[graph.buffer_storage], ROLES.index(Role.STATE), graph.buffer_role)
-    return replace(graph, buffer_role=role.astype(graph.buffer_role.dtype), storages=tuple(
-        replace(spec, role=Role.STATE) if kept[i] else spec for i, spec in enumerate(graph.storages)))

@@ -78,7 +78,8 @@ def read_plan(schedule: Schedule, ranks: int, micro_batches: int, chunks: int | 
         return prove(replace(like, schedule=schedule, cap=cap, limit=limit))
     micro_batches = micro_batches if like is None else like.micro_batches
     compute = _without_communication(schedule)
-    _once(compute, ranks, ranks * chunks, micro_batches, graph)
+    stale = like is not None and like.versions is not None and like.graph.launches
+    _once(compute, ranks, ranks * chunks, micro_batches, like.graph if like is not None and stale else graph)
     placement = (_placement(compute, ranks, micro_batches, chunks, asked, graph is None) if like is None
                  else like.placement)
     joint = fused_in(compute, placement.stages, micro_batches)
@@ -142,7 +143,8 @@ def _once(schedule: Schedule, ranks: int, stages: int, micro_batches: int, graph
     own = unpack(schedule.keys)
     unit, kind, micro_batch = own.unit, own.kind, own.micro_batch
     rank = np.array([lane.rank for lane in schedule.lanes], np.int64)[schedule.lane_of_each()]
-    update = np.zeros(len(schedule), bool) if graph is None else (kind == Kind.U) & (graph.find(schedule.keys) >= 0)
+    update = np.zeros(len(schedule), bool) if graph is None else (
+        ((kind == Kind.U) | (own.late > 0)) & (graph.find(schedule.keys) >= 0))
     names = ", ".join(k.name for k in COMPUTE) + ("" if graph is None else ", and U as the network has them")
     for bad, what in (
             (~update & (~np.isin(kind, COMPUTE) | (schedule.keys != pack(unit, kind, micro_batch))),
@@ -291,9 +293,13 @@ def _versions(plan: Plan) -> None:
     first = np.searchsorted(unit[order], np.arange(plan.placement.stages))
     fresh = np.append(True, (np.diff(unit[order]) != 0) | (np.diff(action[order]) != 0))
     begin = np.maximum.accumulate(np.where(fresh, np.arange(len(keys)), 0))
-    newest = np.empty(len(keys), np.int64)
-    newest[order] = (done[begin] - done[first][unit[order]]) // versions.every
-    early = np.flatnonzero(read != newest if versions.history == "none" else (read > newest) | (read < 0))
+    newest = np.empty(len(keys), np.int64)  # in updates since the beginning of the task's own step
+    left = np.bincount(unit[ends & (own.late > 0)], minlength=plan.placement.stages)  # of the step before
+    newest[order] = (done[begin] - done[first][unit[order]] - left[unit[order]]) // versions.every
+    updates = plan.micro_batches // versions.every
+    newest += own.late * updates
+    least = -updates if plan.graph.launches else 0  # a recorded step follows others
+    early = np.flatnonzero(read != newest if versions.history == "none" else (read > newest) | (read < least))
     if early.size:
         e = int(early[0])
         raise schedule.error(f"task {task_name(int(keys[e]))} reads weight version {read[e]}, but then the newest one "

@@ -9,19 +9,21 @@ replicas' sums are added in rank order, then divided by the number of replicas, 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
-from ...graph import Ints, TaskGraph
+from ...graph import Ints, Launch, Rows, TaskGraph
 from ...passes.send_receive import ranks_of
-from ...passes.synchronise import synchronise
+from ...passes.synchronise import gradients, synchronise, view_of
 from ...plans import Machine
 from ...pricing.cost import CostModel
 from ...pricing.simulation import times
 from ...schedule import Lane, Schedule
-from ...tasks import COLLECTIVE
+from ...tasks import COLLECTIVE, Kind, as_recorded, pack, task_name
 from ..layer_times import with_communication
 from .placement import PipelineError
+from .versions import updates
 
 Times = dict[tuple[int, int], float]  #: (stage, number in the graph) of an all-reduce -> time
 
@@ -46,6 +48,40 @@ def priority(ready: Times, time: Times) -> list[tuple[int, int]]:
 
 #: orders of a rank's all-reduces, by the name of the data-parallel policy with the same rule
 ORDERS: dict[str, Callable[[Times, Times], list[tuple[int, int]]]] = {"fifo": fifo, "priority": priority}
+
+
+def add_sums_between_updates(graph: TaskGraph, schedule: Schedule, cost: CostModel,
+                             machine: Machine) -> tuple[TaskGraph, Schedule, CostModel]:
+    """The body of a stale pipeline, its schedule and costs, with an all-reduce before each update of a stage: `1A0/3`
+    before its fourth, so that all replicas make the same versions of their weights."""
+    after, keys, summed, launches, lanes = [], [], [], [], dict[Lane, list[int]]()
+    rank, tasks = ranks_of(graph, schedule), dict(cost.tasks)
+    number = _numbers(graph)
+    for update, buffers in sorted(gradients(graph).items()):
+        unit, late = int(graph.unit[update]), int(graph.late[update])
+        views = tuple(view for b in buffers.tolist() if (view := view_of(graph, update, b)) is not None)
+        keys.append(int(pack(unit, Kind.A, part=number[update], late=late)))
+        after.append(update - 1)
+        summed.append(sorted(buffers.tolist()))
+        launches.append((Launch("all_reduce", views, views),))
+        lanes.setdefault(Lane(int(rank[update]), "comm"), []).append(keys[-1])
+        if machine.collective is not None:
+            size = {unit: int(graph.buffer_bytes[buffers].sum())}
+            tasks[task_name(int(as_recorded(keys[-1])))] = machine.collective(size)
+    rows = Rows.of(summed)
+    sizes = np.array([int(graph.buffer_bytes[row].sum()) for row in summed], np.int64)
+    return (graph.insert(np.array(after), np.array(keys), rows, rows, sizes, launches),
+            schedule.with_lanes({lane: np.array(mine) for lane, mine in lanes.items()}), replace(cost, tasks=tasks))
+
+
+def _numbers(graph: TaskGraph) -> dict[int, int]:
+    """For each update of a stage its number within a step."""
+    found: dict[int, int] = {}
+    mine = updates(graph)
+    for unit in np.unique(graph.unit[mine]).tolist():
+        own = mine[graph.unit[mine] == unit]
+        found |= {t: n for n, t in enumerate(own[np.argsort(graph.micro_batch[own])].tolist())}
+    return found
 
 
 def add_all_reduces(graph: TaskGraph, schedule: Schedule, cost: CostModel, machine: Machine, order: str = "fifo",
