@@ -504,3 +504,10 @@ def test_a_networks_pipeline_is_planned_and_checked(capsys, tmp_path, scheduler)
     code, explained = run_json(capsys, "explain", "1F2", "--scheduler", scheduler, *shape)
     assert code == 0
     assert explained["task"] == "1F2"
+
+
+@pytest.mark.parametrize("verb", ["train", "compare"])
+def test_a_run_that_names_no_network_takes_the_small_one(verb, capsys):
+    """As `train` without any flag does: `train --epochs 4` is the same run, longer."""
+    assert main([verb, "--steps", "1", "--costs", "analytic", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["model"] == "mlp"

@@ -71,8 +71,8 @@ def test_the_page_explains_every_task_as_explain_does(name, chromium, tmp_path):
         for what in ("may_start", "start", "end", "must_end"):
             assert one[what] == getattr(found, what) - begin
         assert one["slack"] == pytest.approx(found.slack, abs=1e-9)
-        assert one["waits_for"] == list(found.waits_for)
-        assert sorted(one["awaited_by"]) == sorted(found.awaited_by)
+        assert one["needs"] == list(found.needs)
+        assert sorted(one["needed_by"]) == sorted(found.needed_by)
     if plan.synthetic:
         return
     for one in said:
@@ -101,10 +101,10 @@ def test_hover_click_find_and_zoom(dark, chromium, tmp_path):
         assert "reads" in tip
         tab.mouse.click(x, y)
         assert tab.evaluate("page.chosen()") == "1W2"
-        for name in found.waits_for:
+        for name in found.needs:
             assert name in tab.inner_text("#explain")
-        tab.locator("#explain a", has_text=re.compile(f"^{found.waits_for[0]}$")).first.click()
-        assert tab.evaluate("page.chosen()") == found.waits_for[0], "a name in the explanation leads to its task"
+        tab.locator("#explain a", has_text=re.compile(f"^{found.needs[0]}$")).first.click()
+        assert tab.evaluate("page.chosen()") == found.needs[0], "a name in the explanation leads to its task"
         whole = tab.evaluate("page.view().to - page.view().from")
         tab.mouse.move(x, y)
         tab.mouse.wheel(0, -300)

@@ -552,7 +552,7 @@ def test_all_reduces_of_replicas_have_a_price(capsys):
     assert ring == pytest.approx(tree + 200), "six messages in a row, or four"
     found = told(capsys, "explain", "0A0", *flags)
     assert found["end"] - found["start"] == pytest.approx(200)
-    assert found["waits_for"] == ["0B3"]
+    assert found["needs"] == ["0B3"]
 
 
 @pytest.mark.parametrize(("verb", "flags", "line"), [

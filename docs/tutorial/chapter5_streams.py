@@ -107,7 +107,7 @@ with tempfile.TemporaryDirectory() as folder:
     assert len(ml.Timeline.load(path).tasks) == len(graph)
     print(f"\na trace of {path.stat().st_size:,} bytes; `minidl train --trace FILE` writes one")
 
-# Who is to blame when a task is late? `explain` says when a task may start and must end, and whom it waits for:
+# Who is to blame when a task is late? `explain` says when a task may start and must end, and which tasks it needs:
 #
 #     python -m minidl explain 3W0 --model mlp --scheduler multi_stream
 

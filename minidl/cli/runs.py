@@ -86,7 +86,7 @@ def run_record(task: Job, trainer: Trainer) -> dict[str, Any]:
             "objective": trainer.recorded.objective.name, "test": found,
             "step_ms": trainer.step_ms(), "predicted_step_ms": round(trainer.plan.predicted_step_ms, 4),
             "peak_bytes": max(trainer.plan.peak_bytes or (0,)), "params_sha256": trainer.params_sha256(),
-            "diagnosis": of_run(trainer.plan, trainer.step_ms()["median"], surroundings(trainer)).as_json(),
+            "diagnosis": of_run(trainer.plan, surroundings(trainer)).as_json(),
             "versions": versions()}
 
 
@@ -94,7 +94,7 @@ def surroundings(trainer: Trainer) -> Surroundings:
     """What was around a run."""
     step, communicator = trainer.step_ms(), getattr(trainer, "communicator", None)
     threads = 1 if communicator is None or communicator.own_process else communicator.size
-    return Surroundings(trainer.load, len(os.sched_getaffinity(0)), threads, step["p10"], step["p90"])
+    return Surroundings(trainer.load, len(os.sched_getaffinity(0)), step["median"], step["p10"], step["p90"], threads)
 
 
 def said(metric: str, value: float) -> str:

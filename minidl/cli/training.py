@@ -27,16 +27,24 @@ from .runs import (
     surroundings,
 )
 
-#: the run of `train` without flags: its tasks are long enough that two streams can gain
-SMALL: dict[str, Any] = {"model": "mlp", "model_arg": [("hidden", 1024), ("layers", 4)], "epochs": 8, "lr": 0.05}
+#: the network of runs that name none: its tasks are long enough that two streams can gain
+SMALL: dict[str, Any] = {"model": "mlp", "model_arg": [("hidden", 1024), ("layers", 4)]}
+SMALL_LR = 0.05
+
+
+def _with_network(arguments: Any) -> None:
+    """Sets the small network where the flags name none."""
+    if not arguments.model:
+        vars(arguments).update(SMALL)
+        if "--lr" not in arguments.given:
+            arguments.lr = SMALL_LR
 
 
 def train(arguments: Any) -> int:
     """Trains one job; without flags, compares two schedules."""
+    _with_network(arguments)
     if not arguments.given - {"--json"}:
-        for key, value in SMALL.items():
-            setattr(arguments, key, value)
-        arguments.command, arguments.schedulers = "compare", "in_order,multi_stream"
+        arguments.command, arguments.schedulers, arguments.epochs = "compare", "in_order,multi_stream", 8
         return compare(arguments)
     if arguments.parallel != "none":
         return (distributed.train_in_one_process(arguments) if arguments.ranks is not None
@@ -105,6 +113,7 @@ def _dry_run(arguments: Any, recorded: Recorded, cost: CostModel) -> int:
 def compare(arguments: Any) -> int:
     """Runs the same training under several schedules, from one seed, with interleaved steps. Returns 1 if the bits
     differ although they must be equal."""
+    _with_network(arguments)
     check_outputs(arguments)
     names = named(arguments)
     chosen = {name: scheduler_of(arguments, name) for name in names}
@@ -132,9 +141,7 @@ def compare(arguments: Any) -> int:
               "arms": [{k: r[k] for k in keys} for r in records], "bit_identical": identical,
               "deterministic": one.deterministic}
     first, *others = trainers
-    base = first.step_ms()["median"]
-    found = {t.job.scheduler: of_speedup(first.plan, t.plan, base, t.step_ms()["median"], surroundings(t))
-             for t in others}
+    found = {t.job.scheduler: of_speedup(first.plan, t.plan, surroundings(first), surroundings(t)) for t in others}
     result["diagnosis"] = {name: d.as_json() for name, d in found.items()}
     if arguments.html:
         show.write_page(arguments, result, [Shown.of(t.plan, t.run.timeline) for t in trainers])

@@ -24,13 +24,15 @@ UNEVEN = 1.5  #: steps are uneven if the slowest tenth takes so many times the f
 @dataclass(frozen=True)
 class Surroundings:
     """What was around a run. `load`: the processes that wanted to run when it began; `cores`: those it may use;
-    `ranks`: how many run as threads of its process. `p10`, `p90`: of the times of its steps, in milliseconds."""
+    `ranks`: how many run as threads of its process. `median`, `p10`, `p90`: the times of its steps, in
+    milliseconds."""
 
     load: float
     cores: int
+    median: float
+    p10: float
+    p90: float
     ranks: int = 1
-    p10: float = 0.0
-    p90: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -55,29 +57,31 @@ class Diagnosis:
         return "\n".join([f"{self.headline}: {'; '.join(self.reasons)}", *(f"  {line}" for line in self.advice)])
 
 
-def of_run(plan: Plan, measured_ms: float, around: Surroundings) -> Diagnosis:
+def of_run(plan: Plan, around: Surroundings) -> Diagnosis:
     """The diagnosis of one run, by the time of its steps."""
-    predicted = plan.predicted_step_ms
-    headline = f"predicted {predicted:.3f} ms, measured {measured_ms:.3f} ms"
-    return _judged(headline, measured_ms / predicted if predicted else 1.0, plan, around)
-
-
-def of_speedup(base: Plan, plan: Plan, base_ms: float, measured_ms: float, around: Surroundings) -> Diagnosis:
-    """The diagnosis of a run beside another one of the same training, by the speed-up over that one."""
-    predicted, measured = base.predicted_step_ms / plan.predicted_step_ms, base_ms / measured_ms
-    return _judged(f"predicted {predicted:.2f}x, measured {measured:.2f}x", predicted / measured, plan, around)
-
-
-def _judged(headline: str, slower: float, plan: Plan, around: Surroundings) -> Diagnosis:
-    """`slower`: how many times longer it took than predicted. Only what is slower needs reasons."""
-    if abs(slower - 1) <= FITS:
-        return Diagnosis(headline, True)
-    found = list(_costs(plan))
-    if slower > 1:
+    predicted, found = plan.predicted_step_ms, list(_costs(plan))
+    headline = f"predicted {predicted:.3f} ms, measured {around.median:.3f} ms"
+    if around.median >= predicted:
         found += [*_machine(plan, around), *_tasks(plan)]
     elif not found:
         found = [("it is faster than predicted, so the costs were measured too high",
                   "Measure the costs when nothing else runs (--save-costs), and give them with --costs.")]
+    return _judged(headline, around.median / predicted if predicted else 1.0, found)
+
+
+def of_speedup(base: Plan, plan: Plan, around_base: Surroundings, around: Surroundings) -> Diagnosis:
+    """The diagnosis of a run beside another one of the same training, by the speed-up over that one. The reasons are
+    those of the one that is slower than predicted, beside the other."""
+    predicted, measured = base.predicted_step_ms / plan.predicted_step_ms, around_base.median / around.median
+    slow, there = (plan, around) if measured < predicted else (base, around_base)
+    found = [*_costs(slow), *_machine(slow, there), *_tasks(slow)]
+    return _judged(f"predicted {predicted:.2f}x, measured {measured:.2f}x", predicted / measured, found)
+
+
+def _judged(headline: str, slower: float, found: list[tuple[str, str]]) -> Diagnosis:
+    """`slower`: how many times longer it took than predicted. What fits needs no reasons."""
+    if abs(slower - 1) <= FITS:
+        return Diagnosis(headline, True)
     return Diagnosis(headline, False, tuple(reason for reason, _ in found),
                      tuple(dict.fromkeys(advice for _, advice in found)))
 
@@ -96,7 +100,7 @@ def _machine(plan: Plan, around: Surroundings) -> Iterable[tuple[str, str]]:
     if threads > around.cores:
         what = (f"{around.ranks} ranks as threads" if around.ranks > 1 else f"{threads} streams")
         yield f"{what} on {cores}", "Take at most as many streams and ranks as there are cores."
-    if around.p10 and around.p90 > UNEVEN * around.p10:
+    if around.p90 > UNEVEN * around.p10:
         yield (f"steps take {around.p10:.3f} to {around.p90:.3f} ms (p10 to p90)",
                "Uneven steps are a sign of other work on the machine; give more --steps, and compare medians.")
 

@@ -1,4 +1,4 @@
-"""Why a task stands where it does: when it may start, when it must end, which tasks it waits for. Runs nothing."""
+"""Why a task stands where it does: when it may start, when it must end, which tasks it needs. Runs nothing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Explanation:
     """The place of one task, with times in the costs' unit. `may_start`: when its dependencies have ended; `must_end`:
     if it ends later, the step ends later.
 
-    `waits_for` and `awaited_by`: the tasks at the other ends of its edges; `lane_before` and `lane_after`: its
+    `needs` and `needed_by`: the tasks at the other ends of its edges; `lane_before` and `lane_after`: its
     neighbours on the lane.
     """
 
@@ -39,8 +39,8 @@ class Explanation:
     end: float
     must_end: float
     slack: float
-    waits_for: tuple[str, ...]
-    awaited_by: tuple[str, ...]
+    needs: tuple[str, ...]
+    needed_by: tuple[str, ...]
     lane_before: str | None
     lane_after: str | None
     unit: str
@@ -55,8 +55,8 @@ class Explanation:
                  f"  runs        {self.start:,.1f} to {self.end:,.1f}{u}",
                  f"  must end    {self.must_end:,.1f}{u}   (if it ends later, the step gets longer)",
                  f"  slack       {self.slack:,.1f}{u}{'   it is on the critical path' if self.slack <= 1e-9 else ''}",
-                 f"  waits for   {', '.join(self.waits_for) or 'nobody'}",
-                 f"  awaited by  {', '.join(self.awaited_by) or 'nobody'}",
+                 f"  needs       {', '.join(self.needs) or 'no task'}",
+                 f"  needed by   {', '.join(self.needed_by) or 'no task'}",
                  f"  on its lane after {self.lane_before or 'nothing'}, before {self.lane_after or 'nothing'}"]
         return "\n".join(lines)
 

@@ -105,8 +105,8 @@ function explained(t, i) {
     about.may_start = plan.may_start[e];
     about.must_end = plan.must_end[e];
     about.slack = plan.must_end[e] - p.end[e];
-    about.waits_for = [...rowOf(plan.preds, e)].map((k) => p.names[k]);
-    about.awaited_by = [...rowOf(plan.succs, e)].map((k) => p.names[k]);
+    about.needs = [...rowOf(plan.preds, e)].map((k) => p.names[k]);
+    about.needed_by = [...rowOf(plan.succs, e)].map((k) => p.names[k]);
     about.relatives = { before: [...rowOf(plan.preds, e)], behind: [...rowOf(plan.succs, e)] };
     about.reads = [...rowOf(plan.reads, e)].map((b) => plan.buffers[b]);
     about.writes = [...rowOf(plan.writes, e)].map((b) => plan.buffers[b]);
@@ -136,8 +136,8 @@ function showExplanation() {
   const box = $("explain");
   box.replaceChildren();
   if (!chosen) {
-    box.append(make("p", { class: "soft" }, "Click a task: when it may start, when it must end, what it waits for, "
-      + "and who waits for it."));
+    box.append(make("p", { class: "soft" }, "Click a task: when it may start, when it must end, which tasks it needs, "
+      + "and which tasks need it."));
     return;
   }
   const { t, i } = chosen, a = explained(t, i), list = make("dl");
@@ -146,7 +146,7 @@ function showExplanation() {
     const out = [];
     for (const k of ids.slice(0, 60)) out.push(out.length ? ", " : "", link(plan.predicted, k));
     if (ids.length > 60) out.push(` and ${ids.length - 60} more`);
-    return out.length ? out : ["nobody"];
+    return out.length ? out : ["no task"];
   };
   const neighbour = (k) => (k < 0 ? "nothing" : link(t, k));
   if (a.may_start !== undefined) row("may start", time(a.may_start));
@@ -160,8 +160,8 @@ function showExplanation() {
     row(p.what === "wait" ? "waited" : "transfer", time(p.time), p.for ? " for " : "",
       p.for ? link(t, t.awaited[i]) : "");
   if (a.relatives) {
-    row("waits for", ...links(a.relatives.before));
-    row("awaited by", ...links(a.relatives.behind));
+    row("needs", ...links(a.relatives.before));
+    row("needed by", ...links(a.relatives.behind));
   }
   row("on its lane", "after ", neighbour(laneBefore(t, i)), ", before ", neighbour(laneAfter(t, i)));
   if (a.reads) {
