@@ -135,3 +135,48 @@ def test_frozen_parameters_get_no_gradient():
     opt.step()
     changed = [not np.array_equal(p.numpy(), b) for p, b in zip(model.parameters(), before, strict=True)]
     assert changed == [False, False, True, True]
+
+
+@pytest.mark.parametrize("name", nn.module.INSTEAD)
+def test_what_a_module_has_not_says_what_to_use(name):
+    with pytest.raises(AttributeError, match=f"a Linear has no '{name}'; use ") as caught:
+        getattr(nn.Linear(2, 2), name)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(AttributeError, match="a Linear has no 'nonsense'$"):
+        _ = nn.Linear(2, 2).nonsense
+
+
+def test_masks_count_as_numbers_beside_floats():
+    torch = torch_or_skip()
+    values = random_array((3, 4), 1)
+    x, t = ml.Parameter(values), torch.tensor(values, requires_grad=True)
+    for v in (x, t):
+        ((v > 0) * v + v * (v < 1) + (v > 0.5) + v / (v != 0)).sum().backward()
+    np.testing.assert_allclose(x.grad.numpy(), t.grad.numpy(), rtol=1e-12)
+
+
+def test_operators_with_numpy_on_the_left_and_formats():
+    x = ml.array(np.arange(4.0).reshape(2, 2))
+    np.testing.assert_allclose((np.eye(2) @ x).numpy(), x.numpy())
+    np.testing.assert_allclose((2**x).numpy(), 2 ** x.numpy())
+    assert f"{x.sum():.2f}" == "6.00"
+    assert f"{x}".startswith("Tensor(")
+
+
+def test_usual_names_of_arguments_are_torchs():
+    nn.Conv2d(3, 4, kernel_size=3, stride=2, padding=1)
+    nn.ConvTranspose2d(3, 4, kernel_size=2, stride=2)
+    nn.Conv1d(3, 4, kernel_size=3)
+    nn.MaxPool2d(kernel_size=2, stride=2)
+    nn.Dropout(p=0.1)
+    nn.LeakyReLU(negative_slope=0.2)
+    nn.AdaptiveAvgPool2d(output_size=(1, 1))
+
+
+def test_losses_tell_what_their_labels_must_be():
+    x = ml.array(random_array((4, 3)))
+    for target in (x, ml.array(np.zeros((4, 1), int)), ml.array(np.zeros(4, np.int32))):
+        with pytest.raises(ml.ShapeError, match=r"expected int64 \(4,\), the labels of logits \(4, 3\), whose classes"):
+            nn.functional.cross_entropy(x, target)
+    with pytest.raises(TypeError, match="the third argument of cross_entropy is the label smoothing"):
+        nn.cross_entropy(x, ml.array(np.zeros(4, int)), ml.ones(3))

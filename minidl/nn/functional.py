@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from .. import ops
-from ..autograd.tensor import Tensor, array
+from ..autograd.tensor import ShapeError, Tensor, array
 from ..ops import (
     adaptive_avg_pool2d,
     avg_pool2d,
@@ -49,7 +49,7 @@ def cross_entropy(x: Tensor, target: Tensor, *, ignore_index: int = -100, reduct
                   label_smoothing: float = 0.0) -> Tensor:
     """For logits (..., classes) and labels (...) int64: the classes are last. Labels that are `ignore_index` do not
     count; they need the reduction mean."""
-    logits, labels = ops.reshape(x, [-1, x.shape[-1]]), ops.reshape(target, [-1])
+    logits, labels = _rows(x, target)
     if reduction == "mean":
         return ops.cross_entropy(logits, labels, label_smoothing, ignore_index)
     if not 0 <= label_smoothing <= 1:
@@ -63,8 +63,16 @@ def cross_entropy(x: Tensor, target: Tensor, *, ignore_index: int = -100, reduct
 
 def nll_loss(x: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
     """-x at the label: for log-probabilities (..., classes) and labels (...) int64."""
-    losses = _picked(ops.reshape(x, [-1, x.shape[-1]]), ops.reshape(target, [-1]))
+    losses = _picked(*_rows(x, target))
     return reduce(ops.reshape(losses, target.shape), reduction)
+
+
+def _rows(x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """(n, classes) and (n,)."""
+    if target.dtype != "int64" or target.shape != x.shape[:-1]:
+        raise ShapeError(f"the target is {target.dtype} {target.shape}; expected int64 {x.shape[:-1]}, the labels of "
+                         f"logits {x.shape}, whose classes are last")
+    return ops.reshape(x, [-1, x.shape[-1]]), ops.reshape(target, [-1])
 
 
 def _picked(rows: Tensor, labels: Tensor) -> Tensor:

@@ -26,12 +26,12 @@ class Linear(Module):
 
 
 class Dropout(Module):
-    """Drops elements with probability `rate` while training."""
+    """Drops elements with probability `p` while training."""
 
-    def __init__(self, rate: float = 0.5) -> None:
-        if not 0 <= rate < 1:
-            raise ValueError(f"the dropout rate is {rate}; it must be at least 0 and below 1")
-        self.rate = rate
+    def __init__(self, p: float = 0.5) -> None:
+        if not 0 <= p < 1:
+            raise ValueError(f"the dropout rate is {p}; it must be at least 0 and below 1")
+        self.rate = p
 
     def forward(self, x: Tensor) -> Tensor:
         return ops.dropout(x, self.rate) if self.training else x
@@ -67,10 +67,10 @@ class SiLU(Module):
 
 
 class LeakyReLU(Module):
-    """x above 0, `slope` times x below."""
+    """x above 0, `negative_slope` times x below."""
 
-    def __init__(self, slope: float = 0.01) -> None:
-        self.slope = slope
+    def __init__(self, negative_slope: float = 0.01) -> None:
+        self.slope = negative_slope
 
     def forward(self, x: Tensor) -> Tensor:
         return ops.leaky_relu(x, self.slope)

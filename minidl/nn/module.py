@@ -12,6 +12,16 @@ from ..autograd.tensor import FLOATS, Parameter, ShapeError, Tensor, array, host
 from ..graph import Role
 from ..runtime.device import strides_of
 
+#: a name of torch -> what to use here
+INSTEAD = {
+    "to": "minidl.set_default_device(name) before the model is made, or astype(dtype)",
+    "cuda": "minidl.set_default_device('cuda') before the model is made",
+    "cpu": "minidl.set_default_device('cpu') before the model is made", "double": "astype('float64')",
+    "float": "astype('float32')", "half": "minidl.autocast('float16') in the step",
+    "bfloat16": "minidl.autocast('bfloat16') in the step", "named_modules": "modules()", "apply": "modules()",
+    "register_buffer": "self.name = nn.state(array, 'name')", "requires_grad_": "parameter.requires_grad = False",
+}
+
 
 class Module:
     """A layer or a network. Its parameters, its states (tensors that a step changes, without a gradient) and other
@@ -31,6 +41,11 @@ class Module:
         if isinstance(value, Parameter) and not value.name:
             value.name = value.storage.name = name
         object.__setattr__(self, name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        """Called for what a module has not."""
+        instead = f"; use {INSTEAD[name]}" if name in INSTEAD else ""
+        raise AttributeError(f"a {type(self).__name__} has no {name!r}{instead}")
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError(f"{type(self).__name__} has no forward")

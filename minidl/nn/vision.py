@@ -19,14 +19,14 @@ class Conv2d(Module):
     """x (n, h, w, inputs) -> (n, oh, ow, outputs). The weight is (outputs, kh, kw, inputs / groups) in memory and
     (outputs, inputs / groups, kh, kw) in a state dict; uniform in +-1/sqrt(taps * inputs / groups), as in torch."""
 
-    def __init__(self, inputs: int, outputs: int, kernel: int | Sequence[int], stride: int | Sequence[int] = 1,
+    def __init__(self, inputs: int, outputs: int, kernel_size: int | Sequence[int], stride: int | Sequence[int] = 1,
                  padding: int | Sequence[int] = 0, dilation: int | Sequence[int] = 1, groups: int = 1,
                  bias: bool = True, dtype: str = "float32") -> None:
         if inputs < 1 or outputs < 1 or groups < 1 or inputs % groups or outputs % groups:
             raise ValueError(f"Conv2d({inputs}, {outputs}, groups={groups}): both must be multiples of the groups")
         self.stride, self.padding, self.groups = pair(stride, "stride"), pair(padding, "padding", 0), groups
         self.dilation = pair(dilation, "dilation")
-        taps = pair(kernel, "kernel")
+        taps = pair(kernel_size, "kernel_size")
         bound = 1 / math.sqrt(inputs // groups * taps[0] * taps[1])
         shape = (outputs, *taps, inputs // groups)
         self.weight = Parameter(random.uniform(bound, shape, dtype), axes=(0, 3, 1, 2))
@@ -77,9 +77,9 @@ class BatchNorm2d(_BatchNorm):
 class _Pool2d(Module):
     """Arguments as for the op. `stride`: by default the size of the window."""
 
-    def __init__(self, kernel: int | Sequence[int], stride: int | Sequence[int] | None = None,
+    def __init__(self, kernel_size: int | Sequence[int], stride: int | Sequence[int] | None = None,
                  padding: int | Sequence[int] = 0) -> None:
-        self.arguments = (kernel, stride, padding)
+        self.arguments = (kernel_size, stride, padding)
 
 
 class MaxPool2d(_Pool2d):
@@ -122,14 +122,14 @@ class Conv1d(Module):
     """x (n, length, inputs) -> (n, out, outputs). The weight is (outputs, k, inputs / groups) in memory and
     (outputs, inputs / groups, k) in a state dict."""
 
-    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int = 1, padding: int = 0, dilation: int = 1,
-                 groups: int = 1, bias: bool = True, dtype: str = "float32") -> None:
-        if inputs < 1 or outputs < 1 or groups < 1 or inputs % groups or outputs % groups or kernel < 1:
-            raise ValueError(f"Conv1d({inputs}, {outputs}, {kernel}, groups={groups}): the kernel must be at least 1, "
-                             f"the others multiples of the groups")
+    def __init__(self, inputs: int, outputs: int, kernel_size: int, stride: int = 1, padding: int = 0,
+                 dilation: int = 1, groups: int = 1, bias: bool = True, dtype: str = "float32") -> None:
+        if inputs < 1 or outputs < 1 or groups < 1 or inputs % groups or outputs % groups or kernel_size < 1:
+            raise ValueError(f"Conv1d({inputs}, {outputs}, {kernel_size}, groups={groups}): the kernel must be at "
+                             f"least 1, the others multiples of the groups")
         self.stride, self.padding, self.dilation, self.groups = stride, padding, dilation, groups
-        bound = 1 / math.sqrt(inputs // groups * kernel)
-        self.weight = Parameter(random.uniform(bound, (outputs, kernel, inputs // groups), dtype), axes=(0, 2, 1))
+        bound = 1 / math.sqrt(inputs // groups * kernel_size)
+        self.weight = Parameter(random.uniform(bound, (outputs, kernel_size, inputs // groups), dtype), axes=(0, 2, 1))
         if bias:
             self.bias = Parameter(random.uniform(bound, outputs, dtype))
 
@@ -142,14 +142,14 @@ class ConvTranspose2d(Module):
     """x (n, h, w, inputs) -> (n, oh, ow, outputs). The weight is (inputs, kh, kw, outputs / groups) in memory and
     (inputs, outputs / groups, kh, kw) in a state dict."""
 
-    def __init__(self, inputs: int, outputs: int, kernel: int | Sequence[int], stride: int | Sequence[int] = 1,
+    def __init__(self, inputs: int, outputs: int, kernel_size: int | Sequence[int], stride: int | Sequence[int] = 1,
                  padding: int | Sequence[int] = 0, output_padding: int | Sequence[int] = 0, groups: int = 1,
                  bias: bool = True, dilation: int | Sequence[int] = 1, dtype: str = "float32") -> None:
         if inputs < 1 or outputs < 1 or groups < 1 or inputs % groups or outputs % groups:
             raise ValueError(f"ConvTranspose2d({inputs}, {outputs}, groups={groups}): both must be multiples of the "
                              f"groups")
         self.geometry = (stride, padding, output_padding, groups, dilation)
-        taps = pair(kernel, "kernel")
+        taps = pair(kernel_size, "kernel_size")
         bound = 1 / math.sqrt(outputs // groups * taps[0] * taps[1])
         self.weight = Parameter(random.uniform(bound, (inputs, *taps, outputs // groups), dtype), axes=(0, 3, 1, 2))
         if bias:
@@ -181,8 +181,8 @@ class GroupNorm(Module):
 class AdaptiveAvgPool2d(Module):
     """The means of windows that cover the image: (n, h, w, c) -> (n, *size, c)."""
 
-    def __init__(self, size: int | Sequence[int]) -> None:
-        self.size = pair(size, "size")
+    def __init__(self, output_size: int | Sequence[int]) -> None:
+        self.size = pair(output_size, "output_size")
 
     def forward(self, x: Tensor) -> Tensor:
         return ops.adaptive_avg_pool2d(x, self.size)

@@ -121,6 +121,9 @@ def cross_entropy(x: Tensor, labels: Tensor, smoothing: float = 0.0, ignore_inde
     """The mean over samples of -sum(target log softmax(x)) for logits (n, c) and labels (n,) int64. The target is
     1 - smoothing at the label plus smoothing / c everywhere. Samples whose label is `ignore_index` do not count; if
     none counts, the loss is 0. Raises ValueError unless 0 <= smoothing <= 1, and for a label out of range."""
+    if isinstance(smoothing, Tensor):
+        raise TypeError("the third argument of cross_entropy is the label smoothing, a number; it takes no class "
+                        "weights")
     if not 0 <= smoothing <= 1:
         raise ValueError(f"the label smoothing is {smoothing}; it must be from 0 to 1")
     return CrossEntropy(smoothing, ignore_index)(x, labels)

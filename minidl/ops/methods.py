@@ -5,6 +5,7 @@ What torch has and a Tensor has not gets one line that says what to use (`INSTEA
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -36,6 +37,17 @@ INSTEAD = {
 def _other(t: Tensor, value: Any) -> Any:
     """A Tensor or a number stays; an array becomes a tensor of t's type."""
     return value if isinstance(value, Tensor | int | float) else array(value, t.dtype)
+
+
+def _operator(op: Any) -> Any:
+    """An operator of two tensors; a mask counts as 0 and 1 of the other's type."""
+    def method(a: Tensor, b: Any) -> Any:
+        b = _other(a, b)
+        if isinstance(b, Tensor) and (a.dtype == "bool") != (b.dtype == "bool"):
+            a, b = (astype(a, b.dtype), b) if a.dtype == "bool" else (a, astype(b, a.dtype))
+        return op(a, b)
+
+    return method
 
 
 def _comparison(name: str) -> Any:
@@ -90,6 +102,11 @@ def _truth(t: Tensor) -> bool:
     return bool(t.item())
 
 
+def _formatted(t: Tensor, how: str) -> str:
+    """`f"{loss:.3f}"`."""
+    return format(t.item(), how) if how else str(t)
+
+
 def _set_item(t: Tensor, item: Any, value: Any) -> NoReturn:
     raise TypeError("a tensor is not changed in place: x = where(mask, value, x) makes a new one; "
                     "x.assign(values) outside a step replaces all values")
@@ -108,14 +125,15 @@ def _missing(t: Tensor, name: str) -> NoReturn:
 
 
 METHODS: dict[str, Any] = {
-    "__add__": lambda a, b: add(a, _other(a, b)), "__radd__": lambda a, b: add(a, _other(a, b)),
-    "__sub__": lambda a, b: sub(a, _other(a, b)), "__rsub__": lambda a, b: add(neg(a), _other(a, b)),
-    "__mul__": lambda a, b: mul(a, _other(a, b)), "__rmul__": lambda a, b: mul(a, _other(a, b)),
-    "__truediv__": lambda a, b: div(a, _other(a, b)), "__rtruediv__": lambda a, b: mul(power(a, -1.0), _other(a, b)),
-    "__neg__": neg, "__pow__": power, "__matmul__": lambda a, b: matmul(a, _other(a, b)), "__abs__": absolute,
+    "__add__": _operator(add), "__radd__": _operator(add), "__sub__": _operator(sub),
+    "__rsub__": lambda a, b: add(neg(a), _other(a, b)), "__mul__": _operator(mul), "__rmul__": _operator(mul),
+    "__truediv__": _operator(div), "__rtruediv__": lambda a, b: mul(power(a, -1.0), _other(a, b)),
+    "__neg__": neg, "__pow__": power, "__rpow__": lambda a, b: exp(mul(a, math.log(b))), "__abs__": absolute,
+    "__matmul__": lambda a, b: matmul(a, _other(a, b)), "__rmatmul__": lambda a, b: matmul(array(b, a.dtype), a),
     "__eq__": _comparison("equal"), "__ne__": _comparison("not_equal"), "__lt__": _comparison("less"),
     "__le__": _comparison("less_equal"), "__gt__": _comparison("greater"), "__ge__": _comparison("greater_equal"),
-    "__hash__": object.__hash__, "__bool__": _truth, "__int__": lambda t: int(t.item()),
+    "__hash__": object.__hash__, "__bool__": _truth, "__format__": _formatted,
+    "__int__": lambda t: int(t.item()),
     "__and__": _logic("logical_and"), "__or__": _logic("logical_or"), "__xor__": _logic("logical_xor"),
     "__invert__": lambda t: logic("logical_not", t),
     "__getitem__": index, "__setitem__": _set_item, "__getattr__": _missing,
