@@ -159,8 +159,9 @@ def test_replicas_leave_the_bits_of_one_process(name, job):
     leaves_the_bits_of_one_process(name, RankGrid(2, 2), **job)
 
 
-@pytest.mark.parametrize(("name", "ranks", "replicas"), [("zb_v", 2, 2), ("one_f_one_b", 3, 2), ("hanayo", 2, 3)])
-@pytest.mark.parametrize("order", ["fifo", "priority"])
+@pytest.mark.parametrize(("name", "ranks", "replicas", "order"), [
+    *((*case, order) for case in (("zb_v", 2, 2), ("one_f_one_b", 3, 2), ("hanayo", 2, 3))
+      for order in ("fifo", "priority")), ("zb_v", 2, 2, "reverse_first_k")])
 def test_all_reduces_in_parts_and_in_any_order_leave_the_same_bits(name, ranks, replicas, order):
     options = {"all_reduces": order, "part_bytes": 700}
     leaves_the_bits_of_one_process(name, RankGrid(ranks, replicas), options, optimizer="adam")
@@ -261,8 +262,31 @@ def test_orders_of_all_reduces():
     assert units[1] != units[0], "but once the first stage's are there, they overtake what is left of them"
 
 
+@pytest.mark.parametrize("name", ["interleaved_zb", "zb_v"])
+def test_weight_gradients_of_the_first_stages_wait_where_that_helps(name):
+    """The last ones of a rank's first k stages run last, the first stage's first; k is the one of the shortest step."""
+    def plan(order, each):
+        return grid_plan(name, all_reduces=order, collective=lambda sizes: each)
+
+    found, bare = plan("reverse_first_k", 3.0), plan("priority", 3.0)
+    assert found.timeline.makespan < bare.timeline.makespan - 0.9
+    graph = found.graph
+    moved = 0
+    for i, lane in enumerate(found.schedule.lanes):
+        own, before = ([graph.index(t) for t in each.schedule.names(i)] for each in (found, bare))
+        assert sorted(own) == sorted(before)
+        if lane.name == "main" and own != before:
+            moved += 1
+            last = {int(graph.unit[t]): t for t in before if graph.kind[t] == Kind.W}
+            work = [t for t in own if graph.kind[t] != Kind.U]
+            assert work[-2:] in [[work[-2], last[min(last)]], [last[u] for u in sorted(last)]]
+    assert moved
+    for each in (0.0, 0.5):  # where nothing is gained nothing waits
+        assert (plan("reverse_first_k", each).schedule.to_csv() == plan("priority", each).schedule.to_csv())
+
+
 def test_what_cannot_be_planned_is_one_line():
-    with pytest.raises(PipelineError, match="all_reduces is 'dear'; within a pipeline it must be fifo or priority"):
+    with pytest.raises(PipelineError, match="all_reduces is 'dear'; within a pipeline it must be fifo, priority or "):
         grid_plan("gpipe", all_reduces="dear")
     with pytest.raises(PipelineError, match="gpipe: all_reduces is for several replicas of a pipeline; there is one"):
         grid_plan("gpipe", replicas=1, all_reduces="fifo")
@@ -620,7 +644,7 @@ def test_a_run_goes_on_on_another_grid(tmp_path):
     (4, ["--replicas", "2", "--scheduler", "gpipe", "--micro-batches", "32"],
      "a batch of 32 does not divide into 32 micro-batches on each of 2 replicas"),
     (4, ["--replicas", "2", "--scheduler", "gpipe", "--scheduler-arg", "all_reduces=dear"],
-     "all_reduces is 'dear'; within a pipeline it must be fifo or priority")])
+     "all_reduces is 'dear'; within a pipeline it must be fifo, priority or reverse_first_k")])
 def test_what_no_grid_can_do_is_one_line(ranks, flags, line):
     code, record, errors = command(ranks, *SMALL, "--parallel", "pipeline", "--steps", "2", *flags)
     assert (code, record) == (2, None)

@@ -20,7 +20,7 @@ from ...plans import Machine
 from ...pricing.cost import CostModel
 from ...pricing.simulation import times
 from ...schedule import Lane, Schedule
-from ...tasks import COLLECTIVE, Kind, as_recorded, pack, task_name
+from ...tasks import COLLECTIVE, Kind, as_recorded, pack, task_name, unpack
 from ..layer_times import with_communication
 from .placement import PipelineError
 from .versions import updates
@@ -47,7 +47,23 @@ def priority(ready: Times, time: Times) -> list[tuple[int, int]]:
 
 
 #: orders of a rank's all-reduces, by the name of the data-parallel policy with the same rule
-ORDERS: dict[str, Callable[[Times, Times], list[tuple[int, int]]]] = {"fifo": fifo, "priority": priority}
+ORDERS: dict[str, Callable[[Times, Times], list[tuple[int, int]]]] = {"fifo": fifo, "priority": priority,
+                                                                      "reverse_first_k": priority}
+
+
+def reversed_first(graph: TaskGraph, schedule: Schedule, k: int) -> Schedule:
+    """The schedule in which the last weight gradients of each rank's first k stages run after the rest of its forward
+    and backward tasks, the first stage's first, so that its all-reduce starts as early as possible. Stages whose O and
+    W are one task stay as they are. No tasks run in pairs."""
+    ids, keys = schedule.ids(graph), schedule.keys.copy()
+    for lane in range(len(schedule.lanes)):
+        own = ids[schedule.ptr[lane] : schedule.ptr[lane + 1]]
+        last = {int(graph.unit[t]): t for t in own.tolist() if graph.kind[t] == Kind.W}
+        waits = [last[stage] for stage in np.unique(graph.unit[own]).tolist()[:k] if stage in last]
+        rest = own[~np.isin(own, waits)]
+        end = 1 + int(np.flatnonzero(graph.kind[rest] != Kind.U).max(initial=-1))
+        keys[schedule.ptr[lane] : schedule.ptr[lane + 1]] = graph.keys[np.insert(rest, [end] * len(waits), waits)]
+    return replace(schedule, keys=keys, slots=None)
 
 
 def add_sums_between_updates(graph: TaskGraph, schedule: Schedule, cost: CostModel,
@@ -89,14 +105,27 @@ def add_all_reduces(graph: TaskGraph, schedule: Schedule, cost: CostModel, machi
     """The graph, schedule and costs with an all-reduce of each stage's gradients before its update; then
     `add_communication` adds the messages.
 
-    `order`: one of ORDERS. `part_bytes`: the largest part of an all-reduce. Raises GraphError like `synchronise`, and
+    `order`: one of ORDERS; with `reverse_first_k` weight gradients wait, with the k of the shortest step (0 in
+    schedules with pairs). `part_bytes`: the largest part of an all-reduce. Raises GraphError like `synchronise`, and
     PipelineError for another order.
     """
     if order not in ORDERS:
-        raise PipelineError(f"all_reduces is {order!r}; within a pipeline it must be {' or '.join(ORDERS)}")
+        raise PipelineError(f"all_reduces is {order!r}; within a pipeline it must be fifo, priority or "
+                            f"reverse_first_k")
     summed = synchronise(graph, part_bytes=part_bytes)
     if machine.collective is not None:
         cost = with_communication(summed, cost, machine.collective)
+    largest = 0
+    if order == "reverse_first_k" and schedule.joined is None:
+        largest = max(len(np.unique(unpack(schedule.order(lane)).unit)) for lane in range(len(schedule.lanes)))
+    found = [_beside(graph, summed, reversed_first(graph, schedule, k) if k else schedule, cost, order)
+             for k in range(largest + 1)]
+    best = min(found, key=lambda each: float(times(summed, each, cost).end.max(initial=0.0)))  # of equal ones the first
+    return summed, best, cost
+
+
+def _beside(graph: TaskGraph, summed: TaskGraph, schedule: Schedule, cost: CostModel, order: str) -> Schedule:
+    """The schedule with all-reduces in this order on a lane of each rank. `summed`: `graph` with all-reduces."""
     rank = np.zeros(len(summed), np.int64)
     rank[summed.find(schedule.keys)] = ranks_of(graph, schedule)[schedule.ids(graph)]
     end, time = np.zeros(len(summed)), cost.durations(summed) + cost.launch
@@ -109,4 +138,4 @@ def add_all_reduces(graph: TaskGraph, schedule: Schedule, cost: CostModel, machi
     for r, own in ready.items():
         ordered = ORDERS[order](own, {(stage, t): float(time[t]) for stage, t in own})
         lanes[Lane(r, "comm")] = summed.keys[[t for _, t in ordered]]
-    return summed, schedule.with_lanes(lanes), cost
+    return schedule.with_lanes(lanes)
