@@ -20,7 +20,7 @@ LINKS = ("kernels", "schedulers", "models")
 PURE = {"tasks", "graph", "schedule", "program", "plans", "loops", "walk", "files", "passes.boundary",
         "passes.send_receive", "passes.messages", "passes.rewrite", "passes.synchronise", "pricing.carried",
         "pricing.circuits", "pricing.collectives", "pricing.contention", "pricing.corun", "pricing.cost",
-        "pricing.ranks", "pricing.simulation", "rank_grid", "runtime.memory", "views.timeline"}
+        "pricing.crossing", "pricing.ranks", "pricing.simulation", "rank_grid", "runtime.memory", "views.timeline"}
 ENGINE = {"tasks", "graph", "kernels", "runtime.device", "autograd.tape", "autograd.tensor", "autograd.precision"}
 # what may be imported from our own package: a module, or a room with all that is in it; the longest name that
 # fits is the rule

@@ -69,7 +69,8 @@ class CostModel:
     link's bandwidth, a receive 0, a collective the link's time. `link`: between any two ranks; `links`: exceptions, by
     pairs such as "0->1". `launch`: added to every task. `sync`: added where a task waits for another lane. `wake`: what
     a lane spends to wake another lane of its device. `step`: once per step, for inputs and outputs. `corun`: how much
-    tasks on two streams of one device slow each other down. `source`: given, measured or analytic.
+    tasks on two streams of one device slow each other down. `cross`: what reading a byte that another lane of the
+    device wrote adds, see `minidl.pricing.crossing`. `source`: given, measured or analytic.
     """
 
     tasks: Mapping[str, float] = field(default_factory=dict)
@@ -79,6 +80,7 @@ class CostModel:
     sync: float = 0.0
     wake: float = 0.0
     step: float = 0.0
+    cross: float = 0.0
     source: str = "given"
     unit: str = "us"
     device: str = ""
@@ -90,7 +92,7 @@ class CostModel:
             if not isinstance(texts, str):
                 raise CostError(f"{name} is {shorten(texts)}; it must be a text")
         named: dict[str, Any] = {**self.tasks, "launch": self.launch, "sync": self.sync,
-                                 "wake": self.wake, "step": self.step}
+                                 "wake": self.wake, "step": self.step, "cross": self.cross}
         for name, value in named.items():
             _check(f"the cost of {name}", value, 0)
         kinds: Mapping[str, Any] = self.kinds

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
+from functools import partial
 from time import perf_counter, perf_counter_ns
 from typing import Any
 
@@ -11,10 +12,11 @@ import numpy as np
 
 from ..autograd import tape
 from ..graph import TaskGraph
+from ..kernels import Thunk
 from ..runtime.bound import Bound
 from ..runtime.checking import random_schedule
+from ..runtime.lanes import Work
 from ..runtime.memory import plan_memory
-from ..runtime.streams import Event, Stream
 from .cost import CostModel
 
 RUNS = 8  #: runs of one random order; the first is a warm-up
@@ -44,29 +46,25 @@ def measure(graph: TaskGraph, *, device: Any = None, seconds: float = 1.0, seed:
 
 class Profile:
     """Times every task of a graph in random legal orders, each with its own memory plan, so that caches are as warm as
-    in a real step. (With separate memory for every buffer, a task of a large network takes a tenth longer.) For devices
-    that do not capture graphs."""
+    in a real step. (With separate memory for every buffer, a task of a large network takes a tenth longer.) The tasks
+    run on a lane of the device's kind, which stamps them. For devices that do not capture graphs."""
 
     def __init__(self, graph: TaskGraph, device: Any = None, seed: int = 0) -> None:
         self.graph, self.device = graph, device or tape.current().device
         self._random = np.random.Generator(np.random.Philox(seed))
-        self._samples: list[list[int]] = [[] for _ in range(len(graph))]
-        self._tick, self._runs = _timer_overhead(), 0
+        self._samples: list[list[float]] = [[] for _ in range(len(graph))]
+        self._tick, self._runs = _stamp_overhead(self.device), 0
 
     def run(self) -> None:
         """Runs and times all tasks once."""
         if self._runs % RUNS == 0:
             self._draw()
         self._bound.load(self._inputs)
-        warm = self._runs % RUNS != 0
-        with np.errstate(all="ignore"):
-            for task in self._order:
-                calls = self._programs[task]
-                begin = perf_counter_ns()
-                for call in calls:
-                    call()
-                if warm:
-                    self._samples[task].append(perf_counter_ns() - begin)
+        self._lanes.run()
+        if self._runs % RUNS != 0:
+            _, start, end = self._lanes.stamps()[0].T
+            for task, seconds in zip(self._order, (end - start).tolist(), strict=True):
+                self._samples[task].append(seconds * 1e6)
         self._runs += 1
 
     def _draw(self) -> None:
@@ -75,15 +73,15 @@ class Profile:
         self._order = schedule.ids(self.graph).tolist()
         self._bound = Bound(self.graph, plan_memory(self.graph, schedule), self.device, private=True)
         self._inputs = self._bound.load_random(self._random)
-        self._programs = [self._bound.thunks(t) for t in range(len(self.graph))]
+        self._lanes = self.device.lanes(_work([self._order], [], self._bound.thunks), trace=True)
 
     def costs(self) -> CostModel:
         """The means over the runs so far, at least two. Means, because the times of a step are added up."""
-        times = {self.graph.name(t): max(_mean(s) - self._tick, 0.0) / 1000 for t, s in enumerate(self._samples)
+        times = {self.graph.name(t): max(_mean(s) - self._tick, 0.0) for t, s in enumerate(self._samples)
                  if self.graph[t].iteration == 0}
-        sync, wake = measure_sync()
-        return CostModel(tasks=times, sync=sync, wake=wake, step=_measure_step(self._bound, self._inputs),
-                         source="measured", device=self.device.name)
+        sync, wake = measure_sync(self.device)
+        return CostModel(tasks=times, sync=sync, wake=wake, cross=measure_cross(self.device),
+                         step=_measure_step(self._bound, self._inputs), source="measured", device=self.device.name)
 
 
 def _measure_captured(graph: TaskGraph, device: Any, random: np.random.Generator,
@@ -116,39 +114,53 @@ def _measure_step(bound: Bound, inputs: tuple[Any, ...]) -> float:
     return statistics.median(samples)
 
 
-def _mean(samples: list[int]) -> float:
+def _mean(samples: list[float]) -> float:
     """The mean without samples above four times the median, when the machine did something else."""
     bound = 4 * statistics.median(samples)
     return statistics.fmean([s for s in samples if s <= bound])
 
 
-def _timer_overhead() -> float:
-    """The time of an empty measurement, in nanoseconds."""
-    found, nothing = [], tuple[Callable[[], Any]]()
-    for _ in range(1000):
-        begin = perf_counter_ns()
-        for _call in nothing:
-            pass
-        found.append(perf_counter_ns() - begin)
-    return statistics.median(found)
+def _work(lanes: list[list[int]], waits: list[tuple[int, int]], calls: Callable[[int, Any], list[Thunk]]) -> Work:
+    """Work that is only to be timed."""
+    return Work([f"probe {i}" for i in range(len(lanes))], [0] * len(lanes), lanes, waits, calls, str)
 
 
-def measure_sync(rounds: int = 400) -> tuple[float, float]:
-    """`sync` and `wake` of a CostModel, in microseconds: from the record of an event on one stream until a sleeping
-    stream has ended its wait for it; and the time that the record itself takes, which wakes the other stream."""
-    stream = Stream("sync probe")
-    to, back = Event(), Event()
+def _stamped(device: Any, work: Work) -> Any:
+    """An array (tasks, 3), by the number of the task: when each was issued, started and ended, in microseconds. The
+    second of two runs."""
+    lanes = device.lanes(work, trace=True)
     try:
-        stream.start([to.wait, back.record] * rounds)
-        hops, waking = [], []
-        for _ in range(rounds):
-            begin = perf_counter_ns()
-            to.record()
-            recorded = perf_counter_ns()
-            back.wait()
-            hops.append((perf_counter_ns() - begin) / 2000)
-            waking.append((recorded - begin) / 1000)
-        stream.join()
+        for _ in range(2):
+            lanes.run()
+        stamps = np.concatenate(lanes.stamps()) * 1e6
     finally:
-        stream.close()
-    return statistics.median(hops), statistics.median(waking)
+        lanes.close()
+    return stamps[np.argsort([t for lane in work.tasks for t in lane])]
+
+
+def _stamp_overhead(device: Any) -> float:
+    """Microseconds from one stamp to the next where nothing runs between."""
+    stamps = _stamped(device, _work([[*range(1000)]], [], lambda task, stream: []))
+    return float(np.median(stamps[:, 2] - stamps[:, 1]))
+
+
+def measure_cross(device: Any, rounds: int = 100, nbytes: int = 1 << 14) -> float:
+    """`cross` of a CostModel, in microseconds a byte: one lane reads what the other, or it itself, has just written."""
+    data, local, copy, zeros = (np.zeros(nbytes // 4, np.float32) for _ in range(4))
+    calls: list[list[Thunk]] = [[partial(np.positive, source, out=to)] for source, to in
+                                ((zeros, data), (data, copy), (zeros, local), (local, copy))]
+    tasks = range(4 * rounds)  # the first of four writes on the other lane
+    lanes = [[t for t in tasks if t % 4], [t for t in tasks if not t % 4]]
+    waits = [pair for t in lanes[1] for pair in ((t + 1, t), (t + 4, t + 3)) if pair[0] < 4 * rounds]
+    stamps = _stamped(device, _work(lanes, waits, lambda task, stream: calls[task % 4]))
+    far, near = (float(np.median((stamps[:, 2] - stamps[:, 1])[which::4])) for which in (1, 3))
+    return max(0.0, (far - near) / nbytes)
+
+
+def measure_sync(device: Any, turns: int = 800) -> tuple[float, float]:
+    """`sync` and `wake` of a CostModel, in microseconds, of two lanes that take turns: from the end of a task until the
+    task that awaits it on the other lane starts; and from its end until its own lane goes on."""
+    lanes = [[*range(0, turns, 2)], [*range(1, turns, 2)]]
+    issued, start, end = _stamped(device, _work(lanes, [(t + 1, t) for t in range(turns - 1)],
+                                                lambda task, stream: [])).T
+    return float(np.median(start[1:] - end[:-1])), float(np.median(issued[2:] - end[:-2]))

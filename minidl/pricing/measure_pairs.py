@@ -48,7 +48,8 @@ def measure_pairs(graph: TaskGraph, cost: CostModel, groups: Mapping[str, str], 
     alone = {name: max(float(duration[piece].sum()), 1.0) for name, piece in pieces.items()}
 
     def program(name: str, stream: Any = None) -> Program:
-        return [c for t in pieces[name] for c in bound.thunks(t, stream)]
+        calls = [c for t in pieces[name] for c in bound.thunks(t, stream)]
+        return calls if bound.device.captures else bound.device.program(calls)
 
     found: dict[tuple[str, str], list[tuple[float, float]]] = {pair: [] for pair in pairs}
     with _Pairs(bound.device, program, alone) as measured:

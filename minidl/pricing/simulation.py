@@ -6,6 +6,7 @@ A lane runs its tasks in order, each as early as its lane and its dependencies a
   that is only the latency: the time of the bytes is the send's own duration, so that transfers on one lane queue;
 - the results of a pair that runs as one action are visible at its end;
 - tasks on several lanes of a rank slow each other down (`corun`), and a lane spends `wake` to wake another one;
+- what another lane of the rank wrote is read more slowly (`cross`);
 - iterations follow each other without a barrier: a lane begins its next iteration when it has ended its part of this
   one, and tasks wait for those of earlier iterations that `Carried` names.
 """
@@ -30,6 +31,7 @@ from .carried import Carried
 from .circuits import cycle_time
 from .contention import contend
 from .cost import CostModel
+from .crossing import Crossing
 
 SAME = 1e-10  #: times are equal if they differ by less than this share of the time that has passed
 MOST = 64  #: the most iterations to play until they repeat
@@ -108,6 +110,13 @@ class Lanes:
         lane[self.tasks] = np.repeat(np.arange(len(self.rank), dtype=np.int32), np.diff(self.ptr))
         return lane
 
+    @cached_property
+    def place_of(self) -> Ints:
+        """The place of each task in its lane."""
+        place = np.empty(len(self.tasks), np.int64)
+        place[self.tasks] = np.arange(len(self.tasks)) - np.repeat(self.ptr[:-1], np.diff(self.ptr))
+        return place
+
     @property
     def rank_of(self) -> Ints:
         """The rank of each task."""
@@ -142,7 +151,7 @@ class Clock:
     `duration`: of each task, launch included. `preds`: edges within an iteration; `carried`: edges between iterations.
     `far`, `far_carried`: the time that links add to these edges, one number per edge or one for all. `sync`, `wake`: as
     in CostModel. `group`: the group of each task; `factor[a, b]`: how many times longer a task of group a takes beside
-    one of group b.
+    one of group b. `crossing`: the reads that take longer from another lane.
     """
 
     duration: Floats
@@ -154,6 +163,7 @@ class Clock:
     wake: float = 0.0
     group: Ints | None = None
     factor: Floats = field(default_factory=lambda: np.ones((1, 1)))
+    crossing: Crossing | None = None
 
     @classmethod
     def of(cls, graph: TaskGraph, cost: CostModel, lanes: Lanes, carried: Carried | None = None) -> Clock:
@@ -162,8 +172,9 @@ class Clock:
         carried, network = carried or Carried(), _Network(graph, cost, lanes)
         far = network.far(graph.preds.ids, graph.preds.row_of_each)
         far_carried = network.far(carried.source, lambda: carried.target)
+        group, factor = cost.corun.table(graph) if cost.corun else (None, np.ones((1, 1)))
         return cls(network.durations() + cost.launch, graph.preds, carried, far, far_carried, cost.sync, cost.wake,
-                   *(cost.corun.table(graph) if cost.corun else ()))
+                   group, factor, Crossing.of(graph, cost.cross) if cost.cross else None)
 
     @classmethod
     def of_loop(cls, duration: Any, source: Any, target: Any, distance: Any, far: float = 0.0) -> Clock:
@@ -180,7 +191,14 @@ class Clock:
 
     def without_contention(self) -> Clock:
         """The clock of the same tasks if they neither slowed nor had to wake each other."""
-        return replace(self, wake=0.0, group=None, factor=np.ones((1, 1)))
+        return replace(self, wake=0.0, group=None, factor=np.ones((1, 1)), crossing=None)
+
+    def _crossed(self, lanes: Lanes) -> Clock:
+        """The clock in which tasks take as long as on these lanes."""
+        if self.crossing is None:
+            return self
+        added = self.crossing.added(lanes.lane_of, lanes.rank_of, lanes.place_of)
+        return replace(self, duration=self.duration + added, crossing=None)
 
     def run(self, lanes: Lanes) -> Times:
         """The times of one iteration. Raises ScheduleError for lanes that cannot run, as the methods below do."""
@@ -188,6 +206,8 @@ class Clock:
 
     def iterations(self, lanes: Lanes, count: int) -> Iterator[Times]:
         """The times of each of `count` iterations that follow each other without a barrier."""
+        if self.crossing is not None:
+            return self._crossed(lanes).iterations(lanes, count)
         if lanes.joined is not None:
             first, last = lanes.actions
             found = self._of_actions(first, last).iterations(replace(lanes, joined=None), count)
@@ -227,6 +247,8 @@ class Clock:
         lane leads back to its beginning. For loops of few tasks."""
         if lanes.joined is not None:
             return self._of_actions(*lanes.actions).exact_period(replace(lanes, joined=None))
+        if self.crossing is not None:
+            return self._crossed(lanes).exact_period(lanes)
         carried, first = self.carried, lanes.ptr[:-1][lanes.busy]
         inner = np.delete(np.arange(len(lanes.tasks)), first)
         within, until, delay = self.edges(lanes)

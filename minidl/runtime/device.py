@@ -70,6 +70,12 @@ class CPU:
             print(lanes, file=sys.stderr)
         return lanes
 
+    def program(self, calls: list[Thunk]) -> list[Thunk]:
+        """Calls that make these calls in order: on native lanes, one that makes them all without the interpreter."""
+        if (self.kind_of_lanes or default_lanes()) == "python":
+            return calls
+        return [self.lanes(Tasks(["main"], [0], [[0]], [], lambda task, stream: calls, str)).run]
+
     def allocate(self, nbytes: int) -> Any:
         """Uninitialised bytes, aligned."""
         raw = np.empty(nbytes + ALIGNMENT, np.uint8)
