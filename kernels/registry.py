@@ -131,18 +131,18 @@ def regrouped(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def loop(function: Callable[..., Any], *arguments: Any) -> Thunk:
     """A numba loop on fixed arguments, compiled now."""
-    _compile(function, _kind(arguments), arguments)
+    _compile(function, kind_of(arguments), arguments)
     return partial(jitted(function), *arguments)
 
 
 _compiled: set[Any] = set()
 
 
-def _kind(value: Any) -> Any:
+def kind_of(value: Any) -> Any:
     """The property of a value on which compiled code depends."""
     if isinstance(value, np.ndarray):
         return value.dtype.char, value.ndim, value.flags.num
-    return tuple(map(_kind, value)) if isinstance(value, tuple) else type(value)
+    return tuple(map(kind_of, value)) if isinstance(value, tuple) else type(value)
 
 
 def _compile(function: Callable[..., Any], kinds: Any, arguments: tuple[Any, ...]) -> None:

@@ -14,11 +14,13 @@ from functools import cache, partial
 from typing import Any
 
 import numpy as np
+from numba import typeof
 from numba.core import types
 from numba.core.dispatcher import Dispatcher
 from numba.core.registry import cpu_target
 
 from ...kernels import Thunk
+from ...kernels.registry import kind_of
 from . import code
 
 
@@ -93,9 +95,18 @@ def _slots(value: Any, words: list[int], floats: list[int]) -> str:
     raise Unknown
 
 
-@cache
-def _compiled(function: Dispatcher, signature: tuple[Any, ...]) -> tuple[int, str]:
-    """The address of a loop for these types, and the kinds of its machine arguments."""
+_known: dict[Any, tuple[int, str]] = {}
+
+
+def _compiled(function: Dispatcher, arguments: tuple[Any, ...]) -> tuple[int, str]:
+    """The address of a loop for arguments of these types, and the kinds of its machine arguments."""
+    key = function, kind_of(arguments)
+    if key not in _known:
+        _known[key] = _compile(function, tuple(map(typeof, arguments)))
+    return _known[key]
+
+
+def _compile(function: Dispatcher, signature: tuple[Any, ...]) -> tuple[int, str]:
     function.compile(signature)
     found = function.overloads[signature]
     if found.signature.return_type != types.none or found.objectmode:
@@ -107,10 +118,8 @@ def _compiled(function: Dispatcher, signature: tuple[Any, ...]) -> tuple[int, st
 
 
 def _numba(function: Dispatcher, arguments: tuple[Any, ...]) -> list[Call]:
-    from numba import typeof
-
     words, floats = [0, 0], list[int]()
-    address, kinds = _compiled(function, tuple(map(typeof, arguments)))
+    address, kinds = _compiled(function, arguments)
     found = "".join(_slots(a, words, floats) for a in arguments)
     room = next((n for n in code.NUMBA_CALLS if n >= len(words)), 0)
     if found != kinds or not room or len(floats) > code.FLOATS:
