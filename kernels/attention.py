@@ -179,7 +179,7 @@ def attention_dropout_grad(xp: Any, q: Any, k: Any, v: Any, p: Any, counter: Any
 def _(q: Any, k: Any, v: Any, p: Any, counter: Any, dy: Any, dq: Any, dk: Any, dv: Any, ds: Any, z: Any, *,
       scale: float, **numbers: Any) -> Any:
     drop = KERNELS["dropout"]
-    return [ufunc(np.matmul, dy, _swap(v), ds), *drop.bind([ds, counter], [ds], [], numbers),
+    return [ufunc(np.matmul, dy, _swap(v), z), *drop.bind([z, counter], [ds], [], numbers),
             *drop.bind([p, counter], [z], [], numbers), loop(_score_grad, p, ds, p.dtype.type(scale)),
             ufunc(np.matmul, ds, k, dq), ufunc(np.matmul, _swap(ds), q, dk), ufunc(np.matmul, _swap(z), dy, dv)]
 
@@ -193,7 +193,7 @@ def _(q: Any, k: Any, v: Any, p: Any, counter: Any, dy: Any, dq: Any, dk: Any, d
     rows = p.size // max(width, 1)
     scores = each_row("attention.cu", f"attention_score_grad<{c_type(p)}>", rows, width, flat(p), flat(ds), rows,
                       width, float(scale))
-    return [*copies, *product(dy, _swap(v), ds), *drop.cuda_calls([ds, counter], [ds], [], numbers),
+    return [*copies, *product(dy, _swap(v), z), *drop.cuda_calls([z, counter], [ds], [], numbers),
             *drop.cuda_calls([p, counter], [z], [], numbers), *scores, *product(ds, k, dq),
             *product(_swap(ds), q, dk), *product(_swap(z), dy, dv)]
 

@@ -61,20 +61,36 @@ def _(x: Any, counter: Any, y: Any, *, rate: float, seed: int, draw: int, sample
 
 
 def _dropout(x, counter, y, threshold, factor, seed0, seed1, draw, sample):  # type: ignore[no-untyped-def]
-    low, half = np.uint64(0xFFFFFFFF), np.uint64(32)
+    low, half, zero = np.uint64(0xFFFFFFFF), np.uint64(32), x.dtype.type(0)
     number = counter[0] + draw
+    whole = x.shape[1] // 4
+    rest = x.shape[1] - 4 * whole
     for n in range(x.shape[0]):
-        for block in range((x.shape[1] + 3) // 4):
+        for block in range(whole):  # without a branch, so that the compiler can vectorise it
             c0, c1, c2, c3 = np.uint64(block), np.uint64(n) + sample, number & low, number >> half
             k0, k1 = seed0, seed1
             for _ in range(10):
                 p0, p1 = c0 * np.uint64(0xD2511F53), c2 * np.uint64(0xCD9E8D57)
                 c0, c1, c2, c3 = (p1 >> half) ^ c1 ^ k0, p1 & low, (p0 >> half) ^ c3 ^ k1, p0 & low
                 k0, k1 = (k0 + np.uint64(0x9E3779B9)) & low, (k1 + np.uint64(0xBB67AE85)) & low
-            words = (c0, c1, c2, c3)
-            for i in range(min(4, x.shape[1] - 4 * block)):
-                j = 4 * block + i
-                y[n, j] = x[n, j] * factor if words[i] >= threshold else x.dtype.type(0)
+            j = 4 * block
+            y[n, j] = x[n, j] * factor if c0 >= threshold else zero
+            y[n, j + 1] = x[n, j + 1] * factor if c1 >= threshold else zero
+            y[n, j + 2] = x[n, j + 2] * factor if c2 >= threshold else zero
+            y[n, j + 3] = x[n, j + 3] * factor if c3 >= threshold else zero
+        if rest:
+            c0, c1, c2, c3 = np.uint64(whole), np.uint64(n) + sample, number & low, number >> half
+            k0, k1 = seed0, seed1
+            for _ in range(10):
+                p0, p1 = c0 * np.uint64(0xD2511F53), c2 * np.uint64(0xCD9E8D57)
+                c0, c1, c2, c3 = (p1 >> half) ^ c1 ^ k0, p1 & low, (p0 >> half) ^ c3 ^ k1, p0 & low
+                k0, k1 = (k0 + np.uint64(0x9E3779B9)) & low, (k1 + np.uint64(0xBB67AE85)) & low
+            j = 4 * whole
+            y[n, j] = x[n, j] * factor if c0 >= threshold else zero
+            if rest > 1:
+                y[n, j + 1] = x[n, j + 1] * factor if c1 >= threshold else zero
+            if rest > 2:
+                y[n, j + 2] = x[n, j + 2] * factor if c2 >= threshold else zero
 
 
 @kernel("tick")
