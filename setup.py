@@ -24,6 +24,7 @@ setup(
               "minidl.schedulers",
               "minidl.schedulers.pipeline", "minidl.training", "minidl.views"],
     package_data={"minidl": ["py.typed"], "minidl.data": ["*.csv.gz", "*.md"], "minidl.kernels": ["*.cu", "*.cuh"],
+                  "minidl.cli": ["templates/*/*.txt"],
                   "minidl.views": ["assets/*"]},
     install_requires=[
         "numpy>=2.0",

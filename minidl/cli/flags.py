@@ -340,7 +340,7 @@ FLAGS: dict[str, dict[str, Flag]] = {
                                help="write which weight version each task read, a line per task"),
         "--config": _flag(EVERY.removeprefix("info:* models:* "), type=path, metavar="FILE.toml",
                           help="read flags from a file, as in batch-size = 32; the command line overrides them"),
-        "--json": _flag(EVERY + " export:* fuzz:* schedulers:*", action="store_true",
+        "--json": _flag(EVERY + " export:* fuzz:* new:* schedulers:*", action="store_true",
                         help="print one JSON object, and nothing else, on standard output"),
     },
     "ranks": {

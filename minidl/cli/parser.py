@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from ..files import read_text
-from . import export, fuzz, info, planning, training
+from . import export, fuzz, info, new, planning, training
 from . import schedulers as listed
 from .flags import FLAGS, UsageError, add_flags, check_flags, nearest, subject_of
 
@@ -45,6 +45,7 @@ VERBS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "explain": (planning.explain, "explain why a task stands where it does"),
     "simulate": (planning.simulate, "price a network's plan, or a data-parallel or pipeline policy on given times"),
     "export": (export.run, "write a checkpoint's weights to a safetensors file under published names"),
+    "new": (new.new, "write a small working op, kernel, scheduler or network with its test, to start from"),
     "fuzz": (fuzz.run, "compare recorded steps with eager ones, bit for bit"),
 }
 
@@ -65,6 +66,8 @@ def _parser() -> _Parser:
             verb.add_argument("file", metavar="FILE.safetensors")
         elif name == "fuzz":
             fuzz.add_step(verb)
+        elif name == "new":
+            new.add_kind(verb)
         add_flags(verb, name)
     return parser
 

@@ -1,0 +1,42 @@
+"""`new`: a small working op, kernel, scheduler or network with its test, to start from."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from ..files import write_atomic
+from . import show
+from .flags import UsageError
+
+TEMPLATES = Path(__file__).with_name("templates")  #: a folder for each kind; its files end in .txt
+#: kind -> a command that uses it, from its folder
+USES = {
+    "op": 'python -c "import numpy as np, minidl as ml; from my_op import my_op; print(my_op(ml.array(np.ones(3))))"',
+    "kernel": 'python -c "import numpy as np, minidl as ml, my_kernel; ml.kernelcheck(\'my_kernel\', np.ones(3))"',
+    "scheduler": "minidl compare --model mlp --steps 20 --schedulers in_order,my_scheduler.py:my_scheduler",
+    "model": "minidl train --model my_model.py:my_model --epochs 4",
+}
+
+
+def add_kind(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("kind", choices=list(USES), metavar="KIND", help=f"one of {', '.join(USES)}")
+    parser.add_argument("folder", metavar="DIR", help="where to write it; the folder is made if there is none")
+
+
+def new(arguments: Any) -> int:
+    """Writes the files of a template. Raises UsageError where one of them is there already."""
+    folder = Path(arguments.folder)
+    files = {folder / path.name.removesuffix(".txt"): path
+             for path in sorted((TEMPLATES / arguments.kind).iterdir())}
+    for path in files:
+        if path.exists():
+            raise UsageError(f"{path} is there already; give another folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    for path, template in files.items():
+        write_atomic(str(path), template.read_text(encoding="utf-8"))
+    record = {"kind": arguments.kind, "files": [str(path) for path in files], "use": USES[arguments.kind]}
+    show.emit(arguments, record, "\n".join([*record["files"], "", f"cd {folder}", "python -m pytest -q",
+                                            USES[arguments.kind]]))
+    return 0
