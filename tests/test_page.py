@@ -173,6 +173,17 @@ def test_a_run_lies_below_its_prediction(chromium, tmp_path):
         assert one["other"][0] == "predicted"
 
 
+def test_the_diagnosis_stands_at_the_top(chromium, tmp_path):
+    one = {"headline": "predicted 1.36x, measured 0.98x", "fits": False, "reasons": ["load 2.1 on 2 cores"],
+           "advice": ["Measure again when nothing else runs."]}
+    for diagnosis, name in ((one, ""), ({"multi_stream": one}, "multi_stream: ")):
+        path = tmp_path / "page.html"
+        path.write_text(page("a page", {"diagnosis": diagnosis}, [Shown.of(PLANS["in_order"]())]), encoding="utf-8")
+        with opened(chromium, path, ready="window.page") as tab:
+            assert tab.inner_text("#diagnosis") == (f"{name}predicted 1.36x, measured 0.98x: load 2.1 on 2 cores. "
+                                                    f"Measure again when nothing else runs.")
+
+
 def test_several_plans_on_one_page(chromium, tmp_path):
     shown = [Shown.of(PLANS[name]()) for name in ("in_order", "multi_stream")]
     with opened(chromium, written(tmp_path, *shown), ready="window.page") as tab:
@@ -222,7 +233,10 @@ def test_names_and_labels_cannot_end_the_script():
     ["train", *SMALL, "--steps", "2", "--parallel", "data", "--ranks", "2", "--scheduler", "fifo"],
     ["train", *SMALL, "--steps", "2", "--parallel", "pipeline", "--ranks", "2", "--micro-batches", "2", "--scheduler",
      "zb_h1"],
-    ["compare", *SMALL, "--steps", "2", "--schedulers", "in_order,multi_stream"]], ids=lambda a: "-".join(a[:8]))
+    ["train", *SMALL, "--steps", "2", "--parallel", "pipeline", "--ranks", "2", "--micro-batches", "2", "--scheduler",
+     "zb_h1", "--replicas", "2"],
+    ["compare", *SMALL, "--steps", "2", "--schedulers", "in_order,multi_stream"]],
+    ids=lambda a: "-".join(a[:1] + a[-4:]))
 def test_every_verb_writes_its_page(arguments, tmp_path, capsys):
     path = tmp_path / "out.html"
     assert main([*arguments, "--html", str(path), "--json"]) == 0

@@ -156,9 +156,10 @@ def _timeline(t: Timeline, predicted: Timeline | None = None) -> dict[str, Any]:
 
 
 def _identities(t: Timeline, ranks: int) -> Iterable[tuple[int, int]]:
-    """(rank within its replica, key) of each task."""
-    rank = np.array([lane.rank % ranks for lane in t.lanes])
-    return zip(rank[t.lane[t.tasks]].tolist(), t.key[t.tasks].tolist(), strict=True)
+    """(rank, key) of each task, with ranks and the destinations of messages within their replica."""
+    rank, keys = np.array([lane.rank % ranks for lane in t.lanes]), t.key[t.tasks]
+    keys = repack(keys, destination=unpack(keys).destination % ranks)
+    return zip(rank[t.lane[t.tasks]].tolist(), keys.tolist(), strict=True)
 
 
 def _ptr(lane: Ints, lanes: int) -> Ints:

@@ -573,6 +573,11 @@ function showFigures() {
   const entries = Object.entries(DATA.figures);
   $("figures").replaceChildren(...entries.filter(([k, v]) => typeof v !== "object" && !k.endsWith("sha256")).slice(0, 12)
     .map(([k, v]) => make("div", { class: "figure" }, make("b", {}, plain(v)), make("span", {}, k.replaceAll("_", " ")))));
+  const { diagnosis } = DATA.figures, found = !diagnosis ? [] : "headline" in diagnosis ? [["", diagnosis]]
+    : Object.entries(diagnosis);
+  $("diagnosis").replaceChildren(...found.map(([name, d]) => make("p", {}, make("b", {}, (name && name + ": ") + d.headline),
+    d.fits ? ": as predicted" : d.reasons.length ? ": " + [d.reasons.join("; ") + ".", ...d.advice].join(" ")
+      : ": no reason was found")));
   const tables = entries.filter(([, v]) => Array.isArray(v) && v.length && typeof v[0] === "object");
   const rest = entries.filter(([, v]) => !(Array.isArray(v) && v.length && typeof v[0] === "object"));
   $("numbers").replaceChildren(...tables.flatMap(([k, v]) => [make("p", {}, make("b", {}, k.replaceAll("_", " "))),
