@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from . import launcher
@@ -23,7 +25,11 @@ from . import launcher
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 GRACE = 1.0  #: seconds that the main thread has to stop by itself
 
+LONGEST = 60.0  #: seconds that it has where it is `holding`
+
 received: signal.Signals | None = None  #: the first of SIGNALS that came
+_held = 0  # how many threads want the first signal to be only noted
+_counting = threading.Lock()
 _ending = threading.Lock()  # held by whoever ends the process
 
 
@@ -39,6 +45,20 @@ def install() -> None:
             signal.signal(number, _handle)
 
 
+@contextlib.contextmanager
+def holding() -> Iterator[None]:
+    """Inside, a first signal is only noted in `received`, so that what has been begun can end, within LONGEST seconds;
+    a second one ends the process. For code that looks at `received` itself."""
+    global _held
+    with _counting:
+        _held += 1
+    try:
+        yield
+    finally:
+        with _counting:
+            _held -= 1
+
+
 def ignore() -> None:
     """Ignores signals from now on: the work is done, and the process is about to end."""
     for number in SIGNALS:
@@ -46,8 +66,9 @@ def ignore() -> None:
 
 
 def check() -> None:
-    """Raises KeyboardInterrupt if a signal has come, even if an earlier KeyboardInterrupt was lost."""
-    if received is not None:
+    """Raises KeyboardInterrupt if a signal has come, even if an earlier KeyboardInterrupt was lost; not where it is
+    `holding`."""
+    if received is not None and not _held:
         raise KeyboardInterrupt
 
 
@@ -87,12 +108,16 @@ def _handle(number: int, frame: Any) -> None:
     global received
     if received is None:  # a second signal would only disturb the shutdown
         received = signal.Signals(number)
-        raise KeyboardInterrupt
+        if not _held:
+            raise KeyboardInterrupt
 
 
 def _watch(heard: int) -> None:
     """Ends the process if the main thread does not."""
     while (number := os.read(heard, 1)[0]) not in SIGNALS:
+        pass
+    end = time.monotonic() + LONGEST
+    while _held and time.monotonic() < end and not select.select([heard], [], [], 0.05)[0]:
         pass
     time.sleep(GRACE)
     if _ending.acquire(blocking=False):

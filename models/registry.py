@@ -27,6 +27,10 @@ class _Entry:
 
 
 _MODELS: dict[str, _Entry] = {}
+_TEXT = {"sgd": 0.1, "adam": 0.001, "adamw": 0.001}
+#: learning rates by optimizer at which the networks here learn the digits, or text; "" are those of all others
+RATES = {"": {"sgd": 0.05, "adam": 0.003, "adamw": 0.003}, "mobilenet_v3_large": {"sgd": 0.1},
+         **dict.fromkeys(("gpt", "gpt2_medium", "gpt3_medium", "bert", "bert_base", "bert_large", "rnn"), _TEXT)}
 
 
 def model(name: str = "", **presets: dict[str, Any]) -> Callable[[Callable[..., nn.Module]], Callable[..., nn.Module]]:
@@ -49,6 +53,11 @@ def names() -> list[str]:
 def arguments(name: str) -> dict[str, Any]:
     """The arguments that a network takes, with their defaults. Raises ValueError for an unknown name."""
     return {key: p.default for key, p in inspect.signature(_entry(name).build).parameters.items()}
+
+
+def learning_rate(name: str, optimizer: str) -> float:
+    """The default learning rate of a network, also of one's own, for sgd, adam or adamw."""
+    return (RATES[""] | RATES.get(name, {}))[optimizer]
 
 
 def presets(name: str) -> list[str]:

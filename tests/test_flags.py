@@ -31,7 +31,7 @@ COMMANDS = {
        for verb, more in (("plan", []), ("explain", ["4W0"]), ("simulate", []))},
 }
 VALUES = {"--model-arg": "classes=10", "--scheduler-arg": "kept=0.5", "--dtype": "float64", "--fusion": "all",
-          "--lanes": "python",
+          "--lanes": "python", "--lr-schedule": "cosine",
           "--parallel": "none", "--pairs": "none", "--objective": "span", "--collective": "tree", "--transport": "nccl",
           "--optimizer": "adam", "--device": "cpu", "--scheduler": "zb_h1", "--schedulers": "in_order,multi_region",
           "--data": "mnist", "--root": ".", "--config": "nothere.toml", "--save": "x.csv", "--svg": "x.svg",

@@ -15,7 +15,7 @@ import numpy as np
 from ..graph import Role, View
 from .tape import Storage, current
 
-PURPOSES = ("weights", "order", "augment", "dropout", "synthetic", "split", "tensors")
+PURPOSES = ("weights", "order", "augment", "dropout", "synthetic", "split", "tensors", "text")
 
 
 class _State:

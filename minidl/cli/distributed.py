@@ -13,7 +13,6 @@ from ..pricing.cost import Link
 from ..rank_grid import RankGrid
 from ..runtime.comm.loopback import run_ranks
 from ..runtime.version_log import as_lines
-from ..training import checkpoint
 from ..training.pipeline_trainer import PipelineTrainer, measure_messages
 from ..training.rank_trainer import Disagreement, RankTrainer, agree, device_of, identity, measure_link, transport
 from ..training.trainer import Recorded
@@ -23,7 +22,7 @@ from . import show
 from .flags import UsageError, job
 from .inputs import costs, scheduler_of
 from .ranks import job as on_ranks
-from .runs import check_outputs, check_run, claimed, resumed, run_record, steps_of, summary
+from .runs import check_outputs, check_run, claimed, finished, resumed, steps_of, summary, trained
 
 MOST = 64  #: the most ranks that run as threads of one process
 RECORDING = threading.Lock()  #: ranks of one process record in turn, since they share the random numbers
@@ -92,20 +91,11 @@ def _train(read: Callable[[], Any], communicator: Any, held: ExitStack) -> int:
         return _dry_run(arguments, trainer, first)
     if first and saved is not None:
         show.note(f"resumed from {arguments.checkpoint} after step {saved.step}")
-    done_before, steps = saved.step if saved else 0, steps_of(arguments, recorded)
-    with show.progress(f"training {arguments.model} on {communicator.size} ranks", steps) as done:
-        for step in range(done_before + 1, steps + 1):
-            trainer.step()
-            if arguments.checkpoint and (step == steps or step % recorded.train_data.steps_per_epoch == 0):
-                trainer.share()
-                if first:
-                    checkpoint.save(arguments.checkpoint, recorded.model, recorded.optimizer, step=step,
-                                    loader=recorded.train_data)
-            done(step)
+    metrics = trained(arguments, trainer, f"training {arguments.model} on {communicator.size} ranks", saved)
     trainer.finish()
     timeline = trainer.run.timeline_of_all() if arguments.trace or arguments.html else None
     if first:
-        record = run_record(trainer.job, trainer) | {"ranks": communicator.size}
+        record = finished(arguments, trainer, metrics) | {"ranks": communicator.size}
         if "k" in trainer.plan.notes:
             record["k"] = trainer.plan.notes["k"]
         if arguments.parallel == "pipeline" and trainer.log:

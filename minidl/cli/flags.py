@@ -11,14 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .. import schedulers
+from .. import models, schedulers
 from ..data.catalogue import STORED
 from ..passes.fusion import RULES
 from ..pricing.collectives import SHAPES
 from ..runtime import device as devices
 from ..schedulers import pipeline as pipelines
 from ..training.rank_trainer import TRANSPORTS
-from ..training.trainer import DTYPES, OPTIMIZERS, Job
+from ..training.trainer import DTYPES, MOMENTUM, OPTIMIZERS, Job
 from ..weights import STYLES
 
 
@@ -88,6 +88,13 @@ def path(text: str) -> str:
     if not text:
         raise argparse.ArgumentTypeError("the name is empty")
     return text
+
+
+def every(text: str) -> dict[str, float]:
+    """`500` steps, or `10min`."""
+    if text.endswith("min"):
+        return {"seconds": 60 * number(1e-6)(text.removesuffix("min"))}
+    return {"steps": whole(1)(text)}
 
 
 def k_or_auto(text: str) -> int | None:
@@ -200,10 +207,20 @@ FLAGS: dict[str, dict[str, Flag]] = {
                                  type=whole(1, 1 << 20), default=1, metavar="M",
                                  help="cut each batch into M parts, whose gradients are added"),
         "--optimizer": _flag(NETWORK, default="sgd", choices=list(OPTIMIZERS), help="the optimizer (default sgd)"),
-        "--lr": _flag(RUN, type=float, default=0.1, metavar="X", help="learning rate (default 0.1)"),
+        "--lr": _flag(RUN, type=float, metavar="X",
+                      help="learning rate (default: that of the network for the optimizer, mostly 0.05 for sgd, 0.003 "
+                           "for the others)"),
+        "--lr-schedule": _flag("train:src", default="constant", choices=["constant", "cosine"],
+                               help="how the learning rate goes on after --warmup; cosine ends at 0 (constant)"),
+        "--warmup": _flag("train:src", type=whole(0), default=0, metavar="N",
+                          help="let the learning rate rise over the first N steps"),
+        "--momentum": _flag(NETWORK, ("--optimizer sgd", lambda a: a.optimizer == "sgd"), type=number(0), metavar="X",
+                            help=f"momentum of sgd, below 1 (default {MOMENTUM})"),
+        "--weight-decay": _flag(RUN, type=number(0), metavar="X",
+                                help="weight decay (default: 0.01 for adamw, else 0)"),
         "--clip": _flag(NETWORK, type=number(1e-12), metavar="X",
                         help="scale all gradients down if their global norm is larger than X"),
-        "--seed": _flag(RUN + " fuzz:*", type=whole(0, (1 << 64) - 1), default=0, metavar="S",
+        "--seed": _flag(RUN + " fuzz:* sample:*", type=whole(0, (1 << 64) - 1), default=0, metavar="S",
                         help="the seed of weights, data order and dropout (default 0)"),
     },
     "device": {
@@ -269,7 +286,24 @@ FLAGS: dict[str, dict[str, Flag]] = {
         "--style": _flag("export:*", choices=STYLES, default=STYLES[0],
                          help="names in the file: as in a state dict, which are torchvision's and Hugging Face's (the "
                               "default), or timm's"),
+        "--checkpoint-every": _flag("train:src", ("--checkpoint", lambda a: a.checkpoint), type=every,
+                                    metavar="N|Nmin", help="save after every N steps or minutes (default: each epoch)"),
+        "--keep": _flag("train:src", ("--checkpoint", lambda a: a.checkpoint), type=whole(1), metavar="K",
+                        help="also keep the last K checkpoints, and the best one on test data (default: the newest)"),
+        "--log-every": _flag("train:src", type=whole(1), metavar="N",
+                             help="print loss, learning rate, samples a second and time left every N steps"),
+        "--log": _flag("train:src", type=path, metavar="FILE.jsonl",
+                       help="write these and the metrics on test data to a file, a JSON object a line"),
+        "--tensorboard": _flag("train:src", type=path, metavar="DIR", help="write them for TensorBoard"),
         "--dry-run": _flag("train:src", action="store_true", help="plan and predict, but do not train"),
+    },
+    "text": {
+        "--prompt": _flag("sample:*", default="The ", metavar="TEXT", help="what the text begins with (default: The)"),
+        "--length": _flag("sample:*", type=whole(1, 1 << 20), default=200, metavar="N",
+                          help="how many tokens to write (default 200)"),
+        "--temperature": _flag("sample:*", type=number(0), default=0.8, metavar="X",
+                               help="below 1: rather what is likely; 0: always the likeliest (default 0.8)"),
+        "--top": _flag("sample:*", type=whole(1), metavar="K", help="draw among the K likeliest tokens"),
     },
     "pipelines": {
         "--ranks": _flag("train:rc plan:rcp check:rcp explain:rcp simulate:rcp", type=whole(1, 1 << 20), metavar="P",
@@ -340,7 +374,7 @@ FLAGS: dict[str, dict[str, Flag]] = {
                                help="write which weight version each task read, a line per task"),
         "--config": _flag(EVERY.removeprefix("info:* models:* "), type=path, metavar="FILE.toml",
                           help="read flags from a file, as in batch-size = 32; the command line overrides them"),
-        "--json": _flag(EVERY + " export:* fuzz:* new:* schedulers:*", action="store_true",
+        "--json": _flag(EVERY + " export:* fuzz:* new:* schedulers:* sample:*", action="store_true",
                         help="print one JSON object, and nothing else, on standard output"),
     },
     "ranks": {
@@ -414,6 +448,10 @@ def _check_arguments(arguments: Any) -> None:
             raise UsageError(f"--scheduler-arg {name} has no effect here; use {flag}")
 
 
+def _lr(arguments: Any) -> float:
+    return float(models.learning_rate(arguments.model, arguments.optimizer) if arguments.lr is None else arguments.lr)
+
+
 def job(arguments: argparse.Namespace, under: str | None = None) -> Job:
     """The job that the flags describe. Raises UsageError without a model."""
     if not arguments.model:
@@ -427,7 +465,8 @@ def job(arguments: argparse.Namespace, under: str | None = None) -> Job:
                device=arguments.device, tf32=arguments.tf32,
                deterministic=not arguments.nondeterministic, dtype=arguments.dtype, batch_size=arguments.batch_size,
                micro_batches=arguments.micro_batches, update_every=every, groups=groups, optimizer=arguments.optimizer,
-               lr=arguments.lr, clip=arguments.clip, seed=arguments.seed, init=arguments.init,
+               lr=_lr(arguments), momentum=arguments.momentum, weight_decay=arguments.weight_decay,
+               clip=arguments.clip, seed=arguments.seed, init=arguments.init,
                scheduler=under or arguments.scheduler,
                parallel={"r": "data", "c": "pipeline"}.get(arguments.subject, "none"),
                scheduler_args=dict(arguments.scheduler_arg), streams=arguments.streams,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from ..files import read_text
-from . import export, fuzz, info, new, planning, training
+from . import export, fuzz, info, new, planning, sample, training
 from . import schedulers as listed
 from .flags import FLAGS, UsageError, add_flags, check_flags, nearest, subject_of
 
@@ -46,6 +46,7 @@ VERBS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "simulate": (planning.simulate, "price a network's plan, or a data-parallel or pipeline policy on given times"),
     "export": (export.run, "write a checkpoint's weights to a safetensors file under published names"),
     "new": (new.new, "write a small working op, kernel, scheduler or network with its test, to start from"),
+    "sample": (sample.sample, "write text with a network that has been trained on text"),
     "fuzz": (fuzz.run, "compare recorded steps with eager ones, bit for bit"),
 }
 
@@ -64,6 +65,8 @@ def _parser() -> _Parser:
         elif name == "export":
             verb.add_argument("checkpoint_file", metavar="CHECKPOINT", help="a checkpoint's folder or file")
             verb.add_argument("file", metavar="FILE.safetensors")
+        elif name == "sample":
+            verb.add_argument("path", metavar="CHECKPOINT")
         elif name == "fuzz":
             fuzz.add_step(verb)
         elif name == "new":

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict
+from datetime import timedelta
 from typing import Any
 
+import numpy as np
+
+from .. import interrupts, optim
 from ..files import check_writable
+from ..optim.rates import Rate
 from ..pricing.diagnosis import Diagnosis, Surroundings, of_run
-from ..training import checkpoint
+from ..training import checkpoint, loop
+from ..training.keeper import Keeper
+from ..training.metrics import Metrics
 from ..training.trainer import Job, Recorded, Trainer
 from ..views.trace import check_path as check_trace
+from . import show
 from .flags import UsageError
 from .machine import versions
+
+LOG_EVERY = 10  #: steps between two records in files, where nobody says
+WAITING, LEAST = 0.2, 1.0  #: the share of a step, and the milliseconds, above which its wait for data is told
 
 
 def steps_of(arguments: Any, recorded: Recorded) -> int:
@@ -34,11 +47,13 @@ def check_run(arguments: Any) -> None:
                          f"checkpoint; give --scheduler too")
     if arguments.dry_run and (arguments.trace or arguments.checkpoint):
         raise UsageError("--dry-run runs nothing, so --trace and --checkpoint have no effect; leave them out")
+    if arguments.dry_run and (idle := arguments.given & {"--log", "--log-every", "--tensorboard"}):
+        raise UsageError(f"--dry-run runs nothing, so {min(idle)} has no effect; leave it out")
 
 
 def check_outputs(arguments: Any) -> None:
     """Checks before the work that every output file can be written. Raises FileError or ValueError."""
-    for flag in ("save", "svg", "html", "trace", "save_costs", "version_log"):
+    for flag in ("save", "svg", "html", "trace", "save_costs", "version_log", "log"):
         if path := getattr(arguments, flag):
             if flag == "trace":
                 check_trace(path)
@@ -72,6 +87,99 @@ def resumed(arguments: Any, recorded: Recorded) -> checkpoint.Checkpoint:
     return found
 
 
+def rate_of(arguments: Any, recorded: Recorded, saved: checkpoint.Checkpoint | None) -> Rate | None:
+    """The learning rate of each step by --lr-schedule and --warmup; None where it stays. A run that goes on has the lr
+    that it began with, unless another one is given."""
+    if arguments.lr_schedule == "constant" and not arguments.warmup:
+        return None
+    steps, lr = steps_of(arguments, recorded), recorded.job.lr
+    if saved is not None and "--lr" not in arguments.given and "job" in saved.about:
+        try:
+            lr = float(json.loads(saved.about["job"])["lr"])
+        except (ValueError, KeyError, TypeError):
+            raise UsageError(f"{arguments.checkpoint} does not say its learning rate; give --lr") from None
+    if arguments.warmup >= steps:
+        raise UsageError(f"--warmup {arguments.warmup} is not shorter than the run, which has {steps} steps")
+    rate: Rate = (optim.cosine(lr, steps - arguments.warmup) if arguments.lr_schedule == "cosine"
+                        else lambda step: lr)
+    return optim.warmup(rate, arguments.warmup, 1 / (arguments.warmup + 1)) if arguments.warmup else rate
+
+
+def trained(arguments: Any, trainer: Trainer, title: str, saved: checkpoint.Checkpoint | None) -> Metrics:
+    """Runs all steps, and saves, logs and evaluates along the way. Returns the open files of the log. Raises
+    KeyboardInterrupt after an interrupt, with a checkpoint if there is a folder for it."""
+    recorded, first = trainer.recorded, trainer.communicator is None or trainer.communicator.rank == 0
+    steps, done_before = steps_of(arguments, recorded), saved.step if saved is not None else 0
+    metrics = (Metrics(arguments.log, arguments.tensorboard, appends=saved is not None) if first else Metrics())
+    every = arguments.log_every or (LOG_EVERY if arguments.log or arguments.tensorboard else 0)
+
+    def log(record: dict[str, Any]) -> None:
+        metrics.write(record)
+        if arguments.log_every or "loss" not in record:
+            show.note(line_of(record, steps))
+
+    try:
+        with show.progress(title, steps, done_before) as done:
+            course = loop.Course(
+                steps, rate_of(arguments, recorded, saved), every, log,
+                lambda step, record: done(step, _beside(record)),
+                # a stale pipeline drains for an evaluation, which it need not do without
+                trainer.plan.versions is None or bool(arguments.checkpoint),
+                keeper_of(arguments, recorded), lambda: interrupts.received is not None)
+            with interrupts.holding() if arguments.checkpoint else nullcontext():
+                loop.run(trainer, course, done_before)
+    except BaseException as error:
+        metrics.close()
+        if not isinstance(error, loop.Stopped):
+            raise
+        if first:
+            show.note(f"saved {arguments.checkpoint} before the end; continue with --resume")
+        raise KeyboardInterrupt from None
+    return metrics
+
+
+def finished(arguments: Any, trainer: Trainer, metrics: Metrics) -> dict[str, Any]:
+    """The record of a run that has ended, on rank 0; with the last line of the log and the last checkpoint."""
+    record = run_record(trainer.job, trainer)
+    steps = steps_of(arguments, trainer.recorded)
+    metrics.write(loop.judged(trainer, steps, record["test"]))
+    metrics.close()
+    keeper = keeper_of(arguments, trainer.recorded)
+    if keeper is not None:
+        keeper.save(trainer, steps, record["test"])
+    step, wait = record["step_ms"]["median"], record["data_ms"]
+    if wait > max(LEAST, WAITING * (step + wait)):
+        more = "; give more --workers" if trainer.recorded.train_data.dataset.slow else ""
+        show.note(f"the data are the bottleneck: of {step + wait:.3f} ms a step, {wait:.3f} ms wait for them{more}")
+    return record
+
+
+def keeper_of(arguments: Any, recorded: Recorded) -> Keeper | None:
+    if not arguments.checkpoint:
+        return None
+    every = arguments.checkpoint_every or {}
+    job = {key: value for key, value in asdict(recorded.job).items()
+           if isinstance(value, str | int | float | dict | None) and key not in ("root", "device", "workers")}
+    about = {"job": json.dumps(job | {"model_args": recorded.model_args}),
+             "tokenizer": recorded.train_data.dataset.tokenizer}
+    return Keeper(arguments.checkpoint, last=arguments.keep, **every, schedules=arguments.parallel == "none",
+                  about={name: text for name, text in about.items() if text})
+
+
+def line_of(record: Mapping[str, Any], steps: int) -> str:
+    """A record as a line: `epoch 1.5, step 33 of 110: loss 0.4141, ...`."""
+    parts = [f"{name.replace('_', ' ')} {said(name.removeprefix('test_'), value)}" for name, value in record.items()
+             if name not in ("step", "epoch", "samples_per_s", "eta_s", "data_ms")]
+    if "eta_s" in record:
+        parts += [f"{record['samples_per_s']:,.0f} samples/s", f"{timedelta(seconds=round(record['eta_s']))} left"]
+    return f"epoch {record['epoch']:.4g}, step {record['step']} of {steps}: {', '.join(parts)}"
+
+
+def _beside(record: Mapping[str, Any]) -> str:
+    """What stands beside the bar."""
+    return f"loss {record['loss']:.4g}, {record['samples_per_s']:,.0f} samples/s" if record else ""
+
+
 def parameters(recorded: Recorded) -> int:
     return sum(p.size for p in recorded.model.parameters())
 
@@ -84,7 +192,8 @@ def run_record(task: Job, trainer: Trainer) -> dict[str, Any]:
             "steps": len(trainer.losses),
             "loss_first": trainer.losses[0], "loss_last": trainer.losses[-1], "accuracy": found.get("accuracy"),
             "objective": trainer.recorded.objective.name, "test": found,
-            "step_ms": trainer.step_ms(), "predicted_step_ms": round(trainer.plan.predicted_step_ms, 4),
+            "step_ms": trainer.step_ms(), "data_ms": round(float(np.median(trainer.waits)) * 1000, 4),
+            "predicted_step_ms": round(trainer.plan.predicted_step_ms, 4),
             "peak_bytes": max(trainer.plan.peak_bytes or (0,)), "params_sha256": trainer.params_sha256(),
             "diagnosis": of_run(trainer.plan, surroundings(trainer)).as_json(),
             "versions": versions()}

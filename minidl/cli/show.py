@@ -53,20 +53,20 @@ def notes(lines: Iterable[str]) -> None:
 
 
 @contextmanager
-def progress(title: str, total: float) -> Iterator[Callable[[float], None]]:
-    """A progress bar on standard error, if that is a terminal. Yields a function that takes how much is done, and
-    raises KeyboardInterrupt after an interrupt."""
+def progress(title: str, total: float, begin: int = 0) -> Iterator[Callable[..., None]]:
+    """A progress bar on standard error, if that is a terminal. Yields a function that takes how much is done and a text
+    to show beside the bar, and raises KeyboardInterrupt after an interrupt."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     with Progress(TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"),
-                  TimeRemainingColumn(), console=Console(stderr=True), transient=True,
-                  disable=not sys.stderr.isatty()) as bar:
-        task = bar.add_task(title, total=total)
+                  TimeRemainingColumn(), TextColumn("{task.fields[said]}"), console=Console(stderr=True),
+                  transient=True, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task(title, total=total, completed=begin, said="")
 
-        def update(done: float) -> None:
+        def update(done: float, said: str = "") -> None:
             interrupts.check()
-            bar.update(task, completed=done)
+            bar.update(task, completed=done, said=said)
 
         yield update
 

@@ -18,6 +18,7 @@ from .runs import (
     check_outputs,
     check_run,
     claimed,
+    finished,
     parameters,
     resumed,
     run_record,
@@ -25,6 +26,7 @@ from .runs import (
     steps_of,
     summary,
     surroundings,
+    trained,
 )
 
 #: the network of runs that name none: its tasks are long enough that two streams can gain
@@ -66,18 +68,9 @@ def train(arguments: Any) -> int:
         if saved is not None:
             show.note(f"resumed from {arguments.checkpoint} after step {saved.step}")
         show.notes(trainer.plan.remarks)
-        done_before, steps = saved.step if saved else 0, steps_of(arguments, recorded)
-        with show.progress(f"training {task.model}", steps) as done:
-            for step in range(done_before + 1, steps + 1):
-                trainer.step()
-                if arguments.checkpoint and (step == steps or step % recorded.train_data.steps_per_epoch == 0):
-                    trainer.settle()
-                    checkpoint.save(arguments.checkpoint, recorded.model, recorded.optimizer, step=step,
-                                    loader=recorded.train_data, schedule=trainer.run.schedule.to_csv(),
-                                    scheduler=task.scheduler)
-                done(step)
+        metrics = trained(arguments, trainer, f"training {task.model}", saved)
         trainer.settle()
-    record = run_record(task, trainer)
+        record = finished(arguments, trainer, metrics)
     if arguments.trace:
         assert trainer.run.timeline is not None
         trainer.run.timeline.save(arguments.trace)

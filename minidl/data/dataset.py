@@ -42,7 +42,8 @@ class Dataset:
     `serves`: the objectives that a network can be trained for with it. `random`: rows are made by random choices, and
     `rows(indices, draws)` takes a random number for each sample, uint64 (B,), too. Of text: `bytes_per_token`, how many
     bytes a token stands for, in the mean; `mask`, the token that hides another one. `vocabulary`: how many different
-    tokens x may have; 0 where x has none. `slow`: reading a batch takes long, so the next ones are read ahead.
+    tokens x may have; 0 where x has none. `tokenizer`: what makes the tokenizer of running text again, see
+    data/tokens.py. `slow`: reading a batch takes long, so the next ones are read ahead.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Dataset:
     serves: tuple[str, ...] = ("classification",)
     random: bool = False
     slow: bool = False
+    tokenizer: str = ""
     vocabulary: int = 0
     bytes_per_token: float | None = None
     mask: int | None = None

@@ -20,9 +20,10 @@ from typing import IO
 import numpy as np
 from numpy.typing import NDArray
 
+from . import tokens
 from .archives import files as members
 from .dataset import Array, DataError, Dataset, check_labels
-from .tokens import Tokenizer, tokenizer
+from .tokens import Tokenizer
 
 TEXT = ("next_token", "masked_token")  #: what running text can be used for
 LARGEST = 4 << 30  #: the most bytes of text that are read; more is for a file of tokens
@@ -33,7 +34,7 @@ TESTS = ("test", "val", "valid", "validation", "dev")
 
 
 def windows(name: str, text: Array, length: int, vocabulary: int, *, bytes_per_token: float | None = None,
-            mask: int | None = None, slow: bool = False) -> Dataset:
+            mask: int | None = None, slow: bool = False, tokenizer: str = "") -> Dataset:
     """A data set of windows: in sample i, x is tokens i*length to (i+1)*length and y the same shifted by one; both (B,
     length) int64. Raises DataError where the text is too short."""
     if len(text) <= length:
@@ -45,7 +46,8 @@ def windows(name: str, text: Array, length: int, vocabulary: int, *, bytes_per_t
         return window[:, :-1].copy(), window[:, 1:].copy()
 
     return Dataset(name, (len(text) - 1) // length, (length,), vocabulary, rows,
-                   TEXT if mask is not None else TEXT[:1], bytes_per_token=bytes_per_token, mask=mask, slow=slow)
+                   TEXT if mask is not None else TEXT[:1], bytes_per_token=bytes_per_token, mask=mask, slow=slow,
+                   tokenizer=tokenizer)
 
 
 def running(name: str, train: bytes, test: bytes, split: str, length: int, classes: int | None, kind: str) -> Dataset:
@@ -55,7 +57,7 @@ def running(name: str, train: bytes, test: bytes, split: str, length: int, class
     check_labels(ids, size, name)
     part = test if split == "test" else train
     return windows(name, ids, length, size, bytes_per_token=len(part) / max(1, len(ids)),
-                   mask=coder.special.get("mask"))
+                   mask=coder.special.get("mask"), tokenizer=coder.saved)
 
 
 @functools.lru_cache(maxsize=4)
@@ -67,7 +69,7 @@ def _encoded(train: bytes, part: bytes, kind: str) -> tuple[Tokenizer, Array]:
 @functools.lru_cache(maxsize=4)
 def coder_of(train: bytes, kind: str) -> Tokenizer:
     """The tokenizer of a training text."""
-    return tokenizer(kind, lambda: [train])
+    return tokens.tokenizer(kind, lambda: [train])
 
 
 def pydoc_text() -> tuple[bytes, bytes]:
@@ -97,9 +99,9 @@ def find(path: Path) -> Path | None:
 def load_text(path: Path, split: str, length: int, classes: int | None, kind: str) -> Dataset:
     """Windows of a file or a folder. Raises DataError."""
     files = sorted(f for f in path.iterdir() if f.is_file()) if path.is_dir() else [path]
-    tokens = [f for f in files if f.suffix in TOKENS]
-    if tokens:
-        return _memmap(path, tokens, split, length, classes)
+    streams = [f for f in files if f.suffix in TOKENS]
+    if streams:
+        return _memmap(path, streams, split, length, classes)
     train, test = _read([f for f in files if f.suffix in PLAIN + PACKED], path)
     return running(path.name, train, test, split, length, classes, kind)
 

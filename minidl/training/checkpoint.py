@@ -16,7 +16,7 @@ import json
 import stat
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -49,7 +49,8 @@ class Loader(Protocol):
 @dataclass(frozen=True)
 class Checkpoint:
     """The content of a file besides its tensors: steps done, the seed, the optimizer's class, the place in the data,
-    the schedule as CSV, and the name of the scheduler that made it."""
+    the schedule as CSV, and the name of the scheduler that made it; the metrics on test data, if they were known; and
+    texts about the run by name."""
 
     step: int
     seed: int
@@ -57,10 +58,13 @@ class Checkpoint:
     loader: dict[str, Any] | None
     schedule: str | None
     scheduler: str | None
+    test: dict[str, float] | None = None
+    about: Mapping[str, str] = field(default_factory=dict)
 
 
 def save(path: str | Path, model: Module, optimizer: Optimizer | None = None, *, step: int = 0,
-         loader: Loader | None = None, schedule: str | None = None, scheduler: str | None = None) -> Path:
+         loader: Loader | None = None, schedule: str | None = None, scheduler: str | None = None,
+         test: Mapping[str, float] | None = None, about: Mapping[str, str] | None = None) -> Path:
     """Writes a checkpoint to the file `path` (`*.safetensors`) or into the directory `path`; returns the file.
 
     The file appears whole or not at all; on an error an earlier file stays. Raises CheckpointError.
@@ -71,12 +75,15 @@ def save(path: str | Path, model: Module, optimizer: Optimizer | None = None, *,
     if waiting:
         raise CheckpointError(f"cannot save between backward and update: {waiting[0]} has a gradient that no update "
                               "has used")
-    file = _file(path)
-    about: dict[str, Any] = {"format": FORMAT, "step": step, "seed": random.current_seed()}
-    about["optimizer"] = None if optimizer is None else type(optimizer).__name__
-    about["loader"] = None if loader is None else {"state": loader.state(), **_identity(loader)}
+    file = file_of(path)
+    place: dict[str, Any] = {"format": FORMAT, "step": step, "seed": random.current_seed()}
+    place["optimizer"] = None if optimizer is None else type(optimizer).__name__
+    place["loader"] = None if loader is None else {"state": loader.state(), **_identity(loader)}
+    if test is not None:
+        place["test"] = dict(test)
     arrays = {name: np.asarray(state_array(t), order="C") for name, t in _tensors(model, optimizer).items()}
-    texts = {"minidl": json.dumps(about, default=int), "schedule": schedule, "scheduler": scheduler}
+    texts = {"minidl": json.dumps(place, default=int), "schedule": schedule, "scheduler": scheduler,
+             **{f"about {name}": text for name, text in (about or {}).items()}}
     header = {name: text for name, text in texts.items() if text is not None}
     content = serialize(arrays, header | {"sha256": _digest(header, sorted(arrays.items()))})
     try:
@@ -96,7 +103,7 @@ def load(path: str | Path, model: Module, optimizer: Optimizer | None = None, *,
     Raises CheckpointError, before anything changes, for a file that is missing, damaged or foreign, that is of another
     model, optimizer or order of data, or that was made with another seed than this run's (`minidl.seed`).
     """
-    file = _file(path)
+    file = file_of(path)
     mine = _tensors(model, optimizer)
     with _opened(file) as (about, header, content):
         every = sorted(content.keys())
@@ -143,7 +150,7 @@ def load(path: str | Path, model: Module, optimizer: Optimizer | None = None, *,
 
 def weights(path: str | Path) -> dict[str, Any]:
     """The state dict of the model in a checkpoint. Raises CheckpointError."""
-    file = _file(path)
+    file = file_of(path)
     with _opened(file) as (_, header, content):
         values = {name: content.get_tensor(name) for name in sorted(content.keys())}
         if _digest({k: v for k, v in header.items() if k != "sha256"}, values.items()) != header.get("sha256"):
@@ -154,20 +161,20 @@ def weights(path: str | Path) -> dict[str, Any]:
 def peek(path: str | Path) -> Checkpoint:
     """A checkpoint without its tensors, which are not read: enough to make a model and a loader that fit. Raises
     CheckpointError."""
-    with _opened(_file(path)) as (about, _, _):
+    with _opened(file_of(path)) as (about, _, _):
         return about
 
 
 def exists(path: str | Path) -> bool:
     """Whether there is a checkpoint at `path`, a file or a directory."""
-    return _file(path).exists()
+    return file_of(path).exists()
 
 
 @contextmanager
 def claim(path: str | Path) -> Iterator[None]:
     """Prevents other runs from saving to `path`, a file or a directory (which is made), inside. Raises CheckpointError
     where another run saves there."""
-    file = _file(path)
+    file = file_of(path)
     with ExitStack() as held:
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -180,7 +187,8 @@ def claim(path: str | Path) -> Iterator[None]:
         yield
 
 
-def _file(path: str | Path) -> Path:
+def file_of(path: str | Path) -> Path:
+    """The file of a checkpoint that is given as a file or a directory."""
     path = Path(path)
     return path if path.suffix == ".safetensors" else path / NAME
 
@@ -255,7 +263,11 @@ def _about(file: Path, raw: Any, header: Mapping[str, str]) -> Checkpoint:
     if (type(step) is not int or step < 0 or type(seed) is not int or not isinstance(optimizer, str | None)
         or not isinstance(loader, dict | None)):
         raise CheckpointError(f"{file} is damaged: step, seed, optimizer and place in the data are {str(said)[1:100]}")
-    return Checkpoint(step, seed, optimizer, loader, header.get("schedule"), header.get("scheduler"))
+    test = raw.get("test")
+    if not isinstance(test, dict | None) or not all(isinstance(v, int | float) for v in (test or {}).values()):
+        raise CheckpointError(f"{file} is damaged: its metrics are {str(test)[:100]}")
+    about = {name.removeprefix("about "): text for name, text in header.items() if name.startswith("about ")}
+    return Checkpoint(step, seed, optimizer, loader, header.get("schedule"), header.get("scheduler"), test, about)
 
 
 __all__ = ["Checkpoint", "CheckpointError", "Loader", "claim", "load", "peek", "save"]

@@ -72,6 +72,8 @@ class PipelineTrainer(Trainer):
     per byte.
     """
 
+    communicator: Communicator
+
     def __init__(self, recorded: Recorded, cost: CostModel, communicator: Communicator, link: Link, *,
                  sums: tuple[float, float] = (0.0, 0.0), chunks: int | None = None, cap: float | None = None,
                  trace: bool = False) -> None:

@@ -70,7 +70,8 @@ def identity(recorded: Recorded) -> dict[str, Any]:
             "the number of classes": data.classes, "the batch size": job.batch_size,
             "the share of a batch": recorded.share, "the number of micro-batches": job.micro_batches,
             "the number of micro-batches of an update": job.update_every,
-            "the optimizer": job.optimizer, "the learning rate": job.lr, "the norm to clip at": job.clip,
+            "the optimizer": job.optimizer, "the learning rate": job.lr,
+            "the momentum": job.momentum, "the weight decay": job.weight_decay, "the norm to clip at": job.clip,
             "the scheduler": job.scheduler, "the scheduler's arguments": dict(job.scheduler_args),
             "the memory limit": job.memory_limit, "the kind of device": job.device.partition(":")[0], "TF32": job.tf32,
             "determinism": job.deterministic, "the fusion": job.fusion,
@@ -151,6 +152,7 @@ class RankTrainer(Trainer):
 
     in_flight = 0  #: trials compare the times of single steps
     late = 1
+    communicator: Communicator
 
     def __init__(self, recorded: Recorded, cost: CostModel, communicator: Communicator, link: tuple[float, float], *,
                  k: int | None = None, buckets: int | None = None, trace: bool = False) -> None:
@@ -199,7 +201,10 @@ class RankTrainer(Trainer):
             self._use(chosen)
 
     def share(self) -> None:
-        """Does nothing: every rank has the whole model."""
+        """Runs the late updates of all ranks, which must call it together: each one sums gradients with the others."""
+        self.collect()
+        self.run.settle()
+        self.settle()
 
     def finish(self) -> None:
         """Runs the last updates, and averages the losses over ranks. Raises TrainingError as `collect` does, and where

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -26,15 +27,13 @@ from ..pricing.corun import CoRun
 from ..pricing.cost import CostModel
 from ..pricing.measure_pairs import measure_pairs
 from ..runtime import device as devices
+from ..runtime.comm import Communicator
 from ..runtime.executors import SequentialExecutor, executor
 from ..schedule import Schedule
 from . import objectives
 
-OPTIMIZERS: dict[str, Callable[..., optim.Optimizer]] = {
-    "sgd": lambda parameters, lr: optim.SGD(parameters, lr, momentum=0.9),
-    "adam": lambda parameters, lr: optim.Adam(parameters, lr),
-    "adamw": lambda parameters, lr: optim.AdamW(parameters, lr),
-}
+OPTIMIZERS: dict[str, Callable[..., optim.Optimizer]] = {"sgd": optim.SGD, "adam": optim.Adam, "adamw": optim.AdamW}
+MOMENTUM = 0.9  #: the default of sgd
 #: float type of a run -> in mixed precision, the 16-bit type of products (parameters stay float32)
 DTYPES = {"float32": None, "float64": None, "bf16": "bfloat16", "fp16": "float16"}
 
@@ -64,6 +63,8 @@ class Job:
     groups: int = 1  #: groups of micro-batches, whose gradients are summed separately and then added
     optimizer: str = "sgd"
     lr: float = 0.1
+    momentum: float | None = None  #: of sgd
+    weight_decay: float | None = None  #: None: the optimizer's default
     clip: float | None = None  #: the largest global norm of all gradients
     seed: int = 0
     scheduler: str = "in_order"
@@ -128,7 +129,7 @@ class Recorded:
         with use(self.tape):
             self.model, train = self._fitted()
             self.remarks = () if job.init is None else weights.load(job.init, self.model).said(job.init)
-            self.optimizer = OPTIMIZERS[job.optimizer](self.model.parameters(), job.lr)
+            self.optimizer = self._optimizer()
             self.optimizer.max_norm = job.clip
             self.optimizer.scaler = optim.GradScaler() if job.low == "float16" else None
         self.train_data = train.shard(rank, ranks)
@@ -152,6 +153,14 @@ class Recorded:
     def dtype(self) -> str:
         """The type of parameters and inputs."""
         return "float32" if self.job.low else self.job.dtype
+
+    def _optimizer(self) -> optim.Optimizer:
+        job, given = self.job, dict[str, float]()
+        if job.optimizer == "sgd":
+            given["momentum"] = MOMENTUM if job.momentum is None else job.momentum
+        if job.weight_decay is not None:
+            given["weight_decay"] = job.weight_decay
+        return OPTIMIZERS[job.optimizer](self.model.parameters(), job.lr, **given)
 
     def _create(self, args: Mapping[str, Any]) -> nn.Module:
         random.seed(self.job.seed)
@@ -182,6 +191,7 @@ class Recorded:
             args["vocabulary"] = found.vocabulary
         if self.objective.name == "regression" and "classes" in open_sizes:
             args["classes"] = train.classes
+        self.model_args = args
         if args != self.job.model_args:
             self.model = self._create(args)
         if self.objective.name == "regression" and self.model.classes != train.classes:
@@ -191,6 +201,10 @@ class Recorded:
             raise data.DataError(f"{found.name} has samples of {found.shape}, and {self.job.model} takes "
                                  f"{self.model.input_shape}")
         return self.model.astype(self.dtype), train
+
+    @functools.cached_property
+    def test_data(self) -> data.Loader:
+        return self._load("test", self.model.classes)
 
     def _load(self, split: str, classes: int | None) -> data.Loader:
         """The batches of the data that the job names, in the sizes of its network, for its objective."""
@@ -267,14 +281,15 @@ class Recorded:
 
 
 class Trainer:
-    """Runs a job step by step. `seconds` and `losses` grow by one entry per step; where the device runs behind the
-    host, losses arrive some steps later, and `collect` waits for the rest.
+    """Runs a job step by step. `seconds`, `waits` (for data, in seconds) and `losses` grow by one entry per step; where
+    the device runs behind the host, losses arrive some steps later, and `collect` waits for the rest.
 
     `schedule`: replaces the one that the job's scheduler would make.
     """
 
     in_flight = 8  #: where the device runs behind the host, the losses of this many steps may be outstanding
     late = 0  #: how many steps late updates run
+    communicator: Communicator | None = None  #: to the other ranks
 
     def __init__(self, recorded: Recorded, cost: CostModel, *, trace: bool = False,
                  schedule: Schedule | None = None) -> None:
@@ -288,14 +303,16 @@ class Trainer:
         self.load = os.getloadavg()[0]  #: how many processes wanted to run when the run began
         self.losses: list[float] = []
         self.seconds: list[float] = []
+        self.waits: list[float] = []
+        self.ended = 0.0  #: when the last step ended
+        self._judges: dict[int, SequentialExecutor] = {}
         self._awaited: deque[tuple[Callable[[], Any], Callable[[], bool | None]]] = deque()
         settle()
         self.recorded.device.not_finite()  # forget what earlier runs have reported
 
     def step(self) -> None:
         """Runs one step on the next batch. Raises TrainingError as `collect` does, on CUDA for an earlier step."""
-        from time import perf_counter
-
+        asked = perf_counter()
         parts = self.recorded._split(*next(self.recorded.train_data))
         begin = perf_counter()
         device = self.recorded.device
@@ -303,7 +320,9 @@ class Trainer:
         if loss is not None:  # in a pipeline, only the last rank has it
             self._awaited.append((loss.fetch(), device.fetch_not_finite()))
         self.collect(self.in_flight if device.captures else 0)
-        self.seconds.append(perf_counter() - begin)
+        self.ended = perf_counter()
+        self.seconds.append(self.ended - begin)
+        self.waits.append(begin - asked)
 
     def collect(self, rest: int = 0) -> None:
         """Waits for losses until those of `rest` steps are outstanding. Raises TrainingError for a loss that is not
@@ -327,16 +346,28 @@ class Trainer:
         if self.recorded.device.not_finite():
             raise self._failed("a gradient is not finite", len(self.losses))
 
+    def share(self) -> None:
+        """Settles the run; on ranks, all of them together. Rank 0 then has the whole model."""
+        self.settle()
+
+    def latest(self) -> float:
+        """The loss of the last step, the mean over ranks that have it; all must ask together. Raises TrainingError as
+        `collect` does."""
+        self.collect()
+        mine = self.losses[-1] if self.losses else None
+        every = [mine] if self.communicator is None else self.communicator.gather(mine)
+        return float(np.mean([loss for loss in every if loss is not None]))
+
     def _failed(self, what: str, step: int) -> TrainingError:
         return TrainingError(f"{what} at step {step} of {self.job.model} with lr {self.recorded.optimizer.lr:g}; try a "
                              f"smaller lr (MINIDL_DEBUG=1 names the layer)")
 
     def evaluate(self) -> dict[str, float]:
         """The metrics of the network's objective over the test data, by name; `loss` is one of them."""
-        recorded, model = self.recorded, self.recorded.model.eval()
-        runs: dict[int, SequentialExecutor] = {}
+        recorded, model, runs = self.recorded, self.recorded.model.eval(), self._judges
         sums: Any = 0.0
-        test = recorded._load("test", model.classes)
+        test = recorded.test_data
+        test.restore({"epoch": 0, "batch": 0})
         try:
             for x, y in test:
                 if len(x) not in runs:

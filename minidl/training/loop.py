@@ -1,0 +1,134 @@
+"""The loop of a training run: learning rates, and what is told, judged and saved along the way. Prints nothing.
+
+On ranks every rank runs it with the same settings, and all come to each exchange between them at the same step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from time import monotonic, perf_counter
+from typing import Any
+
+from ..data import DataError
+from ..optim.rates import Rate
+from .keeper import Keeper
+from .trainer import Trainer
+
+LOOKS = 0.5  #: seconds between two looks of ranks at whether one of them was told to stop
+
+
+class Stopped(Exception):
+    """The run was told to stop, and has saved a checkpoint."""
+
+
+@dataclass(frozen=True)
+class Course:
+    """What a run does. `steps`: the last one, counted from the start of the run. `rate`: the learning rate of each
+    step, from 0 on; None leaves it as it is. `log(record)` gets a record every `log_every` steps and after each
+    evaluation; `progress(step, record)` every step, with the last record. `evaluates`: whether each epoch ends with an
+    evaluation. `stopping()`: whether the run shall save a checkpoint and end."""
+
+    steps: int
+    rate: Rate | None = None
+    log_every: int = 0
+    log: Callable[[dict[str, Any]], None] = lambda record: None
+    progress: Callable[[int, Mapping[str, Any]], None] = lambda step, record: None
+    evaluates: bool = True
+    keeper: Keeper | None = None
+    stopping: Callable[[], bool] = lambda: False
+
+
+def run(trainer: Trainer, course: Course, done_before: int = 0) -> None:
+    """Trains from step `done_before` + 1 on. Raises Stopped; and TrainingError or DataError, on one device after a
+    checkpoint of what was done before."""
+    data, keeper = trainer.recorded.train_data, course.keeper
+    speed, looks, record = _Speed(trainer, course.steps, done_before), _Looks(trainer, course), dict[str, Any]()
+    first = trainer.communicator is None or trainer.communicator.rank == 0
+    for step in range(done_before + 1, course.steps + 1):
+        if course.rate is not None:
+            trainer.recorded.optimizer.lr = course.rate(step - 1)
+        try:
+            trainer.step()
+        except DataError:
+            if keeper is not None and trainer.communicator is None and step > done_before + 1:
+                trainer.share()
+                keeper.save(trainer, step - 1)
+            raise
+        ended = step % data.steps_per_epoch == 0
+        told = bool(course.log_every) and step % course.log_every == 0
+        if told or (ended and course.evaluates):
+            loss = trainer.latest()
+            if first:
+                record = speed.record(step, loss)
+        if told and first:
+            course.log(record)
+        test = None
+        if ended and course.evaluates and step < course.steps:
+            trainer.share()
+            if first:
+                test = trainer.evaluate()
+                course.log(judged(trainer, step, test))
+            speed.pause()
+        stop = looks.told(step)
+        if keeper is not None and (stop or (step < course.steps and keeper.due(trainer, step, ended))):
+            trainer.share()
+            if first:
+                keeper.save(trainer, step, test)
+            speed.pause()
+        if stop:
+            if trainer.communicator is not None:
+                trainer.communicator.gather(None)  # none ends before the checkpoint is whole
+            raise Stopped
+        course.progress(step, record)
+
+
+def judged(trainer: Trainer, step: int, test: Mapping[str, float]) -> dict[str, Any]:
+    """The record of an evaluation."""
+    data = trainer.recorded.train_data
+    return {"step": step, "epoch": round(step / data.steps_per_epoch, 4),
+            **{f"test_{name}": value for name, value in test.items()}}
+
+
+class _Speed:
+    """Samples per second since the last record, without the time of evaluations and checkpoints."""
+
+    def __init__(self, trainer: Trainer, steps: int, done_before: int) -> None:
+        self.trainer, self.steps, self.step = trainer, steps, done_before
+        self.since = perf_counter()
+        self.away = 0.0
+
+    def pause(self) -> None:
+        """What has passed since the last step does not count."""
+        now = perf_counter()
+        self.away += now - max(self.trainer.ended, self.since)
+
+    def record(self, step: int, loss: float) -> dict[str, Any]:
+        now, trainer = perf_counter(), self.trainer
+        seconds, steps = max(now - self.since - self.away, 1e-9), step - self.step
+        waited = sum(trainer.waits[-steps:])
+        self.step, self.since, self.away = step, now, 0.0
+        return {"step": step, "epoch": round(step / trainer.recorded.train_data.steps_per_epoch, 4), "loss": loss,
+                "lr": float(f"{trainer.recorded.optimizer.lr:.7g}"),  # a float32
+                "samples_per_s": round(steps * trainer.job.batch_size / seconds, 2),
+                "eta_s": round(seconds / steps * (self.steps - step), 1),
+                "data_ms": round(waited / steps * 1000, 4)}
+
+
+class _Looks:
+    """Whether the run was told to stop. Ranks ask each other, at steps that all of them know, twice a second."""
+
+    def __init__(self, trainer: Trainer, course: Course) -> None:
+        self.communicator, self.course = trainer.communicator, course
+        self.next, self.last, self.at = 1, 0, monotonic()
+
+    def told(self, step: int) -> bool:
+        if self.course.keeper is None or self.communicator is None:
+            return self.course.keeper is not None and self.course.stopping()
+        if step < self.next:
+            return False
+        now = monotonic()
+        seen = self.communicator.gather((self.course.stopping(), (now - self.at) / (step - self.last)))
+        slowest = max(seconds for _, seconds in seen)
+        self.next, self.last, self.at = step + max(1, int(LOOKS / max(slowest, 1e-6))), step, now
+        return any(stop for stop, _ in seen)

@@ -1,0 +1,73 @@
+"""Text from a network that predicts the next token. It knows no files but the checkpoint."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .. import models, nn
+from ..autograd import random
+from ..autograd.tape import no_grad
+from ..data.tokens import Tokenizer, restored
+from . import checkpoint
+from .checkpoint import CheckpointError
+from .objectives import ALSO
+
+
+@dataclass(frozen=True)
+class Writer:
+    """A network and the tokenizer with which it was trained."""
+
+    model: nn.Module
+    tokenizer: Tokenizer
+
+    @classmethod
+    def load(cls, path: str | Path) -> Writer:
+        """From a checkpoint of a run. Raises CheckpointError for one that is not of a network that predicts the next
+        token."""
+        about = checkpoint.peek(path).about
+        if "job" not in about or "tokenizer" not in about:
+            raise CheckpointError(f"{path} is not of a network that `train` has trained on text")
+        try:
+            job = json.loads(about["job"])
+            model = models.create(str(job["model"]), **job["model_args"])
+            tokenizer = restored(about["tokenizer"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(f"{path}: its network cannot be made again: {str(error)[:200]}") from error
+        if model.objective not in ("next_token", ALSO["next_token"]):
+            raise CheckpointError(f"{path} is of {job['model']}, which is trained for {model.objective}; only a "
+                                  f"network that predicts the next token can write")
+        checkpoint.load(path, model.astype("float64" if job.get("dtype") == "float64" else "float32"))
+        return cls(model.eval(), tokenizer)
+
+    def tokens(self, prompt: str, count: int, *, temperature: float = 1.0, top: int | None = None,
+               seed: int = 0) -> Iterator[int]:
+        """`count` tokens that follow the prompt, each drawn from the network's probabilities: with `temperature` below
+        1 rather the likely ones, at 0 always the likeliest; with `top` only among so many likeliest. Raises ValueError
+        for an empty prompt."""
+        ids = self.tokenizer.encode(prompt.encode()).astype(np.int64).tolist()
+        if not ids:
+            raise ValueError("the prompt is empty; give at least one character")
+        generator = random.generator("text", seed=seed)
+        length = self.model.input_shape[0]
+        for _ in range(count):
+            with no_grad():
+                logits = self.model(np.array([ids[-length:]])).numpy()[0, -1].astype(np.float64)
+            chosen = _drawn(logits, temperature, top, generator)
+            ids.append(chosen)
+            yield chosen
+
+
+def _drawn(logits: Any, temperature: float, top: int | None, generator: np.random.Generator) -> int:
+    if not temperature:
+        return int(logits.argmax())
+    if top is not None and top < len(logits):
+        logits = np.where(logits >= np.partition(logits, -top)[-top], logits, -np.inf)
+    chance = np.exp((logits - logits.max()) / temperature)
+    total = np.cumsum(chance)
+    return int(np.searchsorted(total, generator.random() * total[-1], side="right"))

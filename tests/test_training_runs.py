@@ -1,0 +1,258 @@
+"""Runs that can be watched: what is logged, judged and saved along the way; how they end, go on, and write text."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers import PATIENCE
+
+from minidl import checkpoint, models
+from minidl.cli import main
+from minidl.training.sampling import Writer
+
+#: an epoch has 11 steps
+SMALL = ["--model", "mlp", "--model-arg", "hidden=16", "--batch-size", "128", "--costs", "analytic"]
+
+
+def train(capsys, *argv, code=0):
+    assert main(["train", *SMALL, *map(str, argv), "--json"]) == code
+    caught = capsys.readouterr()
+    return (json.loads(caught.out) if caught.out else None), caught.err
+
+
+def lines(path):
+    return [json.loads(line) for line in Path(path).read_text().splitlines()]
+
+
+def test_the_log_has_what_a_run_does(capsys, tmp_path):
+    log = tmp_path / "log.jsonl"
+    record, err = train(capsys, "--epochs", 2, "--log", log, "--log-every", 4)
+    found = lines(log)
+    assert [r["step"] for r in found if "loss" in r] == [4, 8, 12, 16, 20]
+    assert [r["step"] for r in found if "test_accuracy" in r] == [11, 22]
+    for r in found:
+        if "loss" in r:
+            assert r["lr"] == 0.05
+            assert r["samples_per_s"] > 0
+            assert r["eta_s"] >= 0
+            assert r["epoch"] == pytest.approx(r["step"] / 11, abs=1e-3)
+    assert found[-1]["test_loss"] == record["test"]["loss"]
+    assert len(err.splitlines()) == 6  # five records, and the epoch that was not the last
+    assert re.match(r"epoch 0.3636, step 4 of 22: loss [\d.]+, lr 0.05, [\d,]+ samples/s, 0:00:0\d left", err)
+    assert "step 11 of 22: test loss" in err
+    train(capsys, "--steps", 3, "--log", log)
+    assert [r["step"] for r in lines(log)] == [3]  # a new run begins a new log
+
+
+def test_evaluations_and_logs_change_no_bit(capsys, tmp_path):
+    plain, _ = train(capsys, "--steps", 22)
+    watched, _ = train(capsys, "--epochs", 2, "--log", tmp_path / "l", "--log-every", 1, "--checkpoint", tmp_path / "c",
+                       "--checkpoint-every", 3, "--keep", 2)
+    assert plain["params_sha256"] == watched["params_sha256"]
+
+
+def test_tensorboard_gets_the_same_numbers(capsys, tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    train(capsys, "--epochs", 1, "--tensorboard", tmp_path / "t", "--log", tmp_path / "l", "--log-every", 5)
+    events = EventAccumulator(str(tmp_path / "t"))
+    events.Reload()
+    for record in lines(tmp_path / "l"):
+        for name, value in record.items():
+            if name in ("loss", "lr"):
+                (there,) = [e for e in events.Tensors(name) if e.step == record["step"]]
+                assert value == pytest.approx(there.tensor_proto.float_val[0])
+    assert events.Tensors("test/accuracy")[-1].step == 11
+
+
+def test_the_learning_rate_warms_up_and_falls_along_a_cosine(capsys, tmp_path):
+    train(capsys, "--steps", 20, "--lr", 0.1, "--lr-schedule", "cosine", "--warmup", 4, "--log", tmp_path / "l",
+          "--log-every", 1)
+    rates = [r["lr"] for r in lines(tmp_path / "l") if "lr" in r]
+    wanted = [0.1 * (n + 1) / 5 for n in range(4)] + [0.05 * (1 + np.cos(np.pi * n / 16)) for n in range(16)]
+    np.testing.assert_allclose(rates, wanted, rtol=1e-5)
+    _, err = train(capsys, "--steps", 4, "--warmup", 4, code=2)
+    assert "--warmup 4 is not shorter" in err
+
+
+def test_a_run_with_a_schedule_goes_on_as_if_it_had_not_ended(capsys, tmp_path, monkeypatch):
+    flags = ["--lr-schedule", "cosine", "--warmup", 3, "--steps", 20]
+    whole, _ = train(capsys, *flags, "--lr", 0.07)
+    from minidl.training import trainer
+
+    step, done = trainer.Trainer.step, [0]
+
+    def broken(self):
+        done[0] += 1
+        if done[0] == 9:
+            raise trainer.data.DataError("picture 7 is damaged")
+        step(self)
+
+    monkeypatch.setattr(trainer.Trainer, "step", broken)
+    _, err = train(capsys, *flags, "--lr", 0.07, "--checkpoint", tmp_path / "c", "--log", tmp_path / "l", "--log-every",
+                   1, code=2)
+    assert err.splitlines()[-1] == "minidl: picture 7 is damaged"
+    assert checkpoint.peek(tmp_path / "c").step == 8  # nothing is lost
+    monkeypatch.setattr(trainer.Trainer, "step", step)
+    again, _ = train(capsys, *flags, "--checkpoint", tmp_path / "c", "--resume", "--log", tmp_path / "l", "--log-every",
+                     1)
+    assert again["params_sha256"] == whole["params_sha256"]
+    assert [r["step"] for r in lines(tmp_path / "l") if "loss" in r] == list(range(1, 21))
+
+
+def test_momentum_and_weight_decay_are_flags(capsys):
+    shas = [train(capsys, "--steps", 3, *flags)[0]["params_sha256"] for flags in
+            ([], ["--momentum", 0.9], ["--momentum", 0], ["--weight-decay", 0.1],
+             ["--optimizer", "adamw"], ["--optimizer", "adamw", "--weight-decay", 0.01],
+             ["--optimizer", "adamw", "--weight-decay", 0.2])]
+    assert shas[0] == shas[1]
+    assert shas[4] == shas[5]
+    assert len(set(shas)) == 5
+    _, err = train(capsys, "--steps", 1, "--optimizer", "adam", "--momentum", 0.5, code=2)
+    assert "--momentum has no effect here; it is for --optimizer sgd" in err
+
+
+def test_the_last_checkpoints_and_the_best_are_kept(capsys, tmp_path):
+    folder = tmp_path / "c"
+    record, _ = train(capsys, "--epochs", 4, "--checkpoint", folder, "--keep", 2)
+    assert sorted(p.name for p in folder.iterdir()) == [
+        "best.safetensors", checkpoint.NAME, "step-00000033.safetensors", "step-00000044.safetensors"]
+    newest, best = checkpoint.peek(folder), checkpoint.peek(folder / "best.safetensors")
+    assert (newest.step, newest.test) == (44, record["test"])
+    assert best.test["accuracy"] >= newest.test["accuracy"]
+    more, _ = train(capsys, "--epochs", 5, "--checkpoint", folder, "--keep", 2, "--resume")
+    assert checkpoint.peek(folder / "best.safetensors").test["accuracy"] == max(best.test["accuracy"],
+                                                                                more["test"]["accuracy"])
+    train(capsys, "--steps", 10, "--checkpoint", tmp_path / "d", "--checkpoint-every", 4, "--keep", 9)
+    assert [p.name for p in sorted((tmp_path / "d").glob("step*"))] == [f"step-{n:08d}.safetensors" for n in (4, 8, 10)]
+    train(capsys, "--steps", 3, "--checkpoint", tmp_path / "e", "--checkpoint-every", "0.000001min", "--keep", 9)
+    assert len(list((tmp_path / "e").glob("step*"))) == 3
+    for flags, says in ((["--keep", 2], "--keep has no effect here; it is for --checkpoint"),
+                        (["--checkpoint", tmp_path / "f", "--checkpoint-every", "soon"], "soon")):
+        assert says in train(capsys, "--steps", 1, *flags, code=2)[1]
+
+
+@pytest.mark.parametrize("ranks", [[], ["--parallel", "pipeline", "--ranks", "2", "--micro-batches", "4", "--scheduler",
+                                        "zb_h1"],
+                                   ["--parallel", "data", "--ranks", "2", "--scheduler", "reverse_first_k"]],
+                         ids=["alone", "pipeline", "data"])
+def test_an_interrupt_leaves_a_whole_checkpoint_from_which_the_run_goes_on(capsys, tmp_path, ranks):
+    micro = ranks[ranks.index("--micro-batches") :][:2] if "--micro-batches" in ranks else []
+    argv = ["train", *SMALL, *ranks, "--steps", "100000", "--checkpoint", str(tmp_path / "c"), "--log",
+            str(tmp_path / "l"), "--log-every", "1"]
+    with subprocess.Popen([sys.executable, "-m", "minidl", *argv], stderr=subprocess.PIPE, stdout=subprocess.PIPE,
+                          text=True, env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}) as process:
+        begin = time.monotonic()
+        while not ((tmp_path / "l").exists() and len((tmp_path / "l").read_text().splitlines()) > 5):
+            assert process.poll() is None, process.stderr.read()
+            assert time.monotonic() - begin < PATIENCE
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 130, err
+    assert out == ""
+    assert err.splitlines()[-2:] == [f"saved {tmp_path / 'c'} before the end; continue with --resume",
+                                     "minidl: stopped by SIGINT"]
+    done = checkpoint.peek(tmp_path / "c").step
+    assert done >= 5
+    steps = str(done + 3)
+    more, _ = train(capsys, *ranks, "--steps", steps, "--checkpoint", tmp_path / "c", "--resume")
+    whole, _ = train(capsys, *(ranks if "data" in ranks else micro), "--steps", steps)
+    assert more["params_sha256"] == whole["params_sha256"]
+
+
+@pytest.mark.parametrize("ranks", [["--parallel", "pipeline", "--micro-batches", "4", "--scheduler", "zb_h1"],
+                                   ["--parallel", "data", "--scheduler", "priority"]], ids=["pipeline", "data"])
+def test_ranks_log_and_judge_as_one_device_does(capsys, tmp_path, ranks):
+    flags = ["--dtype", "float64", "--epochs", 2, "--log-every", 5, "--lr-schedule", "cosine", "--warmup", 2]
+    micro = ["--micro-batches", "4"] if "--micro-batches" in ranks else []
+    train(capsys, *flags, *micro, "--log", tmp_path / "one")
+    train(capsys, *flags, *ranks, "--ranks", 2, "--log", tmp_path / "two", "--checkpoint", tmp_path / "c", "--keep", 1)
+    for one, two in zip(lines(tmp_path / "one"), lines(tmp_path / "two"), strict=True):
+        assert one.keys() == two.keys()
+        for key in ("step", "epoch", "loss", "lr", "test_loss", "test_accuracy"):
+            if key in one:
+                assert two[key] == pytest.approx(one[key], rel=1e-9)
+    assert (tmp_path / "c" / "best.safetensors").exists()
+
+
+def test_data_that_come_too_late_are_told(capsys, tmp_path):
+    (tmp_path / "slow.py").write_text("""
+import time
+import numpy as np
+from minidl import data
+
+def late(split):
+    def rows(i):
+        time.sleep(0.05)
+        return np.zeros((len(i), 8, 8, 1), np.float32), i % 10
+    return data.Dataset("late", 64, (8, 8, 1), 10, rows, slow=True)
+""")
+    argv = ["train", "--model", "mlp", "--model-arg", "hidden=16", "--batch-size", "8", "--costs", "analytic", "--json"]
+    assert main([*argv, "--data", f"{tmp_path / 'slow.py'}:late", "--steps", "8"]) == 0
+    caught = capsys.readouterr()
+    assert "the data are the bottleneck" in caught.err
+    assert json.loads(caught.out)["data_ms"] > 20
+
+
+# ---- default learning rates
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
+@pytest.mark.parametrize(("model", "epochs"), [("mlp", 8), ("lenet", 8)])
+def test_networks_learn_the_digits_as_they_are(capsys, model, epochs, optimizer):
+    assert main(["train", "--model", model, "--optimizer", optimizer, "--epochs", str(epochs), "--costs", "analytic",
+                 "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["accuracy"] > 0.95
+
+
+def test_a_network_of_ones_own_has_a_learning_rate_too():
+    assert models.learning_rate("own.py:net", "sgd") == 0.05
+    assert models.learning_rate("gpt", "adamw") == 0.001
+
+
+# ---- text
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """A network that has learned a text by heart."""
+    folder = tmp_path_factory.mktemp("text")
+    (folder / "a.txt").write_text("abcdefgh " * 400)
+    assert main(["train", "--model", "gpt", "--model-arg", "preset=tiny", "--model-arg", "dropout=0.0", "--data",
+                 str(folder / "a.txt"), "--batch-size", "16", "--steps", "200", "--optimizer", "adam", "--lr", "0.003",
+                 "--costs", "analytic", "--checkpoint", str(folder / "c")]) == 0
+    return folder / "c"
+
+
+def test_a_language_model_writes_text(capsys, written):
+    capsys.readouterr()
+    assert main(["sample", str(written), "--prompt", "abc", "--length", "24", "--temperature", "0"]) == 0
+    assert capsys.readouterr().out == "abcdefgh abcdefgh abcdefgh \n"
+    texts = []
+    for seed in ("1", "1", "2"):
+        assert main(["sample", str(written), "--length", "40", "--temperature", "5", "--seed", seed, "--json"]) == 0
+        texts.append(json.loads(capsys.readouterr().out)["text"])
+    assert texts[0] == texts[1] != texts[2]
+    writer = Writer.load(written)
+    assert set(writer.tokens("abc", 20, temperature=50.0, top=1)) <= set(b"abcdefgh ")
+    assert main(["sample", str(written), "--prompt", ""]) == 2
+    assert "empty" in capsys.readouterr().err
+
+
+def test_only_language_models_write(capsys, tmp_path):
+    train(capsys, "--steps", 2, "--checkpoint", tmp_path / "c")
+    assert main(["sample", str(tmp_path / "c")]) == 2
+    assert "trained on text" in capsys.readouterr().err
+    assert main(["sample", str(tmp_path / "none")]) == 2
+    assert "there is no checkpoint" in capsys.readouterr().err
