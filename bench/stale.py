@@ -1,11 +1,11 @@
-"""Training on stale weights compared with synchronous training: accuracy, staleness, and the cost of draining.
+"""Training on stale weights compared with synchronous training: accuracy and staleness.
 
     python bench/stale.py [--ranks 4] [--epochs 12] [--seeds 3] [--out FILE.json]
 
 The embedded digits on an MLP, in loop-back ranks of this process. Each stale run is compared with one process that
 updates after as many micro-batches, on the newest weights. Bits do not depend on time, so a busy machine gives the same
-accuracies. The staleness of a run is counted in its version log. The cost of draining is simulated, with time 1 for
-each F, O and W of a stage: a recorded step drains the pipeline at its end, while published stale pipelines never drain.
+accuracies. The staleness of a run is counted in its version log, beside that of the policy's steady state: a run begins
+anew in each epoch, under `layerpipe` in each step.
 """
 
 from __future__ import annotations
@@ -39,7 +39,6 @@ ARMS: dict[str, tuple[str, dict[str, Any]]] = {
     "paci, a=1": ("paci", {"mini_batches": 16}), "paci, a=2": ("paci", {"mini_batches": 8}),
     "paci, a=4": ("paci", {"mini_batches": 4}), "pipedream_2bw, a=4": ("pipedream_2bw", {"mini_batches": 4})}
 RATES = (0.005, 0.02)
-STEPS = (4, 8, 16, 32, 64)  #: micro-batches of a step that drains
 
 
 def trained(job: Job, ranks: int, epochs: int) -> dict[str, Any]:
@@ -71,25 +70,15 @@ def _run(trainer: Trainer, steps: int) -> None:
     trainer.finish() if isinstance(trainer, PipelineTrainer) else trainer.settle()
 
 
-def drained(name: str, told: Mapping[str, Any], ranks: int, micro_batches: int) -> dict[str, float] | None:
-    """A step that drains: the ratio of its time to the time of as many micro-batches in steady state, and the mean
-    number of updates between reading weights and changing them, in it and without draining. None if the policy needs
-    more micro-batches. All stages cost the same here, unlike the stages of a network that `layerpipe` divides."""
+def steady_staleness(name: str, told: Mapping[str, Any], ranks: int) -> float:
+    """The mean number of updates between reading weights and changing them, in the steady state of the policy. All
+    stages cost the same here, unlike the stages of a network that `layerpipe` divides."""
     every = pipeline.update_every(name, MICRO_BATCHES, told.get("mini_batches"))
-    if micro_batches % every:
-        return None
-    options = dict(told) | ({"mini_batches": micro_batches // every} if "mini_batches" in told else {})
-    plan = pipeline.plan(name, ranks, every if "mini_batches" in told else micro_batches, **options)
-    own = unpack(plan.schedule.keys)
-    late = own.micro_batch // plan.versions.every - plan.versions.read
-    forward = own.kind == Kind.F
     filled = pipeline.plan(name, ranks, *((every,) if "mini_batches" in told else (8 * ranks,)),
-                           **options | ({"mini_batches": 8 * ranks} if "mini_batches" in told else {}))
-    steady = unpack(filled.schedule.keys)
-    last = (steady.kind == Kind.F) & (steady.micro_batch >= steady.micro_batch.max() + 1 - 2 * every * ranks)
-    never = (steady.micro_batch // every - filled.versions.read)[last]
-    return {"time": plan.timeline.makespan / (plan.steady * micro_batches / every),
-            "stale": float(late[forward].mean()), "stale_never_drained": float(never.mean())}
+                           **dict(told) | ({"mini_batches": 8 * ranks} if "mini_batches" in told else {}))
+    own = unpack(filled.schedule.keys)
+    last = (own.kind == Kind.F) & (own.micro_batch >= own.micro_batch.max() + 1 - 2 * every * ranks)
+    return float((own.micro_batch // every - filled.versions.read)[last].mean())
 
 
 def accuracies(found: Mapping[str, list[float | None]]) -> str:
@@ -104,10 +93,8 @@ def accuracies(found: Mapping[str, list[float | None]]) -> str:
 def rows(record: Mapping[str, Any]) -> list[tuple[Any, ...]]:
     found = []
     for name, arm in record["arms"].items():
-        drained = arm["draining"][str(record["micro_batches"])]
         found.append((name, arm["a"], *map(accuracies, arm["rates"].values()),
-                      f"{arm['mean']:.2f} of {drained['stale_never_drained']:.2f}, at most {arm['most']}", arm["drift"],
-                      f"{drained['time']:.2f}x"))
+                      f"{arm['mean']:.2f} of {arm['steady']:.2f}, at most {arm['most']}", arm["drift"]))
     return found
 
 
@@ -124,8 +111,7 @@ def main() -> None:
     with show.progress("training", len(ARMS) * len(RATES) * arguments.seeds) as done:
         for name, (policy, told) in ARMS.items():
             every = pipeline.update_every(policy, MICRO_BATCHES, told.get("mini_batches"))
-            arms[name] = {"a": every, "rates": {}, "draining": {str(m): found for m in STEPS if (
-                found := drained(policy, told, arguments.ranks, m))}}
+            arms[name] = {"a": every, "rates": {}, "steady": steady_staleness(policy, told, arguments.ranks)}
             for rate in RATES:
                 found = []
                 for seed in range(arguments.seeds):
@@ -144,7 +130,7 @@ def main() -> None:
     record = {"machine": about, "ranks": arguments.ranks, "epochs": arguments.epochs, "micro_batches": MICRO_BATCHES,
               "network": base["model_args"], "arms": arms}
     print(show.table(("scheduler", "a", *(f"lr {rate:g}: stale / newest" for rate in RATES),
-                      "updates late, of those without draining", "drift", "time of a drained step"), rows(record)))
+                      "updates late, of those in steady state", "drift"), rows(record)))
     save("stale", record, arguments.out)
 
 

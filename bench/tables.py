@@ -132,10 +132,8 @@ def stale(record: dict[str, Any]) -> Iterator[Row]:
     for name, arm in record["arms"].items():
         seen = "; ".join(f"lr {rate}: {accuracies(values)}" for rate, values in arm["rates"].items())
         yield (f"digits on {record['ranks']} ranks, {name}: accuracy on stale / on the newest weights",
-               f"{seen}; {arm['mean']:.2f} updates late, drift {arm['drift']}", "-")
-    draining = record["arms"]["pipedream"]["draining"]
-    yield (f"pipedream on {record['ranks']} ranks: time of a step that drains / of one that never does, simulated",
-           ", ".join(f"{step['time']:.2f}x for {m} micro-batches" for m, step in draining.items()), "-")
+               f"{seen}; {arm['mean']:.2f} updates late, {arm['steady']:.2f} in steady state, drift {arm['drift']}",
+               "-")
 
 
 def launches(record: dict[str, Any]) -> Iterator[Row]:

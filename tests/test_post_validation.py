@@ -182,7 +182,8 @@ def test_replicas_have_one_verdict(name, ranks, optimizer):
             found[barrier] = trained(own, data, replicas=2)
         assert found[False][:2] == found[True][:2]
         assert all(len(bits) == 1 for bits in found[True][1].values())
-        assert found[False][2] == 2 + len(bad), "each bad verdict"
+        fails = {*large, *(STEPS - 1 - step for step in large), *bad} - {STEPS - 1}
+        assert found[False][2] == len(fails), "a step is clipped if it is large in either replica"
 
 
 STEP_SETS = st.sets(st.integers(0, STEPS - 1)).map(lambda found: tuple(sorted(found)))
