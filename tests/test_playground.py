@@ -180,8 +180,8 @@ def test_the_page_holds_the_plans_of_today(tab):
         for key in rng.sample(small, min(3, len(small))):
             assert plans[name][key] == build.order(name, *map(int, key.split(","))), (name, key)
     text = PAGE.read_text(encoding="utf-8")
-    for part in ("simulator.js", "page.js", "page.css"):
-        assert (build.HERE / part).read_text(encoding="utf-8") in text, f"{part} has changed; build the page again"
+    for part in (*(build.HERE / name for name in ("simulator.js", "page.js", "page.css")), build.ASSETS / "page.css"):
+        assert part.read_text(encoding="utf-8") in text, f"{part} has changed; build the page again"
 
 
 def test_the_gallery_shows_every_policy_with_its_figures(tab):
