@@ -24,7 +24,7 @@ def test_parameter_count(name: str, arguments: dict[str, Any], count: int) -> No
 @pytest.mark.parametrize("growth", [12, 24])
 def test_the_stem_of_densenet_for_32_pixels_is_one_convolution(growth: int) -> None:
     model = models.create("densenet121", image_size=32, growth=growth)
-    assert [n for n, _ in model.features.children()][:2] == ["conv0", "denseblock1"]
+    assert [n for n, _ in model.features.named_children()][:2] == ["conv0", "denseblock1"]
     assert model.features.conv0.weight.shape == (2 * growth, 3, 3, 3)
     graph = ml.record(model, np.zeros((1, 32, 32, 3), np.float32))
     convolutions = [call for t in graph for call in t.launches if call.kernel == "conv2d"]

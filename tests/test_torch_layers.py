@@ -161,7 +161,7 @@ TRANSPOSED = {"plain": ((2, 3, 4, 2), (2, 3, 3, 3), {}), "stride": ((1, 3, 2, 2)
               "padded": ((1, 3, 3, 2), (2, 3, 3, 2), {"stride": (2, 1), "padding": (1, 0)}),
               "output padding": ((1, 3, 3, 2), (2, 3, 3, 2), {"stride": 2, "padding": 1, "output_padding": 1}),
               "groups": ((1, 3, 3, 4), (4, 2, 2, 3), {"groups": 2, "stride": 2}),
-              "dilated": ((1, 3, 3, 2), (2, 2, 2, 1), {"dilation": 2, "output_padding": (1, 0)})}
+              "dilated": ((1, 3, 3, 2), (2, 2, 2, 1), {"dilation": 2, "stride": 2, "output_padding": (1, 0)})}
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -294,6 +294,7 @@ def test_loss_modules_call_their_functions() -> None:
 def test_a_sequential_is_indexed_cut_and_counted() -> None:
     layers = [nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)]
     model = nn.Sequential(*layers)
+    assert list(model.children()) == layers
     assert (len(model), model[0], model[-1]) == (3, layers[0], layers[2])
     assert isinstance(model[:2], nn.Sequential)
     assert list(model[1:]) == layers[1:]

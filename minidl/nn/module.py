@@ -57,19 +57,22 @@ class Module:
     def __repr__(self) -> str:
         """The modules below, a line each, with the shapes of their own parameters and states."""
         own = [f"{name} {tuple(t.shape)}" for name, t in vars(self).items() if isinstance(t, Tensor)]
-        below = [f"  ({name}): " + repr(child).replace("\n", "\n  ") for name, child in self.children()]
+        below = [f"  ({name}): " + repr(child).replace("\n", "\n  ") for name, child in self.named_children()]
         return f"{type(self).__name__}({', '.join(own)}" + ("\n" + "\n".join(below) + "\n)" if below else ")")
 
     # ----------------------------------------------------------------------------------------------------- inventory
-    def children(self) -> Iterator[tuple[str, Module]]:
+    def named_children(self) -> Iterator[tuple[str, Module]]:
         for name, value in vars(self).items():
             if isinstance(value, Module):
                 yield name, value
 
+    def children(self) -> Iterator[Module]:
+        return (child for _, child in self.named_children())
+
     def modules(self) -> Iterator[Module]:
         """This module and all below it."""
         yield self
-        for _, child in self.children():
+        for child in self.children():
             yield from child.modules()
 
     def named_tensors(self, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
@@ -146,7 +149,7 @@ class Sequential(Module):
             setattr(self, str(i), layer)
 
     def __iter__(self) -> Iterator[Module]:
-        return (child for _, child in self.children())
+        return self.children()
 
     def __len__(self) -> int:
         return sum(1 for _ in self.children())
@@ -188,7 +191,7 @@ class ModuleList(Module):
         return sum(1 for _ in self.children())
 
     def __iter__(self) -> Iterator[Module]:
-        return (child for _, child in self.children())
+        return self.children()
 
     def __getitem__(self, index: int) -> Module:
         return list(self)[index]

@@ -179,7 +179,7 @@ class GroupNorm(Module):
 
 
 class AdaptiveAvgPool2d(Module):
-    """The means of windows that cover the image: (n, h, w, c) -> (n, *size, c)."""
+    """The means of windows that cover the image: `(n, h, w, c) -> (n, *output_size, c)`."""
 
     def __init__(self, output_size: int | Sequence[int]) -> None:
         self.size = pair(output_size, "output_size")

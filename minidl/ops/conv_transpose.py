@@ -33,9 +33,9 @@ class ConvTranspose2d(Op):
         if any(b.shape != (outputs,) for b in bias):
             raise self.error(f"bias {bias[0].shape} does not fit weight {w.shape}")
         stride, padding, dilation, _ = self.geometry
-        if any(e >= s and e >= d for e, s, d in zip(self.extra, stride, dilation, strict=True)):
-            raise self.error(f"the output padding {self.extra} must be below the stride {stride} or the dilation "
-                             f"{dilation}")
+        if any(e >= s for e, s in zip(self.extra, stride, strict=True)):
+            raise self.error(f"the output padding {self.extra} must be below the stride {stride}, or the convolution "
+                             f"back has more rows than the input")
         self.size = tuple((n - 1) * s - 2 * p + d * (k - 1) + e + 1 for n, s, p, d, k, e in zip(
             x.shape[1:3], stride, padding, dilation, w.shape[1:3], self.extra, strict=True))
         if min(self.size) < 1:

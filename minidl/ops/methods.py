@@ -29,8 +29,8 @@ INSTEAD = {
     "cpu": "numpy() for the values", "cuda": "minidl.set_default_device('cuda') before tensors are made",
     "data": "assign(values) to change a tensor, numpy() to read it", "type": "astype(dtype)",
     "clone": "the tensor itself: no op changes its input", "repeat": "minidl.cat or expand",
-    "norm": "(x * x).sum().sqrt()", "var": "((x - x.mean(dim, True)) ** 2).mean(dim)",
-    "std": "((x - x.mean(dim, True)) ** 2).mean(dim).sqrt()", "t": "T",
+    "norm": "(x * x).sum().sqrt()", "var": "((x - x.mean(dim, True)) ** 2).sum(dim) / (n - 1)",
+    "std": "(((x - x.mean(dim, True)) ** 2).sum(dim) / (n - 1)).sqrt()", "t": "T",
 }
 
 

@@ -80,13 +80,13 @@ def reduce(losses: Tensor, reduction: str) -> Tensor:
 
 
 def l1_loss(x: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
-    """|x - target|."""
+    """The distance `|x - target|`."""
     return reduce(L1()(x, target), reduction)
 
 
 def smooth_l1_loss(x: Tensor, target: Tensor, reduction: str = "mean", beta: float = 1.0) -> Tensor:
-    """d^2 / (2 beta) where d = |x - target| is below `beta`, d - beta / 2 elsewhere. Raises ValueError unless beta is
-    above 0; with beta 0 it would be `l1_loss`."""
+    """d^2 / (2 beta) where the distance d of x and target is below `beta`, d - beta / 2 elsewhere. Raises ValueError
+    unless beta is above 0; with beta 0 it would be `l1_loss`."""
     if not beta > 0:
         raise ValueError(f"the beta of smooth_l1_loss is {beta}; it must be above 0")
     return reduce(SmoothL1(beta=float(beta))(x, target), reduction)

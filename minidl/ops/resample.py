@@ -20,7 +20,7 @@ from .shape import reshape
 
 
 def adaptive_avg_pool2d(x: Tensor, size: int | Sequence[int]) -> Tensor:
-    """The means of size[0] by size[1] windows that cover the image: x (n, h, w, c) -> (n, *size, c). Window i of n
+    """The means of size[0] by size[1] windows that cover the image: `x (n, h, w, c) -> (n, *size, c)`. Window i of n
     goes from floor(i h / n) to ceil((i + 1) h / n), as in torch."""
     _check(x)
     to = pair(size, "size")
