@@ -138,7 +138,10 @@ def _networks(device: Any) -> None:
 
 
 def _others() -> Iterator[tuple[str, tuple[Any, ...], dict[str, Any]]]:
-    """What only mixed precision launches, and the clipping of an odd number of gradients."""
+    """What only mixed precision launches, pipelines in two directions, and the clipping of an odd number of
+    gradients."""
+    statistics = [np.abs(random_array((5,), i, "float32")) for i in range(4)]
+    yield "batch_norm_move", (*statistics, np.array(3)), {"momentum": 0.1}
     g, h = (random_array(shape, 1, "float32") for shape in ((3, 4), (5,)))
     yield "cast_many", (g, h), {"dtype": "float16"}
     for bad in (False, True):
