@@ -225,7 +225,8 @@ def of_rank(graph: TaskGraph, schedule: Schedule, rank: int) -> tuple[TaskGraph,
     """One rank's tasks, buffers and lanes, and which of the step's inputs they read.
 
     Sends and receives get launches of their own: the bytes that travel, the peer, and the message's number, which is
-    the same on both ranks and of no other message in the job. Raises ScheduleError where a task reads another rank's
+    the same on both ranks and of no other message in the job; `later` marks a send that is received in the next step.
+    Raises ScheduleError where a task reads another rank's
     result without a message.
     """
     rank_of = np.empty(len(graph), np.int64)
@@ -254,6 +255,8 @@ def of_rank(graph: TaskGraph, schedule: Schedule, rank: int) -> tuple[TaskGraph,
     peer, number = np.full(len(graph), -1, np.int64), np.full(len(graph), -1, np.int64)
     sent, got = meetings(graph)
     peer[sent], peer[got] = rank_of[got], rank_of[sent]
+    later = np.zeros(len(graph), bool)  # sends whose messages are received in the next step
+    later[sent] = graph.late[got] & ~graph.late[sent]
     count = len(sent)  # replicas have as many each
     number[sent] = number[got] = count * rank_of.min(initial=rank) + np.arange(count)
     mine = np.flatnonzero(rank_of == rank)
@@ -266,8 +269,10 @@ def of_rank(graph: TaskGraph, schedule: Schedule, rank: int) -> tuple[TaskGraph,
             views = tuple(View(s, (graph.storages[s].bytes,), (1,), 0, "uint8")
                           for s in dict.fromkeys(int(graph.buffer_storage[b]) for b in (*reads[-1], *writes[-1])))
             out, into = (views, ()) if sends[t] else ((), views)
-            launches[i] = (Launch("send" if sends[t] else "receive", out, into,
-                                  constants=(("peer", int(peer[t])), ("message", int(number[t])))),)
+            constants: tuple[tuple[str, int], ...] = ("peer", int(peer[t])), ("message", int(number[t]))
+            if later[t]:
+                constants += (("later", 1),)
+            launches[i] = (Launch("send" if sends[t] else "receive", out, into, constants=constants),)
     touched = {int(graph.buffer_storage[b]) for rows in (reads, writes) for row in rows for b in row}
     made = {int(graph.buffer_storage[b]) for row in writes for b in row}
     takes = tuple(i for i, v in enumerate(graph.inputs) if v.storage in touched)

@@ -53,9 +53,21 @@ def batches(large=(), bad=()):
     return found
 
 
-def recorded(optimizer="sgd", clip=CLIP, scaled=False, width=16):
+class Tied(nn.Module):
+    """The first layer's weight is the last one's, transposed."""
+
+    def __init__(self, width):
+        self.layers = nn.ModuleList([nn.Linear(12, width), *(nn.Linear(width, width) for _ in range(6))])
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = ops.tanh(layer(x))
+        return ops.matmul(x, self.layers[0].weight)
+
+
+def recorded(optimizer="sgd", clip=CLIP, scaled=False, width=16, tied=False):
     ml.seed(1)
-    model = models.mlp(12, *[width] * 7, 5)
+    model = Tied(width) if tied else models.mlp(12, *[width] * 7, 5)
     scaler = optim.GradScaler(8.0, growth_interval=2) if scaled else None
     model.optimizer = opt = OPTIMIZERS[optimizer](model.parameters(), max_norm=clip, scaler=scaler)
 
@@ -433,24 +445,17 @@ def test_a_clipped_run_is_settled_before_a_checkpoint(tmp_path):
     assert found is not None
 
 
-def test_weights_that_ranks_share_wait():
-    """They would have to travel twice."""
-    layers = [nn.Linear(16, 16) for _ in range(6)]
-    layers[-1].weight = layers[0].weight
-    opt = optim.SGD({id(p): p for layer in layers for p in layer.parameters()}.values(), 0.1, max_norm=CLIP)
-
-    def step(x, y):
-        for layer in layers:
-            x = ops.tanh(layer(x))
-        loss = nn.cross_entropy(x, y)
-        loss.backward()
-        opt.step()
-        return loss
-
-    graph = ml.record(step, np.zeros((8, 16), "f"), np.zeros(8, np.int64))
-    assert not ml.plan(graph, "zb_h1", COST, ml.Machine(2)).graph.late.any()
-    with pytest.raises(pipeline.PipelineError, match="which rank 0 updates; such a step has a barrier"):
-        ml.plan(graph, "zb_h1", COST, ml.Machine(2), barrier=False)
+@pytest.mark.parametrize(("name", "ranks", "optimizer"), [("zb_h1", 2, "sgd"), ("zb_h1", 4, "adamw"),
+                                                          ("one_f_one_b", 3, "adam")])
+def test_weights_that_ranks_share_are_brought_after_the_verdict(name, ranks, optimizer):
+    """The rank that updates them sends what is left after the verdict, so nobody computes on weights taken back."""
+    for large, bad in (((), ()), ((1, 2), ()), ((0, 3), (2,))):
+        options = {"optimizer": optimizer, "scaled": bool(bad), "tied": True}
+        assert set(check(name, ranks, large, bad, **options)) == {*large, *bad}
+    plan = planned(name, ranks, tied=True)[1]
+    last = [plan.schedule.names(i) for i in range(ranks)][-1]
+    late = [task.endswith("@1") for task in last]
+    assert late == sorted(late, reverse=True), "the last stage's forwards read the copy"
 
 
 def test_ranks_with_a_gpu_have_a_barrier():

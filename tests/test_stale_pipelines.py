@@ -192,6 +192,26 @@ def test_replicas_make_the_same_versions(name, ranks):
         assert {i: p.numpy().tobytes() for i, p in enumerate(model.parameters())} == bits
 
 
+@pytest.mark.parametrize("name", ["pipedream", "layerpipe2"])
+def test_ranks_may_talk_between_steps(name):
+    """A send that is received in the next step may outlive its own: ranks that ask each other for a loss, or
+    whether to stop, have not begun that step. Loop-back sends end when they are received."""
+    policy, told = POLICIES[name]
+    own = [ml.plan(recorded(1)[1], policy, COST, ml.Machine(3), **told) for _ in range(3)]
+
+    def work(communicator):
+        run, every = DistributedExecutor(*own[communicator.rank].with_messages, communicator, logged=True), []
+        for parts in batches():
+            loss = run(*parts)
+            every.append(communicator.gather(None if loss is None else float(loss)))
+        run.settle()
+        run.close()
+        return [next(loss for loss in losses if loss is not None) for losses in every]
+
+    with deadline():
+        assert run_ranks(3, work)[0] == run(name, 3)[0]
+
+
 @pytest.mark.mpi
 @pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec; install minidl[mpich]")
 def test_replicas_train_on_stale_weights(capsys):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -106,10 +106,10 @@ class Communication:
         self._lanes = lanes
         self.flight.append(entries)
 
-    def forget(self) -> None:
-        """Waits for the transfers in flight, also those whose results are not read."""
+    def forget(self, events: Sequence[Arrival]) -> None:
+        """Waits for the transfers in flight, also those whose results are not read, and resets these events."""
         self.join()
-        for event in self._events:
+        for event in events:
             event.arrived()
 
     def _fail(self, stop: Stop) -> None:
@@ -123,6 +123,15 @@ class Communication:
     def _let_through(self) -> None:
         for event in self._events:
             event.open()
+
+    def end_step(self) -> None:
+        """Waits for the transfers in flight, but for sends that are received in the next step: their receivers may be
+        in an exchange between ranks before they begin it."""
+        if self._started and self.polled and not self._stopped:
+            self.flight.run(step=True)
+            if not self.flight.over:
+                return
+        self.join()
 
     def join(self) -> None:
         """Waits for the transfers in flight."""
@@ -170,6 +179,7 @@ class Meetings:
         # task -> (key of a transfer, the call that waits for it)
         self._awaited: dict[int, list[tuple[int, Thunk]]] = defaultdict(list)
         self._records: dict[int, list[Thunk]] = defaultdict(list)  # task -> the records of its events
+        self._events: dict[int, list[Arrival]] = defaultdict(list)  # task -> these events
         arrived: dict[int, list[Callable[[], bool]]] = defaultdict(list)
         after: dict[int, list[int]] = defaultdict(list)
         own = {t: lane for lane, tasks in enumerate(apart) for t in tasks}
@@ -184,6 +194,7 @@ class Meetings:
                 sent = t if graph.kind[t] in SENDS else sent
         for waiter, source in pairs:
             event = common.event()
+            self._events[source].append(event)
             self._records[source].append(event.record)
             if waiter in own:
                 self._records[source].append(common.flight.wake)
@@ -216,6 +227,10 @@ class Meetings:
         """The lanes of communication with the entries of these tasks alone."""
         return [[entry for entry in lane if entry.task in tasks] for lane in self.entries]
 
+    def events_of(self, tasks: Iterable[int]) -> list[Arrival]:
+        """The events that these tasks record."""
+        return [event for t in tasks for event in self._events.get(t, ())]
+
     def _entry(self, task: int, slot: int, part: Part, bound: Bound, after: list[int],
                arrived: list[Callable[[], bool]]) -> Entry:
         graph = part.graph
@@ -227,7 +242,8 @@ class Meetings:
                                                     constants.get("message", 0))
         moved = [] if link is None else self.common.hand.moved(self._keys[task], link, graph.kind[task] in SENDS)
         return Entry(task, transfer, slot if sums else None, int(graph.bytes[task]), arrived, self._mark(task, 0, 1),
-                     [*self._mark(task, 2), *moved, *self._records[task]], graph.name(task), self._peers(graph, task))
+                     [*self._mark(task, 2), *moved, *self._records[task]], graph.name(task), self._peers(graph, task),
+                     "later" in constants)
 
     def _waiting(self, event: Arrival, peers: tuple[int, ...], name: str) -> Thunk:
         """A call that waits for a transfer."""

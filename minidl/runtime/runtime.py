@@ -13,7 +13,8 @@ communication run in a thread of their own (`minidl.runtime.comm.flight`) and ma
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -176,6 +177,7 @@ class Runtime:
             self._settle_others()
         part = (self._body if self._owed else self._prologue)[self._parity]
         own = self._own(inputs)
+        self._await_sends()  # before anything is written where they read
         part.bound.load(own, settles=False)
         if not self._begun:
             for fill in self._fills:
@@ -216,6 +218,8 @@ class Runtime:
         """Finishes the last step: waits for its communication, then runs its late tasks."""
         tapes.unsettled.discard(self)
         self._begun = False
+        if not self._owed and self._error is None:
+            self._await_sends()
         if self._owed:
             if self.trace:
                 self.timeline  # noqa: B018  (of the call; the epilogue is none)
@@ -235,29 +239,47 @@ class Runtime:
         """Continues after a verdict: runs the head of the step again if it is bad, then the rest."""
         assert self._communication is not None
         again, rest = part.after
-        if self.device.read(part.verdict)[0]:
-            self._communication.forget()  # as all ranks have the same verdict, all receive what the others have sent
-            part.bound.load(inputs, settles=False)  # its place may have been used for something else since
-            self._start(again)
-        self._communication.go_on(rest.entries, rest.lanes)
-        rest.lanes.run()
+        if not self.device.read(part.verdict)[0]:
+            self._communication.go_on(rest.entries, rest.lanes)
+            rest.lanes.run()
+            return
+        # as all ranks have the same verdict, all receive what the others have sent
+        self._communication.forget(part.repeated)
+        part.bound.load(inputs, settles=False)  # its place may have been used for something else since
+        self._start(again)
+        self._communication.join()  # a late task may have waited in the place of those that read what comes again
+        self._start(rest)
 
     def _run(self, part: _Ready, inputs: tuple[Any, ...] = ()) -> None:
         self._running = part
         try:
-            self._start(part.first)
-            if part.verdict is not None:
-                self._go_on(part, inputs)
-            if not self.program.runs_on:
-                self._finish()
+            with self._failing(part):
+                self._start(part.first)
+                if part.verdict is not None:
+                    self._go_on(part, inputs)
+                if not self.program.runs_on and self._communication is not None:
+                    self._communication.end_step()
+                    self._raise_failure(self._last)
+        finally:
+            self._running = None
+        self._raise_failure(part)
+
+    def _await_sends(self) -> None:
+        """Waits for sends that the step before has left in flight."""
+        if self._communication is not None and self._last is not None and not self.program.runs_on:
+            with self._failing(self._last):
+                self._communication.join()
+
+    @contextmanager
+    def _failing(self, part: _Ready) -> Iterator[None]:
+        """Makes an error inside the one that the caller gets."""
+        try:
+            yield
         except BaseException as error:
             failed = self._failed(error, part)
             if failed is error:
                 raise
             raise failed from getattr(error, "error", error)
-        finally:
-            self._running = None
-        self._raise_failure(part)
 
     def _finish(self) -> None:
         """Waits for communication to end."""
@@ -355,8 +377,9 @@ class _Ready:
         spec = graph.storages[program.verdict]
         self.verdict = self.bound.array(View(program.verdict, spec.shape, (1,), 0, spec.dtype))
         head = {*graph.find(np.array(program.head)).tolist()}
-        self.first = phase(head)
-        self.after = (phase({t for t in head if not graph.late[t]}), phase({*range(len(graph))} - head))
+        self.first, again = phase(head), {t for t in head if not graph.late[t]}
+        self.repeated = self.meetings.events_of(again) if self.meetings else []  # events
+        self.after = (phase(again), phase({*range(len(graph))} - head))
 
     @property
     def lanes(self) -> Any:

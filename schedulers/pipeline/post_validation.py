@@ -11,6 +11,9 @@ numbers in the same order, the order of one process. - If it is good, nothing el
 its changes, scales and updates as it should have (not at all if a gradient is not finite), and runs its warm-up
 forwards again; their first messages are received and ignored.
 
+Copies of weights that another rank updates (`tied.py`) are brought after the verdict, since they are right only then.
+So forwards that read them come after it as well: those of the last stages, which begin late anyhow.
+
 In the paper a prefix of the sum travels from stage to stage, and a stage updates if that is within the clip. Here the
 stage's own squares are enough: in either case a step that fails is repeated on every rank, and no rank waits for the
 prefix. All these tasks are in the graph, one step late (`minidl.passes.boundary`): they are proved and priced, and
@@ -51,15 +54,12 @@ def post_validated(graph: TaskGraph, schedule: Schedule, cost: CostModel) -> tup
 
     `graph`: recorded stages. `schedule`: its order, one lane per rank, and one for sums over replicas: these come
     before the squares of what they sum, so all replicas have the same verdict. Raises PipelineError if a rank updates
-    nothing, and so gets no verdict, or uses weights that another rank updates: they would have to be sent twice.
+    nothing, and so gets no verdict.
     """
-    rank, changing = ranks_of(graph, schedule), (graph.kind == Kind.U) & ~sums(graph)
-    reader, buffer, writer = crossing(graph, rank)
-    if changing[writer].any():
-        shared = int(np.argmax(changing[writer]))
-        raise PipelineError(f"rank {rank[reader[shared]]} uses {graph.buffer(int(buffer[shared])).name}, which rank "
-                            f"{rank[writer[shared]]} updates; such a step has a barrier at the optimizer")
     return _Rewrite(graph, schedule, cost).result()
+
+
+_Buffers = dict[int, list[int]]  # storage -> its buffers that a task accesses
 
 
 @dataclass
@@ -68,7 +68,7 @@ class _New:
 
     key: int
     launches: list[Launch] = field(default_factory=list)
-    buffers: dict[int, list[int]] = field(default_factory=dict)
+    buffers: _Buffers = field(default_factory=dict)
 
     def call(self, kernel: str, reads: Sequence[View], writes: Sequence[View], **constants: object) -> None:
         self.launches.append(Launch(kernel, tuple(reads), tuple(writes), (), tuple(constants.items())))
@@ -85,8 +85,8 @@ class _New:
 
 class _Rewrite:
     def __init__(self, graph: TaskGraph, schedule: Schedule, cost: CostModel) -> None:
-        self.graph, self.schedule, self.cost = graph, schedule, cost
-        self.rank = ranks_of(graph, schedule)
+        self.schedule, self.cost, self.rank = schedule, cost, ranks_of(graph, schedule)
+        self.graph, self.brought = _without_copies(graph, self.rank)
         self.late = int(graph.micro_batch.max(initial=0)) + 1  # "micro-batch" of the first late task of a stage
         self.summing = np.flatnonzero(sums(graph)).tolist()
         self.updates = [t for t in np.flatnonzero(graph.kind == Kind.U).tolist() if t not in self.summing]
@@ -255,8 +255,11 @@ class _Rewrite:
                  made: dict[int, tuple[_New, _New]]) -> tuple[TaskGraph, Schedule, CostModel]:
         graph, old = self.graph, len(self.graph)
         amends = {t: amend for t, (_, amend) in made.items() if amend.launches}
-        new = [*tells.values(), *verdicts.values(), *amends.values()]
-        rank = np.append(self.rank, [*(self.rank[t] for t in tells), *verdicts, *(self.rank[t] for t in amends)])
+        follow = {t: _New(int(pack(graph.unit[t], Kind.U, self.late + 3, late=1)), launches, buffers)
+                  for t, (launches, buffers) in self.brought.items()}
+        new = [*tells.values(), *verdicts.values(), *amends.values(), *follow.values()]
+        rank = np.append(self.rank, [*(self.rank[t] for t in tells), *verdicts,
+                                     *(self.rank[t] for t in (*amends, *follow))])
         reads, writes = ([r[t].tolist() for t in range(old)] for r in (graph.reads, graph.writes))
         launches = list(graph.launches)
         for t, (now, _) in made.items():
@@ -296,11 +299,14 @@ class _Rewrite:
 
     def head(self) -> Ints:
         """Mask of the tasks that a step may run again: the first forwards of each rank that change nothing that
-        outlives the step, and need only such forwards."""
+        outlives the step, use no copy of another rank's weights, and need only such forwards."""
         graph, schedule = self.graph, self.schedule
         lasting = np.array([ROLES[r].persistent for r in graph.buffer_role], bool)
         free = graph.kind == Kind.F
         free[graph.writes.row_of_each()[lasting[graph.writes.ids]]] = False
+        copies = [b for launches, buffers in self.brought.values() for launch in launches
+                  for view in launch.writes for b in buffers[view.storage]]
+        free[graph.reads.row_of_each()[np.isin(graph.reads.ids, copies)]] = False  # they come after the verdict
         ids, second = schedule.ids(graph), self.second()
         free[ids[second | np.append(second[1:], False)]] = False
         lanes = [ids[schedule.ptr[i] : schedule.ptr[i + 1]].tolist() for i in range(len(schedule.lanes))]
@@ -322,6 +328,29 @@ class _Rewrite:
             name = self.graph.name(t)
             tasks[name] = tasks.get(name, 0.0) * (1 + copied / max(int(self.graph.bytes[t]), 1))
         return replace(self.cost, tasks=tasks)
+
+
+def _without_copies(graph: TaskGraph, rank: Ints) -> tuple[TaskGraph, dict[int, tuple[list[Launch], _Buffers]]]:
+    """The graph whose updates do not bring weights of other ranks to copies (`tied.py`), and these launches of each
+    task, with the buffers of each storage that they access. Late tasks launch them, when the weights are valid."""
+    reader, buffer, writer = crossing(graph, rank)
+    foreign = ((graph.kind == Kind.U) & ~sums(graph))[writer]
+    reads, writes = ([row.tolist() for row in map(rows.__getitem__, range(len(graph)))]
+                     for rows in (graph.reads, graph.writes))
+    launches, found = list(graph.launches), dict[int, tuple[list[Launch], _Buffers]]()
+    for t in np.unique(reader[foreign]).tolist():
+        theirs = set(graph.buffer_storage[buffer[foreign & (reader == t)]].tolist())
+        mine = [launch for launch in launches[t] if launch.reads and launch.reads[0].storage in theirs]
+        launches[t] = tuple(launch for launch in launches[t] if launch not in mine)
+        moved = {view.storage for launch in mine for view in launch.views} - {
+            view.storage for launch in launches[t] for view in launch.views}
+        buffers: _Buffers = {}
+        for b in dict.fromkeys([*reads[t], *writes[t]]):
+            buffers.setdefault(int(graph.buffer_storage[b]), []).append(b)
+        found[t] = mine, {storage: buffers[storage] for launch in mine for storage in
+                          (view.storage for view in launch.views)}
+        reads[t], writes[t] = ([b for b in row[t] if graph.buffer_storage[b] not in moved] for row in (reads, writes))
+    return replace(graph, reads=Rows.of(reads), writes=Rows.of(writes), launches=tuple(launches)), found
 
 
 def _bytes(view: View) -> int:

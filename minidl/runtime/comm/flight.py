@@ -63,8 +63,8 @@ class Entry:
     """One transfer of a lane. It starts when all of `awaits` have returned True (each is called until it does, then not
     again), after the calls `begin`; the calls `done` follow when it and all transfers before it on its lane have ended.
     Only one transfer per `slot` is in flight at a time; messages have no slot, since they have numbers, and do not
-    count toward the credit. `name` and `peers` (none: all others) are for messages about a transfer that does not
-    end."""
+    count toward the credit. `name` and `peers` (none: all others) are for messages about a transfer that does not end.
+    `later`: it may still be in flight when its step ends."""
 
     task: int
     transfer: Transfer
@@ -75,6 +75,7 @@ class Entry:
     done: Sequence[Callable[[], Any]] = ()
     name: str = "a transfer"
     peers: tuple[int, ...] = ()
+    later: bool = False
 
 
 class Flight:
@@ -130,9 +131,15 @@ class Flight:
         """Whether all entries of all lanes have ended."""
         return all(told == len(lane) for told, lane in zip(self._told, self._lanes, strict=True))
 
-    def run(self) -> None:
-        """Runs all entries of all lanes. Raises TransferError, RankError or Abandoned."""
-        while not self.over:
+    @property
+    def step_over(self) -> bool:
+        """The same, without those that may outlive their step."""
+        return all(entry.later for told, lane in zip(self._told, self._lanes, strict=True) for entry in lane[told:])
+
+    def run(self, step: bool = False) -> None:
+        """Runs all entries of all lanes; with `step`, all but those that may outlive their step. Raises TransferError,
+        RankError or Abandoned."""
+        while not (self.step_over if step else self.over):
             if self._flight:
                 if not any(self.look() for _ in range(BURST)):
                     self._wait()
