@@ -68,6 +68,14 @@ def language(record: dict[str, Any]) -> Iterator[Row]:
         yield f"{name}: 4 layers of 128, 8 x 128 tokens: minidl / torch eager", times(e["ratio"]), "<= 1.2x"
 
 
+def network_plans(record: dict[str, Any]) -> Iterator[Row]:
+    for name, kinds in record["networks"].items():
+        for kind, times in kinds.items():
+            first, *others = times
+            yield (f"{name}, {kind}: {first} / others",
+                   "; ".join(f"{other} {times[first] / times[other]:.2f}x" for other in others), "-")
+
+
 def planning(record: dict[str, Any]) -> Iterator[Row]:
     for c in record["cases"]:
         if (c["ranks"], c["micro_batches"]) in ((256, 1024), (1024, 4096)):
@@ -235,6 +243,11 @@ simulated: it shows for which networks and links reverse first-k gains over prio
 In the first record tasks compute (`kernels`), and each rank has a core. In the second they wait instead (`waits`), so
 that more ranks than cores can be measured.""",
             {"pipeline_parallel_kernels": pipeline_parallel, "pipeline_parallel_waits": pipeline_parallel}),
+    Section("Plans of networks for language, priced", """\
+Simulated, from costs of single tasks that were measured on a busy machine: 4 ranks, 4 micro-batches, links of 20 us and
+1 GB/s. BERT and GPT have 12 layers of 128, the RNN 16 cells of 128, the FFNN 12 layers of 1024. Modulo allocation cuts
+a network into 12 stages; the FFNN's 13 blocks do not divide evenly into them, so it loses there.""",
+            {"network_plans": network_plans}),
     Section("Stale pipelines", """\
 Accuracy on the embedded digits beside one process that updates as often, on the newest weights; how many updates late
 the weights are, and how far the versions of two micro-batches in flight can drift apart.""", {"stale": stale}),
