@@ -68,8 +68,8 @@ class PipelineTrainer(Trainer):
     Every rank has recorded the whole step and reads all of its replica's share of the batch (the whole batch if
     `recorded` has one rank); it holds and runs its own stages. Until `finish`, only a rank with the last stage has
     losses. Under a stale policy, which never drains, steps overlap; a run settles at the end of each epoch, so that its
-    bits do not depend on whether it saves. `sums`: microseconds of an all-reduce between replicas, per all-reduce and
-    per byte.
+    bits do not depend on whether it saves there. Whoever shares the model within an epoch settles it too. `sums`:
+    microseconds of an all-reduce between replicas, per all-reduce and per byte.
     """
 
     communicator: Communicator
