@@ -23,6 +23,7 @@ from minidl.graph import GraphBuilder, Role, TaskGraph
 from minidl.passes.boundary import cross_boundary
 from minidl.runtime.checking import random_schedule
 from minidl.runtime.device import cpu
+from minidl.runtime.lanes import Threads
 from minidl.schedule import Lane, Schedule
 from minidl.tasks import Kind
 
@@ -50,6 +51,17 @@ def until(happened: Callable[[], Any], what: str, seconds: float = PATIENCE) -> 
     while not happened():
         assert time.monotonic() < end, f"after {seconds:g} s still not: {what}"
         time.sleep(0.02)
+
+
+def replace_call(lanes: Any, call: Callable[[], Any], task: int | None = None) -> None:
+    """Puts a call in the place of the first one of a task, by default of the first task, on the first lane."""
+    if isinstance(lanes, Threads):
+        lanes._programs[0][0 if task is None else lanes._tasks[0].index(task)] = call
+        return
+    lane = lanes._lanes[0]
+    at = 0 if task is None else lane.tasks.index(task)
+    lane.by_python.append((call, lane.tasks[at]))
+    lane.table[at] = lane.python_address, len(lane.by_python) - 1
 
 
 def random_array(shape: Sequence[int], seed: int = 0, dtype: str = "float64", low: float = -2.0,

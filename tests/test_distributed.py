@@ -7,7 +7,7 @@ import threading
 
 import numpy as np
 import pytest
-from helpers import bits, deadline, replicas
+from helpers import bits, deadline, replace_call, replicas
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -335,12 +335,7 @@ def test_a_task_that_fails_is_named_with_its_rank_and_ends_the_executor(kind):
                 if task.label not in [n.replace("@1", "") for n in names]:
                     continue
                 here = [n.replace("@1", "") for n in names].index(task.label)
-                lane = part.part.lane_tasks(0).index(here)
-                program, tasks = part.lanes._programs[0], part.lanes._tasks[0]
-                assert lane >= 0
-                last = max(i for i, t in enumerate(tasks)
-                           if t == here and getattr(program[i], "__name__", "") != "release")
-                program[last] = _raise
+                replace_call(part.lanes, _raise, here)
         try:
             for t in range(STEPS):
                 run(x[t, communicator.rank], y[t, communicator.rank])

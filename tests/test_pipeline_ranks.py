@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import PATIENCE, deadline
+from helpers import PATIENCE, deadline, replace_call
 
 import minidl as ml
 from minidl import models, nn, ops, optim
@@ -168,8 +168,7 @@ def test_a_task_that_fails_is_named_and_ends_all_ranks():
         run = DistributedExecutor(graph, schedule, communicator)
         if communicator.rank == 1:
             task = next(t.index for t in run.program.graph if t.kind == Kind.F and t.micro_batch == 2)
-            lanes = run._body[0].lanes
-            lanes._programs[0][lanes._tasks[0].index(task)] = boom
+            replace_call(run._body[0].lanes, boom, task)
         try:
             run(*batches()[0])
         except Exception as error:

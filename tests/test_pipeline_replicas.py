@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from helpers import deadline
+from helpers import deadline, replace_call
 from test_cli import one_line, run, run_json
 from test_pipeline_ranks import MPIEXEC, command
 
@@ -369,8 +369,7 @@ def test_a_task_that_fails_ends_all_replicas(kind):
         run = DistributedExecutor(*own[communicator.rank][1].with_messages, communicator)
         if communicator.rank == 3:
             task = next(t.index for t in run.program.graph if t.kind == kind)
-            lanes = run._body[0].lanes
-            lanes._programs[0][lanes._tasks[0].index(task)] = boom
+            replace_call(run._body[0].lanes, boom, task)
         try:
             run(*batches(0)[0])
         except Exception as error:

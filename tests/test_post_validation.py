@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from helpers import PATIENCE, deadline
+from helpers import PATIENCE, deadline, replace_call
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -355,8 +355,7 @@ def test_a_failure_in_what_runs_again_ends_all_ranks():
     def work(communicator):
         run = DistributedExecutor(*own[communicator.rank][1].with_messages, communicator)
         if communicator.rank == 1:
-            lanes = run._body[0].after[0].lanes
-            lanes._programs[0][0] = boom
+            replace_call(run._body[0].after[0].lanes, boom)
         try:
             for parts in batches((0,)):
                 run(*parts)

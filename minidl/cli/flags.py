@@ -233,7 +233,7 @@ FLAGS: dict[str, dict[str, Flag]] = {
                          help="float type; bf16 and fp16 (on cuda): products in 16 bits, parameters in float32"),
         "--lanes": _flag(RUN, ("--device cpu", lambda a: a.device == "cpu"), choices=devices.LANES,
                          help="on the CPU, who makes the calls of tasks: compiled code, without the interpreter "
-                              "(native), or Python (default: python)"),
+                              "(native, the default on Linux on x86-64 and aarch64), or Python"),
         "--fusion": _flag(NETWORK, type=rules, metavar="all|none|RULE,..",
                           help=f"merge launches by these rules: {', '.join(RULES)} (default: all on cuda, none on "
                                f"cpu)"),

@@ -160,9 +160,9 @@ def no_native_lanes() -> str:
 
 
 def default_lanes() -> str:
-    """The kind of lanes that MINIDL_LANES names, or else python. Raises ValueError for an unknown name, and DeviceError
-    for native lanes where there are none."""
-    kind = os.environ.get("MINIDL_LANES") or "python"
+    """The kind of lanes that MINIDL_LANES names; else native ones where this machine has them. Raises ValueError for an
+    unknown name, and DeviceError for native lanes where there are none."""
+    kind = os.environ.get("MINIDL_LANES") or ("python" if no_native_lanes() else "native")
     if kind not in LANES:
         raise ValueError(f"MINIDL_LANES is {kind[:40]!r}; it must be {' or '.join(LANES)}")
     if kind == "native" and (why := no_native_lanes()):

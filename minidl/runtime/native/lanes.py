@@ -50,6 +50,7 @@ class _Lane:
         python = _calls_by_python(self.by_python, number, failures)
         next(python)
         self._python = _callback(python.send)
+        self.python_address = ctypes.cast(self._python, ctypes.c_void_p).value or 0
 
     @property
     def address(self) -> int:
@@ -67,7 +68,7 @@ class _Lane:
                 self.add(task, *calls.convert(thunk))
             except Unknown:
                 self.by_python.append((thunk, task))
-                self.add(task, Call(ctypes.cast(self._python, ctypes.c_void_p).value or 0, len(self.by_python) - 1))
+                self.add(task, Call(self.python_address, len(self.by_python) - 1))
 
     def stamp(self, task: int, upto: int) -> None:
         """One look at the clock for all moments from the last one to this; none where nothing is traced."""
