@@ -144,7 +144,7 @@ def _stamp_overhead(device: Any) -> float:
     return float(np.median(stamps[:, 2] - stamps[:, 1]))
 
 
-def measure_cross(device: Any, rounds: int = 100, nbytes: int = 1 << 14) -> float:
+def measure_cross(device: Any, rounds: int = 40, nbytes: int = 1 << 14) -> float:
     """`cross` of a CostModel, in microseconds a byte: one lane reads what the other, or it itself, has just written."""
     data, local, copy, zeros = (np.zeros(nbytes // 4, np.float32) for _ in range(4))
     calls: list[list[Thunk]] = [[partial(np.positive, source, out=to)] for source, to in
@@ -157,7 +157,7 @@ def measure_cross(device: Any, rounds: int = 100, nbytes: int = 1 << 14) -> floa
     return max(0.0, (far - near) / nbytes)
 
 
-def measure_sync(device: Any, turns: int = 800) -> tuple[float, float]:
+def measure_sync(device: Any, turns: int = 200) -> tuple[float, float]:
     """`sync` and `wake` of a CostModel, in microseconds, of two lanes that take turns: from the end of a task until the
     task that awaits it on the other lane starts; and from its end until its own lane goes on."""
     lanes = [[*range(0, turns, 2)], [*range(1, turns, 2)]]
