@@ -121,7 +121,12 @@ def test_layer_norm_embedding_gelu_are_torchs() -> None:
         parity(nn.GELU(form), torch.nn.GELU(form), x * 3)
     parity(nn.LogSoftmax(), torch.nn.LogSoftmax(-1), x)
     parity(nn.Softmax(), torch.nn.Softmax(-1), x)
-    parity(nn.Embedding(5, 3), torch.nn.Embedding(5, 3), np.array([[0, 4, 4], [1, 4, 0]]))
+    ids = np.array([[0, 4, 4], [1, 4, 0]])
+    parity(nn.Embedding(5, 3), torch.nn.Embedding(5, 3), ids)
+    parity(nn.Embedding(5, 3, padding_idx=4), torch.nn.Embedding(5, 3, padding_idx=4), ids)
+    assert not nn.Embedding(5, 3, padding_idx=4).weight.numpy()[4].any()
+    with pytest.raises(ValueError, match="the padding index 5 is out of range"):
+        nn.Embedding(5, 3, padding_idx=5)
 
 
 def test_losses_are_torchs() -> None:

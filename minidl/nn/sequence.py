@@ -16,15 +16,23 @@ from .module import Module
 
 
 class Embedding(Module):
-    """Indices (...) int64 -> (..., width); weight (rows, width), normal as in torch."""
+    """Indices (...) int64 -> (..., width); weight (rows, width), normal as in torch. `padding_idx`: a row that is zero
+    at first and gets no gradient."""
 
-    def __init__(self, rows: int, width: int, dtype: str = "float32") -> None:
+    padding_idx: int | None = None
+
+    def __init__(self, rows: int, width: int, dtype: str = "float32", padding_idx: int | None = None) -> None:
         if rows < 1 or width < 1:
             raise ValueError(f"Embedding({rows}, {width}): both sizes must be at least 1")
-        self.weight = Parameter(random.normal(1, (rows, width), dtype))
+        if padding_idx is not None and not 0 <= padding_idx < rows:
+            raise ValueError(f"Embedding({rows}, {width}): the padding index {padding_idx} is out of range")
+        self.padding_idx, values = padding_idx, random.normal(1, (rows, width), dtype)
+        if padding_idx is not None:
+            values = np.where(np.arange(rows)[:, None] == padding_idx, np.zeros((), dtype), values)
+        self.weight = Parameter(values)
 
     def forward(self, index: Tensor) -> Tensor:
-        return ops.embedding(self.weight, index)
+        return ops.embedding(self.weight, index, self.padding_idx)
 
 
 class LayerNorm(Module):

@@ -12,12 +12,17 @@ class Embedding(Op):
 
     name = "embedding"
 
+    def __init__(self, padding: int | None = None) -> None:
+        self.padding = padding
+
     def forward(self, table: Tensor, index: Tensor) -> Tensor:
         dtype = same_dtype(self, table)
         if table.ndim != 2 or not table.shape[1] or index.dtype != "int64":
             raise self.error(f"needs a table (rows, d), d at least 1, and int64 indices, not "
                              f"{table.shape} and {index.dtype}")
         check_labels(index, table.shape[0])
+        if self.padding is not None and not 0 <= self.padding < table.shape[0]:
+            raise self.error(f"the padding index {self.padding} is out of range for {table.shape[0]} rows")
         self.table, self.index = self.dense(table), index
         y = self.out([*index.shape, table.shape[1]], dtype)
         self.call("embedding", [self.table, index], [y])
@@ -26,10 +31,14 @@ class Embedding(Op):
     def input_grad(self, i: int, dy: Tensor) -> Tensor:
         grad = self.grad(self.table)
         self.call("embedding_grad", [self.index, self.dense(dy)], [grad], rows=self.table.shape[0])
+        if self.padding is not None:
+            width = self.table.shape[1]
+            row = Tensor(grad.storage, [width], offset=grad.offset + self.padding * width, parts=grad.parts)
+            self.call("fill", [row], [row], value=0.0)
         return grad
 
 
-def embedding(table: Tensor, index: Tensor) -> Tensor:
+def embedding(table: Tensor, index: Tensor, padding_idx: int | None = None) -> Tensor:
     """The rows of `table` (rows, d) at `index` (...) int64 -> (..., d). Gradients of one row are added in the order of
-    the positions."""
-    return Embedding()(table, index)
+    the positions. `padding_idx`: a row that gets no gradient."""
+    return Embedding(padding_idx)(table, index)
