@@ -122,10 +122,8 @@ def trained(arguments: Any, trainer: Trainer, title: str, saved: checkpoint.Chec
         with show.progress(title, steps, done_before) as done:
             course = loop.Course(
                 steps, rate_of(arguments, recorded, saved), every, log,
-                lambda step, record: done(step, _beside(record)),
-                # a stale pipeline drains for an evaluation, which it need not do without
-                trainer.plan.versions is None or bool(arguments.checkpoint),
-                keeper_of(arguments, recorded), lambda: interrupts.received is not None)
+                lambda step, record: done(step, _beside(record)), keeper_of(arguments, recorded),
+                lambda: interrupts.received is not None)
             with interrupts.holding() if arguments.checkpoint else nullcontext():
                 loop.run(trainer, course, done_before)
     except BaseException as error:

@@ -26,15 +26,14 @@ class Stopped(Exception):
 class Course:
     """What a run does. `steps`: the last one, counted from the start of the run. `rate`: the learning rate of each
     step, from 0 on; None leaves it as it is. `log(record)` gets a record every `log_every` steps and after each
-    evaluation; `progress(step, record)` every step, with the last record. `evaluates`: whether each epoch ends with an
-    evaluation. `stopping()`: whether the run shall save a checkpoint and end."""
+    evaluation, which each epoch ends with; `progress(step, record)` every step, with the last record. `stopping()`:
+    whether the run shall save a checkpoint and end."""
 
     steps: int
     rate: Rate | None = None
     log_every: int = 0
     log: Callable[[dict[str, Any]], None] = lambda record: None
     progress: Callable[[int, Mapping[str, Any]], None] = lambda step, record: None
-    evaluates: bool = True
     keeper: Keeper | None = None
     stopping: Callable[[], bool] = lambda: False
 
@@ -56,15 +55,17 @@ def run(trainer: Trainer, course: Course, done_before: int = 0) -> None:
                 keeper.save(trainer, step - 1)
             raise
         ended = step % data.steps_per_epoch == 0
+        if ended:  # whether it is judged and saved or not, so that neither changes a stale run
+            trainer.settle()
         told = bool(course.log_every) and step % course.log_every == 0
-        if told or (ended and course.evaluates):
+        if told or ended:
             loss = trainer.latest()
             if first:
                 record = speed.record(step, loss)
         if told and first:
             course.log(record)
         test = None
-        if ended and course.evaluates and step < course.steps:
+        if ended and step < course.steps:
             trainer.share()
             if first:
                 test = trainer.evaluate()
