@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import struct
 from dataclasses import replace
 
@@ -179,7 +180,9 @@ def test_reading_beside_an_array_is_noticed(by, strided):
 
 
 def test_structs_may_hold_addresses():
-    x, y = floats(40)[4:36], np.zeros(32, np.float32)
+    both = [np.frombuffer(mmap.mmap(-1, 4096), np.float32) for _ in range(2)]  # not at low addresses
+    both[0][:40] = floats(40)
+    x, y = (array[4:36] for array in both)
     for by in (0, 1):
         recorder = Recorder()
         grid = launch("shift_pair", Struct("Pair", struct.pack("<qQQ", by, x.ctypes.data, y.ctypes.data)))

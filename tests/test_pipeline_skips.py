@@ -154,8 +154,9 @@ def test_ranks_of_mpi_leave_the_same_bits():
     assert (done.returncode, done.stdout) == (0, "one_f_one_b equal\nzb_h1 equal\n"), done.stderr
 
 
-def test_arrays_of_a_message_travel_from_where_they_lie():
-    """Nothing is laid end to end in memory that no plan counts."""
+def test_arrays_of_a_message_travel_from_where_they_lie(monkeypatch):
+    """Nothing is laid end to end in memory that no plan counts; the calls of native lanes are arrays too."""
+    monkeypatch.setenv("MINIDL_LANES", "python")
     recorded = Recorded(job("within_chunks", "one_f_one_b"))
     plan = recorded.plan(CostModel.analytic(), Machine(2))
     programs = plan.programs

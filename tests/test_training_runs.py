@@ -150,8 +150,10 @@ def test_an_interrupt_leaves_a_whole_checkpoint_from_which_the_run_goes_on(capsy
     micro = ranks[ranks.index("--micro-batches") :][:2] if "--micro-batches" in ranks else []
     argv = ["train", *SMALL, *ranks, "--steps", "100000", "--checkpoint", str(tmp_path / "c"), "--log",
             str(tmp_path / "l"), "--log-every", "1"]
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # that of the tests may be ignored: inherited
     with subprocess.Popen([sys.executable, "-m", "minidl", *argv], stderr=subprocess.PIPE, stdout=subprocess.PIPE,
                           text=True, env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}) as process:
+        signal.signal(signal.SIGINT, before)
         begin = time.monotonic()
         while not ((tmp_path / "l").exists() and len((tmp_path / "l").read_text().splitlines()) > 5):
             assert process.poll() is None, process.stderr.read()

@@ -71,9 +71,9 @@ def test_torchs_weights_give_torchs_outputs(name: str, arguments: dict[str, Any]
 
 @pytest.mark.parametrize(("name", "arguments"), CASES)
 def test_our_weights_give_our_outputs(name: str, arguments: dict[str, Any], tmp_path: Path) -> None:
+    model, other = pair_of(name, arguments)
     import torch
 
-    model, other = pair_of(name, arguments)
     found = load_file(weights.save(tmp_path / "ours.safetensors", model.state_dict()))
     missing, unknown = other.load_state_dict({key: torch.from_numpy(value) for key, value in found.items()},
                                              strict=False)
