@@ -211,11 +211,23 @@ def late(split):
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
-@pytest.mark.parametrize(("model", "epochs"), [("mlp", 8), ("lenet", 8)])
-def test_networks_learn_the_digits_as_they_are(capsys, model, epochs, optimizer):
-    assert main(["train", "--model", model, "--optimizer", optimizer, "--epochs", str(epochs), "--costs", "analytic",
-                 "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["accuracy"] > 0.95
+@pytest.mark.parametrize(("model", "least"), [("mlp", 0.95), ("lenet", 0.95), *(
+    pytest.param(f"{model} preset=tiny", 0.9, marks=pytest.mark.slow)
+    for model in ("ffnn", "resnet20", "resnet18", "densenet121", "mobilenet_v3_large"))])
+def test_networks_learn_the_digits_as_they_are(capsys, model, least, optimizer):
+    name, *arguments = model.split()
+    flags = [flag for argument in arguments for flag in ("--model-arg", argument)]
+    assert main(["train", "--model", name, *flags, "--optimizer", optimizer, "--epochs", "15" if flags else "8",
+                 "--costs", "analytic", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["accuracy"] > least
+
+
+@pytest.mark.slow
+def test_a_mobilenet_learns_the_digits_almost_without_error(capsys):
+    """In 12 s on one core of 2026; a DenseNet-121 of growth 12 gets 99.4 % in 15 epochs, which take two minutes."""
+    assert main(["train", "--model", "mobilenet_v3_large", "--model-arg", "preset=small", "--batch-size", "32",
+                 "--epochs", "40", "--lr-schedule", "cosine", "--costs", "analytic", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["accuracy"] >= 0.97
 
 
 def test_a_network_of_ones_own_has_a_learning_rate_too():
