@@ -123,12 +123,14 @@ class Arm:
         options = POLICIES[scheduler]
         self.placement = pipeline.place(scheduler, comm.size)
         self.stage_of_unit = pipeline.balanced(self.graph, cost, self.placement.stages)
-        self.plan = ml.plan(self.graph, scheduler, cost, ml.Machine(comm.size), stage_of_unit=self.stage_of_unit,
-                            **options)
+        self.planned = lambda cost: ml.plan(graph, scheduler, cost, ml.Machine(comm.size),
+                                            stage_of_unit=self.stage_of_unit, **options)
+        self.plan = self.planned(cost)
         talking = self.plan.with_messages
         tracemalloc.start()
         self.run = DistributedExecutor(*talking, comm)
         self.run(*self.inputs)
+        self.run.settle()
         allocated = tracemalloc.take_snapshot().filter_traces([tracemalloc.DomainFilter(
             True, np.lib.tracemalloc_domain)])
         tracemalloc.stop()
@@ -142,17 +144,20 @@ class Arm:
     def predicted(self, cost: CostModel) -> tuple[float, float]:
         """(microseconds per step, share of them in which the ranks do not compute)."""
         stages = pipeline.cut(self.graph, cost, self.placement.stages, self.stage_of_unit, self.placement.table[0])
-        plan = replace(self.plan, cost=stages.cost(self.plan.graph, cost))
+        plan = (replace(self.plan, cost=stages.cost(self.plan.graph, cost)) if self.plan.versions is None
+                else self.planned(cost))  # which has late tasks
         period = pipeline.price(plan).period + cost.step
         return period, 1 - plan.cost.durations(self.plan.graph).sum() / (self.placement.ranks * period)
 
     def step(self, run: Any) -> float:
-        """Seconds per step of a group."""
+        """Seconds per step of a group; a stale run drains before ranks meet, since other runs follow."""
         run(*self.inputs)
+        run.settle()
         self.comm.gather(None)
         begin = perf_counter()
         for _ in range(STEPS):
             run(*self.inputs)
+        run.settle()
         return max(self.comm.gather((perf_counter() - begin) / STEPS))
 
     def shares(self) -> dict[str, list[float]]:
@@ -166,6 +171,7 @@ class Arm:
             took += (last := perf_counter() - begin)
             t = self.traced.timeline
             computed += self.waits_for or float((t.end - t.start)[t.tasks][_on_main(t)[t.tasks]].sum()) / 1e6
+        self.traced.settle()
         compute = self.comm.gather(computed / took)
         t, period = self.traced.timeline_of_all(), np.array(self.comm.gather(last)) * 1e6
         rank, length = np.array([lane.rank for lane in t.lanes])[t.lane], np.where(_on_main(t), t.end - t.start, 0.0)
