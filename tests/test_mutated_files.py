@@ -108,12 +108,11 @@ def test_libraries_that_leave_memory_and_come_back_take_none() -> None:
     libraries_leave_memory()
     for _ in range(2):
         with measured() as took:
-            for begin, end in libraries():
-                ctypes.string_at(begin, end - begin)[:1]  # all of it is in memory now
+            for begin, end in libraries():  # read in place: what is copied, the allocator may keep
+                np.frombuffer((ctypes.c_ubyte * (end - begin)).from_address(begin), np.uint8)[::4096].max()
         with measured() as left:
             libraries_leave_memory()
-        largest = max(end - begin for begin, end in libraries())
-        assert took.bytes < largest + (8 << 20)  # the copy
+        assert took.bytes < 8 << 20
         assert left.bytes < 8 << 20
 
 
