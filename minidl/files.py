@@ -1,4 +1,5 @@
-"""Files that users name: limits on what is read, writes that leave a whole file or the old one, and lock files.
+"""Files that users name: limits on what is read, writes that leave a whole file or the old one, records that are
+appended whole, and lock files.
 
 This module does not know what the files contain.
 """
@@ -87,6 +88,46 @@ def write_atomic(path: str | Path, content: str | bytes) -> None:
             _replace(Path(os.path.realpath(path)), data, status)
     except OSError as error:
         raise FileError(error.errno, error.strerror, str(path)) from None
+
+
+class Growing:
+    """A file that grows by whole records: of one that cannot be written, nothing is left. A regular file is locked, so
+    that no other process writes between the records; `anew` empties it first.
+
+    Raises FileError, also where another process holds the lock.
+    """
+
+    def __init__(self, path: str | Path, *, anew: bool) -> None:
+        self._path = str(path)
+        try:
+            status = _status(path)
+            if status is not None and not stat.S_ISREG(status.st_mode):
+                self._file = os.fdopen(_opened(path), "wb", buffering=0)
+                return
+            self._file = open(path, "ab", buffering=0)  # noqa: SIM115
+        except OSError as error:
+            raise FileError(error.errno, error.strerror, self._path) from None
+        try:
+            _lock(self._file.fileno(), fcntl.LOCK_NB)
+        except OSError:
+            self._file.close()
+            raise FileError(errno.EBUSY, "another run writes to it; wait until it ends, or use another file", self._path
+                            ) from None  # fmt: skip
+        if anew:
+            self._file.truncate(0)
+
+    def write(self, record: bytes) -> None:
+        size, rest = os.fstat(self._file.fileno()).st_size, memoryview(record)
+        try:
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        except OSError as error:
+            with suppress(OSError):  # of a pipe, what is written is gone
+                self._file.truncate(size)
+            raise FileError(error.errno, error.strerror, self._path) from None
+
+    def close(self) -> None:
+        self._file.close()
 
 
 def check_writable(path: str | Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import stat
 import subprocess
@@ -15,7 +16,7 @@ import pytest
 from helpers import PATIENCE, deadline
 
 from minidl import files
-from minidl.files import FileError, check_writable, claimed, read, read_text, write_atomic
+from minidl.files import FileError, Growing, check_writable, claimed, read, read_text, write_atomic
 
 
 def refused(act: Any, *mentions: str) -> str:
@@ -115,6 +116,28 @@ def test_standard_output_is_not_replaced(tmp_path: Path) -> None:
 
 
 @pytest.mark.may_skip
+def test_a_record_is_appended_whole_or_not_at_all(tmp_path: Path) -> None:
+    """The limit on the size of a file makes the system refuse a write half-way, as a full disk does."""
+    path = tmp_path / "log"
+    path.write_bytes(b"old\n")
+    log = Growing(path, anew=False)
+    log.write(b"first\n")
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (15, hard))
+        refused(lambda: log.write(b"a record that is too long\n"), str(path), "too large")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, before)
+    log.write(b"next\n")
+    assert path.read_bytes() == b"old\nfirst\nnext\n"
+    refused(lambda: Growing(path, anew=True), str(path), "another run writes to it")
+    log.close()
+    Growing(path, anew=True).close()
+    assert path.read_bytes() == b""
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write to every file")
 def test_a_file_that_must_not_be_written_to_is_not_replaced(tmp_path: Path) -> None:
     path = tmp_path / "kept"

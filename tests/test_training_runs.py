@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 from helpers import PATIENCE
 
-from minidl import checkpoint, models
+from minidl import checkpoint, data, models
 from minidl.cli import main
+from minidl.files import Growing
 from minidl.training.sampling import Writer
 
 #: an epoch has 11 steps
@@ -70,9 +71,9 @@ def test_tensorboard_gets_the_same_numbers(capsys, tmp_path):
     for record in lines(tmp_path / "l"):
         for name, value in record.items():
             if name in ("loss", "lr"):
-                (there,) = [e for e in events.Tensors(name) if e.step == record["step"]]
-                assert value == pytest.approx(there.tensor_proto.float_val[0])
-    assert events.Tensors("test/accuracy")[-1].step == 11
+                (there,) = [e for e in events.Scalars(name) if e.step == record["step"]]
+                assert value == pytest.approx(there.value)
+    assert events.Scalars("test/accuracy")[-1].step == 11
 
 
 def test_the_learning_rate_warms_up_and_falls_along_a_cosine(capsys, tmp_path):
@@ -205,6 +206,92 @@ def late(split):
     caught = capsys.readouterr()
     assert "the data are the bottleneck" in caught.err
     assert json.loads(caught.out)["data_ms"] > 20
+
+
+# ---- nothing is lost
+
+FRAGILE = """
+from pathlib import Path
+import numpy as np
+from minidl import data
+
+def points(split):
+    def rows(i):
+        bad = Path(__file__).with_name(f"bad_{split}")
+        if bad.exists() and int(bad.read_text()) in i:
+            raise data.DataError(f"sample {bad.read_text()} of {split} is damaged")
+        return np.random.default_rng(i[0]).standard_normal((len(i), 64)).astype(np.float32), i % 10
+    return data.Dataset("points", 64, (64,), 10 + (split == "test" and Path(__file__).with_name("more").exists()), rows)
+"""
+
+
+@pytest.mark.parametrize("ranks", [[], ["--parallel", "data", "--ranks", "2", "--scheduler", "priority"],
+                                   ["--parallel", "pipeline", "--ranks", "2", "--micro-batches", "4", "--scheduler",
+                                    "gpipe"]], ids=["alone", "data", "pipeline"])
+def test_test_data_that_cannot_be_read_lose_no_step(capsys, tmp_path, ranks):
+    (tmp_path / "own.py").write_text(FRAGILE)
+    flags = ["--model-arg", "features=64", "--data", f"{tmp_path / 'own.py'}:points", "--batch-size", "16", *ranks]
+    whole, _ = train(capsys, *flags, "--steps", 12)
+    (tmp_path / "bad_test").write_text("5")
+    saves = [*flags, "--checkpoint", tmp_path / "c", "--checkpoint-every", 100]
+    for steps, more, done in ((12, [], 4), (8, ["--resume"], 8)):  # after the first epoch; after the last step
+        _, err = train(capsys, *saves, *more, "--steps", steps, code=2)
+        assert err.splitlines()[-1] == "minidl: sample 5 of test is damaged"
+        assert f"saved {tmp_path / 'c'}" in err
+        assert checkpoint.peek(tmp_path / "c").step == done
+    (tmp_path / "bad_test").unlink()
+    resumed, _ = train(capsys, *saves, "--resume", "--steps", 12)
+    assert resumed["params_sha256"] == whole["params_sha256"]
+
+
+def test_training_data_that_cannot_be_read_lose_no_step(capsys, tmp_path):
+    (tmp_path / "own.py").write_text(FRAGILE)
+    flags = ["--model-arg", "features=64", "--data", f"{tmp_path / 'own.py'}:points", "--batch-size", "4"]
+    whole, _ = train(capsys, *flags, "--steps", 20)
+    last = data.load(flags[3], batch_size=4).indices(0, 9)[1]  # in the tenth batch
+    (tmp_path / "bad_train").write_text(str(last))
+    saves = [*flags, "--checkpoint", tmp_path / "c"]
+    _, err = train(capsys, *saves, "--steps", 20, code=2)
+    assert err.splitlines()[-2:] == [f"saved {tmp_path / 'c'} before the end; continue with --resume",
+                                     f"minidl: sample {last} of train is damaged"]
+    assert checkpoint.peek(tmp_path / "c").step == 9
+    (tmp_path / "bad_train").unlink()
+    resumed, _ = train(capsys, *saves, "--resume", "--steps", 20)
+    assert resumed["params_sha256"] == whole["params_sha256"]
+
+
+def test_test_data_that_do_not_fit_are_told_before_the_first_step(capsys, tmp_path):
+    (tmp_path / "own.py").write_text(FRAGILE)
+    (tmp_path / "more").touch()
+    (tmp_path / "bad_train").write_text("0")  # a first epoch would end otherwise
+    flags = ["--model-arg", "features=64", "--data", f"{tmp_path / 'own.py'}:points", "--batch-size", "16"]
+    for ranks in ([], ["--parallel", "data", "--ranks", "2", "--scheduler", "priority"]):
+        _, err = train(capsys, *flags, *ranks, "--steps", 8, code=2)
+        who = "rank 0: " if ranks else ""
+        assert err == f"minidl: {who}{tmp_path / 'own.py'}:points: has 11 classes, the network 10\n"
+
+
+def test_a_full_disk_costs_no_step_and_no_result(capsys, tmp_path):
+    flags = ["--steps", 9, "--log-every", 4]
+    _, err = train(capsys, *flags, "--log", "/dev/full", "--checkpoint", tmp_path / "c", code=2)
+    assert err.splitlines()[-1] == "minidl: /dev/full: No space left on device"
+    assert checkpoint.peek(tmp_path / "c").step == 4
+    for flag, name in (("--html", "page.html"), ("--trace", "trace.json")):
+        (tmp_path / name).symlink_to("/dev/full")
+        record, err = train(capsys, "--steps", 2, flag, tmp_path / name, code=2)
+        assert record["steps"] == 2
+        assert err == f"minidl: {tmp_path / name}: No space left on device\n"
+
+
+def test_two_runs_do_not_write_to_one_log(capsys, tmp_path):
+    log = Growing(tmp_path / "log", anew=True)
+    log.write(b"{}\n")
+    _, err = train(capsys, "--steps", 2, "--log", tmp_path / "log", code=2)
+    assert err == f"minidl: {tmp_path / 'log'}: another run writes to it; wait until it ends, or use another file\n"
+    assert lines(tmp_path / "log") == [{}]
+    log.close()
+    train(capsys, "--steps", 2, "--log", tmp_path / "log")
+    assert [r["step"] for r in lines(tmp_path / "log")] == [2]
 
 
 # ---- default learning rates

@@ -73,6 +73,7 @@ def _train(read: Callable[[], Any], communicator: Any, held: ExitStack) -> int:
             recorded = Recorded(job(arguments), grid.place(communicator.rank)[0], grid.replicas)
         if first:
             held.enter_context(claimed(arguments))
+            _ = recorded.test_data  # what does not fit shall not end the run at its first evaluation
         saved = resumed(arguments, recorded) if arguments.resume else None
         alike = {**identity(recorded), "the number of steps": steps_of(arguments, recorded), "k": arguments.k,
                  "the number of buckets": arguments.buckets, "the number of replicas": arguments.replicas,
@@ -100,13 +101,15 @@ def _train(read: Callable[[], Any], communicator: Any, held: ExitStack) -> int:
             record["k"] = trainer.plan.notes["k"]
         if arguments.parallel == "pipeline" and trainer.log:
             record["staleness"] = trainer.staleness()
-        if arguments.version_log:
-            write_atomic(arguments.version_log, "".join(f"{line}\n" for line in as_lines(trainer.log)))
-        if timeline is not None and arguments.trace:
-            timeline.save(arguments.trace)
-        if arguments.html:
-            show.write_page(arguments, record, [Shown.of(trainer.plan, timeline)])
-        show.emit(arguments, record, lambda: summary(record))
+        try:
+            if arguments.version_log:
+                write_atomic(arguments.version_log, "".join(f"{line}\n" for line in as_lines(trainer.log)))
+            if timeline is not None and arguments.trace:
+                timeline.save(arguments.trace)
+            if arguments.html:
+                show.write_page(arguments, record, [Shown.of(trainer.plan, timeline)])
+        finally:  # the result is told even if a file cannot be written
+            show.emit(arguments, record, lambda: summary(record))
     communicator.gather(None)  # no rank ends before rank 0 has printed everything
     if summing is not communicator:
         summing.close()

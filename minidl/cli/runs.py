@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from .. import interrupts, optim
-from ..files import check_writable
+from ..data import DataError
+from ..files import FileError, check_writable
 from ..optim.rates import Rate
 from ..pricing.diagnosis import Diagnosis, Surroundings, of_run
 from ..training import checkpoint, loop
@@ -132,17 +133,23 @@ def trained(arguments: Any, trainer: Trainer, title: str, saved: checkpoint.Chec
             raise
         if first:
             show.note(f"saved {arguments.checkpoint} before the end; continue with --resume")
-        raise KeyboardInterrupt from None
+        raise error.__cause__ or KeyboardInterrupt from None
     return metrics
 
 
 def finished(arguments: Any, trainer: Trainer, metrics: Metrics) -> dict[str, Any]:
-    """The record of a run that has ended, on rank 0; with the last line of the log and the last checkpoint."""
-    record = run_record(trainer.job, trainer)
-    steps = steps_of(arguments, trainer.recorded)
-    metrics.write(loop.judged(trainer, steps, record["test"]))
-    metrics.close()
-    keeper = keeper_of(arguments, trainer.recorded)
+    """The record of a run that has ended, on rank 0; with the last line of the log and the last checkpoint, which is
+    saved where test data or the log fail too."""
+    steps, keeper = steps_of(arguments, trainer.recorded), keeper_of(arguments, trainer.recorded)
+    try:
+        record = run_record(trainer.job, trainer)
+        metrics.write(loop.judged(trainer, steps, record["test"]))
+        metrics.close()
+    except (DataError, FileError):
+        if keeper is not None:
+            keeper.save(trainer, steps)
+            show.note(f"saved {arguments.checkpoint} after the last step")
+        raise
     if keeper is not None:
         keeper.save(trainer, steps, record["test"])
     step, wait = record["step_ms"]["median"], record["data_ms"]

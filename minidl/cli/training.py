@@ -61,6 +61,7 @@ def train(arguments: Any) -> int:
     show.notes(recorded.remarks)
     if arguments.dry_run:
         return _dry_run(arguments, recorded, costs(arguments, recorded))
+    _ = recorded.test_data  # what does not fit shall not end the run at its first evaluation
     with claimed(arguments):
         cost = costs(arguments, recorded)
         saved = resumed(arguments, recorded) if arguments.resume else None
@@ -71,12 +72,14 @@ def train(arguments: Any) -> int:
         metrics = trained(arguments, trainer, f"training {task.model}", saved)
         trainer.settle()
         record = finished(arguments, trainer, metrics)
-    if arguments.trace:
-        assert trainer.run.timeline is not None
-        trainer.run.timeline.save(arguments.trace)
-    if arguments.html:
-        show.write_page(arguments, record, [Shown.of(trainer.plan, trainer.run.timeline)])
-    show.emit(arguments, record, lambda: summary(record))
+    try:
+        if arguments.trace:
+            assert trainer.run.timeline is not None
+            trainer.run.timeline.save(arguments.trace)
+        if arguments.html:
+            show.write_page(arguments, record, [Shown.of(trainer.plan, trainer.run.timeline)])
+    finally:  # the result is told even if a file cannot be written
+        show.emit(arguments, record, lambda: summary(record))
     return 0
 
 
@@ -118,6 +121,7 @@ def compare(arguments: Any) -> int:
         options = chosen[name].options
         recorded = Recorded(replace(one, scheduler=name, streams=one.streams if "streams" in options else None,
                                     scheduler_args={k: v for k, v in one.scheduler_args.items() if k in options}))
+        _ = recorded.test_data
         show.notes(() if trainers else recorded.remarks)
         # all arms have the same tasks, so they share the costs measured for the first
         trainers.append(Trainer(recorded, trainers[0].cost if trainers else costs(arguments, recorded),
@@ -136,11 +140,13 @@ def compare(arguments: Any) -> int:
     first, *others = trainers
     found = {t.job.scheduler: of_speedup(first.plan, t.plan, surroundings(first), surroundings(t)) for t in others}
     result["diagnosis"] = {name: d.as_json() for name, d in found.items()}
-    if arguments.html:
-        show.write_page(arguments, result, [Shown.of(t.plan, t.run.timeline) for t in trainers])
-    show.emit(arguments, result,
-              lambda: _comparison(records, steps, _verdict(identical, one.deterministic), trainers)
-              + "".join(f"\n{name}: {d}" for name, d in found.items()))
+    try:
+        if arguments.html:
+            show.write_page(arguments, result, [Shown.of(t.plan, t.run.timeline) for t in trainers])
+    finally:
+        show.emit(arguments, result,
+                  lambda: _comparison(records, steps, _verdict(identical, one.deterministic), trainers)
+                  + "".join(f"\n{name}: {d}" for name, d in found.items()))
     return 0 if identical or not one.deterministic else 1
 
 

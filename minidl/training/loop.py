@@ -11,6 +11,7 @@ from time import monotonic, perf_counter
 from typing import Any
 
 from ..data import DataError
+from ..files import FileError
 from ..optim.rates import Rate
 from .keeper import Keeper
 from .trainer import Trainer
@@ -19,7 +20,8 @@ LOOKS = 0.5  #: seconds between two looks of ranks at whether one of them was to
 
 
 class Stopped(Exception):
-    """The run was told to stop, and has saved a checkpoint."""
+    """The run ends early, and has saved a checkpoint. Its cause is the error that ends it; None where it was told
+    to."""
 
 
 @dataclass(frozen=True)
@@ -39,21 +41,38 @@ class Course:
 
 
 def run(trainer: Trainer, course: Course, done_before: int = 0) -> None:
-    """Trains from step `done_before` + 1 on. Raises Stopped; and TrainingError or DataError, on one device after a
-    checkpoint of what was done before."""
+    """Trains from step `done_before` + 1 on. Raises Stopped, TrainingError, CheckpointError; and DataError or FileError
+    where nothing can be saved: without a keeper, before the first step, or on ranks that do not know of the error."""
+    place = _Place(done_before)
+    try:
+        _steps(trainer, course, place)
+    except (DataError, FileError) as error:
+        alone = trainer.communicator is None
+        if course.keeper is None or place.done == done_before or not (alone or place.shared == place.done):
+            raise
+        if alone:
+            trainer.share()
+        course.keeper.save(trainer, place.done)
+        raise Stopped from error
+
+
+@dataclass
+class _Place:
+    """The last step that is done, and the last after which rank 0 had the whole model."""
+
+    done: int
+    shared: int = -1
+
+
+def _steps(trainer: Trainer, course: Course, place: _Place) -> None:
     data, keeper = trainer.recorded.train_data, course.keeper
-    speed, looks, record = _Speed(trainer, course.steps, done_before), _Looks(trainer, course), dict[str, Any]()
+    speed, looks, record = _Speed(trainer, course.steps, place.done), _Looks(trainer, course), dict[str, Any]()
     first = trainer.communicator is None or trainer.communicator.rank == 0
-    for step in range(done_before + 1, course.steps + 1):
+    for step in range(place.done + 1, course.steps + 1):
         if course.rate is not None:
             trainer.recorded.optimizer.lr = course.rate(step - 1)
-        try:
-            trainer.step()
-        except DataError:
-            if keeper is not None and trainer.communicator is None and step > done_before + 1:
-                trainer.share()
-                keeper.save(trainer, step - 1)
-            raise
+        trainer.step()
+        place.done = step
         ended = step % data.steps_per_epoch == 0
         if ended:  # whether it is judged and saved or not, so that neither changes a stale run
             trainer.settle()
@@ -67,6 +86,7 @@ def run(trainer: Trainer, course: Course, done_before: int = 0) -> None:
         test = None
         if ended and step < course.steps:
             trainer.share()
+            place.shared = step
             if first:
                 test = trainer.evaluate()
                 course.log(judged(trainer, step, test))

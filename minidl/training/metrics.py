@@ -3,49 +3,62 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
-from typing import IO, Any
+from pathlib import Path
+from socket import gethostname
+from time import time
+from typing import Any
 
-from ..files import FileError
+from ..files import FileError, Growing
 
 
 class Metrics:
     """Writes records, a line each, to the file `lines`, and their numbers to the folder `events`. A run that goes on
-    appends to them. Raises FileError where they cannot be written, and ValueError without the package tensorboard."""
+    appends to them. Raises FileError where they cannot be written, or another run writes to the same file, and
+    ValueError without the package tensorboard."""
 
     def __init__(self, lines: str | None = None, events: str | None = None, *, appends: bool = False) -> None:
-        self._name, self._writer = lines or "", None
-        self._file: IO[str] | None = None
-        if events:
-            try:
-                from tensorboard.summary import Writer
-            except ImportError:
-                raise ValueError("--tensorboard needs the package tensorboard: pip install 'minidl[tensorboard]'"
-                                 ) from None  # fmt: skip
-            try:
-                self._writer = Writer(events)
-            except OSError as error:
-                raise FileError(error.errno, error.strerror, events) from None
-        if lines:
-            try:
-                self._file = open(lines, "a" if appends else "w", encoding="utf-8")  # noqa: SIM115
-            except OSError as error:
-                raise FileError(error.errno, error.strerror, lines) from None
+        self._events = _Events(events) if events else None
+        self._lines = Growing(lines, anew=not appends) if lines else None
 
     def write(self, record: Mapping[str, Any]) -> None:
-        if self._file is not None:
-            try:
-                self._file.write(json.dumps(record, allow_nan=False) + "\n")
-                self._file.flush()
-            except OSError as error:
-                raise FileError(error.errno, error.strerror, self._name) from None
-        if self._writer is not None:
-            for name, value in record.items():
-                if name != "step":
-                    self._writer.add_scalar(name.replace("test_", "test/", 1), float(value), int(record["step"]))
+        if self._lines is not None:
+            self._lines.write((json.dumps(record, allow_nan=False) + "\n").encode())
+        if self._events is not None:
+            self._events.write(record)
 
     def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-        if self._writer is not None:
-            self._writer.close()
+        for output in (self._lines, self._events):
+            if output is not None:
+                output.close()
+
+
+class _Events:
+    """A file of events in a folder. TensorBoard's own writer works in a thread, which prints its errors."""
+
+    def __init__(self, folder: str) -> None:
+        try:
+            from tensorboard.compat.proto.event_pb2 import Event
+            from tensorboard.summary.writer.record_writer import RecordWriter
+        except ImportError:
+            raise ValueError("--tensorboard needs the package tensorboard: pip install 'minidl[tensorboard]'") from None
+        self._event = Event
+        try:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise FileError(error.errno, error.strerror, folder) from None
+        name = f"events.out.tfevents.{time():.6f}.{gethostname()}.{os.getpid()}"
+        self._file = Growing(str(Path(folder) / name), anew=True)
+        self._records = RecordWriter(self._file)
+        self._records.write(Event(wall_time=time(), file_version="brain.Event:2").SerializeToString())
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        event = self._event(wall_time=time(), step=int(record["step"]))
+        for name, value in record.items():
+            if name != "step":
+                event.summary.value.add(tag=name.replace("test_", "test/", 1), simple_value=float(value))
+        self._records.write(event.SerializeToString())
+
+    def close(self) -> None:
+        self._file.close()
