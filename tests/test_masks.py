@@ -11,6 +11,7 @@ from helpers import random_array, torch_or_skip
 import minidl as ml
 from minidl import ops
 from minidl.checks import gradcheck, gradients
+from minidl.nn import functional
 from minidl.runtime.executors import SequentialExecutor
 
 COMPARISONS = (operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge)
@@ -34,6 +35,21 @@ def test_comparisons_are_numpys(compare, dtype):
 def test_whole_numbers_are_compared_with_fractions_by_nobody():
     with pytest.raises(ml.ShapeError, match="types differ: int64, float64; convert one with astype"):
         assert ml.array(np.arange(3)) > 0.5
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, 1e30, 2**63, np.nan])
+def test_numbers_beyond_a_type_are_not_compared_in_it(value):
+    with pytest.raises(ml.ShapeError, match="types differ: int64"):
+        operator.lt(ml.array(np.array([1, 2])), value)
+    with pytest.raises(ml.ShapeError, match="types differ: bool, int64"):
+        operator.eq(ml.array(MASK), 2)
+    assert (ml.array(MASK) == 1).numpy().tolist() == MASK.tolist()
+
+
+def test_any_and_all_of_numbers_are_those_that_are_not_zero():
+    for x in (np.array([1, -1, 0]), np.array([0.5, -0.5, 0.25], "f"), np.zeros(3), np.array([np.nan, 0, 0])):
+        assert bool(ml.array(x).any()) == x.any()
+        assert bool(ml.array(x).all()) == x.all()
 
 
 def test_tensors_are_still_keys_and_members():
@@ -154,12 +170,38 @@ def test_indices_of_a_recorded_step_are_those_of_each_run():
         np.testing.assert_array_equal(grad.numpy(), wanted)
 
 
+@pytest.mark.parametrize("pick", [
+    lambda w, i: w[i], lambda w, i: w[i, i], lambda w, i: w[:, i], lambda w, i: w.gather(1, i.reshape(3, 1)),
+    lambda w, i: w[i.astype("int64"), i], lambda w, i: functional.nll_loss(w, i),
+    lambda w, i: functional.one_hot(i, 3).astype("float64") + w.sum(),
+])
+def test_indices_of_a_recorded_step_are_checked_before_it_runs(pick):
+    w, fine = ml.Parameter(np.ones((3, 3))), np.array([0, 1, 2])
+
+    def step(index):
+        loss = pick(w, index).sum()
+        loss.backward()
+        return loss
+
+    run = SequentialExecutor(ml.record(step, fine))
+    run(fine)
+    for bad in (-1, 3, 2**40):
+        with pytest.raises(ValueError, match=rf"index {bad} \(element 1\) is out of range: there are rows 0 to 2"):
+            run(np.array([0, bad, 2]))
+        with pytest.raises(IndexError, match=f"index {bad} is out of range for an axis of length 3"):
+            step(ml.array(np.array([0, bad, 2])))
+
+
 def test_indexing_refuses_in_one_line():
     x = ml.array(np.ones((2, 3, 4)))
     for item, message in ((([5],), "index 5 is out of range for an axis of length 2"),
                           ((TWO.astype("f"),), "an index array has whole numbers or bools, not float32"),
                           ((0, slice(None), [1]), "must be of neighbouring axes"),
                           (([0], None), "cannot add an axis"), (([0], 0, 0, 0), "does not fit shape"),
+                          ((True,), "an index is a bool"), ((np.array(False), 0), "an index is a bool"),
+                          ((np.array(0.7),), "an index array has whole numbers"), (([-3],), "index -3 is out of range"),
+                          ((np.ones(1, bool),), r"mask of shape \(1,\) does not fit shape \(2, 3, 4\) from axis 0"),
+                          ((..., np.ones((3, 3), bool)), r"\(3, 3\) does not fit shape \(2, 3, 4\) from axis 1 on"),
                           ((ml.array(np.array([-1])),), "an index in a tensor counts from 0")):
         with pytest.raises((ml.ShapeError, IndexError), match=message) as caught:
             x[item]
@@ -247,6 +289,23 @@ def test_two_numbers_exchange_axes_and_a_tuple_is_an_order():
     x = ml.array(random_array((2, 3)))
     assert x.transpose(0, 1).shape == x.transpose(1, 0).shape == (3, 2)
     assert x.transpose((0, 1)).shape == (2, 3)
+
+
+def test_shapes_that_do_not_fit_are_refused():
+    x = ml.array(np.ones((2, 3)))
+    for call, message in ((lambda: x.expand(3), "does not expand to"), (lambda: x.expand(-1, 2, 3), "does not expand"),
+                          (lambda: x.split([3, -1]), "do not add up"), (lambda: (-2) ** x, "base must be above 0")):
+        with pytest.raises(ValueError, match=message):
+            call()
+
+
+def test_numpys_whole_numbers_are_whole_numbers():
+    x, two = ml.array(np.ones((2, 3))), np.int64(2)
+    assert x.reshape(np.int64(6)).shape == (6,)
+    assert x.sum(np.int64(1)).shape == (2,)
+    assert len(x.split(two, dim=1)) == 2
+    assert ops.arange(two).dtype == "int64"
+    assert all(type(n) is int for n in x.reshape(two, -1).shape)
 
 
 def test_casts():

@@ -53,6 +53,12 @@ def test_power(exponent):
         gradcheck(lambda x: ops.power(x, exponent), values((3, 4), 1))
 
 
+def test_a_power_of_0_is_constant_at_0_too():
+    x = ml.Parameter(np.array([0.0, 2.0]))
+    (x ** 0).sum().backward()
+    assert x.grad.tolist() == [0, 0]
+
+
 @pytest.mark.parametrize("f", [lambda x: x + 2, lambda x: 2 + x, lambda x: x - 2, lambda x: 2 - x, lambda x: x * 3,
                                lambda x: 3 * x, lambda x: x / 4, lambda x: 4 / x, lambda x: -x, lambda x: x**2,
                                lambda x: abs(x), lambda x: x + np.arange(4.0), lambda x: np.arange(4.0) - x,

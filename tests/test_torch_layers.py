@@ -112,9 +112,14 @@ def test_losses_of_pixels_have_their_classes_last(reduction: str) -> None:
              [values(2, 3, 2, 4)], "float64", to=[NCHW])
 
 
-def test_labels_that_are_ignored_are_torchs() -> None:
-    labels = np.array([0, -100, 1, -100, 2])
-    both(lambda x: F.cross_entropy(x, ml.array(labels)), lambda t, x: t.cross_entropy(x, x.new_tensor(labels).long()),
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("ignored", [-100, 1])
+def test_labels_that_are_ignored_are_torchs(ignored: int, reduction: str, smoothing: float) -> None:
+    labels, how = np.array([0, -100, 1, -100, 2]), {"reduction": reduction, "label_smoothing": smoothing}
+    labels[labels < 0] = ignored
+    both(lambda x: F.cross_entropy(x, ml.array(labels), ignore_index=ignored, **how),
+         lambda t, x: t.cross_entropy(x, x.new_tensor(labels).long(), ignore_index=ignored, **how),
          [values(5, 3)], "float64")
 
 
@@ -132,6 +137,7 @@ def test_losses_refuse_in_one_line() -> None:
                          (lambda: F.l1_loss(x, x, "average"), "reduction is 'average'; it must be mean, sum or none"),
                          (lambda: F.smooth_l1_loss(x, x, beta=0), "beta of smooth_l1_loss is 0; it must be above 0"),
                          (lambda: F.cross_entropy(x, ml.arange(2), label_smoothing=2.0), "label smoothing is 2.0"),
+                         (lambda: F.cross_entropy(x, ml.arange(2), ignore_index=1, reduction="none"), "mean or sum"),
                          (lambda: F.binary_cross_entropy_with_logits(x, x).backward(), "no gradient toward its tar")):
         with pytest.raises((ValueError, NotImplementedError), match=message) as caught:
             act()

@@ -48,17 +48,24 @@ __all__ = ["adaptive_avg_pool2d", "avg_pool2d", "binary_cross_entropy_with_logit
 def cross_entropy(x: Tensor, target: Tensor, *, ignore_index: int = -100, reduction: str = "mean",
                   label_smoothing: float = 0.0) -> Tensor:
     """For logits (..., classes) and labels (...) int64: the classes are last. Labels that are `ignore_index` do not
-    count; they need the reduction mean."""
+    count. Raises ValueError for an `ignore_index` that may be a class with the reduction none."""
     logits, labels = _rows(x, target)
-    if reduction == "mean":
-        return ops.cross_entropy(logits, labels, label_smoothing, ignore_index)
+    if reduction in ("mean", "sum"):
+        loss = ops.cross_entropy(logits, labels, label_smoothing, ignore_index)
+        return loss if reduction == "mean" else loss * _count(labels, ignore_index).astype(loss.dtype)
     if not 0 <= label_smoothing <= 1:
         raise ValueError(f"the label smoothing is {label_smoothing}; it must be from 0 to 1")
+    if ignore_index >= 0:
+        raise ValueError("cross_entropy: ignore_index needs the reduction mean or sum")
     rows = log_softmax(logits)
     losses = _picked(rows, labels) * (1 - label_smoothing)
     if label_smoothing:
         losses = losses - ops.mean(rows, -1) * label_smoothing
     return reduce(ops.reshape(losses, target.shape), reduction)
+
+
+def _count(labels: Tensor, ignored: int) -> Tensor:
+    return ops.total(ops.compare("not_equal", labels, ignored))
 
 
 def nll_loss(x: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
@@ -80,8 +87,10 @@ def _picked(rows: Tensor, labels: Tensor) -> Tensor:
 
 
 def one_hot(index: Tensor, num_classes: int) -> Tensor:
-    """(...) int64 -> (..., num_classes) int64: 1 at the index, 0 elsewhere."""
-    return ops.astype(ops.compare("equal", ops.unsqueeze(index, -1), array(np.arange(num_classes))), "int64")
+    """(...) int64 -> (..., num_classes) int64: 1 at the index, 0 elsewhere. Raises IndexError for one out of range."""
+    classes = array(np.arange(num_classes))
+    known = ops.index(classes, index)  # the same numbers, of which a lookup has checked the range
+    return ops.astype(ops.compare("equal", ops.unsqueeze(known, -1), classes), "int64")
 
 
 def dropout(x: Tensor, p: float = 0.5, training: bool = True) -> Tensor:

@@ -45,7 +45,7 @@ def ones_like(x: Tensor, dtype: str | None = None) -> Tensor:
 def arange(start: float, end: float | None = None, step: float = 1, dtype: str | None = None) -> Tensor:
     """start, start + step, ... below end, or 0, 1, ... below `start` alone: int64 if all are whole numbers, else
     float32."""
-    whole = all(isinstance(v, int | None) for v in (start, end, step))
+    whole = all(isinstance(v, int | np.integer | None) for v in (start, end, step))
     values = np.arange(start, step=step) if end is None else np.arange(start, end, step)
     return array(values, dtype or ("int64" if whole else "float32"))
 

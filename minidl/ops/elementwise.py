@@ -146,6 +146,13 @@ class Power(_Unary):
     def saved(self) -> list[Tensor]:
         return [self.x]
 
+    def input_grad(self, i: int, dy: Tensor) -> Tensor:
+        if self.constants["exponent"]:
+            return super().input_grad(i, dy)
+        dx = self.grad(self.x)  # 0, also at 0, where 0 x^-1 is NaN
+        self.call("fill", [self.x], [dx], value=0.0)
+        return dx
+
 
 class Gelu(_Unary):
     name = "gelu"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -42,15 +43,22 @@ class Take(Op):
         return y
 
     def _joined(self, shape: Sequence[int], index: Sequence[Tensor]) -> Tensor:
-        """The number of the row, row-major over the indexed axes."""
-        flat = index[0]
-        for t, length in zip(index[1:], self.lengths[1:], strict=True):
-            far, near = self.out(flat.shape, "int64", "index"), self.out(np.broadcast_shapes(flat.shape, t.shape),
-                                                                         "int64", "index")
-            self.call("scale", [flat], [far], factor=length)
-            self.call("add", [far, t], [near])
-            flat = near
-        return flat if flat.shape == tuple(shape) and flat.contiguous else self._spread(flat, shape)
+        """The number of the row, row-major over the indexed axes. Each index is looked up in a table of where its rows
+        begin, so that executors check its range as that of every embedding."""
+        if len(index) == 1:
+            return index[0] if index[0].contiguous else self._spread(index[0], shape)
+        flat = None
+        for a, t in enumerate(index):
+            begins = array(np.arange(self.lengths[a])[:, None] * math.prod(self.lengths[a + 1 :]))
+            place = self.out(t.shape, "int64", "index")
+            self.call("embedding", [begins, t], [Tensor(place.storage, [*t.shape, 1])])
+            if flat is not None:
+                far, flat = flat, self.out(np.broadcast_shapes(flat.shape, t.shape), "int64", "index")
+                self.call("add", [far, place], [flat])
+            else:
+                flat = place
+        assert flat is not None
+        return flat
 
     def _spread(self, flat: Tensor, shape: Sequence[int]) -> Tensor:
         y = self.out(shape, "int64", "index")
@@ -76,29 +84,55 @@ def _check_range(index: Tensor, length: int) -> None:
 
 
 def _whole(value: Any, length: int) -> Tensor:
-    """An index array as int64; those that are given as arrays or lists may count from the end, too."""
+    """An index array as int64; those that are given as arrays or lists may count from the end, too. Raises IndexError
+    where one of these is out of range."""
     if isinstance(value, Tensor):
         return value
     value = np.asarray(value)
     if value.dtype.kind not in "iu" and value.size:
         raise ShapeError(f"an index array has whole numbers or bools, not {value.dtype}")
+    bad = (value < -length) | (value >= length)
+    if bad.any():
+        raise IndexError(f"index {int(value[bad][0])} is out of range for an axis of length {length}")
     return array(np.where(value < 0, value + length, value).astype(np.int64))
 
 
 def _is_array(n: Any) -> bool:
-    return isinstance(n, Tensor | np.ndarray | list) and not (isinstance(n, np.ndarray) and not n.ndim)
+    return isinstance(n, Tensor | np.ndarray)
 
 
-def _places(n: Any) -> list[Any]:
-    """A mask as one array of whole numbers for each of its axes; other index arrays as they are."""
-    if isinstance(n, Tensor) and n.dtype == "bool":
-        if n.storage.data is None:
-            raise RuntimeError("x[mask] has as many elements as the mask has true ones, and a recorded step does not "
-                               "know them; use where(mask, x, 0)")
-        n = n.numpy()
-    elif isinstance(n, list):
-        n = np.asarray(n)
-    return list(np.nonzero(n)) if isinstance(n, np.ndarray) and n.dtype == bool else [n]
+def _parts(item: Any, shape: Sequence[int]) -> list[Any]:
+    """An index's parts: numbers as int, lists as arrays, a mask as one array of whole numbers for each of its axes.
+    Raises ShapeError for a mask of another shape than the axes that it indexes, and for a lone bool."""
+    given = [np.asarray(n) if isinstance(n, list) else n for n in (item if isinstance(item, tuple) else (item,))]
+    axes = [n.ndim if _is_mask(n) else int(n is not None and n is not Ellipsis) for n in given]
+    found: list[Any] = []
+    axis = 0
+    for n, count in zip(given, axes, strict=True):
+        if isinstance(n, bool | np.bool_) or (_is_mask(n) and not n.ndim):
+            raise ShapeError("an index is a bool; a mask has as many axes as it indexes")
+        if _is_mask(n):
+            if n.shape != tuple(shape[axis : axis + n.ndim]):
+                raise ShapeError(f"a mask of shape {n.shape} does not fit shape {tuple(shape)} from axis {axis} on")
+            found += _chosen(n)
+        elif isinstance(n, np.integer) or (isinstance(n, np.ndarray) and not n.ndim and n.dtype.kind in "iu"):
+            found.append(int(n))
+        else:
+            found.append(n)
+        axis += len(shape) - sum(axes) if n is Ellipsis else count
+    return found
+
+
+def _is_mask(n: Any) -> bool:
+    return _is_array(n) and n.dtype == "bool"
+
+
+def _chosen(mask: Any) -> list[Any]:
+    """For each axis of a mask the places of its true elements."""
+    if isinstance(mask, Tensor) and mask.storage.data is None:
+        raise RuntimeError("x[mask] has as many elements as the mask has true ones, and a recorded step does not "
+                           "know them; use where(mask, x, 0)")
+    return list(np.nonzero(mask.numpy() if isinstance(mask, Tensor) else mask))
 
 
 def index(x: Tensor, item: Any) -> Tensor:
@@ -107,8 +141,7 @@ def index(x: Tensor, item: Any) -> Tensor:
 
     Raises ShapeError or IndexError where they do not fit, and RuntimeError for a mask that has no values yet.
     """
-    items = [part for n in (item if isinstance(item, tuple) else (item,)) for part in (
-        _places(n) if _is_array(n) else [int(n)] if isinstance(n, np.integer | np.ndarray) else [n])]
+    items = _parts(item, x.shape)
     if not any(_is_array(n) for n in items):
         return _with_axes(x, items)
     if any(n is None for n in items):

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from ..autograd import tape as tapes
 from ..autograd.op import Op, same_dtype
 from ..autograd.tape import Slab, StoragePart
@@ -170,11 +172,11 @@ def split(x: Tensor, lengths: int | Sequence[int], axis: int = 0) -> list[Tensor
     """x cut along `axis` into pieces of these lengths, or into pieces of one length, of which the last may be
     shorter."""
     axis = axis_of(x, axis, "split")
-    if isinstance(lengths, int):
+    if isinstance(lengths, int | np.integer):
         if lengths < 1:
             raise ValueError(f"split: the length of the pieces is {lengths}; it must be at least 1")
         lengths = [min(lengths, x.shape[axis] - begin) for begin in range(0, x.shape[axis], lengths)]
-    if sum(lengths) != x.shape[axis]:
+    if sum(lengths) != x.shape[axis] or any(n < 0 for n in lengths):
         raise ValueError(f"split: lengths {list(lengths)} do not add up to axis {axis} of shape {x.shape}")
     ends = [sum(lengths[: i + 1]) for i in range(len(lengths))]
     return [cut(x, (*[slice(None)] * axis, slice(e - n, e))) for n, e in zip(lengths, ends, strict=True)]

@@ -6,6 +6,7 @@ from typing import Any
 
 from ..autograd.op import Op, same_dtype
 from ..autograd.tensor import Tensor
+from ..kernels.indices import check_range
 from .names import with_dim
 from .shape import axis_of, swap_axes
 
@@ -52,7 +53,8 @@ class CrossEntropy(Op):
             raise self.error(f"logits {x.shape} and labels {labels.shape} do not fit; expected (n, classes) and (n,)")
         if labels.dtype != "int64":
             raise self.error(f"labels must be int64, not {labels.dtype}")
-        check_labels(labels, x.shape[1], self.ignore)
+        if labels.storage.data is not None:  # while recording: when the step runs
+            check_range("label", labels.numpy(), x.shape[1], self.ignore)
         self.x, self.labels = x, labels
         self.p, loss = self.out(x.shape, dtype, "probabilities"), self.out([], dtype)
         self.call("cross_entropy", [self.dense(x), labels], [loss, self.p], **self.constants)
@@ -83,19 +85,6 @@ class MSE(Op):
         dx = self.grad(self.pair[i])
         self.call("mse_grad", [*(self.pair if i == 0 else self.pair[::-1]), dy], [dx])
         return dx
-
-
-def check_labels(labels: Tensor, classes: int, ignore: int | None = None) -> None:
-    """Raises ValueError that names the first label out of range. While recording it does nothing: labels are checked
-    when the step runs."""
-    if labels.storage.data is None:
-        return
-    values = labels.numpy()
-    bad = ((values < 0) | (values >= classes)) & (values != ignore)
-    if bad.any():
-        at = int(bad.argmax())
-        raise ValueError(f"label {int(values.flat[at])} of sample {at} is out of range: "
-                         f"the model has classes 0 to {classes - 1}")
 
 
 @with_dim

@@ -20,8 +20,9 @@ def operand(value: Any, dtype: str) -> Tensor:
     if isinstance(value, Tensor):
         return value
     value = numeric(value)
-    whole = value.dtype.kind != "f" or bool(np.equal(np.trunc(value), value).all())
-    return array(value, dtype if np.dtype(dtype).kind == "f" or whole else None)
+    with np.errstate(invalid="ignore"):
+        fits = np.dtype(dtype).kind == "f" or bool((value.astype(dtype) == value).all())
+    return array(value, dtype if fits else None)
 
 
 class _Mask(Op):
@@ -106,12 +107,16 @@ def clamp(x: Tensor, min: float | None = None, max: float | None = None) -> Tens
 
 
 @with_dim
-def any_of(mask: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
-    """Whether any element over `axis` (default: all) is true."""
-    return compare("greater", total(astype(mask, "int64"), axis, keepdims), 0)
+def any_of(x: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
+    """Whether any element over `axis` (default: all) is true; a number is where it is not 0."""
+    return compare("greater", total(astype(_true(x), "int64"), axis, keepdims), 0)
 
 
 @with_dim
-def all_of(mask: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
-    """Whether all elements over `axis` (default: all) are true."""
-    return compare("equal", total(astype(logic("logical_not", mask), "int64"), axis, keepdims), 0)
+def all_of(x: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
+    """Whether all elements over `axis` (default: all) are true; a number is where it is not 0."""
+    return compare("equal", total(astype(logic("logical_not", _true(x)), "int64"), axis, keepdims), 0)
+
+
+def _true(x: Tensor) -> Tensor:
+    return x if x.dtype == "bool" else compare("not_equal", x, 0)

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from ..autograd.tensor import Parameter, Tensor, array
+from ..autograd.tensor import Parameter, ShapeError, Tensor, array
 from .cast import astype
 from .elementwise import absolute, add, div, exp, gelu, log, mul, neg, power, relu, sigmoid, sqrt, sub, tanh
 from .extremes import amax, amin, argmax, argmin, max_with_indices, min_with_indices
@@ -64,7 +64,7 @@ def _logic(name: str) -> Any:
 
 def _shape(given: tuple[Any, ...]) -> Sequence[int]:
     """`f(2, 3)` as `f((2, 3))`."""
-    return given[0] if len(given) == 1 and not isinstance(given[0], int) else given
+    return tuple(map(int, given[0] if len(given) == 1 and not isinstance(given[0], int | np.integer) else given))
 
 
 def _transpose(t: Tensor, *axes: Any) -> Tensor:
@@ -73,10 +73,20 @@ def _transpose(t: Tensor, *axes: Any) -> Tensor:
 
 
 def _expand(t: Tensor, *shape: Any) -> Tensor:
-    """`broadcast_to` where -1 keeps a length."""
+    """`broadcast_to` where -1 keeps a length. Raises ShapeError where there is none to keep."""
     lengths = list(_shape(shape))
-    own = [0] * (len(lengths) - t.ndim) + list(t.shape)
-    return broadcast_to(t, [m if n == -1 else n for n, m in zip(lengths, own, strict=True)])
+    new = len(lengths) - t.ndim
+    if new < 0 or -1 in lengths[:new]:
+        raise ShapeError(f"expand: shape {t.shape} does not expand to {tuple(lengths)}; -1 keeps the length of an axis "
+                         f"that is there")
+    return broadcast_to(t, [t.shape[a - new] if n == -1 else n for a, n in enumerate(lengths)])
+
+
+def _exponential(t: Tensor, base: Any) -> Tensor:
+    """base ** t."""
+    if not base > 0:
+        raise ValueError(f"{base} ** x: the base must be above 0")
+    return exp(mul(t, math.log(base)))
 
 
 def _flatten(t: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
@@ -128,7 +138,7 @@ METHODS: dict[str, Any] = {
     "__add__": _operator(add), "__radd__": _operator(add), "__sub__": _operator(sub),
     "__rsub__": lambda a, b: add(neg(a), _other(a, b)), "__mul__": _operator(mul), "__rmul__": _operator(mul),
     "__truediv__": _operator(div), "__rtruediv__": lambda a, b: mul(power(a, -1.0), _other(a, b)),
-    "__neg__": neg, "__pow__": power, "__rpow__": lambda a, b: exp(mul(a, math.log(b))), "__abs__": absolute,
+    "__neg__": neg, "__pow__": power, "__rpow__": _exponential, "__abs__": absolute,
     "__matmul__": lambda a, b: matmul(a, _other(a, b)), "__rmatmul__": lambda a, b: matmul(array(b, a.dtype), a),
     "__eq__": _comparison("equal"), "__ne__": _comparison("not_equal"), "__lt__": _comparison("less"),
     "__le__": _comparison("less_equal"), "__gt__": _comparison("greater"), "__ge__": _comparison("greater_equal"),

@@ -18,8 +18,8 @@ from .shape import reshape
 
 def axes_of(x: Tensor, axis: int | Sequence[int] | None, name: str) -> tuple[int, ...]:
     """Axes as sorted numbers from 0. Raises ShapeError."""
-    given = range(x.ndim) if axis is None else [axis] if isinstance(axis, int) else axis
-    axes = tuple(sorted(a + x.ndim if a < 0 else a for a in given))
+    given = range(x.ndim) if axis is None else [axis] if isinstance(axis, int | np.integer) else axis
+    axes = tuple(sorted(int(a + x.ndim if a < 0 else a) for a in given))
     if len(set(axes)) < len(axes) or any(not 0 <= a < x.ndim for a in axes):
         raise ShapeError(f"{name}: axis {axis} does not fit shape {x.shape}")
     return axes

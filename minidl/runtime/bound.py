@@ -14,7 +14,7 @@ from ..autograd.tape import Storage
 from ..autograd.tensor import ShapeError, Tensor
 from ..graph import Launch, Role, TaskGraph, View
 from ..kernels import Thunk
-from ..kernels.registry import jitted
+from ..kernels.indices import INDEXED, check_range
 from ..tasks import GraphError
 from .memory import MemoryPlan, rounded
 
@@ -44,11 +44,11 @@ class Bound:
         self._takes = [(a.shape, a.dtype) for a in self._inputs]
         self._feed = self.device.feed(self._inputs)
         self._outputs = [(graph.storages[v.storage].name, v.shape, v.dtype, self.array(v)) for v in graph.outputs]
-        self._labels = self._label_limits()
+        self._indices = self._index_limits()
 
     def load_random(self, random: np.random.Generator) -> tuple[Any, ...]:
         """Fills the inputs with values that a step can use (normal numbers, labels in range), and returns them."""
-        classes = {i: least for i, least, _ in reversed(self._labels)}
+        classes = {i: least for i, least, *_ in reversed(self._indices)}
         values = tuple(random.integers(0, classes.get(i, 2), a.shape) if a.dtype.kind == "i"
                        else random.standard_normal(a.shape).astype(a.dtype) for i, a in enumerate(self._inputs))
         self.load(values)
@@ -73,16 +73,18 @@ class Bound:
         """The prebuilt calls of one task, on a stream of the device."""
         return [thunk for launch in self.graph.launches[task] for thunk in self.device.bind(launch, self.array, stream)]
 
-    def _label_limits(self) -> list[tuple[int, int, int]]:
-        """(input, classes, a label that is also allowed) for every input that kernels use as an index
-        (labels, tokens), for a check of its range."""
+    def _index_limits(self) -> list[tuple[int, int, str, int]]:
+        """(input, length, "label" or "index", a label that is also allowed) for every input that kernels use as an
+        index (labels, tokens), for a check of its range."""
         origin = {v.storage: i for i, v in enumerate(self.graph.inputs)}  # also of copies of an input
         found = set()
         for launch in (launch for task in self.graph.launches for launch in task):
-            if launch.kernel == "copy" and launch.reads[0].storage in origin:
+            if (launch.kernel in ("copy", "cast") and launch.reads[0].storage in origin
+                and np.dtype(launch.reads[0].dtype).kind in "iu"):
                 origin[launch.writes[0].storage] = origin[launch.reads[0].storage]
             elif launch.kernel in INDEXED and launch.reads[1].storage in origin:
-                found.add((origin[launch.reads[1].storage], launch.reads[0].shape[INDEXED[launch.kernel]],
+                axis, what = INDEXED[launch.kernel]
+                found.add((origin[launch.reads[1].storage], launch.reads[0].shape[axis], what,
                            dict(launch.constants).get("ignore", 0)))
         return sorted(found)
 
@@ -101,14 +103,8 @@ class Bound:
             if value.shape != shape or value.dtype != dtype:
                 raise ShapeError(f"input {i} is {value.dtype} {value.shape}; the step was recorded with "
                                  f"{dtype} {shape}")
-        for i, classes, ignored in self._labels:
-            if jitted(_any_outside)(arrays[i], classes):
-                bad = ((arrays[i] < 0) | (arrays[i] >= classes)) & (arrays[i] != ignored)
-                if not bad.any():
-                    continue
-                at = int(bad.argmax())
-                raise ValueError(f"label {int(arrays[i].flat[at])} of sample {at} is out of range: the model has "
-                                 f"classes 0 to {classes - 1}")
+        for i, length, what, ignored in self._indices:
+            check_range(what, arrays[i], length, ignored)
         self._feed(arrays)
 
     def results(self) -> Any:
@@ -124,13 +120,3 @@ class Bound:
             if array.dtype.kind == "f" and not np.isfinite(array).all():
                 raise FloatingPointError(f"task {self.graph[task].label}: {launch.kernel} wrote a value that is not "
                                          f"finite to {self.graph.storages[view.storage].name}")
-
-
-def _any_outside(labels, classes):  # type: ignore[no-untyped-def]
-    for label in labels.flat:  # noqa: SIM110
-        if label < 0 or label >= classes:
-            return True
-    return False
-
-
-INDEXED = {"cross_entropy": -1, "embedding": 0}  #: kernels whose second operand indexes this axis of the first
