@@ -76,6 +76,8 @@ def load(path: str | Path, model: Module) -> Loaded:
     initial = tuple(name for name in mine if not fits.get(name, False) and HEADS.match(name))
     missing = [name for name in mine if not (name in fits or name in initial or name.endswith(COUNTER))]
     if missing:
+        if f"model.{missing[0]}" in found:
+            raise WeightsError(f"{path} is a checkpoint; `minidl export` writes its weights to a file that fits here")
         raise WeightsError(f"{path} is of another network: it lacks {missing[0]}" + (
             f" and {len(missing) - 1} others" if len(missing) > 1 else ""))
     for name, ok in fits.items():

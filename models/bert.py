@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -146,6 +147,7 @@ class BERT(nn.Module):
     """
 
     input_dtype, objective = "int64", "masked_token"
+    others: Mapping[str, str] = {"classification": "head=classes"}
 
     def __init__(self, vocabulary: int, length: int, positions: int, width: int, layers: int, heads: int,
                  dropout: float, head: str, classes: int) -> None:

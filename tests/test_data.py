@@ -301,7 +301,7 @@ def test_pydoc():
     rest = b"".join(bytes(row.astype(np.uint8)) for batch, _ in test for row in batch)
     assert b"statement" in text
     assert 3 * len(rest) < len(text) < 5 * len(rest)
-    refused("pydoc", "with 100 classes", act=lambda: data.load("pydoc", batch_size=8, classes=100))
+    refused("pydoc", "the network one of 100", act=lambda: data.load("pydoc", batch_size=8, classes=100))
     refused("too few for a window", act=lambda: data.load("pydoc", batch_size=8, sequence_length=10**6))
     refused("image_size", act=lambda: data.load("pydoc", batch_size=8, image_size=4))
 

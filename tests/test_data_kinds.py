@@ -115,8 +115,10 @@ def test_files_of_uint16_tokens(tmp_path):
     assert loader.classes == 3000
     np.testing.assert_array_equal(whole(data.load(tmp_path, batch_size=4, sequence_length=9, split="test")),
                                   stream[::-1][: len(whole(loader))])
-    refused("train.bin", "with 100 classes",
+    refused("vocabulary of 3000 tokens", "network one of 100",
             act=lambda: data.load(tmp_path, batch_size=4, sequence_length=9, classes=100))
+    (np.arange(5000) % 3500).astype("<u2").tofile(tmp_path / "val.bin")  # tokens that training does not have
+    assert {data.load(tmp_path, batch_size=4, sequence_length=9, split=s).classes for s in ("train", "test")} == {3500}
     (tmp_path / "odd.bin").write_bytes(b"abc")
     refused("odd.bin", "3 bytes", act=lambda: data.load(tmp_path / "odd.bin", batch_size=1, sequence_length=1))
 
@@ -154,8 +156,8 @@ def test_a_tokenizer_is_trained_and_given(tmp_path, capsys):
         found = data.load(tmp_path / "a.txt", batch_size=2, sequence_length=16, tokenizer=kind)
         assert (found.classes, found.dataset.mask) == (coder.vocabulary, coder.special["mask"])
         assert found.dataset.bytes_per_token > 2
-    refused("with 100 classes", act=lambda: data.load(tmp_path / "a.txt", batch_size=2, sequence_length=16,
-                                                      tokenizer="300", classes=100))
+    refused("vocabulary of", "network one of 100", act=lambda: data.load(
+        tmp_path / "a.txt", batch_size=2, sequence_length=16, tokenizer="300", classes=100))
     refused("too small", act=lambda: data.load(tmp_path / "a.txt", batch_size=2, tokenizer="100"))
     refused("no such tokenizer", act=lambda: data.load(tmp_path / "a.txt", batch_size=2, tokenizer="none.json"))
     (tmp_path / "bad.json").write_text("{}")
@@ -166,7 +168,7 @@ def test_a_tokenizer_is_trained_and_given(tmp_path, capsys):
     small, large = json.loads(capsys.readouterr().out), train(*argv) or json.loads(capsys.readouterr().out)
     assert small["parameters"] - large["parameters"] == (coder.vocabulary - 256) * 32
     assert train(*argv, "--tokenizer", "300", "--model-arg", "vocabulary=256") == 2
-    assert "with 256 classes" in capsys.readouterr().err
+    assert "the network one of 256" in capsys.readouterr().err
 
 
 # ---- sentences in pairs
@@ -257,6 +259,12 @@ def test_iwslt(tmp_path, capsys):
     rnn = ["--model", "rnn", "--model-arg", "preset=tiny", "--batch-size", "3", "--data", "iwslt"]
     assert train(*rnn, "--root", str(tmp_path)) == 0
     assert json.loads(capsys.readouterr().out)["objective"] == "translation"
+    pytest.importorskip("tokenizers")
+    pairs = [*rnn, "--root", str(tmp_path), "--tokenizer", "300"]
+    assert train(*pairs) == 0  # the vocabulary of the network follows
+    capsys.readouterr()
+    assert train(*pairs, "--model-arg", "vocabulary=256") == 2
+    assert "and the network one of 256" in capsys.readouterr().err
     with open(tmp_path / "iwslt" / "de-en" / "train.tags.de-en.en", "a") as file:
         file.write("one more\n")
     refused("4 sentences", "5", act=lambda: data.load(tmp_path / "iwslt" / "de-en", batch_size=1, sequence_length=9))
@@ -368,7 +376,8 @@ def test_functions_of_ones_own(tmp_path, capsys):
     assert (made.dataset.samples, made.dataset.shape, made.classes) == (40, (8, 8, 1), 2)
     assert data.load(f"{file}:batches", batch_size=8, seed=3, split="test").dataset.samples == 40
     assert data.load(f"{file}:arrays", batch_size=8).dataset.samples == 16
-    assert data.load(f"{file}:lazy", batch_size=2).name == "squares"
+    lazy = data.load(f"{file}:lazy", batch_size=2)
+    assert (lazy.name, lazy.dataset.slow) == ("squares", True)  # its rows are read ahead
     refused("broken", "batch 1", "RuntimeError: no more", act=lambda: data.load(f"{file}:broken", batch_size=1))
     refused("number", "returned int", act=lambda: data.load(f"{file}:number", batch_size=1))
     refused("no function none", act=lambda: data.load(f"{file}:none", batch_size=1))

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import minidl as ml
+from minidl import models
 from minidl.cli import main
 from minidl.data import IGNORED, DataError, Dataset, draws
 from minidl.training import objectives
@@ -126,6 +127,9 @@ def test_what_does_not_fit_is_told_in_one_line(capsys, bigram):
         objectives.find("classification").of(data(), "m")
     with pytest.raises(ValueError, match="unknown objective 'ranking'; known: classification"):
         objectives.find("ranking")
+    pairs = Dataset("pairs", 8, (4,), 2, lambda i: (i, i), vocabulary=9)
+    with pytest.raises(DataError, match="choose other data or another network, such as bert with head=classes$"):
+        objectives.find("masked_token").of(pairs, "bert", models.create("bert", preset="tiny").others)
     assert main(["train", bigram[0], "--data", "digits", "--steps", "1"]) == 2
     assert "digits" in capsys.readouterr().err
     assert main(["train", "--model", "mlp", "--data", "pydoc", "--steps", "1"]) == 2

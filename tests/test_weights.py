@@ -186,6 +186,8 @@ def test_a_checkpoint_is_exported_and_a_run_starts_from_it(capsys: Any, tmp_path
     code, record = run_json(capsys, "train", *mlp, "--steps", "1", "--init", str(file))
     assert code == 0
     assert record["loss_first"] < trained["loss_first"]
+    code, _, err = run(capsys, "train", *mlp, "--init", str(tmp_path / "run" / "checkpoint.safetensors"))
+    assert "is a checkpoint; `minidl export` writes its weights" in one_line(err)
 
 
 @pytest.mark.parametrize(("argv", "says"), [

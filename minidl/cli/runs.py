@@ -154,8 +154,9 @@ def finished(arguments: Any, trainer: Trainer, metrics: Metrics) -> dict[str, An
         keeper.save(trainer, steps, record["test"])
     step, wait = record["step_ms"]["median"], record["data_ms"]
     if wait > max(LEAST, WAITING * (step + wait)):
-        more = "; give more --workers" if trainer.recorded.train_data.dataset.slow else ""
-        show.note(f"the data are the bottleneck: of {step + wait:.3f} ms a step, {wait:.3f} ms wait for them{more}")
+        faster = trainer.recorded.train_data.dataset.faster
+        show.note(f"the data are the bottleneck: of {step + wait:.3f} ms a step, {wait:.3f} ms wait for them"
+                  + (f"; {faster}" if faster else ""))
     return record
 
 

@@ -10,6 +10,7 @@ import csv
 import inspect
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -199,7 +200,7 @@ def load_own(name: str, split: str, seed: int, **sizes: Any) -> Dataset:
     if isinstance(made[-1], Dataset):
         if sizes.get("classes") and made[-1].classes > sizes["classes"]:
             raise LabelError(f"{name}: has {made[-1].classes} classes, the network {sizes['classes']}")
-        return made[-1]
+        return replace(made[-1], slow=True)  # nobody knows how long its rows take
     arrays = [_arrays(name, part) for part in made]
     short = name.rpartition("/")[2]
     if "split" not in takes:

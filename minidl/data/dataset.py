@@ -43,7 +43,8 @@ class Dataset:
     `rows(indices, draws)` takes a random number for each sample, uint64 (B,), too. Of text: `bytes_per_token`, how many
     bytes a token stands for, in the mean; `mask`, the token that hides another one. `vocabulary`: how many different
     tokens x may have; 0 where x has none. `tokenizer`: what makes the tokenizer of running text again, see
-    data/tokens.py. `slow`: reading a batch takes long, so the next ones are read ahead.
+    data/tokens.py. `slow`: reading a batch takes long, so the next ones are read ahead; `faster`: what makes it faster,
+    for the report.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Dataset:
     serves: tuple[str, ...] = ("classification",)
     random: bool = False
     slow: bool = False
+    faster: str = ""
     tokenizer: str = ""
     vocabulary: int = 0
     bytes_per_token: float | None = None
@@ -170,3 +172,11 @@ def check_labels(y: Array, classes: int, where: object) -> None:
         first = tuple(int(i) for i in np.argwhere(bad)[0])
         raise LabelError(f"{where}: sample {first[0]} has label {y[first]}; with {classes} classes it must be "
                         f"0 to {classes - 1}")
+
+
+def check_vocabulary(tokens: int, known: int | None, where: object) -> int:
+    """The size of the network's vocabulary, `known`; where nobody says, that of the data. Raises LabelError where it is
+    too small."""
+    if known is not None and tokens > known:
+        raise LabelError(f"{where}: has a vocabulary of {tokens} tokens, and the network one of {known}")
+    return known or tokens

@@ -190,7 +190,7 @@ def load_pictures(root: Path, split: str, image_size: int | None, channels: int 
         return x.astype(dtype, copy=False), found.labels[indices]
 
     return Dataset(root.name, len(found.pictures), (size, size, channels or 3), classes or known, rows, random=True,
-                   slow=True)
+                   slow=True, faster="give more --workers")
 
 
 def _pillow() -> Any:

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from .dataset import IGNORED, Array, DataError, Dataset, check_labels
+from .dataset import IGNORED, Array, DataError, Dataset, check_labels, check_vocabulary
 from .text import coder_of
 
 LARGEST = 1 << 30  #: the largest file, in bytes; MNLI's has 400 MB
@@ -232,5 +232,5 @@ def load_parallel(folder: Path, split: str, length: int, classes: int | None, ki
             y[i, len(a) : len(tokens) - 1] = tokens[len(a) + 1 :]
         return x, y
 
-    return Dataset(folder.name, len(pairs), (length,), classes or coder.vocabulary, rows, ("translation",), slow=True,
-                   vocabulary=coder.vocabulary)
+    return Dataset(folder.name, len(pairs), (length,), check_vocabulary(coder.vocabulary, classes, folder.name), rows,
+                   ("translation",), slow=True, vocabulary=coder.vocabulary)

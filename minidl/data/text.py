@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from . import tokens
 from .archives import files as members
-from .dataset import Array, DataError, Dataset, check_labels
+from .dataset import Array, DataError, Dataset, check_vocabulary
 from .tokens import Tokenizer
 
 TEXT = ("next_token", "masked_token")  #: what running text can be used for
@@ -53,8 +53,7 @@ def windows(name: str, text: Array, length: int, vocabulary: int, *, bytes_per_t
 def running(name: str, train: bytes, test: bytes, split: str, length: int, classes: int | None, kind: str) -> Dataset:
     """Windows of one part of a text, by a tokenizer that has seen the training part."""
     coder, ids = _encoded(train, test if split == "test" else train, kind)
-    size = classes or coder.vocabulary
-    check_labels(ids, size, name)
+    size = check_vocabulary(coder.vocabulary, classes, name)
     part = test if split == "test" else train
     return windows(name, ids, length, size, bytes_per_token=len(part) / max(1, len(ids)),
                    mask=coder.special.get("mask"), tokenizer=coder.saved)
@@ -205,14 +204,29 @@ def _memmap(path: Path, files: list[Path], split: str, length: int, classes: int
     if apart and (len(apart[0]) > 1 or len(apart[1]) > 1):
         raise DataError(f"{path}: has several files of tokens for one part: {', '.join(f.name for f in files)}")
     file = files[0] if apart is None else apart[split == "test"][0]
-    size = file.stat().st_size
-    if not size or size % 2:
-        raise DataError(f"{file}: has {size} bytes, which are not uint16 tokens")
-    text: Array = np.memmap(file, "<u2", "r")
+    text = _tokens(file)
+    size = check_vocabulary(max(map(_vocabulary, files)), classes, path)
     if apart is None:
         cut = len(text) - len(text) // 5
         text = text[cut:] if split == "test" else text[:cut]
-    top = max(int(text[i : i + (1 << 22)].max()) for i in range(0, len(text), 1 << 22))
-    if classes is not None and top >= classes:
-        check_labels(text, classes, file)
-    return windows(path.name, text, length, classes or top + 1, slow=True)
+    return windows(path.name, text, length, size, slow=True)
+
+
+def _tokens(file: Path) -> Array:
+    """The uint16 tokens of a file, which stay there. Raises DataError."""
+    size = file.stat().st_size
+    if not size or size % 2:
+        raise DataError(f"{file}: has {size} bytes, which are not uint16 tokens")
+    return np.memmap(file, "<u2", "r")
+
+
+def _vocabulary(file: Path) -> int:
+    """One more than the largest token of a file."""
+    return _largest(file, file.stat().st_mtime_ns, file.stat().st_size) + 1
+
+
+@functools.lru_cache
+def _largest(file: Path, changed: int, size: int) -> int:
+    """Both parts of a text ask for the tokens of both; reading them takes long."""
+    text = _tokens(file)
+    return max(int(text[i : i + (1 << 22)].max()) for i in range(0, len(text), 1 << 22))

@@ -33,6 +33,7 @@ class Module:
     classes: int = 0  #: of a network: the number of classes; of tokens, the size of the vocabulary
     vocabulary: int = 0  #: of a network that reads tokens and tells classes apart: how many tokens it knows
     objective: str = "classification"  #: of a network: what it is trained for, see training/objectives.py
+    others: Mapping[str, str] = {}  #: of a network: another objective -> the argument that makes it the objective
     _name = ""
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -52,11 +53,13 @@ class Objective:
         return old is None or ((new[self.metric] > old[self.metric]) if self.largest
                                else new[self.metric] < old[self.metric])
 
-    def of(self, data: Dataset, model: str) -> Dataset:
-        """The data set for this objective. Raises DataError where the data do not serve it."""
+    def of(self, data: Dataset, model: str, others: Mapping[str, str] = MappingProxyType({})) -> Dataset:
+        """The data set for this objective. `others`: the network's, see `Module`. Raises DataError where the data do
+        not serve it."""
         if self.name not in data.serves:
+            hint = next((f", such as {model} with {others[name]}" for name in data.serves if name in others), "")
             raise DataError(f"{data.name} is for {' or '.join(data.serves)}, and {model} is trained for {self.name}; "
-                            f"choose other data or another network")
+                            f"choose other data or another network{hint}")
         return self.inputs(data)
 
 

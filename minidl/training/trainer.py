@@ -187,7 +187,8 @@ class Recorded:
         known = self.model.vocabulary or found.vocabulary
         if not self.objective.tokens and found.vocabulary > known:
             if "vocabulary" not in open_sizes:
-                raise data.DataError(f"{found.name} has {found.vocabulary} tokens, and {self.job.model} is for {known}")
+                raise data.DataError(f"{found.name}: has a vocabulary of {found.vocabulary} tokens, and "
+                                     f"{self.job.model} one of {known}")
             args["vocabulary"] = found.vocabulary
         if self.objective.name == "regression" and "classes" in open_sizes:
             args["classes"] = train.classes
@@ -215,7 +216,7 @@ class Recorded:
                           strict=job.strict, classes=classes, dtype=self.dtype, tokenizer=job.tokenizer,
                           workers=job.workers, **sizes)
         self.objective = objectives.chosen(self.model.objective, found.dataset)
-        return found.of(self.objective.of(found.dataset, job.model))
+        return found.of(self.objective.of(found.dataset, job.model, self.model.others))
 
     def _example(self) -> tuple[Any, Any]:
         x, y = next(self.train_data)
