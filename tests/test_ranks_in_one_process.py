@@ -13,9 +13,9 @@ NETWORK = ["--model", "mlp", "--batch-size", "32", "--steps", "3", "--costs", "a
 PIPELINE = ["--parallel", "pipeline", "--ranks", "2", "--scheduler", "zb_h1"]
 
 
-def trained(capsys, *flags: str) -> dict:
+def trained(capsys, *flags: str, network: list[str] = NETWORK) -> dict:
     with deadline(PATIENCE):
-        assert main(["train", *NETWORK, *flags, "--json"]) == 0
+        assert main(["train", *network, *flags, "--json"]) == 0
     (line,) = capsys.readouterr().out.splitlines()
     return json.loads(line)
 
@@ -66,4 +66,15 @@ def test_a_checkpoint_goes_on_with_other_ranks(capsys, tmp_path):
     trained(capsys, "--micro-batches", "4", *PIPELINE, "--checkpoint", folder, "--steps", "2")
     rest = trained(capsys, "--micro-batches", "4", *PIPELINE[:3], "3", "--scheduler", "gpipe", "--checkpoint", folder,
                    "--resume")
+    assert rest["params_sha256"] == whole["params_sha256"]
+
+
+@pytest.mark.parametrize("parallel", [["pipeline", "--scheduler", "zb_h1"], ["data", "--scheduler", "fifo"]])
+def test_dropout_goes_on_from_a_checkpoint_on_every_rank(capsys, tmp_path, parallel):
+    network = ["--model", "gpt", "--model-arg", "preset=tiny", "--data", "pydoc", "--batch-size", "6",
+               "--micro-batches", "2", "--costs", "analytic", "--parallel", *parallel, "--ranks", "3"]
+    whole = trained(capsys, "--steps", "3", network=network)
+    kept = ["--checkpoint", str(tmp_path / "run")]
+    trained(capsys, "--steps", "1", *kept, network=network)
+    rest = trained(capsys, "--steps", "3", *kept, "--resume", network=network)
     assert rest["params_sha256"] == whole["params_sha256"]

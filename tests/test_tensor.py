@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 from helpers import SMALL, bits, random_array, recorded, torch_or_skip
@@ -284,6 +286,22 @@ def test_deep_networks_do_not_recurse():
         y = y + 0.5
     y.sum().backward()
     assert w.grad.numpy().tolist() == [1]
+
+
+# -------------------------------------------------------------------------------------------------------------- threads
+def test_a_thread_has_random_numbers_of_its_own():
+    def drawn(seed=None):
+        if seed is not None:
+            ml.seed(seed)
+        return [nn.Linear(2, 2).weight.numpy().tobytes(), nn.functional.dropout(ml.ones(4, 8), 0.5).numpy().tobytes()]
+
+    wanted = {seed: drawn(seed) + drawn() for seed in (4, 3)}
+    with ThreadPoolExecutor(1) as thread:
+        first = drawn(3)
+        assert thread.submit(drawn).result() == wanted[3][:2], "it begins with the last seed"
+        assert thread.submit(drawn, 4).result() == wanted[4][:2]
+        assert first + drawn() == wanted[3], "which another thread's seed does not change"
+        assert thread.submit(drawn).result() == wanted[4][2:]
 
 
 # --------------------------------------------------------------------------------------------------------------- record

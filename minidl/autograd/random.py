@@ -3,10 +3,13 @@
 All numbers are keyed by (seed, purpose, index): weights, which are drawn on the host, by the order in which parameters
 are made, random tensors by theirs; dropout by (number of the dropout since the seed, global sample). So every device
 and every layout of ranks sees the same numbers.
+
+Ranks may be threads of one process, so what counts is the tape's own `State` if it has one, else the thread's.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -18,47 +21,66 @@ from .tape import Storage, current
 PURPOSES = ("weights", "order", "augment", "dropout", "synthetic", "split", "tensors", "text")
 
 
-class _State:
-    def __init__(self) -> None:
-        self.seed = 0
+class State:
+    """The seed, and how many parameters, random tensors and dropouts have followed from it."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.seed = seed
         self.made = 0
         self.drawn = 0
         self.counter: Storage | None = None
         self.device: Any = None  #: where the counter lies
 
 
-_state = _State()
+class _Thread(threading.local):
+    seed = 0  #: with which new threads begin: the last one of any thread
+
+    def __init__(self) -> None:
+        self.state = State(self.seed)
+
+
+_thread = _Thread()
+
+
+def _state() -> State:
+    state: State = current().random or _thread.state
+    return state
 
 
 def seed(value: int) -> None:
-    """Starts over: weights made from now on, and dropout, follow from `value` alone. A step that was recorded before
-    keeps its own seed and count, so seed first and record then. Raises ValueError for a value below 0."""
+    """Starts over in this thread: weights made from now on, and dropout, follow from `value` alone. A step that was
+    recorded before keeps its own seed and count, so seed first and record then. Raises ValueError for a value below
+    0."""
     if value < 0:
         raise ValueError(f"the seed is {value}; it must be at least 0")
-    _state.seed, _state.made, _state.drawn = int(value), 0, 0
-    _state.counter = None
-    current().end_step()
+    tape, state = current(), State(int(value))
+    if tape.random is None:
+        _Thread.seed, _thread.state = state.seed, state
+    else:
+        tape.random = state
+    tape.end_step()
 
 
 def current_seed() -> int:
-    return _state.seed
+    return _state().seed
 
 
 def dropout_counter() -> Storage:
     """The number of dropouts since the seed, (1,) uint64. An eager dropout increases it at once; a recorded step
     increases it at its end, by all its dropouts."""
-    device = current().device
-    if _state.counter is None or _state.device is not device:
+    device, state = current().device, _state()
+    if state.counter is None or state.device is not device:
         counter = Storage("dropout counter", (1,), "uint64", Role.SCALAR, device.allocate(8))
         device.write(device.array(counter.data, View(0, (1,), (1,), 0, "uint64")), 0)
-        _state.counter, _state.device = counter, device
-    return _state.counter
+        state.counter, state.device = counter, device
+    return state.counter
 
 
 def generator(purpose: str, *index: int, seed: int | None = None) -> np.random.Generator:
     """The generator of one purpose and index. The same arguments always give the same numbers; others, other ones."""
+    seed = current_seed() if seed is None else seed
     # a spawn key, since SeedSequence([1, 2]) and SeedSequence([1, 2, 0]) are the same
-    place = np.random.SeedSequence(_state.seed if seed is None else seed, spawn_key=(PURPOSES.index(purpose), *index))
+    place = np.random.SeedSequence(seed, spawn_key=(PURPOSES.index(purpose), *index))
     return np.random.Generator(np.random.Philox(place))
 
 
@@ -73,13 +95,15 @@ def normal(deviation: float, shape: Any, dtype: str) -> Any:
 
 
 def _drawn(shape: Any, dtype: str, values: Callable[[Any], Any]) -> Any:
-    _state.made += 1
+    state = _state()
+    state.made += 1
     if not current().device.values:  # zeros that take no memory
         return np.broadcast_to(np.zeros((), dtype), shape)
-    return values(generator("weights", _state.made - 1)).astype(dtype)
+    return values(generator("weights", state.made - 1)).astype(dtype)
 
 
 def next_tensors() -> Any:
     """The generator for the values of the next random tensor."""
-    _state.drawn += 1
-    return generator("tensors", _state.drawn - 1)
+    state = _state()
+    state.drawn += 1
+    return generator("tensors", state.drawn - 1)

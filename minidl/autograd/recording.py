@@ -25,7 +25,7 @@ def record(step: Callable[..., Any], *example: Any, name: str = "") -> TaskGraph
     eager call would add to it.
     """
     tape = Recorder(tapes.current().device)
-    tape.autocast = tapes.current().autocast
+    tape.autocast, tape.random = tapes.current().autocast, tapes.current().random
     inputs = [_input(i, value) for i, value in enumerate(example)]
     for t in inputs:
         tape.number(t.storage)

@@ -119,6 +119,7 @@ class Tape:
         self.gradients = True
         self.autocast: str | None = None  #: the 16-bit type in which products are computed, see `precision`
         self.rounded: dict[Tensor, Tensor] = {}  #: parameter -> its copy rounded to that type
+        self.random: Any = None  #: a `random.State` of its own; None: the thread's
 
     @property
     def device(self) -> Any:

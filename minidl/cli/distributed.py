@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from copy import copy
@@ -25,7 +24,6 @@ from .ranks import job as on_ranks
 from .runs import check_outputs, check_run, claimed, finished, resumed, steps_of, summary, trained
 
 MOST = 64  #: the most ranks that run as threads of one process
-RECORDING = threading.Lock()  #: ranks of one process record in turn, since they share the random numbers
 
 
 def train(read: Callable[[], Any]) -> int:
@@ -69,8 +67,7 @@ def _train(read: Callable[[], Any], communicator: Any, held: ExitStack) -> int:
             check_outputs(arguments)
         arguments.device = device_of(arguments.device, communicator)
         grid = _grid(arguments, communicator)
-        with RECORDING:
-            recorded = Recorded(job(arguments), grid.place(communicator.rank)[0], grid.replicas)
+        recorded = Recorded(job(arguments), grid.place(communicator.rank)[0], grid.replicas)
         if first:
             held.enter_context(claimed(arguments))
             _ = recorded.test_data  # what does not fit shall not end the run at its first evaluation

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from .. import interrupts, optim
+from ..autograd.tape import use
 from ..data import DataError
 from ..files import FileError, check_writable
 from ..optim.rates import Rate
@@ -82,7 +83,8 @@ def resumed(arguments: Any, recorded: Recorded) -> checkpoint.Checkpoint:
     if (done := checkpoint.peek(arguments.checkpoint).step) >= steps:
         raise UsageError(f"{arguments.checkpoint} already has {done} steps, and --steps {steps} counts from the start "
                          f"of the run; give more steps")
-    found = checkpoint.load(arguments.checkpoint, recorded.model, recorded.optimizer, loader=recorded.train_data)
+    with use(recorded.tape):
+        found = checkpoint.load(arguments.checkpoint, recorded.model, recorded.optimizer, loader=recorded.train_data)
     if "--lr" in arguments.given:
         recorded.optimizer.lr = arguments.lr
     return found

@@ -11,6 +11,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
+from ..autograd.tape import use
 from . import checkpoint
 from .checkpoint import CheckpointError
 from .trainer import Trainer
@@ -45,10 +46,11 @@ class Keeper:
     def save(self, trainer: Trainer, step: int, test: Mapping[str, float] | None = None) -> None:
         """Saves the state after this step. `test`: its metrics, if they are known. Raises CheckpointError."""
         recorded = trainer.recorded
-        file = checkpoint.save(self.file, recorded.model, recorded.optimizer, step=step, loader=recorded.train_data,
-                               schedule=trainer.run.schedule.to_csv() if self.schedules else None,
-                               scheduler=recorded.job.scheduler if self.schedules else None, test=test,
-                               about=self.about)
+        with use(recorded.tape):  # which knows how many dropouts there were
+            file = checkpoint.save(self.file, recorded.model, recorded.optimizer, step=step, loader=recorded.train_data,
+                                   schedule=trainer.run.schedule.to_csv() if self.schedules else None,
+                                   scheduler=recorded.job.scheduler if self.schedules else None, test=test,
+                                   about=self.about)
         self._saved_at = monotonic()
         if self.last is None:
             return

@@ -126,6 +126,7 @@ class Recorded:
         else:
             self.device.set_lanes(job.lanes)
         self.tape = Tape(self.device)
+        self.tape.random = random.State()  # other runs in this process, and other ranks, have their own
         with use(self.tape):
             self.model, train = self._fitted()
             self.remarks = () if job.init is None else weights.load(job.init, self.model).said(job.init)
