@@ -307,10 +307,6 @@ def _derive(read_ptr, reads, write_ptr, writes, writer, reader, earlier, mark, p
     return edges
 
 
-def _no_rows() -> Rows:
-    return Rows(np.zeros(1, np.int64), np.empty(0, np.int32))
-
-
 # --------------------------------------------------------------------------------------------------------------- graph
 @dataclass(frozen=True)
 class TaskGraph:

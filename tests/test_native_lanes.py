@@ -12,7 +12,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from helpers import SMALL, bits, deadline, recorded
+from helpers import SMALL, bits, bytes_allocated, deadline, recorded
 
 import minidl as ml
 from minidl import fuzz, schedulers
@@ -333,19 +333,19 @@ def test_an_exception_of_a_compiled_loop_reaches_the_caller():
 @pytest.mark.parametrize("waiting", [False, True])
 def test_an_interrupt_falls_between_two_compiled_calls(waiting):
     """Both where the caller computes, and where it waits for another lane."""
-    x = np.ones(1)
-    busy = [(0, [slow(x)] * 20_000)]
+    x, counts = np.ones(1), np.zeros(1)
+    busy = [(0, [slow(x), partial(np.add, counts, 1.0, out=counts)] * 20_000)]
     lanes = NativeLanes(work_of([], busy) if waiting else work_of(busy))
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with deadline():
             for _ in range(2):
                 timer = threading.Timer(0.05, lambda: signal.pthread_kill(threading.main_thread().ident, signal.SIGINT))
-                timer.start()
-                begin = time.monotonic()
                 with pytest.raises(KeyboardInterrupt):
+                    timer.start()  # inside: a busy machine may come back here late
                     lanes.run()
-                assert time.monotonic() - begin < 10, "it came at the end"
+                assert counts[0] < 20_000, "it came at the end"
+                counts[0] = 0
                 timer.join()
     finally:
         signal.signal(signal.SIGINT, before)
@@ -422,10 +422,26 @@ def test_native_lanes_are_refused_where_there_are_none(monkeypatch):
         device_with("steel")
 
 
-@pytest.mark.parametrize("steps", [20_000, pytest.param(1_000_000, marks=pytest.mark.campaign)])
-def test_steps_do_not_take_memory(steps):
+def lanes_of_both_kinds():
+    """Native lanes with a compiled call and one by Python."""
     x = np.ones(4, np.float32)
-    lanes = NativeLanes(work_of([(0, [partial(np.add, x, x, out=np.empty(4, np.float32))]), (1, [int])]), trace=True)
+    return NativeLanes(work_of([(0, [partial(np.add, x, x, out=np.empty(4, np.float32))]), (1, [int])]), trace=True)
+
+
+def test_steps_do_not_take_memory():
+    lanes, steps = lanes_of_both_kinds(), 2000
+
+    def runs():
+        for _ in range(steps):
+            lanes.run()
+
+    assert bytes_allocated(runs) < 8 * steps, "a word a step"
+    lanes.close()
+
+
+@pytest.mark.campaign
+def test_a_million_steps_do_not_take_memory():
+    lanes = lanes_of_both_kinds()
 
     def resident():
         with open("/proc/self/statm") as file:
@@ -434,9 +450,9 @@ def test_steps_do_not_take_memory(steps):
     for _ in range(1000):
         lanes.run()
     before = resident()
-    for _ in range(steps):
+    for _ in range(1_000_000):
         lanes.run()
-    assert resident() - before < 1 << 20
+    assert resident() - before < 8 << 20, "eight bytes a step"
     lanes.close()
 
 

@@ -60,11 +60,6 @@ class Loop:
         """All graphs of the loop, without those that differ only in which copies of double buffers they use."""
         return (self.body[0], self.prologue[0], self.epilogue[0]) if self.epilogue else (self.body[0],)
 
-    @property
-    def lasting_bytes(self) -> int:
-        """Bytes that are kept from one call to the next, besides parameters and states."""
-        return sum(self.body[0].storages[s].bytes for s in self.lasting)
-
 
 def must_stay(graph: TaskGraph) -> Mask:
     """Mask of the tasks that cannot be late: F, O and B, the tasks that they need, and those that make an output."""

@@ -5,6 +5,8 @@ Their order is 1F1B without a flush; they differ in the version of the weights t
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from ...plans import HISTORIES, Versions
@@ -50,8 +52,6 @@ def paci_versions(problem: Problem, schedule: Schedule) -> Versions:
 
 def pipedream_2bw(problem: Problem, mini_batches: int = 1) -> Schedule:
     """1F1B over `mini_batches` mini-batches in a row, without a flush between them (Narayanan et al., 2020)."""
-    from dataclasses import replace
-
     return one_f_one_b(replace(problem, micro_batches=problem.micro_batches * mini_batches))
 
 
