@@ -55,11 +55,6 @@ class Loop:
     doubled: tuple[int, ...] = ()
     snapshots: tuple[tuple[int, int], ...] = ()
 
-    @property
-    def parts(self) -> tuple[TaskGraph, ...]:
-        """All graphs of the loop, without those that differ only in which copies of double buffers they use."""
-        return (self.body[0], self.prologue[0], self.epilogue[0]) if self.epilogue else (self.body[0],)
-
 
 def must_stay(graph: TaskGraph) -> Mask:
     """Mask of the tasks that cannot be late: F, O and B, the tasks that they need, and those that make an output."""
