@@ -5,9 +5,12 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+_LOADING = threading.RLock()  #: a thread that asks for a file while another runs it waits for all of it
 
 
 def function_of(name: str) -> Callable[..., Any]:
@@ -19,7 +22,8 @@ def function_of(name: str) -> Callable[..., Any]:
     if is_file and not Path(where).is_file():
         raise ValueError(f"{where}: no such file")
     try:
-        module = _of_file(where) if is_file else importlib.import_module(where)
+        with _LOADING:
+            module = _of_file(where) if is_file else importlib.import_module(where)
     except Exception as error:
         raise ValueError(f"{where}: {type(error).__name__}: {error}") from error
     found = getattr(module, function, None)

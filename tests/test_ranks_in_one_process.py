@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from helpers import PATIENCE, deadline
 
 from minidl.cli import main
+from minidl.loading import function_of
 
 NETWORK = ["--model", "mlp", "--batch-size", "32", "--steps", "3", "--costs", "analytic"]
 PIPELINE = ["--parallel", "pipeline", "--ranks", "2", "--scheduler", "zb_h1"]
@@ -67,6 +69,15 @@ def test_a_checkpoint_goes_on_with_other_ranks(capsys, tmp_path):
     rest = trained(capsys, "--micro-batches", "4", *PIPELINE[:3], "3", "--scheduler", "gpipe", "--checkpoint", folder,
                    "--resume")
     assert rest["params_sha256"] == whole["params_sha256"]
+
+
+def test_a_file_of_code_runs_once_for_all_ranks(tmp_path):
+    """A rank that comes while another runs the file waits until all of its functions are there."""
+    file = tmp_path / "own.py"
+    file.write_text("import time\nRUNS = []\nRUNS.append(1)\ntime.sleep(0.2)\ndef runs(): return RUNS\n")
+    with ThreadPoolExecutor(3) as ranks:
+        for found in ranks.map(function_of, [f"{file}:runs"] * 3):
+            assert found() == [1]
 
 
 @pytest.mark.parametrize("parallel", [["pipeline", "--scheduler", "zb_h1"], ["data", "--scheduler", "fifo"]])

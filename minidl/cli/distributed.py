@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from copy import copy
@@ -24,6 +25,7 @@ from .ranks import job as on_ranks
 from .runs import check_outputs, check_run, claimed, finished, resumed, steps_of, summary, trained
 
 MOST = 64  #: the most ranks that run as threads of one process
+RECORDING = threading.Lock()  #: ranks of one process record in turn: models and data may be code that knows no threads
 
 
 def train(read: Callable[[], Any]) -> int:
@@ -67,7 +69,8 @@ def _train(read: Callable[[], Any], communicator: Any, held: ExitStack) -> int:
             check_outputs(arguments)
         arguments.device = device_of(arguments.device, communicator)
         grid = _grid(arguments, communicator)
-        recorded = Recorded(job(arguments), grid.place(communicator.rank)[0], grid.replicas)
+        with RECORDING:
+            recorded = Recorded(job(arguments), grid.place(communicator.rank)[0], grid.replicas)
         if first:
             held.enter_context(claimed(arguments))
             _ = recorded.test_data  # what does not fit shall not end the run at its first evaluation
