@@ -130,7 +130,6 @@ class Arm:
         tracemalloc.start()
         self.run = DistributedExecutor(*talking, comm)
         self.run(*self.inputs)
-        self.run.settle()
         allocated = tracemalloc.take_snapshot().filter_traces([tracemalloc.DomainFilter(
             True, np.lib.tracemalloc_domain)])
         tracemalloc.stop()
@@ -150,14 +149,12 @@ class Arm:
         return period, 1 - plan.cost.durations(self.plan.graph).sum() / (self.placement.ranks * period)
 
     def step(self, run: Any) -> float:
-        """Seconds per step of a group; a stale run drains before ranks meet, since other runs follow."""
+        """Seconds per step of a group, of which a stale run is in the middle."""
         run(*self.inputs)
-        run.settle()
         self.comm.gather(None)
         begin = perf_counter()
         for _ in range(STEPS):
             run(*self.inputs)
-        run.settle()
         return max(self.comm.gather((perf_counter() - begin) / STEPS))
 
     def shares(self) -> dict[str, list[float]]:
@@ -171,7 +168,6 @@ class Arm:
             took += (last := perf_counter() - begin)
             t = self.traced.timeline
             computed += self.waits_for or float((t.end - t.start)[t.tasks][_on_main(t)[t.tasks]].sum()) / 1e6
-        self.traced.settle()
         compute = self.comm.gather(computed / took)
         t, period = self.traced.timeline_of_all(), np.array(self.comm.gather(last)) * 1e6
         rank, length = np.array([lane.rank for lane in t.lanes])[t.lane], np.where(_on_main(t), t.end - t.start, 0.0)

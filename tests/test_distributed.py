@@ -163,6 +163,28 @@ def test_after_any_step_settled_parameters_are_those_of_synchronous_training():
     assert len(set(always[0])) == STEPS
 
 
+def test_programs_that_take_turns_keep_their_sums_apart():
+    """The sums of a step may still be in flight when another program begins its own."""
+    own = {optimizer: prepared("reverse_first_k", 2, optimizer, k=2) for optimizer in ("sgd", "normalised")}
+    x, y = batches(2)
+
+    def work(communicator):
+        rank = communicator.rank
+        runs = {name: DistributedExecutor(plans[rank][1].graph, plans[rank][1].schedule, communicator)
+                for name, plans in own.items()}
+        for t in range(STEPS):
+            for run in runs.values():
+                run(x[t, rank], y[t, rank])
+        for run in runs.values():
+            run.close()
+        return {name: bits(*plans[rank][0].parameters()) for name, plans in own.items()}
+
+    with deadline():
+        found = run_ranks(2, work)
+    for name in own:
+        assert [f[name] for f in found] == [parameters for _, parameters in trained("reverse_first_k", 2, name, 2)]
+
+
 def test_reading_a_parameter_settles_where_a_rank_has_a_process_of_its_own():
     (model, found), = prepared("priority", 1)
     run = DistributedExecutor(found.graph, found.schedule, _Own.ranks(1)[0])

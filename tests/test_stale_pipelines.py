@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import deadline
+from helpers import bits, deadline
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_cli import run_json
@@ -192,17 +192,68 @@ def test_replicas_make_the_same_versions(name, ranks):
         assert {i: p.numpy().tobytes() for i, p in enumerate(model.parameters())} == bits
 
 
+def prepared(names, ranks):
+    """For each rank, a model and a plan by name. Models differ: a message that another program gets shows."""
+    found = []
+    for _ in range(ranks):
+        own = {}
+        for i, name in enumerate(names):
+            policy, told = POLICIES.get(name, (name, {}))
+            every = update_every(name) if name in POLICIES else MICRO_BATCHES
+            model, graph = recorded(every, network=Drawn(i % 2))
+            own[name, i] = model, ml.plan(graph, policy, COST, ml.Machine(ranks), **told).with_messages
+        found.append(own)
+    return found
+
+
+@pytest.mark.parametrize(("names", "ranks"), [
+    (("pipedream", "gpipe"), 2), (("pipedream", "pipedream"), 2), (("pipedream_2bw", "layerpipe2", "zb_h1"), 3)])
+def test_programs_that_take_turns_keep_their_messages_apart(names, ranks):
+    """A stale run leaves messages on their way when its step ends. Another program on the same ranks, whose messages
+    have the same numbers, gets none of them: all leave the bits that they leave alone."""
+    def trained(names, order):
+        own = prepared(names, ranks)
+
+        def work(communicator):
+            runs = {key: DistributedExecutor(*talking, communicator)
+                    for key, (_, talking) in own[communicator.rank].items()}
+            losses = {key: [] for key in runs}
+            for key in order:
+                losses[key].append(runs[key](*batches()[len(losses[key]) % STEPS]))
+                communicator.gather(None)
+            for run in runs.values():
+                run.close()
+            return losses, {key: bits(*(p for p in model.parameters()
+                                        if id(p.storage) in {id(s.live) for s in runs[key].program.graph.storages}))
+                            for key, (model, _) in own[communicator.rank].items()}
+
+        with deadline():
+            return run_ranks(ranks, work)
+
+    keys = [(name, i) for i, name in enumerate(names)]
+    together = trained(names, [keys[i] for i in np.random.default_rng(1).permutation(len(keys) * 6) % len(keys)])
+    for key in keys:
+        padded = (*("gpipe",) * key[1], key[0])  # numbered alike, so that its model is the same
+        for both, alone in zip(together, trained(padded, [key] * 6), strict=True):
+            assert (both[0][key], both[1][key]) == (alone[0][key], alone[1][key])
+
+
+@pytest.mark.parametrize("trace", [False, True])
 @pytest.mark.parametrize("name", ["pipedream", "layerpipe2"])
-def test_ranks_may_talk_between_steps(name):
-    """A send that is received in the next step may outlive its own: ranks that ask each other for a loss, or
-    whether to stop, have not begun that step. Loop-back sends end when they are received."""
+def test_ranks_may_talk_between_steps(name, trace):
+    """A send that is received in the next step may outlive its own: ranks that ask each other for a loss, for a
+    timeline, or whether to stop, have not begun that step. Loop-back sends end when they are received."""
     policy, told = POLICIES[name]
     own = [ml.plan(recorded(1)[1], policy, COST, ml.Machine(3), **told) for _ in range(3)]
 
     def work(communicator):
-        run, every = DistributedExecutor(*own[communicator.rank].with_messages, communicator, logged=True), []
+        run, every = DistributedExecutor(*own[communicator.rank].with_messages, communicator, trace=trace), []
         for parts in batches():
             loss = run(*parts)
+            if trace:
+                timeline = run.timeline_of_all()
+                assert communicator.rank or (timeline.end >= timeline.start).all()
+                assert communicator.rank or {lane.rank for lane in timeline.lanes} == {0, 1, 2}
             every.append(communicator.gather(None if loss is None else float(loss)))
         run.settle()
         run.close()

@@ -45,10 +45,13 @@ class Communication:
     events between one step and the next."""
 
     def __init__(self, device: Any, transport: Communicator, program: Program, *, trace: bool, credit: int) -> None:
-        self.transport, self.trace = transport, trace
-        self.group = transport.group(program.group) if program.collectives else transport  #: that sums
+        messages = [(part.graph, t) for part in program.parts
+                    for t in np.flatnonzero(np.isin(part.graph.kind, MESSAGES)).tolist()]
+        self.transport = transport.duplicate({(_peer(graph, t), graph.kind[t] in SENDS) for graph, t in messages})
+        self.trace = trace
+        self.group = self.transport.group(program.group) if program.collectives else self.transport  #: that sums
         self.others = tuple(r for r in program.group if r != transport.rank)
-        self.flight = Flight(transport, credit)
+        self.flight = Flight(self.transport, credit)
         self.hand = handover(device)
         self.hand.use()
         self.failure: BaseException | None = None
@@ -60,13 +63,11 @@ class Communication:
         self.closing: list[Thunk] = []  #: what a step ends with, when all messages are issued
         self._lanes: Any = None
         self._started = self._stopped = False
-        sends = any(np.isin(part.graph.kind, MESSAGES).any() for part in program.parts)
-        transport.join({(_peer(part.graph, t), part.graph.kind[t] in SENDS) for part in program.parts
-                        for t in np.flatnonzero(np.isin(part.graph.kind, MESSAGES)).tolist()})
-        self.polled = sends  #: whether the other lanes poll the transfers between their tasks, instead of a thread
-        threaded = not sends and any(any(part.communicates) for part in program.parts)
+        #: whether the other lanes poll the transfers between their tasks, instead of a thread
+        self.polled = bool(messages)
+        threaded = not self.polled and any(any(part.communicates) for part in program.parts)
         self._stream = Stream(f"{transport.rank}/comm") if threaded else None
-        self.close = weakref.finalize(self, _close, self._stream)
+        self._end = weakref.finalize(self, _close, self._stream)
 
     def event(self) -> Arrival:
         self._events.append(Arrival())
@@ -154,6 +155,13 @@ class Communication:
         if first is None or isinstance(first, Abandoned):
             return error
         return first
+
+    def close(self) -> None:
+        """Ends the thread. Communication has ended, or was stopped: MPI may then still hold transfers, so the
+        communicator stays."""
+        self._end()
+        if not self._stopped:
+            self.transport.free()
 
 
 class Meetings:

@@ -122,9 +122,11 @@ class Runtime:
 
     @property
     def timeline(self) -> Timeline | None:
-        """The timeline of the last call; None without `trace`. Waits until communication has ended."""
+        """The timeline of the last call; None without `trace`. Waits until communication has ended, but for sends that
+        are received in the next step: those end with this one."""
         if self._timeline is None and self._last is not None and self.trace and self._error is None:
-            self._finish()
+            if self.program.runs_on:
+                self._finish()
             self._timeline = self._last.timeline()
         return self._timeline
 
@@ -396,6 +398,8 @@ class _Ready:
         if self.meetings is not None:
             for task, stamps in self.meetings.times.items():
                 times[task] = stamps
+            flying = times[:, 2] < times[:, 1]  # these have no end yet
+            times[flying, 2] = times[:, 2].max(initial=0.0)
         begin = float(times.min(initial=np.inf))
         times = (times[ids] - begin) * 1e6
         waits = self.part.waits

@@ -78,7 +78,8 @@ class Wait:
 
 
 class Communicator:
-    """One rank among `size`. Each transport implements `_exchange`, `_collect`, `_share`, `_split`, `check` and `fail`.
+    """One rank among `size`. Each transport implements `_exchange`, `_collect`, `_share`, `_split`, `check`, `fail` and
+    `duplicate`.
 
     `deterministic=False` lets the transport sum in any order, so the last bits may differ.
     """
@@ -193,9 +194,14 @@ class Communicator:
         """The transport of host memory beside this one, or itself."""
         return self
 
-    def join(self, links: Collection[tuple[int, bool]]) -> None:
-        """Prepares messages to and from other ranks: pairs of a peer and whether this rank sends. All ranks call it
-        together."""
+    def duplicate(self, links: Collection[tuple[int, bool]]) -> Communicator:
+        """A communicator of the same ranks, for one program: its transfers are never taken for those of another, which
+        may be in flight at the same time. `links`: what it sends messages over, as pairs of a peer and whether this
+        rank sends. All ranks call it together, and `free` it when no transfer is in flight."""
+        raise NotImplementedError
+
+    def free(self) -> None:
+        """Frees what `duplicate` has made."""
 
     def link(self, peer: int, sends: bool) -> Communicator:
         """The communicator that moves the messages to or from a peer."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter, defaultdict
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,8 +29,7 @@ class _Board:
         self.rounds: dict[Any, dict[int, Any]] = {}
         self.seen: Counter[Any] = Counter()
         self.failed: tuple[int, str] | None = None
-        # by sender, receiver and number
-        self.sent: defaultdict[tuple[int, int, int], list[_Message]] = defaultdict(list)
+        self.sent: dict[Any, _Message] = {}  # by communicator, sender, receiver, number, and how many were sent before
         self.waits: dict[int, Wait] = {}
 
     def post(self, key: Any, rank: int, value: Any) -> None:
@@ -51,17 +50,17 @@ class _Board:
 
 class LoopBack(Communicator):
     """One of several ranks in this process; `run_ranks` makes them. `members`: their numbers in the process, of which
-    this one's is at `rank`."""
+    this one's is at `rank`. `name` tells a communicator of these ranks from another one."""
 
     own_process = False
 
-    def __init__(self, rank: int, members: tuple[int, ...], board: _Board) -> None:
+    def __init__(self, rank: int, members: tuple[int, ...], board: _Board, name: tuple[int, ...] = ()) -> None:
         super().__init__()
         self.rank = self.local_rank = rank
         self.size, self._members, self._board = len(members), members, board
-        self._me = members[rank]
+        self._me, self._name, self._duplicates = members[rank], name, 0
         self._round: Counter[Any] = Counter()
-        self._received: Counter[tuple[int, int]] = Counter()  # receives started, by rank and number
+        self._sent, self._received = Counter[Any](), Counter[Any]()  # messages started, by rank and number
 
     @classmethod
     def ranks(cls, size: int) -> list[LoopBack]:
@@ -69,10 +68,14 @@ class LoopBack(Communicator):
         return [cls(rank, members, board) for rank in members]
 
     def _split(self, ranks: tuple[int, ...]) -> LoopBack:
-        return type(self)(ranks.index(self.rank), tuple(self._members[r] for r in ranks), self._board)
+        return type(self)(ranks.index(self.rank), tuple(self._members[r] for r in ranks), self._board, self._name)
+
+    def duplicate(self, links: Collection[tuple[int, bool]]) -> LoopBack:
+        self._duplicates += 1
+        return type(self)(self.rank, self._members, self._board, (*self._name, self._duplicates))
 
     def _all(self, channel: Any, value: Any) -> Iterator[list[Any] | None]:
-        key = (channel, self._members, self._round[channel])
+        key = (self._name, channel, self._members, self._round[channel])
         self._round[channel] += 1
         self._board.post(key, self._me, value)
         while (values := self._board.take(key, self._members)) is None:
@@ -106,9 +109,9 @@ class LoopBack(Communicator):
 
     def _send(self, array: Any, peer: int, number: int) -> Transfer:
         def run() -> Iterator[None]:
-            message = _Message(array)
-            with self._board.lock:
-                self._board.sent[self._me, self._members[peer], number].append(message)
+            message, before = _Message(array), self._sent[peer, number]
+            self._sent[peer, number] += 1
+            self._board.sent[self._name, self._me, self._members[peer], number, before] = message
             while not message.taken:  # a rendezvous, as with large messages over MPI
                 yield
 
@@ -116,13 +119,13 @@ class LoopBack(Communicator):
 
     def _receive(self, array: Any, peer: int, number: int) -> Transfer:
         def run() -> Iterator[None]:
-            place = self._received[peer, number]  # receives get messages in the order in which they were started
+            before = self._received[peer, number]  # receives get messages in the order in which they were started
             self._received[peer, number] += 1
-            sent = self._board.sent[self._members[peer], self._me, number]
-            while len(sent) <= place:
+            key = self._name, self._members[peer], self._me, number, before
+            while (message := self._board.sent.pop(key, None)) is None:
                 yield
-            np.copyto(array, sent[place].array)
-            sent[place].taken, sent[place].array = True, None
+            np.copyto(array, message.array)
+            message.taken = True
 
         return run
 

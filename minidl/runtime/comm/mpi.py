@@ -16,7 +16,7 @@ import copy
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -82,7 +82,7 @@ class MPI(Communicator):
             if mpi.Query_thread() < mpi.THREAD_MULTIPLE:
                 raise MPIError("this MPI lacks MPI_THREAD_MULTIPLE, which the communication lane needs; use another")
             self._mpi, self.deterministic = mpi, deterministic
-            self._requests: list[Any] = []
+            self._duplicates: list[MPI] = []  # those not freed: MPI may still write where their messages arrive
             self._tags = int(mpi.COMM_WORLD.Get_attr(mpi.TAG_UB) or 32767)  # the least that MPI guarantees
             control = mpi.COMM_WORLD.Dup()
             self._among(mpi.COMM_WORLD)
@@ -96,15 +96,32 @@ class MPI(Communicator):
 
     def _among(self, ranks: Any) -> None:
         """Makes this the communicator of these ranks (MPI's). Each purpose has its own communicator."""
-        self.rank, self.size = ranks.Get_rank(), ranks.Get_size()
+        self.rank, self.size, self._groups = ranks.Get_rank(), ranks.Get_size(), {}
+        self._requests: list[Any] = []
         self._slots = [ranks.Dup() for _ in range(SLOTS)]
         self._sharing, self._pairs = ranks.Dup(), ranks.Dup()
 
     def _split(self, ranks: tuple[int, ...]) -> MPI:
         made = copy.copy(self)
-        made._groups = {}
         made._among(self._sharing.Split(ranks[0], ranks.index(self.rank)))
         return made
+
+    def duplicate(self, links: Collection[tuple[int, bool]]) -> MPI:
+        self.gather(None)  # which notices a rank that has failed; what follows waits for ever
+        made = copy.copy(self)
+        made._among(self._sharing)
+        self._duplicates.append(made)  # a list that all copies share
+        return made
+
+    def free(self) -> None:
+        if self._mpi.Is_finalized():
+            return
+        if self in self._duplicates:
+            self._duplicates.remove(self)
+        for group in self._groups.values():
+            group.free()
+        for made in (*self._requests, *self._slots, self._sharing, self._pairs):
+            made.Free()
 
     def for_devices(self) -> MPI:
         """The same rank for memory of CUDA devices. Raises MPIError for an MPI that was not built for it."""

@@ -8,6 +8,7 @@ kernels sum in rank order; with `deterministic=False` NCCL sums in an order of i
 
 from __future__ import annotations
 
+import copy
 import socket
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
@@ -44,7 +45,6 @@ class NCCL(Communicator):
         self._share, self.check, self.fail = control._share, control.check, control.fail  # type: ignore[method-assign]
         self.publish, self._waits = control.publish, control._waits  # type: ignore[method-assign]
         self._links: dict[tuple[int, int], _Link] = {}  # by source and target
-        self._joined = set[tuple[int, int]]()  # those of all ranks
         self._nccl = nccl = library()
         seats = control.gather((socket.gethostname(), device.driver.address(), bool(nccl.available)))
         for rank, (host, gpu, available) in enumerate(seats):
@@ -104,16 +104,23 @@ class NCCL(Communicator):
     def host(self) -> Communicator:
         return self._control
 
-    def join(self, links: Collection[tuple[int, bool]]) -> None:
+    def duplicate(self, links: Collection[tuple[int, bool]]) -> NCCL:
+        """As in Communicator, but sums of all programs go through the one stream, so programs that sum take turns."""
+        made = copy.copy(self)
+        made._links = {}
         every = self._control.gather(sorted(links))
         wanted = {(r, peer) if sends else (peer, r) for r, own in enumerate(every) for peer, sends in own}
-        for source, target in sorted(wanted - self._joined):  # in one order on all ranks, as they meet in each
+        for source, target in sorted(wanted):  # in one order on all ranks, as they meet in each
             name = self._control.gather(self._name() if self.rank == source else None)[source]
             if not isinstance(name, bytes):
                 raise NCCLError(f"rank {source} cannot start NCCL: {name}")
             if self.rank in (source, target):
-                self._links[source, target] = _Link(self._nccl, name, int(self.rank == target), self._device)
-        self._joined |= wanted
+                made._links[source, target] = _Link(self._nccl, name, int(self.rank == target), self._device)
+        return made
+
+    def free(self) -> None:
+        for link in self._links.values():
+            link.close()
 
     def link(self, peer: int, sends: bool) -> Communicator:
         return self._links[(self.rank, peer) if sends else (peer, self.rank)]
@@ -122,8 +129,6 @@ class NCCL(Communicator):
         return _type(self._nccl, array)
 
     def close(self) -> None:
-        for link in self._links.values():
-            link.close()
         self._ranks.destroy()
 
 
