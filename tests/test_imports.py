@@ -64,7 +64,7 @@ LAZY: dict[str, tuple[str, ...]] = {
 }
 
 #: imported by the device, where it is wanted; their functions are compiled by numba's decorators
-COMPILED = ("minidl.runtime.native.code", "minidl.runtime.native.calls", "minidl.runtime.native.lanes")
+COMPILED = tuple(f"minidl.runtime.native.{name}" for name in ("calls", "code", "ends", "lanes", "machines", "stamps"))
 
 
 def modules() -> Iterator[tuple[str, Path]]:

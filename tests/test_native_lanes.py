@@ -15,7 +15,7 @@ import pytest
 from helpers import SMALL, bits, bytes_allocated, deadline, recorded
 
 import minidl as ml
-from minidl import fuzz, schedulers
+from minidl import fuzz, nn, schedulers
 from minidl.kernels.registry import loop
 from minidl.random_steps import training
 from minidl.runtime import device as devices
@@ -27,7 +27,7 @@ pytest.importorskip("numba")
 if devices.no_native_lanes():
     pytest.skip(devices.no_native_lanes(), allow_module_level=True)
 
-from minidl.runtime.native import calls
+from minidl.runtime.native import calls, stamps
 from minidl.runtime.native.lanes import NativeLanes
 
 FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int64)
@@ -262,7 +262,81 @@ def test_many_steps_have_the_oracles_bits(streams, trace):
     assert left[0] == left[1]
 
 
-def test_stamps_are_in_order_and_on_the_hosts_clock():
+def watched(run, monkeypatch):
+    """(how often the lanes of `run` go into compiled code, the inputs that Python converts), as lists that grow."""
+    lanes = run._body[0].lanes
+    compiled, converted = [], []
+    step, load = lanes._step, lanes.work.ends.load
+    monkeypatch.setattr(lanes, "_step", lambda *a: compiled.append(a) or step(*a))
+    object.__setattr__(lanes.work.ends, "load", lambda values: converted.append(values) or load(values))
+    return compiled, converted
+
+
+@pytest.mark.parametrize("streams", [1, 2])
+def test_a_step_is_one_native_call_with_its_inputs_and_outputs(streams, monkeypatch):
+    (first, second) = SMALL.batches(2)
+    graph = recorded()
+    run = StreamExecutor(graph, random_schedule(graph, streams, np.random.default_rng(0)), device=device_with("native"))
+    assert run._whole
+    compiled, converted = watched(run, monkeypatch)
+    before = run(*first)
+    kept = bits(*(t.numpy() for t in before))
+    after = run(*second)
+    assert len(compiled) == 2
+    assert not converted
+    assert bits(*(t.numpy() for t in before)) == kept, "outputs have memory of their own"
+    assert not any(np.shares_memory(a.numpy(), b.numpy()) for a, b in zip(before, after, strict=True))
+    run.close()
+
+
+class Other(np.ndarray):
+    """Another type of array."""
+
+
+@pytest.mark.parametrize(("change", "native"), [
+    (np.copy, True), (np.asfortranarray, False), (lambda a: a.astype(a.dtype.newbyteorder()), None),
+    (lambda a: np.repeat(a, 2, 0)[::2], False), (lambda a: a.view(Other), False), (ml.array, False),
+    (lambda a: np.frombuffer(b"0" + a.tobytes(), np.uint8)[1:].view(a.dtype).reshape(a.shape), False)],
+    ids=["copy", "column-major", "byte order", "strides", "subclass", "tensor", "unaligned"])
+def test_inputs_of_every_kind_reach_a_native_step_or_are_refused(change, native, monkeypatch):
+    """As they reach the oracle: what compiled code does not take, Python converts; or says what is wrong."""
+    (values,) = SMALL.batches(1)
+    wanted = SequentialExecutor(recorded())(*values)
+    run = StreamExecutor(graph := recorded(), schedulers.in_order(graph), device=device_with("native"))
+    compiled, converted = watched(run, monkeypatch)
+    changed = [change(v) if v.ndim > 1 else v for v in values]
+    if native is None:
+        with pytest.raises(ml.ShapeError, match="the step was recorded with"):
+            run(*changed)
+        changed = values
+    assert bits(*(t.numpy() for t in run(*changed))) == bits(*(t.numpy() for t in wanted))
+    assert bool(converted) == (not native)
+    run.close()
+
+
+@pytest.mark.parametrize("ignored", [-100, 2])
+def test_labels_are_checked_before_a_native_step(ignored, monkeypatch):
+    x, y = np.ones((4, 3), np.float32), np.array([0, 1, 2, 1])
+    ml.seed(0)
+    linear = nn.Linear(3, 3)
+    run = StreamExecutor(graph := ml.record(lambda x, y: nn.cross_entropy(linear(x), y, ignore_index=ignored), x, y),
+                         schedulers.in_order(graph), device=device_with("native"))
+    _, converted = watched(run, monkeypatch)
+    assert np.isfinite(run(x, y).numpy())
+    y[1] = ignored
+    assert np.isfinite(run(x, y).numpy())
+    assert not converted
+    y[1] = 3
+    with pytest.raises(ValueError, match="label 3 of sample 1 is out of range: the model has classes 0 to 2"):
+        run(x, y)
+    y[1] = 0
+    assert np.isfinite(run(x, y).numpy())
+    run.close()
+
+
+@pytest.mark.parametrize("ticks", [False, True])
+def test_stamps_are_in_order_and_on_the_hosts_clock(ticks, monkeypatch):
+    monkeypatch.setattr(stamps, "counts_ticks", lambda: ticks)
     graph = recorded()
     (values,) = SMALL.batches(1)
     run = StreamExecutor(graph, random_schedule(graph, 2, np.random.default_rng(0)), device=device_with("native"),
@@ -270,8 +344,8 @@ def test_stamps_are_in_order_and_on_the_hosts_clock():
     begin = time.perf_counter()
     run(*values)
     end = time.perf_counter()
-    for stamps in run._body[0].lanes.stamps():
-        moments = stamps.reshape(-1)
+    for found in run._body[0].lanes.stamps():
+        moments = found.reshape(-1)
         assert (np.diff(moments) >= 0).all()
         assert begin <= moments[0] <= moments[-1] <= end
     run.timeline.report()

@@ -30,11 +30,10 @@ class Storage:
     is written region by region. `changed`: the number of the last use of an op before an update or `assign` changed the
     values."""
 
-    __slots__ = ("changed", "data", "dtype", "name", "role", "shape", "slab", "whole")
+    __slots__ = ("changed", "data", "dtype", "name", "role", "shape", "slab")
 
     def __init__(self, name: str, shape: tuple[int, ...], dtype: str, role: Role, data: Any = None) -> None:
         self.name, self.shape, self.dtype, self.role, self.data = name, shape, dtype, role, data
-        self.whole = StoragePart(self, self.bytes)
         self.slab: Slab | None = None
         self.changed = 0
 
@@ -42,18 +41,22 @@ class Storage:
     def bytes(self) -> int:
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
-
-class StoragePart:
-    """The unit of dependencies: a whole storage, or a region of one that no other part overlaps."""
-
-    __slots__ = ("_name", "bytes", "storage")
-
-    def __init__(self, storage: Storage, nbytes: int, name: str = "") -> None:
-        self.storage, self.bytes, self._name = storage, nbytes, name
-
     @property
-    def name(self) -> str:
-        return self._name or self.storage.name
+    def storage(self) -> Storage:
+        """A storage is also a part: the whole."""
+        return self
+
+
+@dataclass(frozen=True, eq=False)
+class Region:
+    """A region of a storage that no other part of it overlaps."""
+
+    storage: Storage
+    bytes: int
+    name: str
+
+
+StoragePart = Storage | Region  #: the unit of dependencies
 
 
 @dataclass
@@ -349,7 +352,7 @@ class Recorder(Tape):
                             tuple(_whole(self.number(s), s) for s in work), tuple(call.constants.items()))
             launches.append(launch)
             reads += [b for t in call.reads for b in map(self._buffer, t.parts) if b not in made]
-            wrote = [b for t in call.writes for b in map(self._buffer, t.parts)] + [self._buffer(s.whole) for s in work]
+            wrote = [b for t in call.writes for b in map(self._buffer, t.parts)] + [self._buffer(s) for s in work]
             writes += wrote
             made.update(wrote)
             flops += _flops(call)

@@ -65,7 +65,7 @@ class Tensor:
         self.shape = tuple(storage.shape if shape is None else shape)
         self.strides = tuple(strides_of(self.shape) if strides is None else strides)
         self.offset = offset
-        self.parts = (storage.whole,) if parts is None else parts
+        self.parts: tuple[StoragePart, ...] = (storage,) if parts is None else parts
         self.requires_grad, self.weight = requires_grad, False
         self.node: Node | None = None
         self.uses: dict[tuple[int, int], Tensor] = {}  # by use and group of micro-batches

@@ -138,7 +138,7 @@ class Module:
                 value = t.numpy().astype(dtype)
                 name, role = t.storage.name, t.storage.role
                 t.storage = host_storage(value, role, name)
-                t.parts, t.strides, t.offset = (t.storage.whole,), strides_of(t.shape), 0
+                t.parts, t.strides, t.offset = (t.storage,), strides_of(t.shape), 0
         return self
 
 

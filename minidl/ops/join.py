@@ -13,7 +13,7 @@ import numpy as np
 
 from ..autograd import tape as tapes
 from ..autograd.op import Op, same_dtype
-from ..autograd.tape import Slab, StoragePart
+from ..autograd.tape import Region, Slab, StoragePart
 from ..autograd.tensor import Tensor
 from ..graph import Role
 from .names import with_dim
@@ -55,8 +55,8 @@ class Concat(Op):
         assert slab is not None
         whole = Tensor(storage)
         for t in tensors[1:] if self.grown else tensors:
-            begin, part = slab.filled, StoragePart(storage, t.bytes,
-                                            f"{storage.name}[{slab.filled}:{slab.filled + t.shape[axis]}]")
+            begin, part = slab.filled, Region(storage, t.bytes,
+                                              f"{storage.name}[{slab.filled}:{slab.filled + t.shape[axis]}]")
             slab.regions.append((begin, begin + t.shape[axis], part))
             self.call("copy", [t], [_window(whole, axis, begin, t.shape[axis], (part,))])
         return _window(whole, axis, 0, length, slab.parts(0, length))

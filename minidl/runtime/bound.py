@@ -5,6 +5,8 @@ The executors decide the order of the tasks.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ from ..graph import Launch, Role, TaskGraph, View
 from ..kernels import Thunk
 from ..kernels.indices import INDEXED, check_range
 from ..tasks import GraphError
+from .lanes import Ends
 from .memory import MemoryPlan, rounded
 
 
@@ -45,6 +48,7 @@ class Bound:
         self._feed = self.device.feed(self._inputs)
         self._outputs = [(graph.storages[v.storage].name, v.shape, v.dtype, self.array(v)) for v in graph.outputs]
         self._indices = self._index_limits()
+        self._sizes = [array.nbytes for *_, array in self._outputs]
 
     def load_random(self, random: np.random.Generator) -> tuple[Any, ...]:
         """Fills the inputs with values that a step can use (normal numbers, labels in range), and returns them."""
@@ -53,6 +57,11 @@ class Bound:
                        else random.standard_normal(a.shape).astype(a.dtype) for i, a in enumerate(self._inputs))
         self.load(values)
         return values
+
+    def ends(self) -> Ends:
+        """Where inputs go and outputs are, for lanes that move them."""
+        return Ends(self._inputs, [(i, length, ignored) for i, length, _, ignored in self._indices],
+                    [array for *_, array in self._outputs], partial(self.load, settles=False))
 
     @property
     def persistent(self) -> list[Any]:
@@ -109,9 +118,17 @@ class Bound:
 
     def results(self) -> Any:
         """Copies of the outputs: a tensor, a tuple of tensors, or None."""
-        out = tuple(Tensor(Storage(name, shape, dtype, Role.ACTIVATION, self.device.snapshot(array)))
-                    for name, shape, dtype, array in self._outputs)
-        return out if len(out) > 1 else out[0] if out else None
+        return self.tensors([self.device.snapshot(array) for *_, array in self._outputs])
+
+    def blank(self) -> tuple[Any, ...]:
+        """New host memory for each output, without values."""
+        return tuple([np.empty(size, np.uint8) for size in self._sizes])
+
+    def tensors(self, memory: Sequence[Any]) -> Any:
+        """The outputs as tensors in this memory, that of each output in turn."""
+        out = [Tensor(Storage(name, shape, dtype, Role.ACTIVATION, where), shape)
+               for (name, shape, dtype, _), where in zip(self._outputs, memory, strict=True)]
+        return tuple(out) if len(out) > 1 else out[0] if out else None
 
     def check_finite(self, task: int, launch: Launch) -> None:
         """Raises FloatingPointError that names the task if what this launch of it has just written is not finite."""

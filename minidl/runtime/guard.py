@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from threading import get_ident
 from typing import Any
 
 
@@ -14,16 +15,17 @@ class Guard:
 
     def __init__(self, *, forks: bool) -> None:
         self._process = None if forks else os.getpid()
-        self._running: dict[str, threading.Thread] = {}
+        self._running: dict[str, int] = {}  # the thread's number
 
     def __enter__(self) -> None:
         if self._process not in (None, os.getpid()):
             raise RuntimeError("this executor was made before the process was forked, and its worker threads and "
                                "device stayed with the parent; make an executor in the child")
-        here = threading.current_thread()
+        here = get_ident()
         other = self._running.setdefault("in", here)  # atomic; this thread's entry may be left from an interrupted run
-        if other is not here:
-            raise RuntimeError(f"this executor is running a step in thread {other.name!r}; run one step at a time, or "
+        if other != here:
+            name = next((thread.name for thread in threading.enumerate() if thread.ident == other), "unknown")
+            raise RuntimeError(f"this executor is running a step in thread {name!r}; run one step at a time, or "
                                f"make an executor for each thread")
 
     def __exit__(self, *_: Any) -> None:

@@ -23,11 +23,23 @@ def _nothing(task: int, stream: Any) -> list[Thunk]:
 
 
 @dataclass(frozen=True)
+class Ends:
+    """The arrays into which a step's inputs are copied, and those that are its outputs. `limits`: (input, length, a
+    value that is also allowed) of inputs that are indices below a length. `load` checks inputs of any kind and copies
+    them."""
+
+    inputs: Sequence[Any]
+    limits: Sequence[tuple[int, int, int]]
+    outputs: Sequence[Any]
+    load: Callable[[tuple[Any, ...]], None]
+
+
+@dataclass(frozen=True)
 class Work:
     """The work of lanes: for each lane its name, its priority (lower first) and its tasks in order; waits, as pairs
     (waiter, source) of tasks on different lanes; for each task its name, its calls for a given stream (None on the CPU)
-    and the host's calls `before` and `after` them, which synchronise with communication; and the memory that outlives a
-    step."""
+    and the host's calls `before` and `after` them, which synchronise with communication; the memory that outlives a
+    step; and the ends of a step, for lanes that can take its inputs and give its outputs themselves."""
 
     names: Sequence[str]
     priorities: Sequence[int]
@@ -38,6 +50,7 @@ class Work:
     persistent: Sequence[Any] = ()
     before: Callable[[int, Any], list[Thunk]] = _nothing
     after: Callable[[int, Any], list[Thunk]] = _nothing
+    ends: Ends | None = None
 
 
 class LaneError(Exception):

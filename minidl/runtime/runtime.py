@@ -13,11 +13,10 @@ communication run in a thread of their own (`minidl.runtime.comm.flight`) and ma
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Container, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Container, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -94,7 +93,9 @@ class Runtime:
         talks = any(np.isin(part.graph.kind, COMMUNICATION).any() for part in program.epilogue)
         self._settles_alone = (program.verdict is None and not talks
                                and (transport is None or transport.own_process))
-        self._running: _Ready | None = None
+        # whether a step is one call of lanes that take its inputs and give its outputs; most kinds of lane do not
+        self._whole = (transport is None and log is None and len(self._body) == 1 and not self._epilogue
+                       and not self._fills and not self._snapshots and getattr(self._body[0].lanes, "whole", False))
         self._last: _Ready | None = None
         self._timeline: Timeline | None = None
         self._error: Exception | None = None
@@ -177,6 +178,8 @@ class Runtime:
     def _step(self, inputs: tuple[Any, ...]) -> Any:
         if tapes.unsettled and tapes.unsettled != {self} and (self.transport is None or self.transport.own_process):
             self._settle_others()
+        if self._whole:
+            return self._run_whole(self._body[0], inputs)
         part = (self._body if self._owed else self._prologue)[self._parity]
         own = self._own(inputs)
         self._await_sends()  # before anything is written where they read
@@ -197,6 +200,17 @@ class Runtime:
             if self._settles_alone:
                 tapes.unsettled.add(self)
         return part.bound.results()
+
+    def _run_whole(self, part: _Ready, inputs: tuple[Any, ...]) -> Any:
+        """A step that is one call of lanes, which take the inputs and give the outputs."""
+        memory = part.bound.blank()
+        self._timeline = None
+        try:
+            part.first.lanes.run(inputs, memory)
+        except BaseException as error:
+            self._fail(error, part)
+        self._last = part
+        return part.bound.tensors(memory)
 
     def _own(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """The inputs of a step that this rank reads."""
@@ -253,35 +267,31 @@ class Runtime:
         self._start(rest)
 
     def _run(self, part: _Ready, inputs: tuple[Any, ...] = ()) -> None:
-        self._running = part
         try:
-            with self._failing(part):
-                self._start(part.first)
-                if part.verdict is not None:
-                    self._go_on(part, inputs)
-                if not self.program.runs_on and self._communication is not None:
-                    self._communication.end_step()
-                    self._raise_failure(self._last)
-        finally:
-            self._running = None
+            self._start(part.first)
+            if part.verdict is not None:
+                self._go_on(part, inputs)
+            if not self.program.runs_on and self._communication is not None:
+                self._communication.end_step()
+                self._raise_failure(self._last)
+        except BaseException as error:
+            self._fail(error, part)
         self._raise_failure(part)
 
     def _await_sends(self) -> None:
         """Waits for sends that the step before has left in flight."""
         if self._communication is not None and self._last is not None and not self.program.runs_on:
-            with self._failing(self._last):
+            try:
                 self._communication.join()
+            except BaseException as error:
+                self._fail(error, self._last)
 
-    @contextmanager
-    def _failing(self, part: _Ready) -> Iterator[None]:
-        """Makes an error inside the one that the caller gets."""
-        try:
-            yield
-        except BaseException as error:
-            failed = self._failed(error, part)
-            if failed is error:
-                raise
-            raise failed from getattr(error, "error", error)
+    def _fail(self, error: BaseException, part: _Ready) -> NoReturn:
+        """Raises the error that the caller gets for this one."""
+        failed = self._failed(error, part)
+        if failed is error:
+            raise error
+        raise failed from getattr(error, "error", error)
 
     def _finish(self) -> None:
         """Waits for communication to end."""
@@ -359,7 +369,7 @@ class _Ready:
         waits = [(w, s) for w, s in part.waits.tolist() if not talks[self.lane_of[w]] and not talks[self.lane_of[s]]]
         work = Work([str(schedule.lanes[i]) for i in self._compute],
                     [schedule.lanes[i].priority for i in self._compute], [lanes[i] for i in self._compute], waits,
-                    calls, graph.name, self.bound.persistent)
+                    calls, graph.name, self.bound.persistent, ends=self.bound.ends())
         if self.meetings is not None:
             work = replace(work, calls=self.meetings.calls, before=self.meetings.before, after=self.meetings.after)
         if captured:

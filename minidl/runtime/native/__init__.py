@@ -1,7 +1,8 @@
 """Native lanes: on the CPU a lane is an array of (address, block) that compiled code walks, without the interpreter.
 
-`code` has the machine code, `calls` turns bound calls of kernels into (address, block), `lanes` runs them. Their first
-lines import numba, so they are imported where native lanes are wanted.
+`code` has the machine code, `calls` turns bound calls of kernels into (address, block), `lanes` runs them, `ends` takes
+a step's inputs and gives its outputs, `stamps` tells when tasks ran, `machines` what differs between machines. They
+import numba, so they are imported where native lanes are wanted.
 """
 
 from __future__ import annotations
@@ -9,9 +10,7 @@ from __future__ import annotations
 import platform
 import sys
 
-#: machine -> number of the system call futex, the intrinsic that tells the core that it spins, its arguments
-MACHINES: dict[str, tuple[int, str, tuple[int, ...]]] = {"x86_64": (202, "llvm.x86.sse2.pause", ()),
-                                                         "aarch64": (98, "llvm.aarch64.hint", (1,))}
+MACHINES = ("x86_64", "aarch64")
 
 
 def unavailable() -> str:

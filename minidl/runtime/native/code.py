@@ -13,9 +13,10 @@ import platform
 
 from llvmlite import ir
 from numba import cfunc, njit, types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
-from . import MACHINES
+from .machines import MACHINES
 
 OK, FAILED, AGAIN = 0, 1, 2  #: what a call returns: done; an error; not yet, make it again
 #: why `walk` and `step` return: all calls made; a call failed; others gave up; the caller shall look at its signals
@@ -25,16 +26,19 @@ DONE, FAULT, STOPPED, LOOK = range(4)
 STOP, GENERATION, SECONDS, NANOSECONDS = range(4)
 STATE_WORDS = 8
 # words of a lane: three events (word, sleepers), each in a cache line of its own; then what the lane is
-GO, END, CALLS, COUNT, RESULT, CLOSING, CLOCK, STATE, SPINS = 0, 8, 16, 17, 18, 19, 20, 22, 23
+GO, END, CALLS, COUNT, RESULT, CLOSING, STATE, SPINS = 0, 8, 16, 17, 18, 19, 20, 21
 LANE_WORDS = 24
 LINE = 64  #: bytes of a cache line, or more
 
 NAP = 10_000_000  #: nanoseconds after which a sleeper looks whether others gave up, and the caller for signals
 LONG = 1_000_000  #: nanoseconds: the caller looks at the clock after each call where calls take longer
+MOMENT = 4096  #: ticks, in which a clock can be read
 OFTEN = 16  #: calls between two looks at the clock where they are short
 
-FUTEX, PAUSE, HINTS = MACHINES[platform.machine()]
+MACHINE = MACHINES[platform.machine()]
+FUTEX = MACHINE.futex
 FUTEX_WAIT, FUTEX_WAKE = 128, 129  # of one process
+MONOTONIC = 1  #: the clock of `time.perf_counter`
 
 I32, I64, F64 = ir.IntType(32), ir.IntType(64), ir.DoubleType()
 STATUS = types.int32(types.int64)
@@ -70,6 +74,15 @@ def _stores(ordering):
     return store
 
 
+@intrinsic
+def peek_int32(context, address):
+    """The 32-bit integer at an address."""
+    def build(context, b, signature, args):
+        return b.sext(b.load(b.inttoptr(args[0], I32.as_pointer())), I64)
+
+    return types.int64(types.int64), build
+
+
 peek, poke = _loads(""), _stores("")
 load, load_in_order, store_in_order = _loads("acquire"), _loads("seq_cst"), _stores("seq_cst")
 
@@ -78,8 +91,7 @@ load, load_in_order, store_in_order = _loads("acquire"), _loads("seq_cst"), _sto
 def pause(context):
     """Tells the core that this thread spins."""
     def build(context, b, signature, args):
-        kind = ir.FunctionType(ir.VoidType(), [I32] * len(HINTS))
-        b.call(b.module.declare_intrinsic(PAUSE, (), kind), [I32(n) for n in HINTS])
+        MACHINE.pause(b)
         return context.get_dummy_value()
 
     return types.void(), build
@@ -94,17 +106,30 @@ def call(context, address, block):
     return types.int32(types.int64, types.int64), build
 
 
-clock_gettime = types.ExternalFunction("clock_gettime", types.int32(types.int32, types.int64))
+@intrinsic
+def ticks(context):
+    """The core's counter of ticks."""
+    def build(context, b, signature, args):
+        return MACHINE.ticks(b)
+
+    return types.int64(), build
+
+
+@intrinsic
+def clock(context):
+    """Nanoseconds of the host's clock."""
+    def build(context, b, signature, args):
+        time = cgutils.alloca_once(b, ir.ArrayType(I64, 2))
+        kind = ir.FunctionType(I32, [I32, time.type])
+        b.call(cgutils.get_or_insert_function(b.module, kind, "clock_gettime"), [I32(MONOTONIC), time])
+        seconds, rest = (b.load(cgutils.gep_inbounds(b, time, 0, i)) for i in range(2))
+        return b.add(b.mul(seconds, I64(1_000_000_000)), rest)
+
+    return types.int64(), build
+
+
 system_call = types.ExternalFunction("syscall", types.int64(*[types.int64] * 7))
 memset = types.ExternalFunction("memset", types.int64(types.int64, types.int32, types.int64))
-MONOTONIC = 1  #: the clock of `time.perf_counter`
-
-
-@njit(nogil=True, cache=True)
-def clock(scratch):
-    """Nanoseconds of the host's clock; `scratch` has two words."""
-    clock_gettime(MONOTONIC, scratch)
-    return peek(scratch) * 1_000_000_000 + peek(scratch + 8)
 
 
 # --------------------------------------------------------------------------------------------------------------- events
@@ -146,12 +171,36 @@ def record_call(block):
     return OK
 
 
+@njit("void(int64)", nogil=True, cache=True)
+def both(block):
+    """Writes the counter of ticks and the time of the host's clock to two words; as of one moment, unless the thread
+    loses its core between the two looks again and again."""
+    for _ in range(8):
+        before = ticks()
+        poke(block + 8, clock())
+        after = ticks()
+        poke(block, (before + after) // 2)
+        if after - before < MOMENT:
+            return
+
+
 @cfunc(STATUS, cache=True)
-def stamp_call(block):
-    """Writes the time to successive words. Block: the address of the first, how many, two words of scratch."""
-    now, first = clock(block + 16), peek(block)
-    for i in range(peek(block + 8)):
-        poke(first + 8 * i, now)
+def both_call(block):
+    both(block)
+    return OK
+
+
+@cfunc(STATUS, cache=True)
+def ticks_call(block):
+    """Writes the counter of ticks to the block."""
+    poke(block, ticks())
+    return OK
+
+
+@cfunc(STATUS, cache=True)
+def clock_call(block):
+    """Writes the time of the host's clock to the block."""
+    poke(block, clock())
     return OK
 
 
@@ -161,7 +210,7 @@ def walk(lane, at, patient):
     """Makes the calls of a lane from call `at` on. Returns 4 * (the call at which it stopped) + why. `patient`: comes
     back only when all is over; else now and then, between two calls."""
     calls, count, state = peek(lane + 8 * CALLS), peek(lane + 8 * COUNT), peek(lane + 8 * STATE)
-    begun = looked = 0 if patient else clock(lane + 8 * CLOCK)
+    begun = looked = 0 if patient else clock()
     left = OFTEN
     while at < count:
         if load(state + 8 * STOP):
@@ -176,7 +225,7 @@ def walk(lane, at, patient):
         at += 1
         left -= 1
         if left == 0 and not patient:
-            now = clock(lane + 8 * CLOCK)
+            now = clock()
             if now - begun > NAP:
                 return 4 * at + LOOK
             left = 1 if now - looked > LONG else OFTEN
@@ -229,8 +278,11 @@ def step(lane, workers, count, at):
         for i in range(count):
             record(peek(workers + 8 * i) + 8 * GO, generation)
     result = walk(lane, at, False)
-    if result & 3 == DONE and not join(workers, count, state):
-        return result - DONE + LOOK
+    if result & 3 == DONE:
+        if not join(workers, count, state):
+            return result - DONE + LOOK
+        if load(state + 8 * STOP):  # a worker's call has failed
+            return result - DONE + STOPPED
     return result
 
 

@@ -19,8 +19,9 @@ import numpy as np
 from ...kernels import Thunk
 from ..lanes import LaneError, Work
 from ..streams import Stop, lower_priority
-from . import calls, code
+from . import calls, code, ends
 from .calls import Call, Unknown
+from .stamps import Stamps
 
 SPINS = 400  #: how often a lane looks for an event before it sleeps: some ten microseconds
 _callback = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int64)
@@ -40,8 +41,7 @@ class _Lane:
     def __init__(self, number: int, state: Any, failures: list[Failure], traced: int = 0) -> None:
         """`traced`: how many tasks get stamps."""
         self.number, self.state = number, state
-        self.times = np.zeros((traced, 3), np.int64)  # when each task was issued, started and ended
-        self._stamped = 0  # how many of them have a call that writes them
+        self.stamps = Stamps(3 * traced) if traced else None
         self.words = _words(code.LANE_WORDS)
         self.calls: list[Call] = []
         self.tasks: list[int] = []  # for every call, the task to which it belongs
@@ -72,10 +72,8 @@ class _Lane:
 
     def stamp(self, task: int, upto: int) -> None:
         """One look at the clock for all moments from the last one to this; none where nothing is traced."""
-        if self.times.size and self._stamped < upto:
-            first = self.times.ctypes.data + 8 * self._stamped
-            self.add(task, _call(code.stamp_call, first, upto - self._stamped, 0, 0))
-            self._stamped = upto
+        if self.stamps is not None:
+            self.add(task, *self.stamps.upto(upto))
 
     def finish(self, spins: int) -> None:
         """Makes the array."""
@@ -123,6 +121,8 @@ class NativeLanes:
 
     def __init__(self, work: Work, trace: bool = False, *, spins: int = SPINS) -> None:
         self.work, self.trace = work, trace
+        self._takes, self._gives = (ends.takes(work.ends), ends.gives(work.ends)) if work.ends else (None, None)
+        self.whole = bool(self._takes and self._gives)  #: whether `run` takes inputs and gives outputs
         self._failures: list[Failure] = []
         self._state = _words(code.STATE_WORDS)
         self._state[code.NANOSECONDS] = code.NAP
@@ -132,7 +132,13 @@ class NativeLanes:
         for lane in lanes:
             lane.finish(spins)
         self._workers = np.array([lane.address for lane in lanes[1:]], np.int64)
-        self._step = partial(code.step, lanes[0].address, self._workers.ctypes.data, len(self._workers))
+        parts = {ends.LANE: lanes[0].words, ends.WORKERS: self._workers}
+        if self._takes and self._gives:
+            parts |= {ends.TAKES: self._takes[0], ends.GIVES: self._gives[0]}
+        self._words = np.zeros(5, np.int64)
+        self._words[[*parts]] = [words.ctypes.data for words in parts.values()]
+        self._words[ends.COUNT] = len(self._workers)
+        self._step = partial(ends.whole, self._words.ctypes.data)
         self._first = lanes[0]
         names = Counter(calls.described(thunk) for lane in self._lanes for thunk, _ in lane.by_python)
         self.by_python = dict(names.most_common())
@@ -156,6 +162,8 @@ class NativeLanes:
             records.setdefault(source, []).append(_call(code.record_call, event, state))
         for lane, tasks in zip(self._lanes, work.tasks, strict=True):
             for i, task in enumerate(tasks):
+                if i == 0 and lane.stamps:
+                    lane.add(task, *lane.stamps.begin())
                 waits, before = awaited.get(task, []), work.before(task, None)
                 if waits or before:
                     lane.stamp(task, 3 * i + 1)
@@ -169,16 +177,17 @@ class NativeLanes:
                 lane.add(task, *recorded)
                 lane.add_thunks(task, after)
 
-    def run(self) -> None:
-        """Runs all lanes once. Raises LaneError for a task that failed; any other error does not come from a task."""
-        result = code.DONE
+    def run(self, inputs: tuple[Any, ...] | None = None, outputs: tuple[Any, ...] = ()) -> None:
+        """Runs all lanes once; where they are `whole`, with the inputs of a step, and new arrays of bytes that get the
+        outputs. Raises LaneError for a task that failed; any other error does not come from a task."""
+        result = ends.REFUSED
         try:
             if self._first.by_python:
                 with np.errstate(all="ignore"):  # results show infinities; no warnings are needed
-                    result = self._walk()
+                    result = self._walk(inputs, outputs)
             else:
-                result = self._walk()
-            if result & 3 == code.DONE and not self._state[code.STOP]:
+                result = self._walk(inputs, outputs)
+            if result & 3 == code.DONE:
                 return
             self.give_up(Stop())
         except BaseException as error:  # an interrupt between two calls
@@ -186,14 +195,17 @@ class NativeLanes:
             self.give_up(Stop())
         self._fail(result)
 
-    def _walk(self) -> int:
+    def _walk(self, inputs: tuple[Any, ...] | None, outputs: tuple[Any, ...]) -> int:
         """Makes all calls; comes back where a lane fails, or is told to stop."""
-        at = -1
-        while True:
-            result = self._step(at)
-            if result & 3 != code.LOOK:
-                return int(result)
-            at = result >> 2
+        to = id(outputs) if outputs else 0
+        result: int = self._step(-1, id(inputs) if inputs is not None else 0, to)
+        if result == ends.REFUSED:
+            assert self.work.ends is not None
+            self.work.ends.load(inputs or ())
+            result = self._step(-1, 0, to)
+        while result & 3 == code.LOOK:
+            result = self._step(result >> 2, 0, to)
+        return result
 
     def give_up(self, stop: Stop) -> None:
         """Ends all lanes."""
@@ -231,7 +243,7 @@ class NativeLanes:
     def stamps(self) -> list[Any]:
         """For each lane an array (tasks, 3): when each task of the last run was issued, started and ended, in seconds
         of the host's clock."""
-        return [lane.times / 1e9 for lane in self._lanes]
+        return [lane.stamps.seconds().reshape(-1, 3) if lane.stamps else np.zeros((0, 3)) for lane in self._lanes]
 
 
 def _words(count: int) -> Any:
