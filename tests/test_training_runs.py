@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,7 +19,10 @@ from helpers import PATIENCE
 from minidl import checkpoint, data, models
 from minidl.cli import main
 from minidl.files import Growing
+from minidl.pricing.cost import CostModel
+from minidl.training import loop
 from minidl.training.sampling import Writer
+from minidl.training.trainer import Job, Recorded, Trainer, TrainingError
 
 #: an epoch has 11 steps
 SMALL = ["--model", "mlp", "--model-arg", "hidden=16", "--batch-size", "128", "--costs", "analytic"]
@@ -52,6 +56,29 @@ def test_the_log_has_what_a_run_does(capsys, tmp_path):
     assert "step 11 of 22: test loss" in err
     train(capsys, "--steps", 3, "--log", log)
     assert [r["step"] for r in lines(log)] == [3]  # a new run begins a new log
+
+
+def test_time_apart_from_steps_counts_once(monkeypatch):
+    """A step takes a second; after the second one, judging takes 10 and saving 5."""
+    clock = [0.0]
+    monkeypatch.setattr(loop, "perf_counter", lambda: clock[0])
+    trainer = SimpleNamespace(ended=0.0, waits=[0.0] * 3, job=SimpleNamespace(batch_size=4), recorded=SimpleNamespace(
+        train_data=SimpleNamespace(steps_per_epoch=2), optimizer=SimpleNamespace(lr=0.1)))
+    speed = loop._Speed(trainer, 6, 0)
+    clock[0] = trainer.ended = 2.0
+    for passed in (12.0, 17.0):
+        clock[0] = passed
+        speed.pause()
+    clock[0] = trainer.ended = 18.0
+    found = speed.record(3, 0.5)
+    assert (found["samples_per_s"], found["eta_s"]) == (4.0, 3.0)
+
+
+def test_metrics_that_are_not_finite_end_a_run():
+    trainer = Trainer(Recorded(Job(model_args={"hidden": 4})), CostModel.analytic())
+    trainer.recorded.model.parameters()[0].assign(np.nan)
+    with pytest.raises(TrainingError, match="the loss on test data is nan at step 0 of mlp"):
+        trainer.evaluate()
 
 
 def test_evaluations_and_logs_change_no_bit(capsys, tmp_path):

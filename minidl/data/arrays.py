@@ -35,13 +35,13 @@ def from_arrays(name: str, x: Any, y: Any, split: str = "train", *, test: tuple[
     if test is None:
         rows = fifth(len(x), "train")
         kept = fifth(len(x), split)
-        own, targets, seen = x[kept], y[kept], x[rows]
+        own, targets, seen, every = x[kept], y[kept], x[rows], [x]
     else:
         u, v = _paired(f"{name} (test)", *test)
         if u.shape[1:] != x.shape[1:] or v.shape[1:] != y.shape[1:] or v.dtype.kind != y.dtype.kind:
             raise DataError(f"{name}: training has x {x.shape[1:]} and y {y.dtype} {y.shape[1:]} a sample, test "
                             f"{u.shape[1:]} and {v.dtype} {v.shape[1:]}")
-        own, targets, seen = (u, v, x) if split == "test" else (x, y, x)
+        own, targets, seen, every = (u, v, x, [x, u]) if split == "test" else (x, y, x, [x, u])
     if not len(seen) or not len(own):
         raise DataError(f"{name}: {len(x)} samples are too few for a training and a test part")
     whole = y.dtype.kind in "iu"
@@ -53,22 +53,27 @@ def from_arrays(name: str, x: Any, y: Any, split: str = "train", *, test: tuple[
             raise DataError(f"{name}: images need one class each, whole numbers (n,), not {y.dtype} {y.shape}")
         return Images(name, own, targets.astype(np.int64), classes or known,
                       *statistics(seen)).dataset(image_size, channels, dtype, note)
-    return _rows(name, own, targets, seen, classes or known, dtype, classes)
+    if x.dtype.kind in "iu" and whole:
+        return _tokens(name, own, targets, 1 + max(int(part.max()) for part in every if part.size), classes or known,
+                       classes)
+    return _numbers(name, own, targets, seen, classes or known, dtype)
 
 
-def _rows(name: str, x: Array, y: Array, seen: Array, classes: int, dtype: str, told: int | None) -> Dataset:
-    """The data set of vectors, or of rows of tokens."""
-    if x.dtype.kind in "iu" and y.dtype.kind in "iu":  # tokens
-        tokens, labels = x.astype(np.int64), y.astype(np.int64)
-        top = 1 + int(max(tokens.max(), seen.max()))
-        if tokens.min() < 0:
-            raise DataError(f"{name}: a token is {tokens.min()}; tokens are 0 or more")
-        if y.ndim == 2:
-            classes = told or max(classes, top)
-            check_labels(tokens, classes, name)
-        return Dataset(name, len(x), x.shape[1:], classes,
-                       lambda i: (np.take(tokens, i, axis=0), np.take(labels, i, axis=0)),
-                       ("next_token",) if y.ndim == 2 else ("classification",), vocabulary=top)
+def _tokens(name: str, x: Array, y: Array, vocabulary: int, classes: int, told: int | None) -> Dataset:
+    """The data set of rows of tokens. `told`: the vocabulary of the network, if it predicts tokens."""
+    tokens, labels = x.astype(np.int64), y.astype(np.int64)
+    if tokens.min() < 0:
+        raise DataError(f"{name}: a token is {tokens.min()}; tokens are 0 or more")
+    if y.ndim == 2:
+        classes = told or max(classes, vocabulary)
+        check_labels(tokens, classes, name)
+    return Dataset(name, len(x), x.shape[1:], classes,
+                   lambda i: (np.take(tokens, i, axis=0), np.take(labels, i, axis=0)),
+                   ("next_token",) if y.ndim == 2 else ("classification",), vocabulary=vocabulary)
+
+
+def _numbers(name: str, x: Array, y: Array, seen: Array, classes: int, dtype: str) -> Dataset:
+    """The data set of vectors, which are standardised as `seen`, the training part, is."""
     mean, std = seen.mean(axis=0, dtype=np.float64), seen.std(axis=0, dtype=np.float64)
     values = ((x - mean) / np.where(std > 0, std, 1.0)).astype(dtype)
     if not np.isfinite(values).all():

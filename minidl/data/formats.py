@@ -286,8 +286,9 @@ def load_npz(path: Path, split: str, classes: int | None, dtype: str = "float32"
     `from_arrays` makes of rows of numbers or tokens. Raises DataError."""
     read = read_npz(path, {s: NPZ_KEYS[s] for s in (split, "train")})
     if all(x.ndim == 2 for x, _ in read.values()):
-        own, first = next(iter(read)), next(reversed(read))
-        test = None if first[0] in WHOLE else read[own]
+        first, test = next(reversed(read)), None
+        if first[0] not in WHOLE:  # both parts for each: the tokens of both make the vocabulary
+            (test,) = read_npz(path, {"test": NPZ_KEYS["test"]}).values()
         return from_arrays(path.name, *read[first], split, test=test, classes=classes, dtype=dtype)
     found = {pair: _checked(path, pair, *arrays) for pair, arrays in read.items()}
     wanted, training = next(iter(found)), next(reversed(found))

@@ -83,7 +83,8 @@ def _entries(folder: Path) -> list[Path]:
 def _shards(root: Path, split: str) -> list[Path]:
     """The shards of a split: train-000.tar or train/000.tar with a class (.cls) for each picture."""
     names = ("train",) if split == "train" else TESTS
-    return sorted(f for name in names for f in root.glob(f"*{name}*.tar") if not f.name.startswith("."))
+    found = ([f for f in _entries(root) if name in f.name and f.suffix == ".tar"] for name in names)
+    return next(filter(None, found), [])
 
 
 def listing(root: Path, split: str) -> Listing:

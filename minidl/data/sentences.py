@@ -129,6 +129,9 @@ def load_glue(glue: Glue, folder: Path, split: str, length: int, classes: int | 
     check_labels(labels, classes or len(glue.labels), folder)
     coder = coder_of(_as_text(glue.rows(folder, "train")[0]) if kind.isdigit() else b"", kind)
     first, between = (coder.token(what, glue.name) for what in ("first", "separator"))
+    if coder.special.get("pad", 0):
+        raise DataError(f"{glue.name}: the padding of the tokenizer is token {coder.special['pad']}, and networks "
+                        f"leave out token 0; use a tokenizer whose padding is 0, such as BERT's, or bytes")
     if length < 5:
         raise DataError(f"{glue.name}: a length of {length} is too small for two sentences; the least is 5")
 

@@ -116,13 +116,14 @@ class _Speed:
 
     def __init__(self, trainer: Trainer, steps: int, done_before: int) -> None:
         self.trainer, self.steps, self.step = trainer, steps, done_before
-        self.since = perf_counter()
+        self.since = self.back = perf_counter()
         self.away = 0.0
 
     def pause(self) -> None:
-        """What has passed since the last step does not count."""
+        """What has passed since the last step or pause does not count."""
         now = perf_counter()
-        self.away += now - max(self.trainer.ended, self.since)
+        self.away += now - max(self.trainer.ended, self.since, self.back)
+        self.back = now
 
     def record(self, step: int, loss: float) -> dict[str, Any]:
         now, trainer = perf_counter(), self.trainer

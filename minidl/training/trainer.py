@@ -365,7 +365,8 @@ class Trainer:
                              f"smaller lr (MINIDL_DEBUG=1 names the layer)")
 
     def evaluate(self) -> dict[str, float]:
-        """The metrics of the network's objective over the test data, by name; `loss` is one of them."""
+        """The metrics of the network's objective over the test data, by name; `loss` is one of them. Raises
+        TrainingError for one that is not finite."""
         recorded, model, runs = self.recorded, self.recorded.model.eval(), self._judges
         sums: Any = 0.0
         test = recorded.test_data
@@ -378,7 +379,11 @@ class Trainer:
                 sums = sums + recorded.objective.score(runs[len(x)](x).numpy(), y)
         finally:
             model.train()
-        return recorded.objective.judge(sums, test.dataset)
+        found = recorded.objective.judge(sums, test.dataset)
+        for name, value in found.items():
+            if not np.isfinite(value):
+                raise self._failed(f"the {name} on test data is {value}", len(self.losses))
+        return found
 
     def step_ms(self) -> dict[str, float]:
         """The median, 10th and 90th percentile of the steps after the first, in milliseconds."""
