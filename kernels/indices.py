@@ -11,7 +11,7 @@ from typing import Any
 from .registry import jitted
 
 #: kernels whose second operand is an index: (the axis of the first operand that it counts, what it is called)
-INDEXED = {"cross_entropy": (-1, "label"), "embedding": (0, "index")}
+INDEXED = {"cross_entropy": (-1, "label"), "embedding": (0, "index"), "label_weights": (0, "label")}
 
 
 def check_range(what: str, index: Any, length: int, ignored: int | None = None) -> None:

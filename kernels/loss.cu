@@ -122,6 +122,20 @@ __global__ void __launch_bounds__(512) cross_entropy_grad(const T* __restrict__ 
     }
 }
 
+// Each row has the weight of its label there, and 0 elsewhere; it is 0 where the label is `ignore`.
+template <typename T>
+__global__ void __launch_bounds__(512) label_weights(const T* __restrict__ weight, long long weight_apart,
+                                                     const long long* __restrict__ labels, long long label_apart,
+                                                     long long ignore, T* __restrict__ y, long long rows, int width,
+                                                     int lanes) {
+    for (long long row = first_row(lanes); row < rows; row += row_step(lanes)) {
+        const long long label = labels[row * label_apart], at = row * width;
+        along_row(width, lanes, [&](int j) {
+            y[at + j] = j == label && j != ignore ? weight[j * weight_apart] : as<T>(Sum<T>(0));
+        });
+    }
+}
+
 // The mean of (x - target)^2, or each block's part of the sum.
 template <typename T>
 __global__ void __launch_bounds__(1024) mse(const T* __restrict__ x, const T* __restrict__ target, long long count, T* loss,

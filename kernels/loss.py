@@ -216,6 +216,31 @@ def _cross_entropy_grad(p, labels, dy, dx, hit, rest, ignore):  # type: ignore[n
         dx[i, labels[i]] = (p[i, labels[i]] - hit - rest) * factor
 
 
+@kernel("label_weights")
+def label_weights(xp: Any, weight: Any, labels: Any, *, ignore: int = NO_LABEL) -> Any:
+    """A weight of each class (c,), labels (n,) int64 -> (n, c): a row has the weight of its label there, and 0
+    elsewhere; it is 0 where the label is `ignore`."""
+    hit = (xp.arange(len(weight))[None, :] == labels[:, None]) & (labels != ignore)[:, None]
+    return xp.where(hit, weight[None, :], weight.dtype.type(0))
+
+
+@label_weights.cpu
+def _(weight: Any, labels: Any, y: Any, *, ignore: int = NO_LABEL) -> Any:
+    return [loop(_label_weights, weight, labels, y, ignore)]
+
+
+@label_weights.cuda()
+def _(weight: Any, labels: Any, y: Any, *, ignore: int = NO_LABEL) -> Any:
+    return each_row("loss.cu", f"label_weights<{c_type(y)}>", *y.shape, weight, *steps(weight, weight.shape), labels,
+                    *steps(labels, labels.shape), ignore, y, *y.shape)
+
+
+def _label_weights(weight, labels, y, ignore):  # type: ignore[no-untyped-def]
+    for i in range(y.shape[0]):
+        for j in range(y.shape[1]):
+            y[i, j] = weight[j] if j == labels[i] and j != ignore else y.dtype.type(0)
+
+
 @kernel("mse", flops=lambda reads, writes: 3.0 * reads[0].size)
 def mse(xp: Any, x: Any, target: Any) -> Any:
     """The mean of (x - target)^2, a scalar."""

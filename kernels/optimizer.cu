@@ -1,13 +1,13 @@
 // Updates of many parameters in one launch, loss scaling and the global norm; the references are in optimizer.py.
 #include "four.cuh"
 
-// What a launch works on: `of` has for each tensor up to five arrays of its size, null where there is none. Blocks
+// What a launch works on: `of` has for each tensor up to six arrays of its size, null where there is none. Blocks
 // start[i] to start[i + 1] - 1 belong to tensor i, each with 2048 of its elements. All launch parameters together have
 // to fit in 4 KiB.
 struct Tensors {
-    int start[73];
-    long long size[72];
-    void* of[5][72];
+    int start[63];
+    long long size[62];
+    void* of[6][62];
     const void* factor;
     const int* skip;
 };
@@ -19,7 +19,7 @@ struct Share {
     __device__ __forceinline__ int count(long long i) const { return end - i < 4 ? (int)(end - i) : 4; }
 };
 __device__ __forceinline__ Share share_of(const Tensors& tensors) {
-    int low = 0, high = 72;  // start[low] <= block < start[high]
+    int low = 0, high = 62;  // start[low] <= block < start[high]
     while (high - low > 1) {
         int middle = (low + high) / 2;
         if (tensors.start[middle] <= (int)blockIdx.x) low = middle;
@@ -44,7 +44,7 @@ __global__ void sgd(Tensors tensors, const P* __restrict__ lr, double momentum, 
     Share share = share_of(tensors);
     P *p = array<P>(tensors, 0, share), *v = array<P>(tensors, 2, share);
     const G* g = array<G>(tensors, 1, share);
-    L* copy = array<L>(tensors, 4, share);
+    L* copy = array<L>(tensors, 5, share);
     bool skip = skipped(tensors), bad = false;
     S clip = factor<P>(tensors), rate = value(lr[0]), keep = S(momentum), decay = S(weight_decay);
     for (long long i = share.first; i < share.end; i += 4 * blockDim.x) {
@@ -86,7 +86,7 @@ __global__ void adam(Tensors tensors, const P* __restrict__ lr, const double* __
     Share share = share_of(tensors);
     P *p = array<P>(tensors, 0, share), *m = array<P>(tensors, 2, share), *v = array<P>(tensors, 3, share);
     const G* g = array<G>(tensors, 1, share);
-    L* copy = array<L>(tensors, 4, share);
+    L* copy = array<L>(tensors, 5, share);
     bool skip = skipped(tensors), bad = false;
     S clip = factor<P>(tensors), rate = value(lr[0]);
     if (threadIdx.x == 0) {
@@ -126,36 +126,41 @@ __global__ void adam(Tensors tensors, const P* __restrict__ lr, const double* __
     if (bad) atomicExch(flag, 1);
 }
 
-// p, g, v, u (null without momentum) and the copy of p (or null). `rest` is 1 - alpha; `flag` as for sgd.
+// p, g, v, if `centered` the mean a of the gradients, u (null without momentum), and the copy of p (or null). `rest` is
+// 1 - alpha; `flag` as for sgd.
 template <typename P, typename G, typename L>
 __global__ void rmsprop(Tensors tensors, const P* __restrict__ lr, double alpha, double rest, double eps, double momentum,
-                        double weight_decay, int* flag) {
+                        double weight_decay, bool centered, int* flag) {
     typedef Sum<P> S;
     Share share = share_of(tensors);
-    P *p = array<P>(tensors, 0, share), *v = array<P>(tensors, 2, share), *u = array<P>(tensors, 3, share);
+    P *p = array<P>(tensors, 0, share), *v = array<P>(tensors, 2, share);
+    P *a = centered ? array<P>(tensors, 3, share) : nullptr, *u = array<P>(tensors, centered ? 4 : 3, share);
     const G* g = array<G>(tensors, 1, share);
-    L* copy = array<L>(tensors, 4, share);
+    L* copy = array<L>(tensors, 5, share);
     bool skip = skipped(tensors), bad = false;
     S clip = factor<P>(tensors), rate = value(lr[0]), keep = S(momentum), decay = S(weight_decay);
     for (long long i = share.first; i < share.end; i += 4 * blockDim.x) {
         int count = share.count(i);
-        S ps[4] = {}, vs[4] = {}, us[4] = {};
+        S ps[4] = {}, vs[4] = {}, means[4] = {}, us[4] = {};
         Sum<G> gs[4] = {};
         load(p + i, count, ps);
         if (!skip) {
             load(g + i, count, gs);
             load(v + i, count, vs);
+            if (a) load(a + i, count, means);
             if (u) load(u + i, count, us);
 #pragma unroll
             for (int k = 0; k < 4; k++) {
                 S used = S(gs[k]) * clip, d = fma(decay, ps[k], used);
                 bad |= !isfinite(used);
                 vs[k] = fma(S(alpha), vs[k], S(rest) * d * d);
-                us[k] = fma(keep, us[k], d / (sqrt(vs[k]) + S(eps)));
+                if (a) means[k] = fma(S(alpha), means[k], S(rest) * d);
+                us[k] = fma(keep, us[k], d / (sqrt(fma(-means[k], means[k], vs[k])) + S(eps)));
                 ps[k] = fma(-rate, us[k], ps[k]);
             }
             store(p + i, count, ps);
             store(v + i, count, vs);
+            if (a) store(a + i, count, means);
             if (u) store(u + i, count, us);
         }
         if (copy) {

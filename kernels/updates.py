@@ -144,7 +144,7 @@ def _run_unless(skip: Any, thunks: Sequence[Thunk]) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------------- CUDA
-AT_ONCE = 72  #: tensors per launch: as many as fit in the 4 KiB of a launch's arguments
+AT_ONCE = 62  #: tensors per launch: as many as fit in the 4 KiB of a launch's arguments
 SHARE = 2048  #: elements per block
 
 
@@ -152,13 +152,13 @@ class _Tensors(ctypes.Structure):
     """`Tensors` of optimizer.cu."""
 
     _fields_ = [("start", ctypes.c_int * (AT_ONCE + 1)), ("size", ctypes.c_longlong * AT_ONCE),
-                ("of", ctypes.c_void_p * AT_ONCE * 5), ("factor", ctypes.c_void_p), ("skip", ctypes.c_void_p)]
+                ("of", ctypes.c_void_p * AT_ONCE * 6), ("factor", ctypes.c_void_p), ("skip", ctypes.c_void_p)]
 
 
 def over_tensors(kernel: str, groups: Sequence[Sequence[Any]], *arguments: Any, factor: Any = None,
                  skip: Any = None) -> list[Call]:
     """Launches of `kernel` (Tensors, arguments), as few as its table allows. A group has the arrays of one tensor: up
-    to five arrays of its size, or None."""
+    to six arrays of its size, or None."""
     groups = [g for g in groups if g[0].size]
     calls: list[Call] = []
     for begin in range(0, len(groups), AT_ONCE):
@@ -184,8 +184,8 @@ def _on_cuda(name: str, updates: Sequence[Update], factor: Any, skip: Any, *argu
             if array is not None and str(array.dtype) != wanted:
                 raise LaunchError(f"{name}: the factor or flag must be {wanted}, not {array.dtype}")
         typed = (u.after, u.g, u.after if u.copy is None else u.copy)
-        first, second, *_ = (*u.states_after, None, None)
-        alike.setdefault(", ".join(map(c_type, typed)), []).append((u.after, u.g, first, second, u.copy))
+        states = [*u.states_after, None, None, None][:3]
+        alike.setdefault(", ".join(map(c_type, typed)), []).append((u.after, u.g, *states, u.copy))
     for types, groups in alike.items():
         calls += over_tensors(f"{name}<{types}>", groups, *arguments, FLAG, factor=factor, skip=skip)
     return calls

@@ -29,8 +29,14 @@ _WHERE = {
     "array": "autograd.tensor", "Timeline": "views.timeline", "CheckError": "checks", "gradcheck": "checks",
     "kernelcheck": "checks", "arange": "ops", "full": "ops", "ones": "ops",
     "ones_like": "ops", "rand": "ops", "randn": "ops", "zeros": "ops", "zeros_like": "ops", "stack": "ops",
-    "where": "ops", "cat": "ops",
+    "where": "ops", "cat": "ops", "maximum": "ops", "minimum": "ops", "eye": "ops", "linspace": "ops",
 }
+#: what torch calls otherwise -> what to use here
+_INSTEAD = {"tensor": "minidl.array", "from_numpy": "minidl.array", "as_tensor": "minidl.array",
+            "manual_seed": "minidl.seed", "save": "minidl.checkpoint.save", "load": "minidl.checkpoint.load",
+            "einsum": "minidl.matmul and permute",
+            "bmm": "minidl.matmul", "mm": "minidl.matmul", "float32": "'float32'", "float64": "'float64'",
+            "int64": "'int64'", "long": "'int64'", "bool": "'bool'", "isnan": "x != x", "compile": "minidl.record"}
 _MODULES = {"checkpoint": "training.checkpoint", "data": "data", "device": "runtime.device", "models": "models",
             "nn": "nn", "ops": "ops", "optim": "optim", "schedulers": "schedulers"}
 
@@ -44,8 +50,11 @@ def __getattr__(name: str) -> Any:
         value = getattr(import_module(f"{__name__}.{_WHERE[name]}"), name)
     elif name in _MODULES:
         value = import_module(f"{__name__}.{_MODULES[name]}")
+    elif not name.startswith("_") and name in (methods := import_module(f"{__name__}.ops.methods")).FUNCTIONS:
+        value = methods.function(name)
     else:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        instead = f"; use {_INSTEAD[name]}" if name in _INSTEAD else ""
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{instead}")
     globals()[name] = value
     return value
 

@@ -27,9 +27,9 @@ class _Entry:
 
 
 _MODELS: dict[str, _Entry] = {}
-_TEXT = {"sgd": 0.1, "adam": 0.001, "adamw": 0.001}
+_TEXT = {"sgd": 0.1, "adam": 0.001, "adamw": 0.001, "rmsprop": 0.001}
 #: learning rates by optimizer at which the networks here learn the digits, or text; "" are those of all others
-RATES = {"": {"sgd": 0.05, "adam": 0.003, "adamw": 0.003}, "mobilenet_v3_large": {"sgd": 0.1},
+RATES = {"": {"sgd": 0.05, "adam": 0.003, "adamw": 0.003, "rmsprop": 0.002}, "mobilenet_v3_large": {"sgd": 0.1},
          "ffnn": {"sgd": 0.02},
          **dict.fromkeys(("gpt", "gpt2_medium", "gpt3_medium", "bert", "bert_base", "bert_large", "rnn"), _TEXT)}
 
@@ -57,7 +57,7 @@ def arguments(name: str) -> dict[str, Any]:
 
 
 def learning_rate(name: str, optimizer: str) -> float:
-    """The default learning rate of a network, also of one's own, for sgd, adam or adamw."""
+    """The default learning rate of a network, also of one's own, by the optimizer's name."""
     return (RATES[""] | RATES.get(name, {}))[optimizer]
 
 

@@ -14,6 +14,7 @@ from helpers import PATIENCE, deadline
 from minidl import checkpoint
 from minidl.cli import main
 from minidl.schedulers import registry
+from minidl.training.trainer import OPTIMIZERS
 
 ROOT = Path(__file__).parent.parent
 SMALL = ["--model", "mlp", "--model-arg", "preset=tiny", "--batch-size", "16", "--costs", "analytic"]
@@ -398,7 +399,7 @@ def test_bad_config(capsys, tmp_path, text, says):
 
 
 # -------------------------------------------------------------------------------------------------------- checkpoints
-@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_resume_gives_the_bits_of_an_uninterrupted_run(capsys, tmp_path, optimizer):
     flags = [*SMALL, "--optimizer", optimizer, "--lr", "0.01"]
     whole = run_json(capsys, "train", *flags, "--steps", "9")[1]

@@ -91,6 +91,18 @@ def test_cross_entropy_without_ignored_labels(shape: tuple[int, int], every: int
     assert loss > 0 or not (labels >= 0).any()
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1, 1), (5, 10), (300, 110), (3, 1200)], ids=str)
+def test_label_weights(shape: tuple[int, int], dtype: str) -> None:
+    """Weights and labels may be strided; a label that does not count may be one of the classes."""
+    weight = draw((shape[1],), 1, dtype)
+    labels = np.random.default_rng(2).integers(shape[1], size=2 * shape[0])[::-2]
+    for ignored in (-100, int(labels[0])):
+        for w in (weight, np.repeat(weight, 2)[::2]):
+            (y,) = agree("label_weights", [w, labels], ignore=ignored)
+            assert not y[labels == ignored].any()
+
+
 def test_cross_entropy_of_views() -> None:
     """Logits and labels may be strided."""
     x, labels = draw((6, 5), 1, "float64"), np.arange(12)[::-2] % 5

@@ -21,7 +21,9 @@ RULES = [("sgd", {"momentum": 0.0, "weight_decay": 0.0}), ("sgd", {"momentum": 0
          ("adam", {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1, "decoupled": False}),
          ("adam", {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1, "decoupled": True}),
          ("rmsprop", {"alpha": 0.9, "eps": 1e-8, "momentum": 0.0, "weight_decay": 0.1}),
-         ("rmsprop", {"alpha": 0.9, "eps": 1e-8, "momentum": 0.9, "weight_decay": 0.0})]
+         ("rmsprop", {"alpha": 0.9, "eps": 1e-8, "momentum": 0.9, "weight_decay": 0.0}),
+         ("rmsprop", {"alpha": 0.9, "eps": 1e-8, "momentum": 0.0, "weight_decay": 0.1, "centered": True}),
+         ("rmsprop", {"alpha": 0.9, "eps": 1e-8, "momentum": 0.9, "weight_decay": 0.0, "centered": True})]
 RTOL = {"float16": 2e-3, "float32": 2e-6, "float64": 1e-13}
 
 
@@ -30,12 +32,15 @@ def numbers(size, seed=0, low=-2.0, dtype="float64"):
 
 
 def states_of(name, constants):
-    return 2 if name == "adam" else int(constants["momentum"] != 0) + (name == "rmsprop")
+    return 2 if name == "adam" else (int(constants["momentum"] != 0) + (name == "rmsprop")
+                                     + constants.get("centered", False))
 
 
 def own(name, constants, size, dtype, gradient=None):
     """A parameter, its gradient and its states."""
     states = [numbers(size, 2 + k, low=0.1, dtype=dtype) for k in range(states_of(name, constants))]
+    if constants.get("centered"):
+        states[0] += 4  # a mean of squares is not below the square of the mean
     return [numbers(size, 0, dtype=dtype), numbers(size, 1, dtype=gradient or dtype), *states]
 
 
@@ -91,7 +96,7 @@ OPTIONS = [{}, {"clipped": True}, {"guarded": True}, {"copy": "float16"},
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize(("name", "constants"), RULES[2:5])
+@pytest.mark.parametrize(("name", "constants"), [*RULES[2:5], RULES[-1]])
 def test_many_parameters_get_the_bits_of_one_by_one(name, constants, options):
     """More of them than fit in one launch; the factor, the flag, gradients of another type, copies."""
     sizes = [*SIZES, *(1 + k % 6 for k in range(updates.AT_ONCE))]

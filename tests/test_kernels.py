@@ -80,6 +80,8 @@ def examples(n=3, m=4):
         yield Example("cross_entropy_grad", (s, labels, ()), (s,), {"smoothing": smoothing})
         yield Example("cross_entropy", (s, labels), ((), s), {"smoothing": smoothing, "ignore": 1})
         yield Example("cross_entropy_grad", (s, labels, ()), (s,), {"smoothing": smoothing, "ignore": 1})
+    for ignore in ({}, {"ignore": 1}):
+        yield Example("label_weights", ((m,), labels), (s,), ignore)
     step = np.array([7], np.uint64)
     for shape in (s, (n,), (n, 2, 3)):
         yield Example("dropout", (shape, step), (shape,), {"rate": 0.4, "seed": 5 + (9 << 32), "draw": 2, "sample": 11})
@@ -93,10 +95,10 @@ def examples(n=3, m=4):
             yield Example("adam", (s, s, s, s, (1,), np.array([2.0, 0.8, 0.9])), (s, s, s),
                           {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": decay, "decoupled": decoupled},
                           positive=True)
-    for momentum in ({}, {"momentum": 0.9}):
-        states = (s,) * (1 + len(momentum))
-        yield Example("rmsprop", (s, s, *states, (1,)), (s, *states),
-                      {"alpha": 0.9, "eps": 1e-8, "weight_decay": 0.1, **momentum}, positive=True)
+    for more in ({}, {"momentum": 0.9}, {"centered": True}, {"centered": True, "momentum": 0.9}):
+        states = (np.full(s, 5.0) if "centered" in more else s, *(s,) * len(more))  # v is not below the square of a
+        yield Example("rmsprop", (s, s, *states, (1,)), (s,) * (2 + len(more)),
+                      {"alpha": 0.9, "eps": 1e-8, "weight_decay": 0.1, **more}, positive=True)
     yield Example("adam_tick", (np.array([2.0, 0.81, 0.98]),), (np.zeros(3),), {"beta1": 0.9, "beta2": 0.99})
 
 
@@ -161,7 +163,7 @@ def test_the_cpu_form_is_the_reference(example, dtype):
         np.testing.assert_array_equal(r, b)
 
 
-IN_PLACE = {"add": (0, 1), "sgd": (0, 3), "adam": (0, 2, 3), "rmsprop": (0, 2, 3), "adam_tick": (0,), "tick": (0,)}
+IN_PLACE = {"add": (0, 1), "sgd": (0, 3), "adam": (0, 2, 3), "rmsprop": (0, 2, 3, 4), "adam_tick": (0,), "tick": (0,)}
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

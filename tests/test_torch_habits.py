@@ -11,13 +11,58 @@ from minidl import nn, ops, optim
 from minidl.runtime.executors import SequentialExecutor
 
 
-@pytest.mark.parametrize("name", ["cuda", "cpu", "to", "data", "clone", "norm", "var", "std", "add_", "zero_"])
+@pytest.mark.parametrize("name", ["cuda", "cpu", "to", "data", "clone", "norm", "topk", "cumsum", "add_", "zero_"])
 def test_what_a_tensor_has_not_says_what_to_use(name):
     with pytest.raises(AttributeError, match=f"a Tensor has no '{name}'; use ") as caught:
         getattr(ml.array(np.ones(2)), name)
     assert "\n" not in str(caught.value)
     with pytest.raises(AttributeError, match="a Tensor has no 'nonsense'$"):
         _ = ml.array(np.ones(2)).nonsense
+
+
+@pytest.mark.parametrize("name", ["tensor", "from_numpy", "manual_seed", "bmm", "einsum", "load"])
+def test_what_minidl_has_not_says_what_to_use(name):
+    with pytest.raises(AttributeError, match=f"module 'minidl' has no attribute '{name}'; use ") as caught:
+        getattr(ml, name)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(AttributeError, match="has no attribute 'nonsense'$"):
+        _ = ml.nonsense
+
+
+def test_methods_are_functions_too():
+    torch = torch_or_skip()
+    values = np.abs(random_array((3, 4), 1)) + 0.1
+    x, t = ml.array(values), torch.tensor(values)
+    for name, arguments in (("exp", ()), ("log", ()), ("sum", (1,)), ("mean", (0,)), ("softmax", (1,)), ("abs", ()),
+                            ("sqrt", ()), ("flatten", ()), ("unsqueeze", (1,)), ("transpose", (0, 1)), ("argmax", (1,)),
+                            ("square", ()), ("clamp", (0.5, 1.0))):
+        found = getattr(ml, name)(x, *arguments).numpy()
+        np.testing.assert_allclose(found, getattr(torch, name)(t, *arguments).numpy(), rtol=1e-12, err_msg=name)
+        assert found.tobytes() == getattr(x, name)(*arguments).numpy().tobytes()
+    for name in ops.methods.FUNCTIONS:
+        assert getattr(ml, name).__name__ == name
+    assert ml.exp(np.zeros(2)).tolist() == [1, 1]
+    np.testing.assert_array_equal(ml.eye(2, 3).numpy(), torch.eye(2, 3).numpy())
+    np.testing.assert_allclose(ml.linspace(-1, 2, 7).numpy(), torch.linspace(-1, 2, 7).numpy(), atol=1e-7)
+
+
+@pytest.mark.parametrize("dim", [None, 0, -1, (0, 1)])
+def test_variances_say_what_they_divide_by(dim):
+    torch = torch_or_skip()
+    values = random_array((3, 4), 1)
+    x, t = ml.Parameter(values), torch.tensor(values, requires_grad=True)
+    for name in ("var", "std"):
+        mine = getattr(x, name)(dim=dim, keepdim=True, correction=1)
+        theirs = getattr(t, name)(dim=dim, keepdim=True)
+        np.testing.assert_allclose(mine.numpy(), theirs.detach().numpy(), rtol=1e-12)
+        np.testing.assert_allclose(getattr(x, name)(dim, correction=0).numpy(), getattr(values, name)(dim), rtol=1e-12)
+        with pytest.raises(TypeError, match="give correction=0 .* as in NumPy, correction=1 .* as in torch"):
+            getattr(x, name)(0)
+    (mine ** 2).sum().backward()
+    (theirs ** 2).sum().backward()
+    np.testing.assert_allclose(x.grad.numpy(), t.grad.numpy(), rtol=1e-10, atol=1e-14)
+    with pytest.raises(ValueError, match="1 elements are too few"):
+        ml.ones(1).var(correction=1)
 
 
 def test_a_parameter_is_not_replaced_by_an_assignment_in_place():
@@ -178,5 +223,5 @@ def test_losses_tell_what_their_labels_must_be():
     for target in (x, ml.array(np.zeros((4, 1), int)), ml.array(np.zeros(4, np.int32))):
         with pytest.raises(ml.ShapeError, match=r"expected int64 \(4,\), the labels of logits \(4, 3\), whose classes"):
             nn.functional.cross_entropy(x, target)
-    with pytest.raises(TypeError, match="the third argument of cross_entropy is the label smoothing"):
+    with pytest.raises(TypeError, match="is the label smoothing, .*; class weights are an argument of nn.fu"):
         nn.cross_entropy(x, ml.array(np.zeros(4, int)), ml.ones(3))

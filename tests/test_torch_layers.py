@@ -56,6 +56,19 @@ CASES: dict[str, tuple[Any, Any, list[Any]]] = {
     "silu": (ops.silu, lambda t, x: t.silu(x), [values(3, 4)]),
     "leaky_relu": (ops.leaky_relu, lambda t, x: t.leaky_relu(x), [values(3, 4)]),
     "leaky_relu 0.2": (lambda x: ops.leaky_relu(x, 0.2), lambda t, x: t.leaky_relu(x, 0.2), [values(2, 3, 2)]),
+    "elu": (lambda x: F.elu(x, 0.7), lambda t, x: t.elu(x, 0.7), [values(3, 4)]),
+    "softplus": (F.softplus, lambda t, x: t.softplus(x, threshold=1e9), [values(3, 4)]),
+    "logsigmoid": (F.logsigmoid, lambda t, x: t.logsigmoid(x), [values(3, 4)]),
+    "mish": (F.mish, lambda t, x: t.mish(x), [values(3, 4)]),
+    "hardtanh": (lambda x: F.hardtanh(x, -0.53, 0.71), lambda t, x: t.hardtanh(x, -0.53, 0.71), [values(3, 4)]),
+    "normalize": (F.normalize, lambda t, x: t.normalize(x), [values(3, 4)]),
+    "cosine_similarity": (F.cosine_similarity, lambda t, x, y: t.cosine_similarity(x, y),
+                          [values(3, 4), values(3, 4, seed=2)]),
+    "binary_cross_entropy": (
+        lambda x: F.binary_cross_entropy(x.sigmoid(), ml.array(probabilities(3, 4).astype(x.dtype))),
+        lambda t, x: t.binary_cross_entropy(x.sigmoid(), x.new_tensor(probabilities(3, 4))), [values(3, 4)]),
+    "huber_loss": (lambda x, y: F.huber_loss(x, y, delta=0.5), lambda t, x, y: t.huber_loss(x, y, delta=0.5),
+                   [values(9), values(9, seed=2) * 0.7]),
     "rms_norm": (lambda x: ops.rms_norm(x), lambda t, x: t.rms_norm(x, (4,)), [values(3, 4)]),
     "rms_norm, weight": (ops.rms_norm, lambda t, x, w: t.rms_norm(x, (9,), w), [values(2, 3, 9), values(9, seed=2)]),
     "rms_norm, two axes": (lambda x, w: ops.rms_norm(x, w, axes=2, eps=1e-3),
@@ -68,7 +81,8 @@ for _reduction in ("mean", "sum", "none"):
 for _name, _constants in (("binary_cross_entropy_with_logits", {}), ("kl_div", {})):
     for _reduction in ("mean", "sum", "none", *(["batchmean"] if _name == "kl_div" else [])):
         CASES[f"{_name} {_reduction}"] = (
-            lambda x, name=_name, r=_reduction: getattr(F, name)(x, ml.array(probabilities(3, 4).astype(x.dtype)), r),
+            lambda x, name=_name, r=_reduction: getattr(F, name)(x, ml.array(probabilities(3, 4).astype(x.dtype)),
+                                                                 reduction=r),
             lambda t, x, name=_name, r=_reduction: getattr(t, name)(x, x.new_tensor(probabilities(3, 4)), reduction=r),
             [values(3, 4)])
 CASES["smooth_l1_loss 0.5"] = (lambda x, t: F.smooth_l1_loss(x, t, beta=0.5),
@@ -101,6 +115,68 @@ def test_cross_entropy_is_torchs(reduction: str, smoothing: float) -> None:
     both(mine, lambda t, x: t.cross_entropy(x, x.new_tensor(LABELS).long(), reduction=reduction,
                                             label_smoothing=smoothing), [values(5, 3)], "float64")
     gradcheck(mine, values(5, 3))
+
+
+@pytest.mark.parametrize("ignored", [-100, 2])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_class_weights_are_torchs(reduction: str, smoothing: float, ignored: int) -> None:
+    """With labels that do not count, outside of the classes and among them."""
+    labels, weight = np.array([0, ignored, 1, 2, 0]), np.array([0.2, 3.0, 0.7])
+    options = {"ignore_index": ignored, "reduction": reduction}
+    for name, more in (("cross_entropy", {"label_smoothing": smoothing}), ("nll_loss", {}))[: 1 if smoothing else 2]:
+        for weights in (weight, None):
+            def mine(x, name=name, more=more, w=weights):
+                return getattr(F, name)(x, ml.array(labels), w if w is None else ml.array(w), **options, **more)
+
+            both(mine, lambda t, x, name=name, more=more, w=weights: getattr(t, name)(
+                x, x.new_tensor(labels).long(), w if w is None else x.new_tensor(w), **options, **more), [values(5, 3)],
+                "float64")
+            gradcheck(mine, values(5, 3))
+
+
+def test_a_weighted_loss_is_recorded_with_its_labels_checked() -> None:
+    x, labels = values(4, 3).astype("float32"), np.array([0, 2, 1, -100])
+    layer, weight = nn.Linear(3, 3), ml.array([1.0, 2.0, 0.5])
+
+    def step(x, y):
+        layer.zero_grad()
+        loss = F.cross_entropy(layer(x), y, weight)
+        loss.backward()
+        return loss, layer.weight.grad
+
+    graph = ml.record(step, x, labels)
+    run = SequentialExecutor(graph)
+    for y in (labels, labels[::-1].copy()):
+        assert bits(*run(x, y)) == bits(*step(ml.array(x), ml.array(y)))
+    for act in (lambda: run(x, labels + 1), lambda: step(ml.array(x), ml.array(labels + 1))):
+        with pytest.raises(ValueError, match="label 3 of sample 1 is out of range"):
+            act()
+    with pytest.raises(ValueError, match=r"class weights are \(2,\); expected \(3,\), one for each class"):
+        F.cross_entropy(ml.array(x), ml.array(labels), ml.ones(2))
+    assert F.cross_entropy(ml.array(x), ml.array(labels * 0 - 100), weight).item() == 0
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_weights_of_binary_cross_entropy_are_torchs(reduction: str) -> None:
+    t, weight, positive = probabilities(3, 4), np.abs(values(4, seed=3)), np.array([3.0, 0.1, 1.0, 20.0])
+    for given in ({"weight": weight}, {"pos_weight": positive}, {"weight": weight, "pos_weight": positive}):
+        def mine(x, given=given):
+            return F.binary_cross_entropy_with_logits(x, ml.array(t), reduction=reduction,
+                                                      **{k: ml.array(v) for k, v in given.items()})
+
+        both(mine, lambda f, x, given=given: f.binary_cross_entropy_with_logits(
+            x, x.new_tensor(t), reduction=reduction, **{k: x.new_tensor(v) for k, v in given.items()}),
+            [values(3, 4) * 3], "float64")
+        gradcheck(mine, values(3, 4))
+
+
+def test_probabilities_of_0_and_1_have_finite_losses() -> None:
+    x = ml.Parameter(np.array([0.0, 1.0, 1.0, 0.0]))
+    loss = F.binary_cross_entropy(x, ml.array(np.array([0.0, 1.0, 0.0, 1.0])), reduction="sum")
+    loss.backward()
+    assert loss.item() == 200
+    assert np.isfinite(x.grad.numpy()).all()
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
@@ -137,7 +213,6 @@ def test_losses_refuse_in_one_line() -> None:
                          (lambda: F.l1_loss(x, x, "average"), "reduction is 'average'; it must be mean, sum or none"),
                          (lambda: F.smooth_l1_loss(x, x, beta=0), "beta of smooth_l1_loss is 0; it must be above 0"),
                          (lambda: F.cross_entropy(x, ml.arange(2), label_smoothing=2.0), "label smoothing is 2.0"),
-                         (lambda: F.cross_entropy(x, ml.arange(2), ignore_index=1, reduction="none"), "mean or sum"),
                          (lambda: F.binary_cross_entropy_with_logits(x, x).backward(), "no gradient toward its tar")):
         with pytest.raises((ValueError, NotImplementedError), match=message) as caught:
             act()
@@ -248,7 +323,12 @@ MODULES: dict[str, tuple[Any, Any, tuple[int, ...], Any]] = {
     "RMSNorm": (lambda: nn.RMSNorm(4), lambda t: t.RMSNorm(4), (2, 3, 4), None),
     "AdaptiveAvgPool2d": (lambda: nn.AdaptiveAvgPool2d(2), lambda t: t.AdaptiveAvgPool2d(2), (2, 5, 4, 3), NCHW),
     "Upsample": (lambda: nn.Upsample(scale_factor=2), lambda t: t.Upsample(scale_factor=2), (2, 3, 4, 3), NCHW),
-    "SiLU": (nn.SiLU, lambda t: t.SiLU(), (3, 4), None),
+    "SiLU": (nn.SiLU, lambda t: t.SiLU(), (3, 4), None), "ELU": (nn.ELU, lambda t: t.ELU(), (3, 4), None),
+    "Softplus": (nn.Softplus, lambda t: t.Softplus(), (3, 4), None),
+    "Mish": (nn.Mish, lambda t: t.Mish(), (3, 4), None),
+    "LogSigmoid": (nn.LogSigmoid, lambda t: t.LogSigmoid(), (3, 4), None),
+    "Hardtanh": (nn.Hardtanh, lambda t: t.Hardtanh(), (3, 4), None),
+    "Identity": (lambda: nn.Identity(7), lambda t: t.Identity(7), (3, 4), None),
     "LeakyReLU": (nn.LeakyReLU, lambda t: t.LeakyReLU(), (3, 4), None),
     "Softmax": (lambda: nn.Softmax(dim=0), lambda t: t.Softmax(dim=0), (3, 4), None),
     "LogSoftmax": (lambda: nn.LogSoftmax(1), lambda t: t.LogSoftmax(1), (3, 4, 2), None)}
@@ -284,14 +364,30 @@ def test_output_gradients_do_not_wait_for_weight_gradients(name: str) -> None:
     assert recorded == bits(*step(ml.array(x)))
 
 
+def test_dropout_of_channels_drops_whole_ones() -> None:
+    layer, x = nn.Dropout2d(0.5), ml.ones(6, 3, 3, 8)
+    y = layer(x).numpy()
+    assert ((y == y[:, :1, :1]) & ((y == 0) | (y == 2))).all()
+    assert 0 < (y == 0).mean() < 1
+    assert layer.eval()(x) is x
+    with pytest.raises(ValueError, match="the dropout rate is 1"):
+        nn.Dropout2d(1)
+
+
 def test_loss_modules_call_their_functions() -> None:
     x, y, labels = ml.array(values(4, 3)), ml.array(probabilities(4, 3)), ml.array(np.arange(4) % 3)
+    weight = ml.array(np.array([1.0, 2.0, 3.0]))
     for module, function, target in (
             (nn.MSELoss(), F.mse_loss, y), (nn.L1Loss("sum"), lambda a, b: F.l1_loss(a, b, "sum"), y),
             (nn.SmoothL1Loss(beta=0.5), lambda a, b: F.smooth_l1_loss(a, b, beta=0.5), y),
             (nn.BCEWithLogitsLoss(), F.binary_cross_entropy_with_logits, y),
             (nn.KLDivLoss("batchmean"), lambda a, b: F.kl_div(a, b, "batchmean"), y),
             (nn.NLLLoss(), F.nll_loss, labels),
+            (nn.CrossEntropyLoss(weight), lambda a, b: F.cross_entropy(a, b, weight), labels),
+            (nn.NLLLoss(ignore_index=1), lambda a, b: F.nll_loss(a, b, ignore_index=1), labels),
+            (nn.BCEWithLogitsLoss(pos_weight=weight), lambda a, b: F.binary_cross_entropy_with_logits(
+                a, b, pos_weight=weight), y), (nn.BCELoss(), F.binary_cross_entropy, y),
+            (nn.HuberLoss(delta=0.5), lambda a, b: F.huber_loss(a, b, delta=0.5), y),
             (nn.CrossEntropyLoss(label_smoothing=0.1), lambda a, b: F.cross_entropy(a, b, label_smoothing=0.1),
              labels)):
         assert module(x, target).numpy().tobytes() == function(x, target).numpy().tobytes()

@@ -22,7 +22,7 @@ from minidl.files import Growing
 from minidl.pricing.cost import CostModel
 from minidl.training import loop
 from minidl.training.sampling import Writer
-from minidl.training.trainer import Job, Recorded, Trainer, TrainingError
+from minidl.training.trainer import OPTIMIZERS, Job, Recorded, Trainer, TrainingError
 
 #: an epoch has 11 steps
 SMALL = ["--model", "mlp", "--model-arg", "hidden=16", "--batch-size", "128", "--costs", "analytic"]
@@ -324,7 +324,7 @@ def test_two_runs_do_not_write_to_one_log(capsys, tmp_path):
 # ---- default learning rates
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize(("model", "least"), [("mlp", 0.95), ("lenet", 0.95), *(
     pytest.param(f"{model} preset=tiny", 0.9, marks=pytest.mark.slow)
     for model in ("ffnn", "resnet20", "resnet18", "densenet121", "mobilenet_v3_large"))])

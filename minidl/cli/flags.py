@@ -214,8 +214,9 @@ FLAGS: dict[str, dict[str, Flag]] = {
                                help="how the learning rate goes on after --warmup; cosine ends at 0 (constant)"),
         "--warmup": _flag("train:src", type=whole(0), default=0, metavar="N",
                           help="let the learning rate rise over the first N steps"),
-        "--momentum": _flag(NETWORK, ("--optimizer sgd", lambda a: a.optimizer == "sgd"), type=number(0), metavar="X",
-                            help=f"momentum of sgd, below 1 (default {MOMENTUM})"),
+        "--momentum": _flag(NETWORK, (f"--optimizer {' or '.join(MOMENTUM)}", lambda a: a.optimizer in MOMENTUM),
+                            type=number(0), metavar="X", help="momentum, below 1 (default: "
+                            + ", ".join(f"{value:g} for {name}" for name, value in MOMENTUM.items()) + ")"),
         "--weight-decay": _flag(RUN, type=number(0), metavar="X",
                                 help="weight decay (default: 0.01 for adamw, else 0)"),
         "--clip": _flag(NETWORK, type=number(1e-12), metavar="X",

@@ -16,8 +16,36 @@ from ..ops import (
     split,
 )
 from . import functional, init
-from .layers import GELU, Dropout, Flatten, LeakyReLU, Linear, LogSoftmax, ReLU, Sigmoid, SiLU, Softmax, Tanh
-from .losses import BCEWithLogitsLoss, CrossEntropyLoss, KLDivLoss, L1Loss, MSELoss, NLLLoss, SmoothL1Loss
+from .layers import (
+    ELU,
+    GELU,
+    Dropout,
+    Flatten,
+    Hardtanh,
+    Identity,
+    LeakyReLU,
+    Linear,
+    LogSigmoid,
+    LogSoftmax,
+    Mish,
+    ReLU,
+    Sigmoid,
+    SiLU,
+    Softmax,
+    Softplus,
+    Tanh,
+)
+from .losses import (
+    BCELoss,
+    BCEWithLogitsLoss,
+    CrossEntropyLoss,
+    HuberLoss,
+    KLDivLoss,
+    L1Loss,
+    MSELoss,
+    NLLLoss,
+    SmoothL1Loss,
+)
 from .module import Module, ModuleList, Sequential, state
 from .recurrent import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
 from .sequence import Embedding, LayerNorm, MultiheadAttention, RMSNorm
@@ -29,6 +57,7 @@ from .vision import (
     Conv1d,
     Conv2d,
     ConvTranspose2d,
+    Dropout2d,
     GlobalAvgPool,
     GroupNorm,
     Hardsigmoid,
@@ -38,11 +67,12 @@ from .vision import (
     Upsample,
 )
 
-__all__ = ["GELU", "GRU", "LSTM", "RNN", "AdaptiveAvgPool2d", "AvgPool2d", "BCEWithLogitsLoss", "BatchNorm1d",
-           "BatchNorm2d", "Conv1d", "Conv2d", "ConvTranspose2d", "CrossEntropyLoss", "Dropout", "Embedding", "Flatten",
-           "GRUCell", "GlobalAvgPool", "GroupNorm", "Hardsigmoid", "Hardswish", "KLDivLoss", "L1Loss", "LSTMCell",
-           "LayerNorm", "LeakyReLU", "Linear", "LogSoftmax", "MSELoss", "MaxPool2d", "Module", "ModuleList",
-           "MultiheadAttention", "NLLLoss", "Parameter", "RMSNorm", "RNNCell", "ReLU", "ReLU6", "Sequential", "SiLU",
-           "Sigmoid", "SmoothL1Loss", "Softmax", "Tanh", "Upsample", "attention", "concat", "cross_entropy", "dropout",
-           "embedding", "functional", "gelu", "init", "layer_norm", "log_softmax", "mse", "relu", "softmax", "split",
-           "state"]
+__all__ = ["ELU", "GELU", "GRU", "LSTM", "RNN", "AdaptiveAvgPool2d", "AvgPool2d", "BCELoss", "BCEWithLogitsLoss",
+           "BatchNorm1d", "BatchNorm2d", "Conv1d", "Conv2d", "ConvTranspose2d", "CrossEntropyLoss", "Dropout",
+           "Dropout2d", "Embedding", "Flatten", "GRUCell", "GlobalAvgPool", "GroupNorm", "Hardsigmoid", "Hardswish",
+           "Hardtanh", "HuberLoss", "Identity", "KLDivLoss", "L1Loss", "LSTMCell", "LayerNorm", "LeakyReLU", "Linear",
+           "LogSigmoid", "LogSoftmax", "MSELoss", "MaxPool2d", "Mish", "Module", "ModuleList", "MultiheadAttention",
+           "NLLLoss", "Parameter", "RMSNorm", "RNNCell", "ReLU", "ReLU6", "Sequential", "SiLU", "Sigmoid",
+           "SmoothL1Loss", "Softmax", "Softplus", "Tanh", "Upsample", "attention", "concat", "cross_entropy",
+           "dropout", "embedding", "functional", "gelu", "init", "layer_norm", "log_softmax", "mse", "relu", "softmax",
+           "split", "state"]

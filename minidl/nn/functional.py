@@ -16,17 +16,21 @@ from ..ops import (
     conv1d,
     conv2d,
     conv_transpose2d,
+    elu,
     gelu,
     group_norm,
     hardsigmoid,
     hardswish,
+    huber_loss,
     interpolate,
     kl_div,
     l1_loss,
     leaky_relu,
     linear,
     log_softmax,
+    logsigmoid,
     max_pool2d,
+    mish,
     mse_loss,
     relu,
     relu6,
@@ -34,43 +38,51 @@ from ..ops import (
     silu,
     smooth_l1_loss,
     softmax,
+    softplus,
     tanh,
 )
 from ..ops.pair_loss import reduce
 
-__all__ = ["adaptive_avg_pool2d", "avg_pool2d", "binary_cross_entropy_with_logits", "conv1d", "conv2d",
-           "conv_transpose2d", "cross_entropy", "dropout", "embedding", "gelu", "group_norm", "hardsigmoid",
-           "hardswish", "interpolate", "kl_div", "l1_loss", "layer_norm", "leaky_relu", "linear", "log_softmax",
-           "max_pool2d", "mse_loss", "nll_loss", "one_hot", "relu", "relu6", "rms_norm",
-           "scaled_dot_product_attention", "sigmoid", "silu", "smooth_l1_loss", "softmax", "tanh"]
+__all__ = ["adaptive_avg_pool2d", "avg_pool2d", "binary_cross_entropy", "binary_cross_entropy_with_logits", "conv1d",
+           "conv2d", "conv_transpose2d", "cosine_similarity", "cross_entropy", "dropout", "elu", "embedding", "gelu",
+           "group_norm", "hardsigmoid", "hardswish", "hardtanh", "huber_loss", "interpolate", "kl_div", "l1_loss",
+           "layer_norm", "leaky_relu", "linear", "log_softmax", "logsigmoid", "max_pool2d", "mish", "mse_loss",
+           "nll_loss", "normalize", "one_hot", "relu", "relu6", "rms_norm", "scaled_dot_product_attention", "sigmoid",
+           "silu", "smooth_l1_loss", "softmax", "softplus", "tanh"]
 
 
-def cross_entropy(x: Tensor, target: Tensor, *, ignore_index: int = -100, reduction: str = "mean",
-                  label_smoothing: float = 0.0) -> Tensor:
-    """For logits (..., classes) and labels (...) int64: the classes are last. Labels that are `ignore_index` do not
-    count. Raises ValueError for an `ignore_index` that may be a class with the reduction none."""
-    logits, labels = _rows(x, target)
-    if reduction in ("mean", "sum"):
-        loss = ops.cross_entropy(logits, labels, label_smoothing, ignore_index)
-        return loss if reduction == "mean" else loss * _count(labels, ignore_index).astype(loss.dtype)
+def cross_entropy(x: Tensor, target: Tensor, weight: Tensor | None = None, *, ignore_index: int = -100,
+                  reduction: str = "mean", label_smoothing: float = 0.0) -> Tensor:
+    """For logits (..., classes) and labels (...) int64: the classes are last. `weight` (classes,): how much a sample of
+    each class counts, also in the mean. Labels that are `ignore_index` do not count."""
+    if weight is None and reduction == "mean":
+        return ops.cross_entropy(*_rows(x, target), label_smoothing, ignore_index)
     if not 0 <= label_smoothing <= 1:
         raise ValueError(f"the label smoothing is {label_smoothing}; it must be from 0 to 1")
-    if ignore_index >= 0:
-        raise ValueError("cross_entropy: ignore_index needs the reduction mean or sum")
-    rows = log_softmax(logits)
-    losses = _picked(rows, labels) * (1 - label_smoothing)
-    if label_smoothing:
-        losses = losses - ops.mean(rows, -1) * label_smoothing
-    return reduce(ops.reshape(losses, target.shape), reduction)
+    return _of_labels(log_softmax(x), target, weight, ignore_index, reduction, label_smoothing)
 
 
-def _count(labels: Tensor, ignored: int) -> Tensor:
-    return ops.total(ops.compare("not_equal", labels, ignored))
+def nll_loss(x: Tensor, target: Tensor, weight: Tensor | None = None, *, ignore_index: int = -100,
+             reduction: str = "mean") -> Tensor:
+    """-x at the label, for log-probabilities (..., classes) and labels (...) int64; see `cross_entropy`."""
+    return _of_labels(x, target, weight, ignore_index, reduction, 0.0)
 
 
-def nll_loss(x: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
-    """-x at the label: for log-probabilities (..., classes) and labels (...) int64."""
-    losses = _picked(*_rows(x, target))
+def _of_labels(x: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int, reduction: str,
+               smoothing: float) -> Tensor:
+    """The loss of log-probabilities x: (1 - smoothing) of it at the label, the rest spread over all classes."""
+    rows, labels = _rows(x, target)
+    if weight is None:
+        weight = array(np.ones(rows.shape[-1], rows.dtype))
+    elif weight.shape != rows.shape[-1:]:
+        raise ShapeError(f"the class weights are {weight.shape}; expected {rows.shape[-1:]}, one for each class")
+    hit = ops.label_weights(weight, labels, ignore_index)
+    losses, share = -ops.total(hit * rows, -1), ops.total(hit, -1)
+    if smoothing:
+        every = ops.mean(rows * weight, -1) * ops.compare("not_equal", labels, ignore_index)
+        losses = losses * (1 - smoothing) - every * smoothing
+    if reduction == "mean":
+        return ops.total(losses) / ops.clamp(ops.total(share), min=float(np.finfo(rows.dtype).tiny))
     return reduce(ops.reshape(losses, target.shape), reduction)
 
 
@@ -82,8 +94,35 @@ def _rows(x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     return ops.reshape(x, [-1, x.shape[-1]]), ops.reshape(target, [-1])
 
 
-def _picked(rows: Tensor, labels: Tensor) -> Tensor:
-    return -ops.index(rows, (np.arange(rows.shape[0]), labels))
+def binary_cross_entropy(x: Tensor, target: Tensor, weight: Tensor | None = None, *, reduction: str = "mean") -> Tensor:
+    """-target log x - (1 - target) log(1 - x) for probabilities x; a logarithm is at least -100, and that of the
+    smallest normal number. Where x comes from a sigmoid, `binary_cross_entropy_with_logits` is exact."""
+    losses = -(target * _log(x) + (1.0 - target) * _log(1.0 - x))
+    return reduce(losses if weight is None else losses * weight, reduction)
+
+
+def _log(x: Tensor) -> Tensor:
+    return ops.clamp(ops.log(ops.clamp(x, min=float(np.finfo(x.dtype).tiny))), min=-100.0)
+
+
+def hardtanh(x: Tensor, min_val: float = -1.0, max_val: float = 1.0) -> Tensor:
+    """x, at least `min_val` and at most `max_val`."""
+    return ops.clamp(x, min_val, max_val)
+
+
+def normalize(x: Tensor, dim: int = 1, eps: float = 1e-12) -> Tensor:
+    """x divided by its Euclidean norm along `dim`, or by `eps` where that is larger."""
+    return x / _norm(x, dim, eps)
+
+
+def cosine_similarity(x: Tensor, y: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
+    """The sum along `dim` of the products of x and y, each divided by its norm, or by `eps` where that is larger."""
+    return ops.total(x / _norm(x, dim, eps) * (y / _norm(y, dim, eps)), dim)
+
+
+def _norm(x: Tensor, dim: int, eps: float) -> Tensor:
+    """The square is clamped, not its root: the root's gradient at 0 is not finite."""
+    return ops.sqrt(ops.clamp(ops.total(x * x, dim, keepdims=True), min=eps * eps))
 
 
 def one_hot(index: Tensor, num_classes: int) -> Tensor:

@@ -66,6 +66,55 @@ class SiLU(Module):
         return ops.silu(x)
 
 
+class ELU(Module):
+    """x above 0, alpha (exp(x) - 1) below."""
+
+    def __init__(self, alpha: float = 1.0) -> None:
+        self.alpha = alpha
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.elu(x, self.alpha)
+
+
+class Softplus(Module):
+    """log(1 + exp(x))."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.softplus(x)
+
+
+class LogSigmoid(Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.logsigmoid(x)
+
+
+class Mish(Module):
+    """x tanh(softplus(x))."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.mish(x)
+
+
+class Hardtanh(Module):
+    """x, at least `min_val` and at most `max_val`."""
+
+    def __init__(self, min_val: float = -1.0, max_val: float = 1.0) -> None:
+        self.bounds = min_val, max_val
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.clamp(x, *self.bounds)
+
+
+class Identity(Module):
+    """x; whatever arguments it is made with."""
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        pass
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
 class LeakyReLU(Module):
     """x above 0, `negative_slope` times x below."""
 

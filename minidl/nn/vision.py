@@ -82,6 +82,20 @@ class _Pool2d(Module):
         self.arguments = (kernel_size, stride, padding)
 
 
+class Dropout2d(Module):
+    """Drops whole channels of images (n, h, w, c) with probability `p` while training."""
+
+    def __init__(self, p: float = 0.5) -> None:
+        if not 0 <= p < 1:
+            raise ValueError(f"the dropout rate is {p}; it must be at least 0 and below 1")
+        self.rate = p
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return x
+        return x * ops.dropout(ops.ones(x.shape[0], 1, 1, x.shape[-1], dtype=x.dtype), self.rate)
+
+
 class MaxPool2d(_Pool2d):
     """The maximum of each window."""
 

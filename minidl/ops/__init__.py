@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from .activation import hardsigmoid, hardswish, leaky_relu, relu6, silu
+from .activation import elu, hardsigmoid, hardswish, leaky_relu, logsigmoid, mish, relu6, silu
 from .attention import attention
 from .batch_norm import batch_norm
 from .cast import astype
 from .conv import conv2d
 from .conv_transpose import conv1d, conv_transpose2d
-from .create import arange, full, ones, ones_like, rand, randn, zeros, zeros_like
+from .create import arange, eye, full, linspace, ones, ones_like, rand, randn, zeros, zeros_like
 from .dropout import dropout
 from .elementwise import (
     absolute,
@@ -36,10 +36,18 @@ from .join import chunk, concat, cut, split, stack
 from .join import concat as cat
 from .layer_norm import layer_norm
 from .linear import linear, matmul
-from .loss import cross_entropy, log_softmax, mse, softmax
+from .loss import cross_entropy, label_weights, log_softmax, mse, softmax
 from .masks import all_of, any_of, clamp, compare, logic, masked_fill, where
 from .methods import install
-from .pair_loss import binary_cross_entropy_with_logits, kl_div, l1_loss, mse_loss, smooth_l1_loss
+from .pair_loss import (
+    binary_cross_entropy_with_logits,
+    huber_loss,
+    kl_div,
+    l1_loss,
+    mse_loss,
+    smooth_l1_loss,
+    softplus,
+)
 from .pool import avg_pool2d, global_avg_pool, max_pool2d
 from .recurrent import gru, lstm, rnn
 from .reduce import broadcast_to, mean, total
@@ -48,13 +56,15 @@ from .rms_norm import rms_norm
 from .shape import flatten, reshape, squeeze, swap_axes, transpose, unsqueeze
 
 __all__ = ["absolute", "adaptive_avg_pool2d", "add", "all_of", "amax", "amin", "any_of", "arange", "argmax", "argmin",
-           "astype", "attention", "avg_pool2d", "batch_norm", "binary_cross_entropy_with_logits", "broadcast_to", "cat",
-           "chunk", "clamp", "compare", "concat", "conv1d", "conv2d", "conv_transpose2d", "cross_entropy", "cut", "div",
-           "dropout", "embedding", "exp", "flatten", "full", "gather", "gelu", "global_avg_pool", "group_norm", "gru",
-           "hardsigmoid", "hardswish", "index", "interpolate", "kl_div", "l1_loss", "layer_norm", "leaky_relu",
-           "linear", "log", "log_softmax", "logic", "lstm", "masked_fill", "matmul", "max_pool2d", "maximum", "mean",
-           "minimum", "mse", "mse_loss", "mul", "neg", "ones", "ones_like", "power", "rand", "randn", "relu", "relu6",
-           "reshape", "rms_norm", "rnn", "sigmoid", "silu", "smooth_l1_loss", "softmax", "split", "sqrt", "squeeze",
-           "stack", "sub", "swap_axes", "tanh", "total", "transpose", "unsqueeze", "where", "zeros", "zeros_like"]
+           "astype", "attention", "avg_pool2d", "batch_norm", "binary_cross_entropy_with_logits", "broadcast_to",
+           "cat", "chunk", "clamp", "compare", "concat", "conv1d", "conv2d", "conv_transpose2d", "cross_entropy",
+           "cut", "div", "dropout", "elu", "embedding", "exp", "eye", "flatten", "full", "gather", "gelu",
+           "global_avg_pool", "group_norm", "gru", "hardsigmoid", "hardswish", "huber_loss", "index", "interpolate",
+           "kl_div", "l1_loss", "label_weights", "layer_norm", "leaky_relu", "linear", "linspace", "log",
+           "log_softmax", "logic", "logsigmoid", "lstm", "masked_fill", "matmul", "max_pool2d", "maximum", "mean",
+           "minimum", "mish", "mse", "mse_loss", "mul", "neg", "ones", "ones_like", "power", "rand", "randn", "relu",
+           "relu6", "reshape", "rms_norm", "rnn", "sigmoid", "silu", "smooth_l1_loss", "softmax", "softplus", "split",
+           "sqrt", "squeeze", "stack", "sub", "swap_axes", "tanh", "total", "transpose", "unsqueeze", "where", "zeros",
+           "zeros_like"]
 
 install()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from ..autograd.tensor import Tensor
-from .elementwise import _Unary
+from .elementwise import _Unary, exp, tanh
+from .masks import clamp, where
+from .pair_loss import softplus
 
 
 class Relu6(_Unary):
@@ -61,3 +63,18 @@ def silu(x: Tensor) -> Tensor:
 def leaky_relu(x: Tensor, slope: float = 0.01) -> Tensor:
     """x where it is above 0, `slope` times x elsewhere."""
     return LeakyReLU(slope=float(slope))(x)
+
+
+def elu(x: Tensor, alpha: float = 1.0) -> Tensor:
+    """x where it is above 0, alpha (exp(x) - 1) elsewhere."""
+    return where(x > 0, x, (exp(clamp(x, max=0.0)) - 1.0) * alpha)
+
+
+def logsigmoid(x: Tensor) -> Tensor:
+    """log(sigmoid(x)), for any x."""
+    return -softplus(-x)
+
+
+def mish(x: Tensor) -> Tensor:
+    """x tanh(softplus(x))."""
+    return x * tanh(softplus(x))

@@ -50,6 +50,16 @@ def arange(start: float, end: float | None = None, step: float = 1, dtype: str |
     return array(values, dtype or ("int64" if whole else "float32"))
 
 
+def linspace(start: float, end: float, steps: int, dtype: str = "float32") -> Tensor:
+    """`steps` numbers from `start` to `end`, both included, equally far apart."""
+    return array(np.linspace(start, end, steps).astype(dtype))
+
+
+def eye(n: int, m: int | None = None, dtype: str = "float32") -> Tensor:
+    """n rows and m columns (default n): 1 on the diagonal, 0 elsewhere."""
+    return array(np.eye(n, m, dtype=dtype))
+
+
 def randn(*shape: Any, dtype: str = "float32") -> Tensor:
     """Standard normal numbers. They follow from the seed and the number of earlier random tensors.
 

@@ -66,6 +66,27 @@ class CrossEntropy(Op):
         return dx
 
 
+class LabelWeights(Op):
+    """A weight of each class (c,) and labels (n,) int64 -> (n, c): the weight of each row's label, 0 elsewhere."""
+
+    name = "label_weights"
+    precision = "full"
+
+    def __init__(self, ignore: int) -> None:
+        self.ignore = ignore
+
+    def forward(self, weight: Tensor, labels: Tensor) -> Tensor:
+        dtype = same_dtype(self, weight)
+        if labels.storage.data is not None:  # those of a recorded step are checked when it runs
+            check_range("label", labels.numpy(), weight.shape[0], self.ignore)
+        y = self.out([*labels.shape, *weight.shape], dtype)
+        self.call("label_weights", [weight, labels], [y], ignore=self.ignore)
+        return y
+
+    def input_grad(self, i: int, dy: Tensor) -> Tensor:
+        raise NotImplementedError("class weights have no gradient; detach() them")
+
+
 class MSE(Op):
     """The mean of (x - target)^2, a scalar."""
 
@@ -106,13 +127,19 @@ def _over(op: Op, x: Tensor, axis: int) -> Tensor:
     return op(x)
 
 
+def label_weights(weight: Tensor, labels: Tensor, ignore_index: int) -> Tensor:
+    """For weights of classes (c,) and labels (n,) int64: (n, c), each row the weight of its label there and 0
+    elsewhere, and all 0 where the label is `ignore_index`. Raises ValueError for a label out of range."""
+    return LabelWeights(ignore_index)(weight, labels)
+
+
 def cross_entropy(x: Tensor, labels: Tensor, smoothing: float = 0.0, ignore_index: int | None = None) -> Tensor:
     """The mean over samples of -sum(target log softmax(x)) for logits (n, c) and labels (n,) int64. The target is
     1 - smoothing at the label plus smoothing / c everywhere. Samples whose label is `ignore_index` do not count; if
     none counts, the loss is 0. Raises ValueError unless 0 <= smoothing <= 1, and for a label out of range."""
     if isinstance(smoothing, Tensor):
-        raise TypeError("the third argument of cross_entropy is the label smoothing, a number; it takes no class "
-                        "weights")
+        raise TypeError("the third argument of this cross_entropy is the label smoothing, a number; class weights are "
+                        "an argument of nn.functional.cross_entropy and nn.CrossEntropyLoss")
     if not 0 <= smoothing <= 1:
         raise ValueError(f"the label smoothing is {smoothing}; it must be from 0 to 1")
     return CrossEntropy(smoothing, ignore_index)(x, labels)

@@ -20,7 +20,7 @@ from .join import chunk, split
 from .linear import matmul
 from .loss import log_softmax, softmax
 from .masks import all_of, any_of, clamp, compare, logic, masked_fill, where
-from .reduce import broadcast_to, mean, total
+from .reduce import broadcast_to, mean, total, variance
 from .shape import flatten, reshape, squeeze, swap_axes, transpose, unsqueeze
 
 #: a name of torch -> what to use here
@@ -29,8 +29,8 @@ INSTEAD = {
     "cpu": "numpy() for the values", "cuda": "minidl.set_default_device('cuda') before tensors are made",
     "data": "assign(values) to change a tensor, numpy() to read it", "type": "astype(dtype)",
     "clone": "the tensor itself: no op changes its input", "repeat": "minidl.cat or expand",
-    "norm": "(x * x).sum().sqrt()", "var": "((x - x.mean(dim, True)) ** 2).sum(dim) / (n - 1)",
-    "std": "(((x - x.mean(dim, True)) ** 2).sum(dim) / (n - 1)).sqrt()", "t": "T",
+    "norm": "(x * x).sum().sqrt()", "t": "T", "cumsum": "x @ a triangle of ones, or NumPy's on x.numpy()",
+    **dict.fromkeys(("sort", "argsort", "topk"), "NumPy's on x.numpy(), outside a recorded step"),
 }
 
 
@@ -106,6 +106,13 @@ def _extreme(name: str, plain: Any, indexed: Any) -> Any:
     return method
 
 
+def _var(t: Tensor, *args: Any, **named: Any) -> Tensor:
+    if "correction" not in named:
+        raise TypeError("var and std mean one thing in NumPy and another in torch: give correction=0 to divide by the "
+                        "number of elements, as in NumPy, correction=1 for one less, as in torch")
+    return variance(t, *args, **named)
+
+
 def _truth(t: Tensor) -> bool:
     if t.size != 1:
         raise ValueError(f"the truth of a tensor of shape {t.shape} is not one value; use (x == y).all() or .any()")
@@ -149,6 +156,7 @@ METHODS: dict[str, Any] = {
     "__getitem__": index, "__setitem__": _set_item, "__getattr__": _missing,
     "abs": absolute, "exp": exp, "log": log, "sqrt": sqrt, "tanh": tanh, "relu": relu, "sigmoid": sigmoid, "gelu": gelu,
     "pow": power, "softmax": softmax, "log_softmax": log_softmax, "clamp": clamp, "clip": clamp, "matmul": matmul,
+    "var": _var, "std": lambda t, *args, **named: sqrt(_var(t, *args, **named)), "square": lambda t: mul(t, t),
     "sum": total, "mean": mean, "amax": amax, "amin": amin, "argmax": argmax, "argmin": argmin,
     "max": _extreme("max", amax, max_with_indices), "min": _extreme("min", amin, min_with_indices),
     "any": any_of, "all": all_of, "where": lambda t, mask, other: where(mask, t, other), "masked_fill": masked_fill,
@@ -159,6 +167,24 @@ METHODS: dict[str, Any] = {
     "double": lambda t: astype(t, "float64"), "long": lambda t: astype(t, "int64"), "bool": lambda t: astype(t, "bool"),
     "dim": lambda t: t.ndim, "numel": lambda t: t.size, "tolist": lambda t: t.numpy().tolist(),
 }
+
+
+#: methods that are functions, too, as in torch: `minidl.exp(x)` is `x.exp()`
+FUNCTIONS = ("abs", "all", "amax", "amin", "any", "argmax", "argmin", "chunk", "clamp", "exp", "flatten", "gather",
+             "log", "log_softmax", "masked_fill", "matmul", "max", "mean", "min", "permute", "pow", "relu", "reshape",
+             "sigmoid", "softmax", "split", "sqrt", "square", "squeeze", "std", "sum", "tanh", "transpose", "unsqueeze",
+             "var")
+
+
+def function(name: str) -> Any:
+    """The function of a tensor or an array that calls this method."""
+
+    def call(x: Any, *args: Any, **kwargs: Any) -> Any:
+        return getattr(x if isinstance(x, Tensor) else array(x), name)(*args, **kwargs)
+
+    call.__name__ = call.__qualname__ = name
+    call.__doc__ = f"`x.{name}(...)`."
+    return call
 
 
 def install() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..autograd.op import Op, same_dtype
 from ..autograd.tensor import Tensor
+from .create import zeros_like
 from .loss import mse
 from .reduce import mean, total
 
@@ -92,14 +93,29 @@ def smooth_l1_loss(x: Tensor, target: Tensor, reduction: str = "mean", beta: flo
     return reduce(SmoothL1(beta=float(beta))(x, target), reduction)
 
 
+def huber_loss(x: Tensor, target: Tensor, reduction: str = "mean", delta: float = 1.0) -> Tensor:
+    """d^2 / 2 where the distance d of x and target is below `delta`, delta (d - delta / 2) elsewhere."""
+    return smooth_l1_loss(x, target, reduction, delta) * delta
+
+
 def mse_loss(x: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
     """(x - target)^2."""
     return mse(x, target) if reduction == "mean" else reduce((x - target) ** 2, reduction)
 
 
-def binary_cross_entropy_with_logits(x: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
-    """-target log s - (1 - target) log(1 - s), with s = sigmoid(x), for any logits x; targets are from 0 to 1."""
-    return reduce(BCEWithLogits()(x, target), reduction)
+def binary_cross_entropy_with_logits(x: Tensor, target: Tensor, weight: Tensor | None = None, *,
+                                     reduction: str = "mean", pos_weight: Tensor | None = None) -> Tensor:
+    """-target log s - (1 - target) log(1 - s), with s = sigmoid(x), for any logits x; targets are from 0 to 1.
+    `weight` and `pos_weight` broadcast to x: how much each element counts, and the first of the two terms."""
+    losses = BCEWithLogits()(x, target)
+    if pos_weight is not None:
+        losses = losses + (pos_weight - 1.0) * target * softplus(-x)
+    return reduce(losses if weight is None else losses * weight, reduction)
+
+
+def softplus(x: Tensor) -> Tensor:
+    """log(1 + exp(x)), for any x: the binary cross-entropy of x and 0."""
+    return BCEWithLogits()(x, zeros_like(x))
 
 
 def kl_div(x: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:

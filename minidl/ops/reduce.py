@@ -71,6 +71,19 @@ def mean(x: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool = Fa
     return finish(Sum(axes, True)(x), axes, keepdims)
 
 
+@with_dim
+def variance(x: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool = False, *,
+             correction: float) -> Tensor:
+    """The sum of squares of what differs from the mean over `axis` (default: all), divided by the number of elements
+    less `correction`: 1 is torch's default, 0 NumPy's."""
+    axes = axes_of(x, axis, "var")
+    d = x - mean(x, axes, True)
+    count = math.prod(x.shape[a] for a in axes) - correction
+    if not count > 0:
+        raise ShapeError(f"var: {count + correction:g} elements are too few for a correction of {correction:g}")
+    return total(d * d, axes, keepdims) / count
+
+
 def sum_to(g: Tensor, t: Tensor) -> Tensor:
     """g summed over the axes that broadcasting has added to t's shape; part of the open task."""
     if g.shape == t.shape:

@@ -275,19 +275,22 @@ class AdamW(Adam):
 
 class RMSprop(Optimizer):
     """v = alpha v + (1 - alpha) g^2; u = momentum u + g / (sqrt(v) + eps); p -= lr u (Tieleman, Hinton 2012), as in
-    torch; weight decay is added to the gradient."""
+    torch; weight decay is added to the gradient. `centered`: sqrt(v - a^2), with a = alpha a + (1 - alpha) g."""
 
     def __init__(self, parameters: Parameters, lr: float = 1e-2, alpha: float = 0.99, eps: float = 1e-8,
-                 weight_decay: float = 0.0, momentum: float = 0.0, *, max_norm: float | None = None,
-                 scaler: GradScaler | None = None) -> None:
+                 weight_decay: float = 0.0, momentum: float = 0.0, centered: bool = False, *,
+                 max_norm: float | None = None, scaler: GradScaler | None = None) -> None:
         super().__init__(parameters, lr, max_norm, scaler)
         _check("the weight decay", weight_decay, self.parameters[0].dtype)
         _check("eps", eps, self.parameters[0].dtype)
         for name, value in (("alpha", alpha), ("momentum", momentum)):
             if not 0 <= value < 1:
                 raise ValueError(f"{name} is {value}; it must be at least 0 and below 1")
-        self.constants = {"alpha": alpha, "eps": eps, "momentum": momentum, "weight_decay": weight_decay}
+        self.constants = {"alpha": alpha, "eps": eps, "momentum": momentum, "weight_decay": weight_decay,
+                          "centered": bool(centered)}
         self.add_state("square")
+        if centered:
+            self.add_state("mean")
         if momentum:
             self.add_state("momentum")
 

@@ -32,8 +32,9 @@ from ..runtime.executors import SequentialExecutor, executor
 from ..schedule import Schedule
 from . import objectives
 
-OPTIMIZERS: dict[str, Callable[..., optim.Optimizer]] = {"sgd": optim.SGD, "adam": optim.Adam, "adamw": optim.AdamW}
-MOMENTUM = 0.9  #: the default of sgd
+OPTIMIZERS: dict[str, Callable[..., optim.Optimizer]] = {"sgd": optim.SGD, "adam": optim.Adam, "adamw": optim.AdamW,
+                                                         "rmsprop": optim.RMSprop}
+MOMENTUM = {"sgd": 0.9, "rmsprop": 0.0}  #: the optimizers that have a momentum, with its default
 #: float type of a run -> in mixed precision, the 16-bit type of products (parameters stay float32)
 DTYPES = {"float32": None, "float64": None, "bf16": "bfloat16", "fp16": "float16"}
 
@@ -63,7 +64,7 @@ class Job:
     groups: int = 1  #: groups of micro-batches, whose gradients are summed separately and then added
     optimizer: str = "sgd"
     lr: float = 0.1
-    momentum: float | None = None  #: of sgd
+    momentum: float | None = None  #: of the optimizers that have one; None: the default
     weight_decay: float | None = None  #: None: the optimizer's default
     clip: float | None = None  #: the largest global norm of all gradients
     seed: int = 0
@@ -157,8 +158,9 @@ class Recorded:
 
     def _optimizer(self) -> optim.Optimizer:
         job, given = self.job, dict[str, float]()
-        if job.optimizer == "sgd":
-            given["momentum"] = MOMENTUM if job.momentum is None else job.momentum
+        momentum = MOMENTUM.get(job.optimizer) if job.momentum is None else job.momentum
+        if momentum is not None:
+            given["momentum"] = momentum
         if job.weight_decay is not None:
             given["weight_decay"] = job.weight_decay
         return OPTIMIZERS[job.optimizer](self.model.parameters(), job.lr, **given)
