@@ -160,7 +160,7 @@ def test_a_run_leaves_the_bits_of_its_log_replayed(name, ranks, options):
 
 
 @pytest.mark.parametrize(("name", "ranks"), [("pipedream", 2), ("pipedream_2bw", 2), ("paci", 2), ("layerpipe2", 2),
-                                             ("pipedream, averaged", 3)])
+                                             ("pipedream, averaged", 3), ("layerpipe", 3)])
 def test_replicas_make_the_same_versions(name, ranks):
     """Each replica reads the versions that the log of one says, and all leave the bits of that log, replayed with the
     mean of their gradients before each update."""
@@ -383,16 +383,23 @@ def test_what_keeps_nothing_reads_nothing_old():
         pipeline.prove(replace(made, versions=replace(made.versions, read=wrong)))
 
 
-@pytest.mark.parametrize("name", POLICIES)
-def test_a_saved_plan_of_a_network_is_checked(name, tmp_path, capsys):
+@pytest.mark.parametrize(("name", "replicas"), [*((name, 1) for name in POLICIES), ("pipedream", 2), ("layerpipe", 2)])
+def test_a_saved_plan_of_a_network_is_checked_and_priced(name, replicas, tmp_path, capsys):
     """Also an edited one, whose culprit is a version that is not there."""
     from minidl.cli import main
 
     policy, told = POLICIES[name]
     flags = ["--model", "mlp", "--model-arg", "layers=4", "--ranks", "3", "--micro-batches", "8", "--scheduler", policy,
              *(f for k, v in told.items() for f in ("--scheduler-arg", f"{k}={v}"))]
+    flags += ["--replicas", str(replicas)] if replicas > 1 else []
     path = tmp_path / "plan.csv"
-    assert main(["plan", *flags, "--costs", "analytic", "--save", str(path)]) == 0
+    costs = ["--costs", "analytic", "--json"]
+    assert main(["plan", *flags, *costs, "--save", str(path)]) == 0
+    planned = json.loads(capsys.readouterr().out)
+    assert main(["check", str(path), *flags, *costs]) == 0
+    checked = json.loads(capsys.readouterr().out)
+    for key in ("tasks", "waits", "peak_bytes", "predicted_step_ms"):
+        assert checked[key] == planned[key], key
     assert main(["check", str(path), *flags]) == 0
     lines = path.read_text().splitlines(True)
     path.write_text("".join(line for line in lines if "0F3" not in line) + "0,main,0F3\n")

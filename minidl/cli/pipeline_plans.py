@@ -16,6 +16,7 @@ from ..runtime.memory import MemoryLimitError
 from ..schedule import ScheduleError
 from ..schedulers import pipeline as pipelines
 from ..schedulers.layer_times import with_communication
+from ..tasks import Kind
 from ..training.trainer import Recorded
 from . import show
 from .flags import UsageError, job
@@ -176,9 +177,13 @@ def check(arguments: Any) -> int:
         count = (arguments.ranks * (chunks or pipelines.chunks_in(schedule, arguments.ranks)) if like is None
                  else like.placement.stages)
         cost = costs(arguments, recorded) if "--costs" in arguments.given else CostModel.analytic()
+        where = None if like is None else like.placement.table
+        parts = None if like is None else like.placement.parts
         stages = pipelines.cut(recorded.graph, cost, count,
                                pipelines.balanced(recorded.graph, _cut_by(arguments), count),
-                               None if like is None else like.placement.table)
+                               where if parts is None else parts[Kind.U, 0])
+        if like is not None and parts is not None:
+            stages = pipelines.with_followers(stages, like.placement)
     try:
         proved = pipelines.read_plan(schedule, arguments.ranks, arguments.micro_batches, chunks,
                                      arguments.activation_cap, graph=stages.graph if stages else None,
@@ -193,7 +198,7 @@ def check(arguments: Any) -> int:
                               "peak_activations": list(proved.peaks)}
     if stages and "--costs" in arguments.given:
         times = with_communication(proved.graph, stages.cost(proved.graph, cost), _collective(arguments))
-        record["predicted_step_ms"] = round((pipelines.price(proved, times).makespan + cost.step) / 1000, 4)
+        record["predicted_step_ms"] = round(replace(proved, cost=times).predicted_step_ms, 4)
     show.emit(arguments, record,
               lambda: f"{proved.schedule.grid()}\n\nvalid on {proved.ranks} ranks: {_said(record)}")
     return 0

@@ -7,6 +7,7 @@ given schedule, and `minidl.plan` that of a recorded network (by `plan_network`)
 
 from ...passes.send_receive import add_communication, swap
 from ...plans import Plan, Versions
+from .follow import with_followers
 from .grid import grid
 from .models import balanced, cut
 from .network import of_network, plan_network, plan_schedule
@@ -24,4 +25,5 @@ __all__ = [
     "POLICIES", "PipelineError", "Placement", "Plan", "Policy", "Price", "Problem", "Versions", "add_all_reduces",
     "add_communication", "balanced", "chunks_in", "costs", "cut", "from_torch", "fused_in", "grid", "groups",
     "names", "of_network", "place", "plan", "plan_network", "plan_schedule", "policy", "price", "prove",
-    "read_plan", "read_schedule", "stage_graph", "swap", "to_torch", "update_every"]
+    "read_plan", "read_schedule", "stage_graph", "swap", "to_torch", "update_every",
+    "with_followers"]

@@ -32,8 +32,8 @@ class Stages:
         """The times of the tasks of `merged`, which is `graph` with some O and W as one B; links as in `cost`."""
         times = {self.graph.name(t): float(time) for t, time in enumerate(self.time)}
         for t in merged:
-            if t.kind == Kind.B:
-                times[t.name] = sum(times.get(f"{t.unit}{k}{t.micro_batch}", 0.0) for k in "OW")
+            if t.kind == Kind.B:  # late or not
+                times[f"{t.unit}B{t.micro_batch}"] = sum(times.get(f"{t.unit}{k}{t.micro_batch}", 0.0) for k in "OW")
         return replace(cost, tasks=times, kinds={}, launch=0.0, source="given")
 
 

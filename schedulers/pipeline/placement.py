@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...graph import Ints
-from ...tasks import Kind, unpack
+from ...tasks import COLLECTIVE, Kind, unpack
 
 
 class PipelineError(ValueError):
@@ -59,10 +59,11 @@ class Placement:
 
     def home(self, keys: Any, micro_batches: int) -> Any:
         """The rank(s) of task(s), which must be in range. For an update in both directions, the part is the
-        direction."""
+        direction. A sum over replicas is where its stage is updated."""
         own = unpack(keys)
         if self.parts is not None:
-            return self.parts[own.kind, own.part, own.unit]
+            sums = np.isin(own.kind, COLLECTIVE)
+            return self.parts[np.where(sums, Kind.U, own.kind), np.where(sums, 0, own.part), own.unit]
         update = (own.kind == Kind.U) & (self.directions > 1)
         return np.where(update, self.table[np.minimum(own.part, self.directions - 1), own.unit],
                         self.rank(own.unit, own.micro_batch, micro_batches))

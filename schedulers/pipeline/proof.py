@@ -101,7 +101,7 @@ def read_plan(schedule: Schedule, ranks: int, micro_batches: int, chunks: int | 
     if talks(schedule):
         _at_home(compute, placement, micro_batches)
         check_messages(graph, compute.validate(graph))
-    if replicas > 1:
+    if replicas > 1 and not stale:  # whose graph has its sums
         graph = synchronise(graph, part_bytes=like.notes.get("part_bytes") if like is not None else None)
     if talks(schedule):
         graph, _ = add_communication(graph, schedule.only(graph).validate(graph))
