@@ -1,27 +1,21 @@
 """Convolution over images with channels last: forward and its two separate gradients.
 
-x (n, h, w, c), weight (o, kh, kw, c / groups), y (n, oh, ow, o); all contiguous. The CPU lowers to matrix products:
-a chunk of rows of patches is gathered, then multiplied, so that the patches stay in the cache. A 1x1 convolution is
-a product without any gathering. The gathering is in `patches`, one filter per channel in `depthwise`, the CUDA forms in
-`conv_cuda`.
+x (n, h, w, c), weight (o, kh, kw, c / groups), y (n, oh, ow, o); all contiguous. The CPU's loops are in `direct`, and
+those for one filter per channel in `depthwise`; the CUDA forms are in `conv_cuda`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from .depthwise import depthwise, depthwise_input_grad, depthwise_weight_grad, depthwise_work
-from .linear import cpu_act, gemm
-from .patches import Gather, Scatter
-from .registry import Thunk, flat, kernel, loop, ufunc
+from .linear import cpu_act
+from .registry import Thunk, flat, kernel, loop
 from .sums import row_sums, row_sums_work
+from .taps import LANES, Part, backward, forward, line, lines, packed, padded
 
-CHUNK = 512  #: rows of patches at a time, where the image allows
 Pair = tuple[int, int]
 
 
@@ -83,7 +77,7 @@ def conv2d(xp: Any, x: Any, w: Any, b: Any = None, *, geometry: Geometry, act: s
 
 
 @kernel("conv2d_input_grad", flops=lambda reads, writes: _flops(reads[0], reads[1]),
-        work=lambda reads, writes, size, geometry: _work(writes[0], reads[1], reads[0], geometry)[:2])
+        work=lambda reads, writes, size, geometry: _input_grad_work(reads[0], reads[1], writes[0], geometry))
 def conv2d_input_grad(xp: Any, dy: Any, w: Any, *, size: Pair, geometry: Geometry) -> Any:
     """dx (n, *size, c): every tap's product is added to the pixel from which it came."""
     groups, each = geometry.groups, w.shape[3]
@@ -96,8 +90,7 @@ def conv2d_input_grad(xp: Any, dy: Any, w: Any, *, size: Pair, geometry: Geometr
 
 
 @kernel("conv2d_weight_grad", flops=lambda reads, writes: _flops(reads[1], writes[0]),
-        work=lambda reads, writes, taps, bias, geometry: [*_work(reads[0], writes[0], reads[1], geometry, sums=True),
-                                                          *(row_sums_work(reads[1].shape[3]) if bias else [])])
+        work=lambda reads, writes, **constants: _weight_grad_work(reads[0], reads[1], writes[0], **constants))
 def conv2d_weight_grad(xp: Any, x: Any, dy: Any, *, taps: Pair, bias: bool, geometry: Geometry) -> Any:
     """dw (o, *taps, c / groups); with `bias` also db (o,), the sum of dy over samples and pixels."""
     groups, o = geometry.groups, dy.shape[3]
@@ -109,102 +102,95 @@ def conv2d_weight_grad(xp: Any, x: Any, dy: Any, *, taps: Pair, bias: bool, geom
 
 
 # ----------------------------------------------------------------------------------------------- CPU forms
-def _is_plain(w: Any, geometry: Geometry) -> bool:
-    """Whether the convolution is a matrix product of pixels and weights, without patches."""
-    return bool(w.shape[1:3] == (1, 1) and geometry == Geometry((1, 1), (0, 0), geometry.dilation, 1))
+class _Plan(NamedTuple):
+    """What a kernel works on: shapes of x and y, of the weights (groups, o / groups, taps, c / groups), and the parts
+    of its outputs."""
+
+    x: tuple[int, ...]
+    y: tuple[int, ...]
+    w: tuple[int, ...]
+    parts: list[Part]
+
+
+def _plan(x: Any, w: Any, y: Any, geometry: Geometry, parts: Callable[..., list[Part]] = forward) -> _Plan:
+    xs, ys, groups = tuple(x.shape), tuple(y.shape), geometry.groups
+    if w.shape[1:3] == (1, 1) and geometry[:2] == ((1, 1), (0, 0)):  # no neighbours: any pixels can be a line
+        length = line(prod(ys[:3]))
+        xs, ys = ((prod(ys[:3]) // length, 1, length, s[3]) for s in (xs, ys))
+    return _Plan(xs, ys, (groups, w.shape[0] // groups, w.shape[1] * w.shape[2], w.shape[3]),
+                 parts(xs[1:3], w.shape[1:3], ys[1:3], *geometry[:3]))
+
+
+def _shaped(plan: _Plan, x: Any, w: Any, y: Any) -> tuple[Any, Any, Any]:
+    return flat(x).reshape(plan.x), flat(w).reshape(plan.w), flat(y).reshape(plan.y)
 
 
 def _is_depthwise(x: Any, w: Any, geometry: Geometry) -> bool:
     return bool(1 < x.shape[3] == w.shape[0] == geometry.groups)
 
 
-def _lines(y: Any) -> int:
-    """How many lines of the output are a chunk."""
-    return int(max(1, min(CHUNK // max(y.shape[2], 1), y.shape[0] * y.shape[1])))
-
-
-def _work(x: Any, w: Any, y: Any, geometry: Geometry, sums: bool = False) -> list[Any]:
-    """Scratch arrays of the three kernels: a chunk of patches, and with `sums` the product of one chunk. With few
-    channels, patches have the taps first, so that runs of contiguous numbers are longer."""
-    if _is_plain(w, geometry):
-        return []
+def _work(x: Any, w: Any, y: Any, geometry: Geometry) -> list[Any]:
+    """Scratch arrays of the forward kernel: packed weights, an image with zeros around it."""
     if _is_depthwise(x, w, geometry):
         return depthwise_work(x.shape, w.shape, y.shape, geometry[:3], x.dtype)
-    rows, columns = _lines(y) * y.shape[2], w.size // w.shape[0]
-    return [((rows, columns), x.dtype), *([(w.shape, w.dtype)] if sums else [])]
+    plan = _plan(x, w, y, geometry)
+    return [((packed(plan.w),), x.dtype), ((padded(plan.parts, plan.x[3]),), x.dtype)]
 
 
-def _chunks(x: Any, w: Any, y: Any, geometry: Geometry) -> Iterator[tuple[slice, int, tuple[Any, ...]]]:
-    """(slice of y's pixels, group, arguments of the loop after the patches) for each chunk and group."""
-    shape = (*x.shape[1:], *w.shape[1:3], *geometry.stride, *geometry.padding, *geometry.dilation, *y.shape[1:3])
-    step, lines, pixels = _lines(y), y.shape[0] * y.shape[1], flat(x)
-    for first in range(0, lines, step):
-        for group in range(geometry.groups):
-            yield (slice(first * y.shape[2], min(first + step, lines) * y.shape[2]), group,
-                   (pixels, first, group * w.shape[3], shape))
+def _input_grad_work(dy: Any, w: Any, dx: Any, geometry: Geometry) -> list[Any]:
+    if _is_depthwise(dx, w, geometry):
+        return _work(dx, w, dy, geometry)
+    plan = _plan(dx, w, dy, geometry, backward)
+    groups, outputs, count, each = plan.w
+    return [((packed((groups, each, count, outputs)),), dy.dtype), ((padded(plan.parts, plan.y[3]),), dy.dtype)]
 
 
-def _by_group(w: Any, groups: int) -> Any:
-    return w.reshape(groups, len(w) // groups, -1)
-
-
-def _columns(pixels: Any, group: int, groups: int) -> Any:
-    """One group's channels of (pixels, channels)."""
-    each = pixels.shape[1] // groups
-    return pixels[:, group * each : (group + 1) * each]
+def _weight_grad_work(x: Any, dy: Any, dw: Any, taps: Pair, bias: bool, geometry: Geometry) -> list[Any]:
+    """Those of the forward kernel, with sums in place of weights; the outputs of a chunk of pixels side by side."""
+    work = _work(x, dw, dy, geometry)
+    if not _is_depthwise(x, dw, geometry):
+        plan = _plan(x, dw, dy, geometry)
+        work.append(((lines(plan.y) * plan.y[2] * LANES,), x.dtype))
+    return [*work, *(row_sums_work(dy.shape[3]) if bias else [])]
 
 
 @conv2d.cpu
 def _(x: Any, w: Any, *rest: Any, geometry: Geometry, act: str = "") -> list[Thunk]:
-    bias, (y, *work) = (rest[:1], rest[1:]) if rest[0].ndim == 1 else ((), rest)
-    pixels, groups = y.reshape(-1, len(w)), geometry.groups
-    add = [*(loop(_add_bias, pixels, b) for b in bias), *cpu_act(act, pixels)]
-    if _is_plain(w, geometry):
-        return [gemm(x.reshape(-1, w.shape[3]), w.reshape(len(w), -1).T, pixels), *add]
+    from .direct import convolve
+
+    bias, (y, *work) = (rest[0], rest[1:]) if rest[0].ndim == 1 else (None, rest)
+    end = cpu_act(act, y.reshape(-1, len(w)))
     if _is_depthwise(x, w, geometry):
-        return [*depthwise(x, w, y, *work, geometry=geometry[:3]), *add]
-    weights, gather = _by_group(w, groups), Gather(work[0], w.shape[2] * w.shape[3])
-    thunks: list[Thunk] = []
-    for part, group, arguments in _chunks(x, w, y, geometry):
-        thunk, patches = gather(part.stop - part.start, arguments)
-        thunks += [thunk, gemm(patches, weights[group].T, _columns(pixels[part], group, groups))]
-    return [*thunks, *add]
+        add = [] if bias is None else [loop(_add_bias, y.reshape(-1, len(w)), bias)]
+        return [*depthwise(x, w, y, *work, geometry=geometry[:3]), *add, *end]
+    plan = _plan(x, w, y, geometry)
+    x, w, y, taps = *_shaped(plan, x, w, y), w.shape[1:3]
+    return [*convolve(x, w, bias, y, plan.parts[0], taps, *work), *end]
 
 
 @conv2d_input_grad.cpu
 def _(dy: Any, w: Any, dx: Any, *work: Any, size: Pair, geometry: Geometry) -> list[Thunk]:
-    pixels, groups = dy.reshape(-1, len(w)), geometry.groups
-    if _is_plain(w, geometry):
-        return [gemm(pixels, w.reshape(len(w), -1), dx.reshape(-1, w.shape[3]))]
+    from .direct import convolve
+
     if _is_depthwise(dx, w, geometry):
         return depthwise_input_grad(dy, w, dx, *work, geometry=geometry[:3])
-    weights, scatter = _by_group(w, groups), Scatter()
-    thunks: list[Thunk] = [partial(dx.fill, 0)]
-    for part, group, arguments in _chunks(dx, w, dy, geometry):
-        patches = work[0][: part.stop - part.start]
-        thunks += [gemm(_columns(pixels[part], group, groups), weights[group], patches), scatter(patches, *arguments)]
-    return thunks
+    plan = _plan(dx, w, dy, geometry, backward)
+    dx, w, dy, taps = *_shaped(plan, dx, w, dy), w.shape[1:3]
+    back = w.transpose(0, 3, 2, 1)
+    return [thunk for part in plan.parts for thunk in convolve(dy, back, None, dx, part, taps, *work)]
 
 
 @conv2d_weight_grad.cpu
 def _(x: Any, dy: Any, dw: Any, *rest: Any, taps: Pair, bias: bool, geometry: Geometry) -> list[Thunk]:
-    pixels, groups = dy.reshape(-1, len(dw)), geometry.groups
+    from .direct import weight_sums
+
     db, work, total = (rest[0], rest[1:-1], rest[-1]) if bias else (None, rest, None)
-    sums = row_sums(pixels, db, total) if bias else []
-    if _is_plain(dw, geometry):
-        return [gemm(pixels.T, x.reshape(-1, dw.shape[3]), dw.reshape(len(dw), -1)), *sums]
+    sums = row_sums(dy.reshape(-1, len(dw)), db, total) if bias else []
     if _is_depthwise(x, dw, geometry):
         return [*depthwise_weight_grad(x, dy, dw, *work, geometry=geometry[:3]), *sums]
-    weights, later = _by_group(dw, groups), _by_group(work[1], groups)
-    gather = Gather(work[0], dw.shape[2] * dw.shape[3])
-    thunks: list[Thunk] = [] if len(pixels) else [partial(dw.fill, 0)]
-    for part, group, arguments in _chunks(x, dw, dy, geometry):
-        thunk, patches = gather(part.stop - part.start, arguments)
-        out = later[group] if part.start else weights[group]
-        thunks += [thunk, gemm(_columns(pixels[part], group, groups).T, patches, out)]
-        if part.start:
-            thunks.append(ufunc(np.add, weights[group], out, weights[group]))
-    return [*thunks, *sums]
+    plan = _plan(x, dw, dy, geometry)
+    x, dw, dy = _shaped(plan, x, dw, dy)
+    return [*weight_sums(x, dy, dw, plan.parts[0], taps, *work), *sums]
 
 
 def _add_bias(y, b):  # type: ignore[no-untyped-def]

@@ -68,7 +68,7 @@ def depthwise_weight_grad(x: Any, dy: Any, dw: Any, padded: Any, taps: Any, *, g
             partial(np.copyto, _tap_major(dw), taps[0][:, :, 0])]
 
 
-# Indices are cast to unsigned so that loops are vectorised, as in `patches`.
+# Indices are cast to unsigned so that loops are vectorised, as in `direct`.
 def _forward(x, taps, padded, y, shape):  # type: ignore[no-untyped-def]
     c, sh, sw, ph, pw, dh, dw = shape
     kh, kw, run = taps.shape

@@ -55,7 +55,7 @@ LAYERS: dict[str, set[str]] = {
 # where a module outside the standard library may be imported from, and only when it is used
 LAZY: dict[str, tuple[str, ...]] = {
     "numba": ("loops", "kernels", "schedulers", "cli", "data", "runtime.device", "runtime.native"),
-    "llvmlite": ("runtime.native",),
+    "llvmlite": ("kernels.direct", "runtime.native"),
     "mpi4py": ("runtime.comm", "cli"),
     "ml_dtypes": ("autograd.precision",),
     "cupy": ("runtime.device", "runtime.cuda", "kernels", "cli", "runtime.comm.nccl"),
@@ -64,7 +64,8 @@ LAZY: dict[str, tuple[str, ...]] = {
 }
 
 #: imported by the device, where it is wanted; their functions are compiled by numba's decorators
-COMPILED = tuple(f"minidl.runtime.native.{name}" for name in ("calls", "code", "ends", "lanes", "machines", "stamps"))
+COMPILED = ("minidl.kernels.direct", *(f"minidl.runtime.native.{name}" for name in (
+    "calls", "code", "ends", "lanes", "machines", "stamps")))
 
 
 def modules() -> Iterator[tuple[str, Path]]:
@@ -177,7 +178,7 @@ def test_no_modules_import_each_other_in_a_circle():
 #: where our own is imported within a function: what is heavy stays away until it is used, and a command starts at once
 # the last five: methods that lead to files, or to what is built on them
 LATE = ("__main__", "cli", "runtime.device", "runtime.cuda.device", "training.rank_trainer",
-        "pricing.cost", "schedule", "program", "views.timeline", "runtime.comm")
+        "pricing.cost", "schedule", "program", "views.timeline", "runtime.comm", "kernels.conv")
 
 
 @pytest.mark.parametrize("name", [name for name in MODULES if not any(covers(late, within(name)) for late in LATE)])

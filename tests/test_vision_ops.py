@@ -4,11 +4,16 @@ reference."""
 from __future__ import annotations
 
 import itertools
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from helpers import bytes_allocated, random_array, torch_or_skip
+from helpers import PATIENCE, bytes_allocated, random_array, torch_or_skip
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -91,7 +96,7 @@ def test_conv2d_torch(case: str, dtype: str) -> None:
 
 @st.composite
 def geometries(draw: Any) -> tuple[Any, ...]:
-    """Convolutions at random, with several chunks of patches, uneven last ones, and one filter per channel."""
+    """Convolutions at random, with several blocks of pixels, uneven last ones, and one filter per channel."""
     groups = draw(st.sampled_from([1, 1, 2, 3]))
     each = draw(st.sampled_from([1, 2, 5, 17]))
     outputs = groups * draw(st.sampled_from([1, 2]))
@@ -138,6 +143,38 @@ def agree(name: str, reads: list[Any], tolerance: float = 1e-11, **constants: An
     for then, now in zip(before, reads, strict=True):
         np.testing.assert_array_equal(then, now)
     return results[0]
+
+
+DIGEST = """
+import hashlib
+import numpy as np
+from minidl.kernels import KERNELS
+from minidl.kernels.conv import Geometry
+
+rng, digest = np.random.default_rng(0), hashlib.sha256()
+for stride in (1, 2):
+    geometry = Geometry((stride, stride), (1, 1), (1, 1), 1)
+    shapes = (2, 9, 9, 5), (18, 3, 3, 5), (2, *geometry.output((9, 9), (3, 3)), 18)
+    x, w, dy = (rng.standard_normal(shape, np.float32) for shape in shapes)
+    for name, reads, out, constants in (("conv2d", [x, w], dy, {}), ("conv2d_input_grad", [dy, w], x, {"size": (9, 9)}),
+                                        ("conv2d_weight_grad", [x, dy], w, {"taps": (3, 3), "bias": False})):
+        kernel, y = KERNELS[name], np.empty_like(out)
+        work = [np.empty(*s) for s in kernel.work(reads, [y], geometry=geometry, **constants)]
+        for thunk in kernel.bind(reads, [y], work, {"geometry": geometry, **constants}):
+            thunk()
+        digest.update(y.tobytes())
+print(digest.hexdigest())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="another processor is named")
+def test_conv2d_has_the_same_bits_on_a_processor_with_shorter_vectors(tmp_path: Path) -> None:
+    older = {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx2,+fma", "NUMBA_CACHE_DIR": str(tmp_path)}
+    runs = [subprocess.run([sys.executable, "-c", DIGEST], env={**os.environ, **more}, capture_output=True, text=True,
+                           timeout=PATIENCE, check=False) for more in ({}, older)]
+    assert runs[0].returncode == runs[1].returncode == 0, runs[0].stderr + runs[1].stderr
+    assert runs[0].stdout == runs[1].stdout
 
 
 @pytest.mark.parametrize(("groups", "each"), [(1, 16), (1, 1), (4, 4), (16, 1)])
