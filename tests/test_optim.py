@@ -289,9 +289,32 @@ def test_a_group_learns_at_its_own_rate(recorded: bool) -> None:
     assert (v.numpy()[0], w.numpy()[0]) == (0.5, 0.5)
 
 
+def test_one_parameter_is_a_list_of_it_and_others_may_come_one_by_one() -> None:
+    for form in (lambda p, q: [{"params": p}, {"params": q}],
+                 lambda p, q: ({"params": (v for v in [x])} for x in (p, q)),
+                 lambda p, q: (v for v in (p, q))):
+        p, q = ml.Parameter(np.ones((2, 2))), ml.Parameter(np.ones(2))
+        opt = optim.SGD(form(p, q), 0.5)
+        (p.sum() + q.sum()).backward()
+        opt.step()
+        assert p.tolist() == [[0.5, 0.5], [0.5, 0.5]]
+        assert q.tolist() == [0.5, 0.5]
+    alone = ml.Parameter(np.ones(2))
+    assert optim.SGD(alone, 0.5).parameters == [alone]
+
+
+def test_a_first_group_at_rest_has_no_ratio_to_others() -> None:
+    opt = optim.SGD([{"params": ml.Parameter(np.ones(2)), "lr": 0.0}, {"params": ml.Parameter(np.ones(2))}], 0.1)
+    with pytest.raises(ValueError, match="made with the learning rate 0, to which others have no ratio"):
+        opt.lr = 0.2
+    assert [g["lr"] for g in opt.param_groups] == pytest.approx([0.0, 0.1])
+
+
 def test_groups_refuse_what_they_cannot_have() -> None:
     p, q = ml.Parameter(np.ones(2)), ml.Parameter(np.ones(2))
     for wrong, message in (([p, {"params": [q]}], "parameters or groups of them, not both"),
+                           ([np.ones(2)], "takes parameters, such as model.parameters.., not ndarray"),
+                           ([{"params": [ml.ones(2)]}], "takes parameters, such as model.parameters.., not Tensor"),
                            ([{"params": [p], "momentum": 0.5}], "group 0 must have params, and may have lr and wei"),
                            ([{"params": [p]}, {"lr": 0.1}], "group 1 must have params"),
                            ([{"params": [p]}, {"params": [p]}], "given to the optimizer twice"),

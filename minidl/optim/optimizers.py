@@ -27,7 +27,7 @@ class ParameterGroup:
     `group["lr"]` is read and set."""
 
     def __init__(self, group: Mapping[str, Any], lr: float, dtype: str, number: int) -> None:
-        self.parameters: list[Parameter] = list(group["params"])
+        self.parameters: list[Parameter] = group["params"]
         self.own = {name: group[name] for name in ("weight_decay",) if name in group}
         for value in self.own.values():
             _check("the weight decay", value, dtype)
@@ -57,17 +57,24 @@ class ParameterGroup:
 
 def _groups(parameters: Parameters) -> list[Mapping[str, Any]]:
     """The groups that were given, or all parameters as one. Raises ValueError for what a group cannot have."""
-    given = list(parameters)
+    given = _listed(parameters)
     groups = [g for g in given if isinstance(g, Mapping)]
-    if not groups:
-        return [{"params": given}]
-    if len(groups) < len(given):
+    if groups and len(groups) < len(given):
         raise ValueError("the optimizer takes parameters or groups of them, not both")
     for i, group in enumerate(groups):
         if "params" not in group or group.keys() - {"params", "lr", "weight_decay"}:
             raise ValueError(f"group {i} must have params, and may have lr and weight_decay; it has "
                              f"{', '.join(map(str, group)) or 'nothing'}")
-    return groups
+    found: list[Mapping[str, Any]] = [{**group, "params": _listed(group["params"])}
+                                      for group in groups or [{"params": given}]]
+    for p in (p for group in found for p in group["params"] if not isinstance(p, Parameter)):
+        raise ValueError(f"the optimizer takes parameters, such as model.parameters(), not {type(p).__name__}")
+    return found
+
+
+def _listed(given: Any) -> list[Any]:
+    """One parameter, which would yield its rows, as a list of it; others as a list."""
+    return [given] if isinstance(given, Parameter) else list(given)
 
 
 class Optimizer:
@@ -111,6 +118,9 @@ class Optimizer:
     def lr(self, value: float) -> None:
         _check("the learning rate", value, self.parameters[0].dtype)
         first = self.param_groups[0].made_with
+        if not first and any(group.made_with for group in self.param_groups):
+            raise ValueError("the first group was made with the learning rate 0, to which others have no ratio; set "
+                             "that of each group: optimizer.param_groups[i]['lr']")
         for group in self.param_groups:
             group.lr = value if group.made_with == first else value * group.made_with / first
 

@@ -1,5 +1,5 @@
 "use strict";
-/* Draws what views/html.py has computed. All figures come from there; here are only looks, search and zoom. */
+/* Draws what views/page.py has computed. All figures come from there; here are only looks, search and zoom. */
 
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const TYPES = { f8: Float64Array, i4: Int32Array, u1: Uint8Array };
