@@ -62,8 +62,8 @@ class Tensor:
     def __init__(self, storage: Storage, shape: Sequence[int] | None = None, strides: Sequence[int] | None = None,
                  offset: int = 0, *, parts: tuple[StoragePart, ...] | None = None, requires_grad: bool = False) -> None:
         self.storage = storage
-        self.shape = tuple(storage.shape if shape is None else shape)
-        self.strides = tuple(strides_of(self.shape) if strides is None else strides)
+        self.shape = storage.shape if shape is None else tuple(shape)
+        self.strides = strides_of(self.shape) if strides is None else tuple(strides)
         self.offset = offset
         self.parts: tuple[StoragePart, ...] = (storage,) if parts is None else parts
         self.requires_grad, self.weight = requires_grad, False

@@ -18,8 +18,16 @@ from ..graph import Launch, Role, TaskGraph, View
 from ..kernels import Thunk
 from ..kernels.indices import INDEXED, check_range
 from ..tasks import GraphError
+from . import device as devices
 from .lanes import Ends
 from .memory import MemoryPlan, rounded
+
+BYTE = np.dtype(np.uint8)
+
+
+def _tensor(named: tuple[str, tuple[int, ...], str, tuple[int, ...]], memory: Any) -> Tensor:
+    name, shape, dtype, strides = named
+    return Tensor(Storage(name, shape, dtype, Role.ACTIVATION, memory), shape, strides)
 
 
 class Bound:
@@ -46,9 +54,11 @@ class Bound:
         self._inputs = [self.array(v) for v in graph.inputs]
         self._takes = [(a.shape, a.dtype) for a in self._inputs]
         self._feed = self.device.feed(self._inputs)
-        self._outputs = [(graph.storages[v.storage].name, v.shape, v.dtype, self.array(v)) for v in graph.outputs]
+        self._outputs = [self.array(v) for v in graph.outputs]
+        self._named = [(graph.storages[v.storage].name, v.shape, v.dtype, devices.strides_of(v.shape))
+                       for v in graph.outputs]
         self._indices = self._index_limits()
-        self._sizes = [array.nbytes for *_, array in self._outputs]
+        self._sizes = [array.nbytes for array in self._outputs]
 
     def load_random(self, random: np.random.Generator) -> tuple[Any, ...]:
         """Fills the inputs with values that a step can use (normal numbers, labels in range), and returns them."""
@@ -61,7 +71,7 @@ class Bound:
     def ends(self) -> Ends:
         """Where inputs go and outputs are, for lanes that move them."""
         return Ends(self._inputs, [(i, length, ignored) for i, length, _, ignored in self._indices],
-                    [array for *_, array in self._outputs], partial(self.load, settles=False))
+                    self._outputs, partial(self.load, settles=False))
 
     @property
     def persistent(self) -> list[Any]:
@@ -118,17 +128,16 @@ class Bound:
 
     def results(self) -> Any:
         """Copies of the outputs: a tensor, a tuple of tensors, or None."""
-        return self.tensors([self.device.snapshot(array) for *_, array in self._outputs])
+        return self.tensors([self.device.snapshot(array) for array in self._outputs])
 
     def blank(self) -> tuple[Any, ...]:
         """New host memory for each output, without values."""
-        return tuple([np.empty(size, np.uint8) for size in self._sizes])
+        return tuple([np.empty(size, BYTE) for size in self._sizes])
 
     def tensors(self, memory: Sequence[Any]) -> Any:
         """The outputs as tensors in this memory, that of each output in turn."""
-        out = [Tensor(Storage(name, shape, dtype, Role.ACTIVATION, where), shape)
-               for (name, shape, dtype, _), where in zip(self._outputs, memory, strict=True)]
-        return tuple(out) if len(out) > 1 else out[0] if out else None
+        out = [*map(_tensor, self._named, memory)]
+        return out[0] if len(out) == 1 else tuple(out) or None
 
     def check_finite(self, task: int, launch: Launch) -> None:
         """Raises FloatingPointError that names the task if what this launch of it has just written is not finite."""

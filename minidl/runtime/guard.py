@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import threading
+from os import getpid
 from threading import get_ident
 from typing import Any
 
@@ -14,11 +14,11 @@ class Guard:
     parent."""
 
     def __init__(self, *, forks: bool) -> None:
-        self._process = None if forks else os.getpid()
+        self._process = None if forks else getpid()
         self._running: dict[str, int] = {}  # the thread's number
 
     def __enter__(self) -> None:
-        if self._process not in (None, os.getpid()):
+        if self._process is not None and self._process != getpid():
             raise RuntimeError("this executor was made before the process was forked, and its worker threads and "
                                "device stayed with the parent; make an executor in the child")
         here = get_ident()
