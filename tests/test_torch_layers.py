@@ -207,6 +207,17 @@ def test_losses_of_extreme_logits_are_finite() -> None:
     assert F.kl_div(ml.array(np.zeros(2)), ml.array(np.array([0.0, 1.0]))).item() == 0
 
 
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_classes_that_are_ruled_out_are_torchs(reduction: str, weighted: bool) -> None:
+    """Their logits are -inf."""
+    labels, weights = np.array([1, 2, 0, -100]), np.array([0.5, 1.0, 2.0])
+    logits = np.where([[0, 0, 1], [1, 0, 0], [0, 0, 0], [1, 1, 0]], -np.inf, values(4, 3))
+    both(lambda x: F.cross_entropy(x, ml.array(labels), ml.array(weights) if weighted else None, reduction=reduction),
+         lambda t, x: t.cross_entropy(x, x.new_tensor(labels).long(), x.new_tensor(weights) if weighted else None,
+                                      reduction=reduction), [logits], "float64")
+
+
 def test_losses_refuse_in_one_line() -> None:
     x, y = ml.Parameter(np.zeros((2, 3))), ml.array(np.zeros((2, 1)))
     for act, message in ((lambda: F.l1_loss(x, y), r"prediction \(2, 3\) and target \(2, 1\) must have one shape"),

@@ -77,9 +77,10 @@ def _of_labels(x: Tensor, target: Tensor, weight: Tensor | None, ignore_index: i
     elif weight.shape != rows.shape[-1:]:
         raise ShapeError(f"the class weights are {weight.shape}; expected {rows.shape[-1:]}, one for each class")
     hit = ops.label_weights(weight, labels, ignore_index)
-    losses, share = -ops.total(hit * rows, -1), ops.total(hit, -1)
+    chosen = ops.where(ops.compare("not_equal", hit, 0), hit * rows, 0)  # 0 times the logarithm of 0 is NaN
+    losses, share = -ops.total(chosen, -1), ops.total(hit, -1)
     if smoothing:
-        every = ops.mean(rows * weight, -1) * ops.compare("not_equal", labels, ignore_index)
+        every = ops.where(ops.compare("not_equal", labels, ignore_index), ops.mean(rows * weight, -1), 0)
         losses = losses * (1 - smoothing) - every * smoothing
     if reduction == "mean":
         return ops.total(losses) / ops.clamp(ops.total(share), min=float(np.finfo(rows.dtype).tiny))
