@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from test_cli import SMALL, one_line, run, run_json
 
-from minidl.cli.flags import FLAGS, UsageError
+from minidl.cli.flags import FLAGS, UsageError, pair
 from minidl.cli.parser import VERBS, parse
 
 EVERY = {name: flag for flags in FLAGS.values() for name, flag in flags.items()}
@@ -108,7 +108,8 @@ def test_a_flag_without_effect_is_one_line_and_nothing_is_done(capsys: Any, tmp_
     (["simulate", "--parallel", "data", "--model", "mlp", "--ranks", "4", "--bandwidth", "0"], "at least 1 byte"),
     (["train", *SMALL, "--memory-limit", "0"], "at least 1 byte"),
     (["train", *SMALL, "--memory-limit", "9" * 400], "4 EiB"),
-    (["train", *SMALL, "--seed", str(2**64)], "too large"), (["train", *SMALL, "--steps", "9" * 5000], "at least 1"),
+    (["train", *SMALL, "--seed", str(2**64)], "too large"), (["train", *SMALL, "--steps", "9" * 5000], "too large"),
+    (["train", *SMALL, "--steps", "-" + "9" * 5000], "at least 1"),
     (["train", *SMALL, "--steps", "99999999999"], "too large"),
     (["train", *SMALL, "--scheduler", "multi_stream", "--streams", "100000"], "at most 1024"),
     (["train", *SMALL, "--lr", "1e300"], "learning rate"), (["train", *SMALL, "--lr", "inf"], "learning rate"),
@@ -164,6 +165,11 @@ def test_steps_on_the_command_line_win_over_epochs_in_the_file_and_two_in_one_pl
     code, _, err = run(capsys, "plan", *SMALL, "--config", str(config))
     assert code == 2
     assert "lr" in one_line(err)
+
+
+@pytest.mark.parametrize("value", ["True", "true", "False", "false"])
+def test_a_truth_is_written_as_in_python_or_as_in_a_file_of_flags(value: str) -> None:
+    assert pair(f"crossing={value}") == ("crossing", value.lower() == "true")
 
 
 @pytest.mark.parametrize("flags", [["--streams", "2"], ["--scheduler-arg", "crossing=False"], ["--pairs", "none"]])

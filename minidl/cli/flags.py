@@ -45,12 +45,12 @@ def size(text: str) -> int:
 
 
 def pair(text: str) -> tuple[str, Any]:
-    """`key=value`; the value is read as a Python literal if it is one, else as text."""
+    """`key=value`; the value is read as a Python literal if it is one, or true or false as in TOML, else as text."""
     key, sign, value = text.partition("=")
     if not sign or not key.strip().isidentifier():
         raise argparse.ArgumentTypeError(f"{text!r} is not of the form name=value")
     try:
-        return key.strip(), ast.literal_eval(value)
+        return key.strip(), ast.literal_eval({"true": "True", "false": "False"}.get(value, value))
     except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
         return key.strip(), value
 
@@ -59,10 +59,10 @@ def whole(least: int, most: int = (1 << 31) - 1) -> Callable[[str], int]:
     """An integer from `least` to `most`."""
 
     def read(text: str) -> int:
-        if not re.fullmatch(r"-?\d{1,20}", text, re.ASCII) or int(text) < least:
+        if not re.fullmatch(r"-?\d+", text, re.ASCII) or int(text[:20]) < least:
             raise argparse.ArgumentTypeError(f"{text[:40]!r} must be a whole number of at least {least}")
-        if int(text) > most:
-            raise argparse.ArgumentTypeError(f"{text} is too large; it must be at most {most}")
+        if len(text) > 20 or int(text) > most:
+            raise argparse.ArgumentTypeError(f"{text[:40]} is too large; it must be at most {most}")
         return int(text)
 
     return read
