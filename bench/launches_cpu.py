@@ -6,6 +6,7 @@ hand over one call.
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 from collections.abc import Callable, Iterator
@@ -102,6 +103,7 @@ RUNGS = {"Python call": "the arguments are looked up at each call",
          "prebuilt call": "bound to its arrays beforehand, and called by the interpreter",
          "native call": "a native lane of this one call: from Python into compiled code and back",
          "native graph": "a native lane of 1000 such calls, per call"}
+#: between two cores, to which the two lanes are held
 HAND_OVERS = {"lock": "two Python lanes take turns, each waits for a lock of the interpreter",
               "futex": "two native lanes, each sleeps at once until the kernel of the system wakes it",
               "spin": "two native lanes, each looks at a word of memory until the other has changed it"}
@@ -135,17 +137,34 @@ def _rung(rung: str, calls: int, rounds: int) -> Samples:
     return {"host": [s / count for s in samples]}
 
 
+@contextmanager
+def _on_two_cores(make: Callable[[], Any]) -> Iterator[Any]:
+    """Two lanes, each held to a core of its own: on one core, the system would hand over, and not the lanes."""
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 2:
+        raise Missing("two lanes that take turns need two cores")
+    before = set(threading.enumerate())
+    with closing(make()) as lanes:
+        try:
+            (other,) = set(threading.enumerate()) - before
+            os.sched_setaffinity(other.native_id or 0, cores[1:2])
+            os.sched_setaffinity(0, cores[:1])
+            yield lanes
+        finally:
+            os.sched_setaffinity(0, cores)
+
+
 def _hand_over(how: str, calls: int, rounds: int) -> Samples:
     """Two lanes take turns, and do nothing else."""
     turns = list(range(calls))
     work = work_of([turns[::2], turns[1::2]], [(t + 1, t) for t in turns[:-1]], lambda task: [])
     make = Threads if how == "lock" else partial(native_lanes, spins=0 if how == "futex" else 1 << 20)
-    with closing(make(work)) as lanes:
+    with _on_two_cores(partial(make, work)) as lanes:
         return {"host": [s / calls for s in bursts(lanes.run, 1, rounds)]}
 
 
 def _empty_step(calls: int, rounds: int) -> Samples:
-    with closing(native_lanes(work_of([[], []], [], lambda task: []))) as lanes:
+    with _on_two_cores(partial(native_lanes, work_of([[], []], [], lambda task: []))) as lanes:
         return {"host": bursts(lanes.run, calls, rounds)}
 
 

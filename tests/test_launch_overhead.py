@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from helpers import PATIENCE, need
 
 BENCH = Path(__file__).parent.parent / "bench"
+NEED_TWO_CORES = ("by lock", "by futex", "by spin", "a native step without calls")
 RUNNABLE = {"minidl, prebuilt launch", "fill of 4 KiB"}  # of the groups whose other rows are those of libraries
 
 
@@ -43,10 +45,26 @@ def test_the_cpu(tmp_path):
     record = json.loads(done.stdout)
     assert record == json.loads((tmp_path / "record.json").read_text())
     assert (record["name"], record["device"], record["unit"]) == ("launch_overhead_cpu", "cpu", "us")
-    check_rows(record["rows"], lambda row: row["name"] != "torch op")
+    check_rows(record["rows"], lambda row: row["name"] not in ("torch op", *NEED_TWO_CORES))
     by_name = {row["name"]: row for row in record["rows"]}
     assert set(by_name["minidl stream"]["us"]) == {"host", "device"}
     assert {"NumPy ufunc", "numba loop, 16 arrays", "SimpleQueue", "ThreadPoolExecutor", "copy of 4 B"} <= set(by_name)
+
+
+def test_what_takes_two_cores_is_not_measured_on_one(bench, monkeypatch):
+    """There the system hands over, and not the lanes. Where there are two, each lane has its own, until they close."""
+    import launches_cpu
+
+    rows = {row.name: row for row in launches_cpu.rows(True)}
+    cores = os.sched_getaffinity(0)
+    if len(cores) > 1 and not launches_cpu.devices.no_native_lanes():
+        for name in NEED_TWO_CORES:
+            assert rows[name].measure()["host"]
+            assert os.sched_getaffinity(0) == cores
+    monkeypatch.setattr(os, "sched_getaffinity", lambda thread: {0})
+    for name in NEED_TWO_CORES:
+        with pytest.raises(launches_cpu.Missing, match="need two cores"):
+            rows[name].measure()
 
 
 def test_what_was_measured_is_kept_when_it_is_stopped(bench, tmp_path, monkeypatch):
