@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from .cuda import c_type, dense
-from .registry import flat, kernel, loop
+from .registry import flat, inlined, kernel, loop
 
 ROOT = math.sqrt(0.5)
 
@@ -84,37 +84,37 @@ DENSITY = 1 / math.sqrt(2 * math.pi)
 SINGLE_DENSITY = np.float32(DENSITY)
 
 
+@inlined
+def _exp(a):  # type: ignore[no-untyped-def]
+    """exp(a), a from LEAST to MOST."""
+    n = (a * PER + ROUND) - ROUND
+    r = a - n * HIGH - n * LOW
+    r2 = r * r
+    e = (ONE + r) + ((E2 + E3 * r) + ((E4 + E5 * r) + E6 * r2) * r2) * r2
+    return e * np.int32((np.int32(n) + np.int32(127)) << np.int32(23)).view(np.float32)
+
+
+@inlined
+def _normal(v):  # type: ignore[no-untyped-def]
+    """Phi(v) and exp(-v^2 / 2)."""
+    t = ONE / (ONE + STEP * abs(v))
+    t2 = t * t  # in pairs, not one term after the other: a product need not wait for the one before it
+    t4 = t2 * t2
+    e = _exp(max(-HALF * v * v, LEAST))
+    p = t * (((P1 + P2 * t) + (P3 + P4 * t) * t2) + (((P5 + P6 * t) + (P7 + P8 * t) * t2) + P9 * t4) * t4) * e
+    return p if v < 0 else ONE - p, e
+
+
 def _gelu(x, y):  # type: ignore[no-untyped-def]
     for i in range(x.size):
-        v = x[i]
-        t = ONE / (ONE + STEP * abs(v))
-        t2 = t * t  # in pairs, not one term after the other: a product need not wait for the one before it
-        t4 = t2 * t2
-        p = t * (((P1 + P2 * t) + (P3 + P4 * t) * t2) + (((P5 + P6 * t) + (P7 + P8 * t) * t2) + P9 * t4) * t4)
-        a = max(-HALF * v * v, LEAST)
-        n = (a * PER + ROUND) - ROUND
-        r = a - n * HIGH - n * LOW
-        r2 = r * r
-        e = (ONE + r) + ((E2 + E3 * r) + ((E4 + E5 * r) + E6 * r2) * r2) * r2
-        p *= e * np.int32((np.int32(n) + np.int32(127)) << np.int32(23)).view(np.float32)
-        y[i] = v * (p if v < 0 else ONE - p)
+        share, _ = _normal(x[i])
+        y[i] = x[i] * share
 
 
 def _gelu_grad(x, dy, dx):  # type: ignore[no-untyped-def]
     for i in range(x.size):
-        v = x[i]
-        t = ONE / (ONE + STEP * abs(v))
-        t2 = t * t  # in pairs, not one term after the other: a product need not wait for the one before it
-        t4 = t2 * t2
-        p = t * (((P1 + P2 * t) + (P3 + P4 * t) * t2) + (((P5 + P6 * t) + (P7 + P8 * t) * t2) + P9 * t4) * t4)
-        a = max(-HALF * v * v, LEAST)
-        n = (a * PER + ROUND) - ROUND
-        r = a - n * HIGH - n * LOW
-        r2 = r * r
-        e = (ONE + r) + ((E2 + E3 * r) + ((E4 + E5 * r) + E6 * r2) * r2) * r2
-        e *= np.int32((np.int32(n) + np.int32(127)) << np.int32(23)).view(np.float32)
-        p *= e
-        dx[i] = dy[i] * ((p if v < 0 else ONE - p) + v * (e * SINGLE_DENSITY))
+        share, e = _normal(x[i])
+        dx[i] = dy[i] * (share + x[i] * (e * SINGLE_DENSITY))
 
 
 # ------------------------------------------------------------------------------------------------------------ tanh form
@@ -178,25 +178,20 @@ def _gelu_tanh_grad_double(x, dy, dx):  # type: ignore[no-untyped-def]
         dx[i] = dy[i] * (s + w * (s * (e * s) * SLOPE * (1.0 + 3.0 * CUBE * w * w)))
 
 
+@inlined
+def _less(w):  # type: ignore[no-untyped-def]
+    """exp(-2 u)."""
+    return _exp(min(max(-SINGLE_SLOPE * (w + SINGLE_CUBE * w * w * w), LEAST), MOST))
+
+
 def _gelu_tanh(x, y):  # type: ignore[no-untyped-def]
     for i in range(x.size):
-        w = min(max(x[i], -SINGLE_FAR), SINGLE_FAR)
-        a = min(max(-SINGLE_SLOPE * (w + SINGLE_CUBE * w * w * w), LEAST), MOST)
-        n = (a * PER + ROUND) - ROUND
-        r = a - n * HIGH - n * LOW
-        r2 = r * r
-        e = (ONE + r) + ((E2 + E3 * r) + ((E4 + E5 * r) + E6 * r2) * r2) * r2
-        y[i] = x[i] / (ONE + e * np.int32((np.int32(n) + np.int32(127)) << np.int32(23)).view(np.float32))
+        y[i] = x[i] / (ONE + _less(min(max(x[i], -SINGLE_FAR), SINGLE_FAR)))
 
 
 def _gelu_tanh_grad(x, dy, dx):  # type: ignore[no-untyped-def]
     for i in range(x.size):
         w = min(max(x[i], -SINGLE_FAR), SINGLE_FAR)
-        a = min(max(-SINGLE_SLOPE * (w + SINGLE_CUBE * w * w * w), LEAST), MOST)
-        n = (a * PER + ROUND) - ROUND
-        r = a - n * HIGH - n * LOW
-        r2 = r * r
-        e = (ONE + r) + ((E2 + E3 * r) + ((E4 + E5 * r) + E6 * r2) * r2) * r2
-        e *= np.int32((np.int32(n) + np.int32(127)) << np.int32(23)).view(np.float32)
+        e = _less(w)
         s = ONE / (ONE + e)
         dx[i] = dy[i] * (s + w * (s * (e * s) * SINGLE_SLOPE * (ONE + THREE * SINGLE_CUBE * w * w)))

@@ -114,7 +114,10 @@ def ufunc(function: np.ufunc, *arrays: Any) -> Thunk:
 def jitted(function: Callable[..., Any]) -> Any:
     """A function in the language of numba, compiled when it is called."""
     import numba
+    from numba.extending import register_jitable
 
+    while _inlined:
+        register_jitable(_inlined.pop())
     free = {"reassoc"} if function in _regrouped else False
     return numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=free)(function)
 
@@ -126,6 +129,15 @@ def regrouped(function: Callable[..., Any]) -> Callable[..., Any]:
     """Lets the compiler regroup the sums of a loop (a decorator), so that it can vectorise them. The order is then the
     compiler's choice, and the same in every call."""
     _regrouped.add(function)
+    return function
+
+
+_inlined: list[Callable[..., Any]] = []
+
+
+def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Lets the loops of the same file call this function, which becomes a part of each (a decorator)."""
+    _inlined.append(function)
     return function
 
 
