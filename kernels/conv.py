@@ -63,7 +63,7 @@ def _grouped(x: Any, groups: int) -> Any:
 
 
 @kernel("conv2d", flops=lambda reads, writes: _flops(writes[0], reads[1]),
-        work=lambda reads, writes, geometry, act="": _work(reads[0], reads[1], writes[0], geometry))
+        work=lambda reads, writes, geometry, act="": forward_work(reads[0], reads[1], writes[0], geometry))
 def conv2d(xp: Any, x: Any, w: Any, b: Any = None, *, geometry: Geometry, act: str = "") -> Any:
     """y[n, oy, ox] = sum over taps of x[n, oy s - p + ky d, ox s - p + kx d] w[:, ky, kx] (+ b), or relu of it."""
     groups, shape = geometry.groups, (x.shape[0], *geometry.output(x.shape[1:3], w.shape[1:3]), len(w))
@@ -77,7 +77,7 @@ def conv2d(xp: Any, x: Any, w: Any, b: Any = None, *, geometry: Geometry, act: s
 
 
 @kernel("conv2d_input_grad", flops=lambda reads, writes: _flops(reads[0], reads[1]),
-        work=lambda reads, writes, size, geometry: _input_grad_work(reads[0], reads[1], writes[0], geometry))
+        work=lambda reads, writes, size, geometry: input_grad_work(reads[0], reads[1], writes[0], geometry))
 def conv2d_input_grad(xp: Any, dy: Any, w: Any, *, size: Pair, geometry: Geometry) -> Any:
     """dx (n, *size, c): every tap's product is added to the pixel from which it came."""
     groups, each = geometry.groups, w.shape[3]
@@ -129,7 +129,7 @@ def _is_depthwise(x: Any, w: Any, geometry: Geometry) -> bool:
     return bool(1 < x.shape[3] == w.shape[0] == geometry.groups)
 
 
-def _work(x: Any, w: Any, y: Any, geometry: Geometry) -> list[Any]:
+def forward_work(x: Any, w: Any, y: Any, geometry: Geometry) -> list[Any]:
     """Scratch arrays of the forward kernel: packed weights, an image with zeros around it."""
     if _is_depthwise(x, w, geometry):
         return depthwise_work(x.shape, w.shape, y.shape, geometry[:3], x.dtype)
@@ -137,9 +137,9 @@ def _work(x: Any, w: Any, y: Any, geometry: Geometry) -> list[Any]:
     return [((packed(plan.w),), x.dtype), ((padded(plan.parts, plan.x[3]),), x.dtype)]
 
 
-def _input_grad_work(dy: Any, w: Any, dx: Any, geometry: Geometry) -> list[Any]:
+def input_grad_work(dy: Any, w: Any, dx: Any, geometry: Geometry) -> list[Any]:
     if _is_depthwise(dx, w, geometry):
-        return _work(dx, w, dy, geometry)
+        return forward_work(dx, w, dy, geometry)
     plan = _plan(dx, w, dy, geometry, backward)
     groups, outputs, count, each = plan.w
     return [((packed((groups, each, count, outputs)),), dy.dtype), ((padded(plan.parts, plan.y[3]),), dy.dtype)]
@@ -147,7 +147,7 @@ def _input_grad_work(dy: Any, w: Any, dx: Any, geometry: Geometry) -> list[Any]:
 
 def _weight_grad_work(x: Any, dy: Any, dw: Any, taps: Pair, bias: bool, geometry: Geometry) -> list[Any]:
     """Those of the forward kernel, with sums in place of weights; the outputs of a chunk of pixels side by side."""
-    work = _work(x, dw, dy, geometry)
+    work = forward_work(x, dw, dy, geometry)
     if not _is_depthwise(x, dw, geometry):
         plan = _plan(x, dw, dy, geometry)
         work.append(((lines(plan.y) * plan.y[2] * LANES,), x.dtype))

@@ -24,11 +24,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .conv import Geometry, conv2d, conv2d_input_grad
+from .conv import Geometry, conv2d, conv2d_input_grad, forward_work, input_grad_work
 from .cuda import Call, Grid, Struct, c_type
 from .registry import KERNELS, kernel, ufunc
 
 PLAIN = Geometry((1, 1), (0, 0), (1, 1), 1)  #: of both products
+BACK: dict[str, Any] = {"size": (1, 1), "geometry": PLAIN}  #: of both gradients
 WARPS = 16  #: of a block on CUDA
 TILES = 16  #: of channels at most, since every block adds up what all of them have left
 #: elements, up to which one block goes over a sample and its weights in less time than a second launch takes
@@ -98,8 +99,23 @@ def _flops(x: Any, w1: Any, each: int) -> float:
     return float(each * x.size + 4 * x.shape[0] * w1.size)
 
 
-@kernel("squeeze_excite", flops=lambda reads, writes: _flops(reads[0], reads[1], 2),
-        work=lambda reads, writes: [(writes[1].shape, reads[0].dtype)])
+def _work(reads: Any, writes: Any) -> list[Any]:
+    """Scratch on the CPU: the gate, and that of both products, two arrays each."""
+    _, w1, _, w2, _ = reads
+    _, mean, hidden, pre = writes
+    return [(mean.shape, mean.dtype), *forward_work(mean, w1, hidden, PLAIN),
+            *forward_work(hidden, w2, pre, PLAIN)]
+
+
+def _input_grad_work(reads: Any, writes: Any) -> list[Any]:
+    """Scratch on the CPU: dy x, the gate, dgate, dh, and that of both products, two arrays each."""
+    _, x, w1, w2, _, _ = reads
+    _, dpre, dhidden = writes
+    return [*((a.shape, a.dtype) for a in (x, dpre, dpre, dhidden)),
+            *input_grad_work(dpre, w2, dhidden, PLAIN), *input_grad_work(dhidden, w1, dpre, PLAIN)]
+
+
+@kernel("squeeze_excite", flops=lambda reads, writes: _flops(reads[0], reads[1], 2), work=_work)
 def squeeze_excite(xp: Any, x: Any, w1: Any, b1: Any, w2: Any, b2: Any) -> Any:
     """-> y, and the mean (n, 1, 1, c), hidden (n, 1, 1, s) and pre (n, 1, 1, c) above."""
     mean = KERNELS["sum"].reference(xp, x, axes=(1, 2), factor=_share(x))
@@ -114,10 +130,11 @@ def _share(x: Any) -> float:
 
 
 @squeeze_excite.cpu
-def _(x: Any, w1: Any, b1: Any, w2: Any, b2: Any, y: Any, mean: Any, hidden: Any, pre: Any, gate: Any) -> Any:
+def _(x: Any, w1: Any, b1: Any, w2: Any, b2: Any, y: Any, mean: Any, hidden: Any, pre: Any, gate: Any,
+      *work: Any) -> Any:
     return [*KERNELS["sum"].bind([x], [mean], [], {"axes": (1, 2), "factor": _share(x)}),
-            *conv2d.bind([mean, w1, b1], [hidden], [], {"geometry": PLAIN, "act": "relu"}),
-            *conv2d.bind([hidden, w2, b2], [pre], [], {"geometry": PLAIN}),
+            *conv2d.bind([mean, w1, b1], [hidden], work[:2], {"geometry": PLAIN, "act": "relu"}),
+            *conv2d.bind([hidden, w2, b2], [pre], work[2:], {"geometry": PLAIN}),
             *KERNELS["hardsigmoid"].bind([pre], [gate], [], {}), ufunc(np.multiply, x, gate, y)]
 
 
@@ -128,7 +145,7 @@ def _(x: Any, w1: Any, b1: Any, w2: Any, b2: Any, *rest: Any) -> Any:
 
 
 @kernel("squeeze_excite_input_grad", flops=lambda reads, writes: _flops(reads[1], reads[2], 4),
-        work=lambda reads, writes: [(s.shape, reads[0].dtype) for s in (reads[1], writes[1], writes[1], writes[2])])
+        work=_input_grad_work)
 def squeeze_excite_input_grad(xp: Any, dy: Any, x: Any, w1: Any, w2: Any, hidden: Any, pre: Any) -> Any:
     """-> dx, dpre (n, 1, 1, c), dhidden (n, 1, 1, s)."""
     dpre = KERNELS["hardsigmoid_grad"].reference(xp, pre, (dy * x).sum(axis=(1, 2), keepdims=True))
@@ -140,13 +157,13 @@ def squeeze_excite_input_grad(xp: Any, dy: Any, x: Any, w1: Any, w2: Any, hidden
 
 @squeeze_excite_input_grad.cpu
 def _(dy: Any, x: Any, w1: Any, w2: Any, hidden: Any, pre: Any, dx: Any, dpre: Any, dhidden: Any, full: Any, gate: Any,
-      row: Any, dh: Any) -> Any:
-    one = {"size": (1, 1), "geometry": PLAIN}
+      row: Any, dh: Any, *work: Any) -> Any:
     return [ufunc(np.multiply, dy, x, full), *KERNELS["sum"].bind([full], [row], [], {"axes": (1, 2)}),
             *KERNELS["hardsigmoid_grad"].bind([pre, row], [dpre], [], {}),
-            *conv2d_input_grad.bind([dpre, w2], [dh], [], one),
+            *conv2d_input_grad.bind([dpre, w2], [dh], work[:2], BACK),
             *KERNELS["relu_grad"].bind([hidden, dh], [dhidden], [], {}),
-            *conv2d_input_grad.bind([dhidden, w1], [row], [], one), *KERNELS["hardsigmoid"].bind([pre], [gate], [], {}),
+            *conv2d_input_grad.bind([dhidden, w1], [row], work[2:], BACK),
+            *KERNELS["hardsigmoid"].bind([pre], [gate], [], {}),
             ufunc(np.multiply, dy, gate, full), *KERNELS["spread"].bind([row, x], [dx], [], {"factor": _share(x)}),
             ufunc(np.add, full, dx, dx)]
 
