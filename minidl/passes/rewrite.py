@@ -91,7 +91,7 @@ def _updates_of(graph: TaskGraph) -> Ints:
     after = np.where(sums(graph), int(graph.micro_batch.max(initial=-1)) + 1, 0)
     changes = np.zeros(len(graph), bool)
     changes[graph.writes.row_of_each()[graph.buffer_role[graph.writes.ids] == ROLES.index(Role.PARAMETER)]] = True
-    if not np.ptp(graph.micro_batch[update & changes]) if (update & changes).any() else True:
+    if len(np.unique(graph.micro_batch[update & changes])) < 2:
         return after
     found: Ints = np.maximum.accumulate(np.where(update, graph.micro_batch, 0))
     return found
