@@ -10,12 +10,14 @@ import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from random_plans import Plan, plans
 
+from minidl.cli import main
 from minidl.graph import GraphBuilder
 from minidl.pricing.cost import CostModel
 from minidl.pricing.simulation import simulate
@@ -230,6 +232,14 @@ def test_ansi_colours_tasks_and_changes_nothing_else():
     assert found["0F0"] == found["0F1"] != found["1B0"]
     assert found["0SF0>1"] == found["1AG0"]
     assert len({ansi(f"1{kind}2", color=True).split("m")[0] for kind in "FOWBUA"}) == 6
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_terminal_gets_a_coloured_grid(monkeypatch: pytest.MonkeyPatch, capsys: Any, terminal: bool):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal, raising=False)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert main(["plan", "--model", "mlp", "--model-arg", "preset=tiny", "--costs", "analytic"]) == 0
+    assert ("m2F0\x1b[0m" in capsys.readouterr().out) == terminal
 
 
 def test_no_color_is_honoured(monkeypatch: pytest.MonkeyPatch):

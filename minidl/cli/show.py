@@ -10,16 +10,18 @@ from typing import Any
 
 from .. import interrupts
 from ..files import write_atomic
+from ..views.draw import ansi
 from ..views.page import Shown, page
 
 
 def emit(arguments: Any, record: dict[str, Any], text: str | Callable[[], str]) -> None:
-    """Prints the record with --json, else the text; nothing after an interrupt."""
+    """Prints the record with --json, else the text; nothing after an interrupt. The tasks in a text that a function
+    makes are in their colours on a terminal."""
     interrupts.check()
     if arguments.json:
         print(json.dumps(record, allow_nan=False))
     else:
-        print(text if isinstance(text, str) else text())
+        print(text if isinstance(text, str) else ansi(text()))
 
 
 def write_page(arguments: Any, record: dict[str, Any], plans: Sequence[Shown], task: str = "") -> None:
