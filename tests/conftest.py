@@ -48,6 +48,18 @@ def _devices_that_are_not_there_go() -> Iterator[None]:
         sys.modules["minidl.runtime.cuda.driver"].Driver._function.cache_clear()
 
 
+@pytest.fixture(params=["native", "python"])
+def both_lanes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The test runs on native lanes, if this machine has them, and on Python lanes."""
+    from minidl.runtime.device import no_native_lanes
+
+    kind = str(request.param)
+    if kind == "native" and no_native_lanes():
+        pytest.skip(no_native_lanes())
+    monkeypatch.setenv("MINIDL_LANES", kind)
+    return kind
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: Any) -> Iterator[Any]:
     if item.get_closest_marker("gpu") is None and not os.environ.get("MINIDL_TEST_GPU"):

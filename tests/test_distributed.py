@@ -121,6 +121,12 @@ def test_every_schedule_gives_the_bits_of_one_process_with_the_whole_batch(ranks
         assert {parameters for _, parameters in results} == {wanted}, name
 
 
+@pytest.mark.parametrize("name", ["barrier", "priority"])
+def test_both_kinds_of_lanes_leave_the_same_bits_on_ranks(name, both_lanes):
+    wanted = bits(*alone(2, "sgd").parameters())
+    assert {parameters for _, parameters in trained(name, 2, "sgd", None)} == {wanted}
+
+
 def test_three_ranks_equal_one_process_to_rounding():
     model, own = alone(3), prepared("priority", 3)
     x, y = batches(3)
@@ -341,7 +347,7 @@ def test_a_rank_that_raises_ends_the_others_with_its_rank_and_error(name, step):
 
 
 @pytest.mark.parametrize("kind", [Kind.F, Kind.W, Kind.U])
-def test_a_task_that_fails_is_named_with_its_rank_and_ends_the_executor(kind):
+def test_a_task_that_fails_is_named_with_its_rank_and_ends_the_executor(kind, both_lanes):
     own = prepared("priority", 2)
     x, y = batches(2)
     errors = {}
@@ -380,7 +386,7 @@ def _raise():
     raise Boom("no")
 
 
-def test_threads_end_when_executors_close():
+def test_threads_end_when_executors_close(both_lanes):
     before = set(threading.enumerate())
     trained("priority", 2)
     assert set(threading.enumerate()) <= before

@@ -518,7 +518,7 @@ class Faulty(Op):
 
 
 @pytest.fixture
-def faulty_step():
+def faulty_step(both_lanes):
     """A step of two branches that can fail in either, forward or backward; and a way to set the fault."""
     ml.seed(0)
     left, right = nn.Linear(4, 4), nn.Linear(4, 4)
@@ -720,14 +720,14 @@ def test_threads_end_with_their_executor(faulty_step):
     assert set(threading.enumerate()) <= before
 
 
-def test_close_may_be_called_twice():
+def test_close_may_be_called_twice(both_lanes):
     graph = recorded()
     run = StreamExecutor(graph, random_schedule(graph, 3, generator(0)))
     run.close()
     run.close()
 
 
-def test_a_value_that_is_not_finite_is_found_with_its_layer_when_debugging(monkeypatch):
+def test_a_value_that_is_not_finite_is_found_with_its_layer_when_debugging(both_lanes, monkeypatch):
     monkeypatch.setenv("MINIDL_DEBUG", "1")
     model, _, step = SMALL.make()
     model.tied.weight.numpy()[1, 1] = np.nan
@@ -739,7 +739,7 @@ def test_a_value_that_is_not_finite_is_found_with_its_layer_when_debugging(monke
     run.close()
 
 
-def test_a_value_that_is_not_finite_is_found_although_its_task_writes_over_it(monkeypatch):
+def test_a_value_that_is_not_finite_is_found_although_its_task_writes_over_it(both_lanes, monkeypatch):
     monkeypatch.setenv("MINIDL_DEBUG", "1")
     x = np.full(8, 1e30, np.float32)
     graph = in_stages(ml.record(lambda x: ((-(x * x)).exp() + 1.0) * 2.0 - 1.0, x), 1)
@@ -816,6 +816,18 @@ def test_a_schedule_that_is_not_valid_is_refused_with_the_culprit():
         StreamExecutor(graph, two)
     with pytest.raises(MemoryLimitError, match=r"more than the limit of 1,000"):
         StreamExecutor(graph, good, memory_limit=1000)
+
+
+def test_a_step_within_its_memory_limit_has_the_bits_of_one_without(both_lanes):
+    (values,) = SMALL.batches(1)
+    wanted = bits(*SequentialExecutor(recorded())(*values))
+    graph = recorded()
+    schedule = random_schedule(graph, 2, generator(0))
+    peak = StreamExecutor(graph, schedule).peak_bytes
+    with deadline():
+        assert bits(*StreamExecutor(graph, schedule, memory_limit=peak)(*values)) == wanted
+    with pytest.raises(MemoryLimitError):
+        StreamExecutor(graph, schedule, memory_limit=peak - 1)
 
 
 # --------------------------------------------------------------------------------------------------------------- memory

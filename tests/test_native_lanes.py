@@ -8,6 +8,7 @@ import platform
 import signal
 import threading
 import time
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -21,7 +22,7 @@ from minidl.random_steps import training
 from minidl.runtime import device as devices
 from minidl.runtime.checking import random_schedule
 from minidl.runtime.executors import SequentialExecutor, StreamExecutor
-from minidl.runtime.lanes import LaneError, Work
+from minidl.runtime.lanes import Ends, LaneError, Work
 
 pytest.importorskip("numba")
 if devices.no_native_lanes():
@@ -420,6 +421,43 @@ def test_an_interrupt_falls_between_two_compiled_calls(waiting):
                     lanes.run()
                 assert counts[0] < 20_000, "it came at the end"
                 counts[0] = 0
+                timer.join()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    lanes.close()
+
+
+def test_inputs_and_outputs_are_those_of_a_run_that_comes_back_to_python_in_between():
+    """As it does in a long run, so that signals are handled, and when it is interrupted."""
+    place, total = np.zeros(1), np.zeros(1)
+
+    def load(values):
+        raise ValueError(f"{values[0].dtype} is refused")
+
+    work = replace(work_of([(0, [partial(np.copyto, total, place), *[slow(total)] * 40])], [(1, [slow(np.ones(1))])]),
+                   ends=Ends([place], [], [total], load))
+    lanes = NativeLanes(work)
+    assert lanes.whole
+    step, calls = lanes._step, []
+    lanes._step = lambda *a: calls.append(a) or step(*a)
+    out, wanted = np.empty(8, np.uint8), np.array([3.0])
+    for _ in range(40):
+        slow(wanted)()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with deadline():
+            for _ in range(2):
+                calls.clear()
+                lanes.run((np.array([3.0]),), (out,))
+                assert out.view(np.float64) == wanted
+                assert len(calls) > 1
+                with pytest.raises(ValueError, match="float32 is refused"):
+                    lanes.run((np.zeros(1, np.float32),), (out,))
+                timer = threading.Timer(0.01, lambda: signal.pthread_kill(threading.main_thread().ident, signal.SIGINT))
+                timer.start()
+                with pytest.raises(KeyboardInterrupt):
+                    for _ in range(1000):
+                        lanes.run((np.array([3.0]),), (out,))
                 timer.join()
     finally:
         signal.signal(signal.SIGINT, before)

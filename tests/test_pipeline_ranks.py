@@ -112,6 +112,12 @@ def test_every_order_leaves_the_bits_of_one_process(name, ranks):
     assert parameters == [[bits] for bits in alone()[1]], "each parameter is on one rank"
 
 
+@pytest.mark.parametrize("name", ["one_f_one_b", "zb_h1"])
+def test_both_kinds_of_lanes_poll_transfers_between_their_calls(name, both_lanes):
+    losses, parameters = trained(planned(name, 2))
+    assert (losses, parameters) == ([[value] for value in alone()[0]], [[bits] for bits in alone()[1]])
+
+
 def norms(optimizer):
     """The global norm of each step's gradients, and between which of them a clip triggers on some steps
     and not on others."""
