@@ -16,6 +16,11 @@ __device__ __forceinline__ Taps covering(int at, int taps, int stride, int windo
     return {at < taps ? 0 : (at - taps) / stride + 1, min(windows, at / stride + 1)};
 }
 
+// One over the number of taps of a window that are in the image or its padding.
+__device__ __forceinline__ double share(const Window& g, int oy, int ox) {
+    return 1.0 / (min(g.kh, g.h + 2 * g.ph - oy * g.sh) * min(g.kw, g.w + 2 * g.pw - ox * g.sw));
+}
+
 template <typename T> __global__ void max_pool2d(const T* __restrict__ x, T* y, int* tap, Window g, long long count) {
     for (long long i = first(); i < count; i += step()) {
         Place p = place(i, g.oh, g.ow, g.c);
@@ -51,7 +56,7 @@ template <typename T> __global__ void max_pool2d_grad(const int* __restrict__ ta
     }
 }
 
-template <typename T> __global__ void avg_pool2d(const T* __restrict__ x, T* y, Window g, double share, long long count) {
+template <typename T> __global__ void avg_pool2d(const T* __restrict__ x, T* y, Window g, long long count) {
     for (long long i = first(); i < count; i += step()) {
         Place p = place(i, g.oh, g.ow, g.c);
         int top = p.y * g.sh - g.ph, left = p.x * g.sw - g.pw;
@@ -60,17 +65,18 @@ template <typename T> __global__ void avg_pool2d(const T* __restrict__ x, T* y, 
         for (int ky = rows.low; ky < rows.high; ky++)
             for (int kx = columns.low; kx < columns.high; kx++)
                 sum += value(x[pixel(p.sample, top + ky, left + kx, g.h, g.w, g.c) + p.channel]);
-        y[i] = as<T>(sum * Sum<T>(share));
+        y[i] = as<T>(sum * Sum<T>(share(g, p.y, p.x)));
     }
 }
 
-template <typename T> __global__ void avg_pool2d_grad(const T* __restrict__ dy, T* dx, Window g, double share, long long count) {
+template <typename T> __global__ void avg_pool2d_grad(const T* __restrict__ dy, T* dx, Window g, long long count) {
     for (long long i = first(); i < count; i += step()) {
         Place p = place(i, g.h, g.w, g.c);
         Taps rows = covering(p.y + g.ph, g.kh, g.sh, g.oh), columns = covering(p.x + g.pw, g.kw, g.sw, g.ow);
         Sum<T> sum = 0;
         for (int oy = rows.low; oy < rows.high; oy++)
-            for (int ox = columns.low; ox < columns.high; ox++) sum += value(dy[pixel(p.sample, oy, ox, g.oh, g.ow, g.c) + p.channel]);
-        dx[i] = as<T>(sum * Sum<T>(share));
+            for (int ox = columns.low; ox < columns.high; ox++)
+                sum += value(dy[pixel(p.sample, oy, ox, g.oh, g.ow, g.c) + p.channel]) * Sum<T>(share(g, oy, ox));
+        dx[i] = as<T>(sum);
     }
 }

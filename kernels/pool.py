@@ -1,4 +1,8 @@
-"""Maximum and average over windows of an image with channels last: x (n, h, w, c) -> y (n, oh, ow, c)."""
+"""Maximum and average over windows of an image with channels last: x (n, h, w, c) -> y (n, oh, ow, c).
+
+With `ceil` windows at the end may reach beyond the image and its padding: what lies there counts for nothing, neither
+as a value nor as a tap. Only the references need to be told: the other forms see it by the size of y.
+"""
 
 from __future__ import annotations
 
@@ -21,17 +25,42 @@ def _seen(y: Sequence[int], window: Pair, stride: Pair) -> list[tuple[slice, ...
             for ky in range(window[0]) for kx in range(window[1])]
 
 
-def _windows(xp: Any, x: Any, fill: float, window: Pair, stride: Pair, padding: Pair) -> Any:
+def outputs(size: Sequence[int], window: Pair, stride: Pair, padding: Pair, ceil: bool) -> list[int]:
+    """Lines and columns of y; not positive where the window does not fit. With `ceil` there is one more where the image
+    does not end with a window, unless that window would begin behind the image and its padding before it."""
+    found = []
+    for n, k, s, p in zip(size, window, stride, padding, strict=True):
+        more = s - 1 if ceil else 0
+        count = (n + 2 * p - k + more) // s + 1
+        found.append(count - 1 if ceil and (count - 1) * s >= n + p else count)
+    return found
+
+
+def _extent(size: Sequence[int], y: Sequence[int], window: Pair, stride: Pair, padding: Pair) -> list[int]:
+    """Lines and columns that the image has with its padding, and with what windows reach beyond it."""
+    return [max(size[a] + 2 * padding[a], (y[1 + a] - 1) * stride[a] + window[a]) for a in (0, 1)]
+
+
+def _windows(xp: Any, x: Any, fill: float, window: Pair, stride: Pair, padding: Pair, ceil: bool) -> Any:
     """(taps, n, oh, ow, c): the values that each tap of the window reads; `fill` outside the image."""
-    padded = xp.pad(x, ((0, 0), (padding[0], padding[0]), (padding[1], padding[1]), (0, 0)), constant_values=fill)
-    y = (len(x), *((padded.shape[1 + a] - window[a]) // stride[a] + 1 for a in (0, 1)))
+    y = (len(x), *outputs(x.shape[1:3], window, stride, padding, ceil))
+    extent = _extent(x.shape[1:3], y, window, stride, padding)
+    around = [(padding[a], extent[a] - x.shape[1 + a] - padding[a]) for a in (0, 1)]
+    padded = xp.pad(x, ((0, 0), *around, (0, 0)), constant_values=fill)
     return xp.stack([padded[seen] for seen in _seen(y, window, stride)])
+
+
+def _shares(xp: Any, size: Sequence[int], y: Sequence[int], dtype: Any, window: Pair, stride: Pair, padding: Pair
+            ) -> Any:
+    """(oh, ow, 1): one over the number of taps that are in the image or its padding, for each window."""
+    lines, columns = (xp.minimum(window[a], size[a] + 2 * padding[a] - stride[a] * xp.arange(y[1 + a])) for a in (0, 1))
+    return (1 / (lines[:, None] * columns)).astype(dtype)[:, :, None]
 
 
 def _spread(xp: Any, shares: Any, size: Pair, window: Pair, stride: Pair, padding: Pair) -> Any:
     """The reverse of `_windows`: shares (taps, n, oh, ow, c) added up at their pixels, (n, *size, c)."""
     _, n, _, _, c = shares.shape
-    padded = xp.zeros((n, size[0] + 2 * padding[0], size[1] + 2 * padding[1], c), shares.dtype)
+    padded = xp.zeros((n, *_extent(size, shares.shape[1:], window, stride, padding), c), shares.dtype)
     for share, seen in zip(shares, _seen(shares.shape[1:], window, stride), strict=True):
         padded[seen] += share
     return padded[:, padding[0] : padding[0] + size[0], padding[1] : padding[1] + size[1]]
@@ -42,9 +71,9 @@ def _flops(reads: Any, writes: Any) -> float:
 
 
 @kernel("max_pool2d", flops=_flops)
-def max_pool2d(xp: Any, x: Any, *, window: Pair, stride: Pair, padding: Pair) -> Any:
+def max_pool2d(xp: Any, x: Any, *, window: Pair, stride: Pair, padding: Pair, ceil: bool = False) -> Any:
     """y, and for each maximum the number of the first tap inside the image that has it (int32)."""
-    seen = _windows(xp, x, -xp.inf, window, stride, padding)
+    seen = _windows(xp, x, -xp.inf, window, stride, padding, ceil)
     top, left = (xp.maximum(0, padding[a] - stride[a] * xp.arange(seen.shape[2 + a])) for a in (0, 1))
     # padding is -inf, x may be as well
     tap = xp.maximum(seen.argmax(axis=0), (top[:, None] * window[1] + left)[:, :, None])
@@ -52,12 +81,12 @@ def max_pool2d(xp: Any, x: Any, *, window: Pair, stride: Pair, padding: Pair) ->
 
 
 @max_pool2d.cpu
-def _(x: Any, y: Any, tap: Any, *, window: Pair, stride: Pair, padding: Pair) -> Any:
+def _(x: Any, y: Any, tap: Any, *, window: Pair, stride: Pair, padding: Pair, ceil: bool = False) -> Any:
     return [loop(_max_pool2d, x, y, tap, (*window, *stride, *padding))]
 
 
 @max_pool2d.cuda()
-def _(x: Any, y: Any, tap: Any, *, window: Pair, stride: Pair, padding: Pair) -> Any:
+def _(x: Any, y: Any, tap: Any, *, window: Pair, stride: Pair, padding: Pair, ceil: bool = False) -> Any:
     return each("pool.cu", f"max_pool2d<{c_type(x)}>", y.size, flat(x), flat(y), flat(tap),
                 window_of(x, y, window, stride, padding), y.size)
 
@@ -114,23 +143,24 @@ def _max_pool2d_grad(tap, dy, dx, geometry):  # type: ignore[no-untyped-def]
 
 
 @kernel("avg_pool2d", flops=_flops)
-def avg_pool2d(xp: Any, x: Any, *, window: Pair, stride: Pair, padding: Pair) -> Any:
-    """The mean over all taps; those outside the image count as zeros."""
-    return _windows(xp, x, 0, window, stride, padding).sum(axis=0) * x.dtype.type(1 / (window[0] * window[1]))
+def avg_pool2d(xp: Any, x: Any, *, window: Pair, stride: Pair, padding: Pair, ceil: bool = False) -> Any:
+    """The mean over all taps; those in the padding count as zeros."""
+    seen = _windows(xp, x, 0, window, stride, padding, ceil)
+    return seen.sum(axis=0) * _shares(xp, x.shape[1:3], seen.shape[1:], x.dtype, window, stride, padding)
 
 
 @avg_pool2d.cpu
-def _(x: Any, y: Any, *, window: Pair, stride: Pair, padding: Pair) -> Any:
-    return [loop(_avg_pool2d, x, y, (*window, *stride, *padding), x.dtype.type(1 / (window[0] * window[1])))]
+def _(x: Any, y: Any, *, window: Pair, stride: Pair, padding: Pair, ceil: bool = False) -> Any:
+    return [loop(_avg_pool2d, x, y, (*window, *stride, *padding))]
 
 
 @avg_pool2d.cuda()
-def _(x: Any, y: Any, *, window: Pair, stride: Pair, padding: Pair) -> Any:
+def _(x: Any, y: Any, *, window: Pair, stride: Pair, padding: Pair, ceil: bool = False) -> Any:
     return each("pool.cu", f"avg_pool2d<{c_type(x)}>", y.size, flat(x), flat(y),
-                window_of(x, y, window, stride, padding), 1 / (window[0] * window[1]), y.size)
+                window_of(x, y, window, stride, padding), y.size)
 
 
-def _avg_pool2d(x, y, geometry, share):  # type: ignore[no-untyped-def]
+def _avg_pool2d(x, y, geometry):  # type: ignore[no-untyped-def]
     kh, kw, sh, sw, ph, pw = geometry
     n, h, w, c = x.shape
     for i in range(n):
@@ -144,29 +174,31 @@ def _avg_pool2d(x, y, geometry, share):  # type: ignore[no-untyped-def]
                         pixel = x[i, oy * sh - ph + ky, ox * sw - pw + kx]
                         for k in range(c):
                             out[k] += pixel[k]
+                lines, columns = min(kh, h + 2 * ph - oy * sh), min(kw, w + 2 * pw - ox * sw)
+                share = y.dtype.type(1.0 / (lines * columns))
                 for k in range(c):
                     out[k] *= share
 
 
 @kernel("avg_pool2d_grad", flops=_flops)
 def avg_pool2d_grad(xp: Any, dy: Any, *, size: Pair, window: Pair, stride: Pair, padding: Pair) -> Any:
-    """Every tap gets the same share of dy."""
-    taps = window[0] * window[1]
-    return _spread(xp, xp.broadcast_to(dy * dy.dtype.type(1 / taps), (taps, *dy.shape)), size, window, stride, padding)
+    """Every tap of a window gets the same share of its dy."""
+    g = dy * _shares(xp, size, dy.shape, dy.dtype, window, stride, padding)
+    return _spread(xp, xp.broadcast_to(g, (window[0] * window[1], *dy.shape)), size, window, stride, padding)
 
 
 @avg_pool2d_grad.cpu
 def _(dy: Any, dx: Any, *, size: Pair, window: Pair, stride: Pair, padding: Pair) -> Any:
-    return [loop(_avg_pool2d_grad, dy, dx, (*window, *stride, *padding), dy.dtype.type(1 / (window[0] * window[1])))]
+    return [loop(_avg_pool2d_grad, dy, dx, (*window, *stride, *padding))]
 
 
 @avg_pool2d_grad.cuda()
 def _(dy: Any, dx: Any, *, size: Pair, window: Pair, stride: Pair, padding: Pair) -> Any:
     return each("pool.cu", f"avg_pool2d_grad<{c_type(dx)}>", dx.size, flat(dy), flat(dx),
-                window_of(dx, dy, window, stride, padding), 1 / (window[0] * window[1]), dx.size)
+                window_of(dx, dy, window, stride, padding), dx.size)
 
 
-def _avg_pool2d_grad(dy, dx, geometry, share):  # type: ignore[no-untyped-def]
+def _avg_pool2d_grad(dy, dx, geometry):  # type: ignore[no-untyped-def]
     kh, kw, sh, sw, ph, pw = geometry
     n, h, w, c = dx.shape
     dx[:] = 0
@@ -174,6 +206,8 @@ def _avg_pool2d_grad(dy, dx, geometry, share):  # type: ignore[no-untyped-def]
         for oy in range(dy.shape[1]):
             for ox in range(dy.shape[2]):
                 g = dy[i, oy, ox]
+                lines, columns = min(kh, h + 2 * ph - oy * sh), min(kw, w + 2 * pw - ox * sw)
+                share = dx.dtype.type(1.0 / (lines * columns))
                 for ky in range(max(0, ph - oy * sh), min(kh, h + ph - oy * sh)):
                     for kx in range(max(0, pw - ox * sw), min(kw, w + pw - ox * sw)):
                         pixel = dx[i, oy * sh - ph + ky, ox * sw - pw + kx]

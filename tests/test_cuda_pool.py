@@ -39,21 +39,21 @@ def pools(draw: Any) -> Any:
     stride = draw(st.tuples(st.integers(1, 5), st.integers(1, 5)))
     size = [max(1, w - 2 * p) + draw(st.sampled_from([0, 1, 2, 6])) for w, p in zip(window, padding, strict=True)]
     shape = (draw(st.integers(0, 3)), *size, draw(st.sampled_from([1, 3, 31, 33])))
-    return shape, {"window": window, "stride": stride, "padding": padding}
+    return shape, {"window": window, "stride": stride, "padding": padding}, draw(st.booleans())
 
 
 @settings(max_examples=40, deadline=None)
 @given(pools(), st.sampled_from(list(ROUNDING)), st.booleans(), st.integers(0, 1000))
 def test_pools_are_like_the_reference(case: Any, dtype: str, ties: bool, seed: int) -> None:
-    shape, geometry = case
+    shape, geometry, ceil = case
     rng = np.random.default_rng(seed)
     x = (rng.integers(0, 3, shape) if ties else rng.standard_normal(shape)).astype(dtype)
     if x.size:
         x.flat[rng.integers(x.size)] = np.nan
-    y, tap = like_the_reference("max_pool2d", [x], dtype, **geometry)
+    y, tap = like_the_reference("max_pool2d", [x], dtype, **geometry, ceil=ceil)
     dy = rng.standard_normal(y.shape).astype(dtype)
     like_the_reference("max_pool2d_grad", [tap, dy], dtype, size=shape[1:3], **geometry)
-    like_the_reference("avg_pool2d", [np.nan_to_num(x)], dtype, **geometry)
+    like_the_reference("avg_pool2d", [np.nan_to_num(x)], dtype, **geometry, ceil=ceil)
     like_the_reference("avg_pool2d_grad", [dy], dtype, size=shape[1:3], **geometry)
 
 

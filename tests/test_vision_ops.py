@@ -374,14 +374,17 @@ def test_batch_norm_errors() -> None:
 # ----------------------------------------------------------------------------------------------- pools
 POOLS = {"2x2": ((2, 4, 4, 2), 2, None, 0), "odd": ((1, 5, 7, 3), 2, None, 0), "overlapping": ((2, 5, 5, 2), 3, 2, 1),
          "uneven": ((1, 5, 6, 2), (3, 2), (1, 2), (1, 0)), "gaps": ((1, 7, 7, 1), 2, 3, 1),
-         "whole": ((2, 3, 4, 2), (3, 4), 1, 0)}
+         "whole": ((2, 3, 4, 2), (3, 4), 1, 0), "ceil": ((2, 5, 6, 2), 2, None, 0, True),
+         "ceil, padded": ((1, 6, 7, 2), 3, 2, 1, True),
+         "ceil, no window behind the image": ((1, 4, 5, 1), 2, 3, 1, True),
+         "ceil, uneven": ((2, 7, 6, 3), (3, 2), (3, 4), (1, 0), True)}
 
 
 @pytest.mark.parametrize("op", [ops.max_pool2d, ops.avg_pool2d])
 @pytest.mark.parametrize("case", POOLS)
 def test_pool_finite_differences(case: str, op: Any) -> None:
-    shape, *geometry = POOLS[case]
-    gradcheck(lambda x: op(x, *geometry), random_array(shape, 1))
+    shape, window, stride, padding, *ceil = POOLS[case]
+    gradcheck(lambda x: op(x, window, stride, padding, ceil_mode=bool(ceil)), random_array(shape, 1))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -390,27 +393,28 @@ def test_pool_finite_differences(case: str, op: Any) -> None:
 @pytest.mark.parametrize("ties", [False, True])
 def test_pool_torch(case: str, name: str, dtype: str, ties: bool) -> None:
     torch = torch_or_skip()
-    shape, *geometry = POOLS[case]
+    shape, window, stride, padding, *ceil = POOLS[case]
     x = random_array(shape, 1, dtype)
     x = np.maximum(np.round(x), 0) if ties else x
     mine, other = getattr(ops, name), getattr(torch.nn.functional, name)
-    found, expected = run_both(lambda x: mine(x, *geometry), lambda x: other(x, *geometry),
-                               x.astype(dtype), [], (NCHW,), NHWC)
+    found, expected = run_both(*(lambda x, f=f: f(x, window, stride, padding, ceil_mode=bool(ceil))
+                                 for f in (mine, other)), x.astype(dtype), [], (NCHW,), NHWC)
     compare(found, expected, dtype)
 
 
 @pytest.mark.parametrize("case", POOLS)
 def test_pool_forms_agree(case: str) -> None:
-    shape, window, stride, padding = POOLS[case]
+    shape, window, stride, padding, *ceil = POOLS[case]
     given = {"window": window, "stride": stride or window, "padding": padding}
+    more = {"ceil": True} if ceil else {}
     geometry = {name: ops.conv.pair(value, name, 0) for name, value in given.items()}
     x = random_array(shape, 1)
     x[0, 0, 0] = np.nan
-    y, tap = agree("max_pool2d", [x], **geometry)
+    y, tap = agree("max_pool2d", [x], **geometry, **more)
     assert np.isnan(y[0, 0, 0]).all()
     dy = random_array(y.shape, 2)
     agree("max_pool2d_grad", [tap, dy], size=shape[1:3], **geometry)
-    agree("avg_pool2d", [random_array(shape, 1)], **geometry)
+    agree("avg_pool2d", [random_array(shape, 1)], **geometry, **more)
     agree("avg_pool2d_grad", [dy], size=shape[1:3], **geometry)
 
 
@@ -484,6 +488,8 @@ def test_layers_are_their_ops() -> None:
     x = ml.array(random_array((2, 6, 6, 4), 1, "float32"))
     for layer, expected in [(nn.MaxPool2d(3, 2, 1), ops.max_pool2d(x, 3, 2, 1)),
                             (nn.AvgPool2d(2), ops.avg_pool2d(x, 2)),
+            (nn.MaxPool2d(5, ceil_mode=True), ops.max_pool2d(x, 5, ceil_mode=True)),
+            (nn.AvgPool2d(5, ceil_mode=True), ops.avg_pool2d(x, 5, ceil_mode=True)),
                             (nn.GlobalAvgPool(), ops.global_avg_pool(x)), (nn.ReLU6(), ops.relu6(x)),
                             (nn.Hardswish(), ops.hardswish(x)), (nn.Hardsigmoid(), ops.hardsigmoid(x))]:
         np.testing.assert_array_equal(layer(x).numpy(), expected.numpy())

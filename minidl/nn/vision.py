@@ -78,8 +78,8 @@ class _Pool2d(Module):
     """Arguments as for the op. `stride`: by default the size of the window."""
 
     def __init__(self, kernel_size: int | Sequence[int], stride: int | Sequence[int] | None = None,
-                 padding: int | Sequence[int] = 0) -> None:
-        self.arguments = (kernel_size, stride, padding)
+                 padding: int | Sequence[int] = 0, *, ceil_mode: bool = False) -> None:
+        self.arguments, self.ceil_mode = (kernel_size, stride, padding), ceil_mode
 
 
 class Dropout2d(Module):
@@ -100,14 +100,14 @@ class MaxPool2d(_Pool2d):
     """The maximum of each window."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return ops.max_pool2d(x, *self.arguments)
+        return ops.max_pool2d(x, *self.arguments, ceil_mode=self.ceil_mode)
 
 
 class AvgPool2d(_Pool2d):
     """The mean of each window, padding counted as zeros."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return ops.avg_pool2d(x, *self.arguments)
+        return ops.avg_pool2d(x, *self.arguments, ceil_mode=self.ceil_mode)
 
 
 class GlobalAvgPool(Module):

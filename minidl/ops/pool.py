@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ..autograd.op import Op, same_dtype
 from ..autograd.tensor import Tensor
-from ..kernels.conv import Geometry, Pair
+from ..kernels.pool import Pair, outputs
 from .conv import pair
 from .reduce import mean
 
@@ -15,24 +15,25 @@ class _Pool(Op):
     """x (n, h, w, c) -> (n, oh, ow, c)."""
 
     def __init__(self, window: int | Sequence[int], stride: int | Sequence[int] | None,
-                 padding: int | Sequence[int]) -> None:
+                 padding: int | Sequence[int], ceil_mode: bool) -> None:
         self.geometry: dict[str, Pair] = {"window": pair(window, "window"), "padding": pair(padding, "padding", 0),
                                           "stride": pair(window if stride is None else stride, "stride")}
+        self.ceil = bool(ceil_mode)
 
     def forward(self, x: Tensor) -> Tensor:
         dtype = same_dtype(self, x)
-        window, padding, stride = self.geometry.values()
+        window, padding = self.geometry["window"], self.geometry["padding"]
         if x.ndim != 4:
             raise self.error(f"needs an image (n, h, w, c), not {x.shape}")
         if any(2 * p > w for p, w in zip(padding, window, strict=True)):
             raise self.error(f"padding {padding} is more than half of the window {window}")
-        size = Geometry(stride, padding, (1, 1), 1).output(x.shape[1:3], window)
+        size = outputs(x.shape[1:3], **self.geometry, ceil=self.ceil)
         if min(size) < 1:
             raise self.error(f"the window {window} is larger than the image {x.shape[1:3]} with padding {padding}")
         self.x = self.dense(x)
         y = self.out([x.shape[0], *size, x.shape[3]], dtype)
         self.kept = self.keep(y)
-        self.call(self.name, [self.x], [y, *self.kept], **self.geometry)
+        self.call(self.name, [self.x], [y, *self.kept], **self.geometry, ceil=self.ceil)
         return y
 
     def keep(self, y: Tensor) -> list[Tensor]:
@@ -59,17 +60,19 @@ class AvgPool2d(_Pool):
 
 
 def max_pool2d(x: Tensor, window: int | Sequence[int], stride: int | Sequence[int] | None = None,
-               padding: int | Sequence[int] = 0) -> Tensor:
+               padding: int | Sequence[int] = 0, *, ceil_mode: bool = False) -> Tensor:
     """The maximum of each window: x (n, h, w, c) -> (n, oh, ow, c). `stride`: by default the size of the window.
-    `padding`: at most half of the window."""
-    return MaxPool2d(window, stride, padding)(x)
+    `padding`: at most half of the window. `ceil_mode`: the last windows may reach beyond the image and its padding, so
+    that none of it is left out."""
+    return MaxPool2d(window, stride, padding, ceil_mode)(x)
 
 
 def avg_pool2d(x: Tensor, window: int | Sequence[int], stride: int | Sequence[int] | None = None,
-               padding: int | Sequence[int] = 0) -> Tensor:
+               padding: int | Sequence[int] = 0, *, ceil_mode: bool = False) -> Tensor:
     """The mean of each window, padding counted as zeros: x (n, h, w, c) -> (n, oh, ow, c). `stride`: by default the
-    size of the window."""
-    return AvgPool2d(window, stride, padding)(x)
+    size of the window. `ceil_mode`: the last windows may reach beyond the image and its padding, so that none of it is
+    left out; they are means of fewer values."""
+    return AvgPool2d(window, stride, padding, ceil_mode)(x)
 
 
 def global_avg_pool(x: Tensor, keepdims: bool = False) -> Tensor:
