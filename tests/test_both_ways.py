@@ -50,7 +50,7 @@ def alone(micro_batches: int, groups: int, **more):
 
 
 def on_ranks(made: Job, ranks: int, result=lambda trainer: (trainer.losses, trainer.params_sha256())):
-    recorded = [Recorded(made) for _ in range(ranks)]  # one after another: they share a generator of random numbers
+    recorded = [Recorded(made) for _ in range(ranks)]
 
     def work(communicator):
         trainer = PipelineTrainer(recorded[communicator.rank], CostModel.analytic(), communicator, Link(5.0, 1e3))
