@@ -454,8 +454,8 @@ def test_inputs_and_outputs_are_those_of_a_run_that_comes_back_to_python_in_betw
                 with pytest.raises(ValueError, match="float32 is refused"):
                     lanes.run((np.zeros(1, np.float32),), (out,))
                 timer = threading.Timer(0.01, lambda: signal.pthread_kill(threading.main_thread().ident, signal.SIGINT))
-                timer.start()
                 with pytest.raises(KeyboardInterrupt):
+                    timer.start()
                     for _ in range(1000):
                         lanes.run((np.array([3.0]),), (out,))
                 timer.join()
