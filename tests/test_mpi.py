@@ -268,6 +268,10 @@ def test_a_transport_for_gpus_needs_one():
 
 @pytest.mark.parametrize(("flags", "says"), [
     (["--dry-run"], "--dry-run is True on rank 1 but False on rank 0"),
+    (["--log-every", "2"], "--log-every is 2 on rank 1 but None on rank 0"),
+    pytest.param(["--warmup", "2"], "--warmup is 2 on rank 1 but 0 on rank 0", marks=pytest.mark.slow),
+    pytest.param(["--checkpoint", "folder"], "--checkpoint is True on rank 1 but False", marks=pytest.mark.slow),
+    pytest.param(["--trace", "a.json"], "--trace is True on rank 1 but False on rank 0", marks=pytest.mark.slow),
     (["--config", "nowhere.toml"], "rank 1: nowhere.toml: No such file or directory"),
     pytest.param(["--parallel", "none"], "rank 1: 2 ranks were started, and each would train the whole model by itself",
                  marks=pytest.mark.slow),

@@ -19,12 +19,14 @@ from ..training.trainer import Recorded
 from ..views.page import Shown
 from . import data_parallel_plans as data_parallel
 from . import show
-from .flags import UsageError, job
+from .flags import FLAGS, UsageError, job, path
 from .inputs import costs, scheduler_of
 from .ranks import job as on_ranks
 from .runs import check_outputs, check_run, claimed, finished, resumed, steps_of, summary, trained
 
 MOST = 64  #: the most ranks that run as threads of one process
+#: flags that may differ between ranks: a machine's files, devices and cores, and what only rank 0 prints or writes
+OWN = {"--root", "--config", "--device", "--workers", "--lanes", "--json", "--save-costs"}
 RECORDING = threading.Lock()  #: ranks of one process record in turn: models and data may be code that knows no threads
 
 
@@ -79,7 +81,7 @@ def _train(read: Callable[[], Any], communicator: Any, held: ExitStack) -> int:
                  "the number of buckets": arguments.buckets, "the number of replicas": arguments.replicas,
                  "the source of costs": arguments.costs,
                  "the transport": arguments.transport, "the checkpoint's step": saved and saved.step,
-                 "--dry-run": arguments.dry_run}
+                 **_flags(arguments)}
         return (arguments, recorded, saved), alike
 
     arguments, recorded, saved = agree(communicator, prepare)
@@ -114,6 +116,15 @@ def _train(read: Callable[[], Any], communicator: Any, held: ExitStack) -> int:
     if summing is not communicator:
         summing.close()
     return 0
+
+
+def _flags(arguments: Any) -> dict[str, Any]:
+    """The flags that must be equal on all ranks, since they meet where these say: their values; of a file or a folder,
+    whether there is one."""
+    served = {name: flag for flags in FLAGS.values() for name, flag in flags.items() if "train" in flag.serves}
+    values = {name: getattr(arguments, name[2:].replace("-", "_")) for name in served.keys() - OWN}
+    return {name: bool(values[name]) if served[name].options.get("type") is path else values[name]
+            for name in sorted(values)}
 
 
 def _grid(arguments: Any, communicator: Any) -> RankGrid:
