@@ -404,7 +404,7 @@ def test_the_command_prices_a_network_on_many_ranks(capsys):
 
 @pytest.mark.parametrize(("flags", "says"), [
     (["--scheduler", "prio", *TIMES], "similar names: priority"),
-    (["--scheduler", "priority", "--k", "2", *TIMES], "--k has no effect here; it is for --scheduler reverse_first_k"),
+    (["--scheduler", "priority", "--k", "2", *TIMES], "--k has no effect here; it goes with --scheduler reverse"),
     (["--scheduler", "reverse_first_k", "--k", "7", *TIMES], "from 0 to 4"),
     (["--scheduler", "priority", *TIMES[:-2]], "--comm"),
     (["--scheduler", "priority", *TIMES[:-1], "1,2"], "one time for each layer"),

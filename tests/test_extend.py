@@ -185,4 +185,4 @@ def test_limits_hold_whatever_a_policy_makes_of_them() -> None:
 def test_a_flag_that_ones_own_scheduler_does_not_take_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     own = f"{EXTEND / 'data_parallel.py'}:last_first"
     assert main(["plan", *MODEL, "--parallel", "data", "--ranks", "2", "--scheduler", own, "--k", "2"]) == 2
-    assert "--k has no effect here; it is for --scheduler reverse_first_k" in capsys.readouterr().err
+    assert "--k has no effect here; it goes with --scheduler reverse_first_k" in capsys.readouterr().err

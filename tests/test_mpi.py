@@ -263,7 +263,7 @@ def test_ranks_do_not_wait_for_ever_for_one_that_runs_something_else(other):
 
 def test_a_transport_for_gpus_needs_one():
     line = one_line(run(2, *parallel("priority", "--transport", "nccl")))
-    assert "--transport nccl is for gradients on a GPU" in line
+    assert "--transport has no effect here; it goes with --device cuda" in line
 
 
 @pytest.mark.parametrize(("flags", "says"), [

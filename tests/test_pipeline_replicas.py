@@ -584,7 +584,7 @@ def test_all_reduces_of_replicas_have_a_price(capsys):
     ("plan", [*PLAN, "--scheduler", "pipedream", "--scheduler-arg", "all_reduces=fifo"],
      "pipedream sums gradients before each of its updates, so all_reduces has no effect"),
     ("plan", [*PLAN[:-2], "--scheduler", "gpipe", "--collective", "tree"],
-     "--collective has no effect here; it is for --parallel data, and --replicas"),
+     "--collective has no effect here; it goes with --parallel data, and --replicas"),
     ("plan", ["--ranks", "2", "--micro-batches", "4", "--replicas", "2", "--scheduler", "gpipe"],
      "--replicas has no effect on a pipeline on given times"),
     ("train", [*SMALL, "--steps", "1", "--replicas", "2"],

@@ -86,7 +86,7 @@ def test_the_curve_is_of_limits_that_work(capsys):
     (["plan", *MODEL, "--curve", "--save", "x.csv"], "--save"),
     (["plan", *MODEL, "--curve", "--memory-limit", "1GB"], "--memory-limit"),
     (["plan", *MODEL, "--curve", "--scheduler", "in_order"],
-     "--curve has no effect here; it is for --scheduler multi_region"),
+     "--curve has no effect here; it goes with --scheduler multi_region"),
     (["plan", *MODEL, "--streams", "3"], "2 streams, not 3"),
     (["plan", *MODEL, "--scheduler-arg", "crossing=false"], "crossing must be of type bool, not 'false'"),
     (["plan", *MODEL, "--scheduler-arg", "memory_limit=2GiB"], "takes no argument 'memory_limit'"),

@@ -575,7 +575,7 @@ def test_a_stale_scheduler_of_ones_own_has_a_log(tmp_path):
                         ([*FLAGS, "--scheduler", f"{file}:newest", "--version-log", str(log), "--steps", "2"],
                          "--version-log has no effect here: one_f_one_b trains on the newest weights"),
                         ([*FLAGS, "--scheduler", "paci", "--update-every", "2"],
-                         "--update-every has no effect here; it is for a scheduler of your own")):
+                         "--update-every has no effect here; it goes with a scheduler of your own")):
         code, _, errors = command(2, *wrong)
         assert code == 2
         assert len(errors.splitlines()) == 1
@@ -624,7 +624,7 @@ def test_a_stale_run_goes_on_where_it_was(tmp_path):
     (["--scheduler", "pipedream", "--clip", "1"],
      "pipedream updates several times in a step, before all stages have their gradients"),
     (["--scheduler", "gpipe", "--version-log", "x.jsonl"],
-     "--version-log has no effect here; it is for a scheduler that trains on older weights")])
+     "--version-log has no effect here; it goes with a scheduler that trains on older weights")])
 def test_what_cannot_be_stale_is_one_line(flags, line):
     code, record, errors = command(2, *FLAGS, "--steps", "2", *flags)
     assert (code, record, len(errors.splitlines())) == (2, None, 1)

@@ -147,7 +147,7 @@ def test_momentum_and_weight_decay_are_flags(capsys):
     assert shas[4] == shas[5]
     assert len(set(shas)) == 5
     _, err = train(capsys, "--steps", 1, "--optimizer", "adam", "--momentum", 0.5, code=2)
-    assert "--momentum has no effect here; it is for --optimizer sgd" in err
+    assert "--momentum has no effect here; it goes with --optimizer sgd or rmsprop" in err
 
 
 def test_the_last_checkpoints_and_the_best_are_kept(capsys, tmp_path):
@@ -165,7 +165,7 @@ def test_the_last_checkpoints_and_the_best_are_kept(capsys, tmp_path):
     assert [p.name for p in sorted((tmp_path / "d").glob("step*"))] == [f"step-{n:08d}.safetensors" for n in (4, 8, 10)]
     train(capsys, "--steps", 3, "--checkpoint", tmp_path / "e", "--checkpoint-every", "0.000001min", "--keep", 9)
     assert len(list((tmp_path / "e").glob("step*"))) == 3
-    for flags, says in ((["--keep", 2], "--keep has no effect here; it is for --checkpoint"),
+    for flags, says in ((["--keep", 2], "--keep has no effect here; it goes with --checkpoint"),
                         (["--checkpoint", tmp_path / "f", "--checkpoint-every", "soon"], "soon")):
         assert says in train(capsys, "--steps", 1, *flags, code=2)[1]
 

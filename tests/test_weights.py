@@ -192,7 +192,7 @@ def test_a_checkpoint_is_exported_and_a_run_starts_from_it(capsys: Any, tmp_path
 
 @pytest.mark.parametrize(("argv", "says"), [
     (["train", "--model", "mlp", "--init", "none.safetensors", "--steps", "1"], "there is no file none.safetensors"),
-    (["train", "--model", "mlp", "--init", "x", "--resume", "--checkpoint", "c"], "--init has no effect with --resume"),
+    (["train", "--model", "mlp", "--init", "x", "--resume", "--checkpoint", "c"], "--init has no effect here; it goes"),
     (["plan", "--model", "mlp", "--init", "x"], "--init has no effect on `minidl plan`"),
     (["export", "none", "x.safetensors"], "there is no checkpoint"),
     (["export", "none", "nowhere/x.safetensors"], "nowhere"),

@@ -49,13 +49,13 @@ def _of_times(arguments: Any, chosen: schedulers.Scheduler) -> Plan:
         raise UsageError("--comm: a time must be a finite number >= 0")
     *compute, comm = lists.values()
     graph, cost = layers(*compute, parts=arguments.parts)
-    options = {"buckets": min(2, len(comm)), "part_bytes": 1} | given(arguments)
+    options = chosen.known(buckets=min(2, len(comm)), part_bytes=1) | given(arguments)
 
     def collective(sizes: Mapping[int, int]) -> float:
         return float(sum(comm[u] * n / arguments.parts for u, n in sizes.items()))
 
     return schedulers.plan(graph, chosen, cost, Machine(2, arguments.memory_limit, collective=collective),
-                           **chosen.known(**options))
+                           **options)
 
 
 def _of_network(arguments: Any) -> Plan:

@@ -22,7 +22,7 @@ from . import show
 from .flags import FLAGS, UsageError, job, path
 from .inputs import costs, scheduler_of
 from .ranks import job as on_ranks
-from .runs import check_outputs, check_run, claimed, finished, resumed, steps_of, summary, trained
+from .runs import check_outputs, claimed, finished, intended, resumed, steps_of, summary, trained
 
 MOST = 64  #: the most ranks that run as threads of one process
 #: flags that may differ between ranks: a machine's files, devices and cores, and what only rank 0 prints or writes
@@ -155,9 +155,6 @@ def _check_flags(arguments: Any, communicator: Any) -> None:
         _check_pipeline(arguments, communicator)
     else:
         scheduler_of(arguments)
-    if arguments.transport != "staged" and not arguments.device.startswith("cuda"):
-        raise UsageError(f"--transport {arguments.transport} is for gradients on a GPU; give --device cuda too")
-    check_run(arguments)
 
 
 def _check_pipeline(arguments: Any, communicator: Any) -> None:
@@ -187,7 +184,7 @@ def _dry_run(arguments: Any, trainer: Any, first: bool) -> int:
     plan = trainer.plan
     if first:
         record = {"model": arguments.model, "ranks": trainer.communicator.size,
-                  "scheduler": arguments.scheduler, **plan.as_json()}
+                  "scheduler": arguments.scheduler, **intended(arguments, trainer.recorded), **plan.as_json()}
         if arguments.parallel == "data":
             found = data_parallel.figures(plan)
             record |= {"lower_bound_ms": found["lower_bound"] / 1000} if "lower_bound" in found else {}

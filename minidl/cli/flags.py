@@ -133,17 +133,20 @@ PIPELINE = {"--ranks", "--chunks", "--latency", "--activation-cap", "--forward",
             "--weight-grad", "--table"}
 
 
+Condition = tuple[str, Callable[[Any], bool]]  #: what a flag is for, in words and as a test of the arguments
+
+
 @dataclass(frozen=True)
 class Flag:
-    """A flag. `serves`: verb that accepts it -> the subjects on which it has an effect; `needs`: another condition for
+    """A flag. `serves`: verb that accepts it -> the subjects on which it has an effect; `needs`: other conditions for
     its effect, in words and as a test of the arguments; `options`: argparse's."""
 
     serves: Mapping[str, str]
     options: Mapping[str, Any]
-    needs: tuple[str, Callable[[Any], bool]] | None = None
+    needs: tuple[Condition, ...] = ()
 
 
-def _flag(serves: str, needs: tuple[str, Callable[[Any], bool]] | None = None, **options: Any) -> Flag:
+def _flag(serves: str, *needs: Condition, **options: Any) -> Flag:
     return Flag(dict(part.partition(":")[::2] for part in serves.split()), options, needs)
 
 
@@ -158,7 +161,7 @@ def _stale(arguments: Any) -> bool:
     return arguments.scheduler in pipelines.POLICIES and pipelines.POLICIES[arguments.scheduler].stale
 
 
-def _told(option: str, parallel: str | None = None) -> tuple[str, Callable[[Any], bool]]:
+def _told(option: str, parallel: str | None = None) -> Condition:
     """The condition of a flag that sets an option of schedulers: a scheduler (of this kind) that has the option."""
     takers = [s.name for s in schedulers.SCHEDULERS.values()
               if option in s.options and parallel in (None, s.parallel)]
@@ -178,6 +181,15 @@ def takes(arguments: Any, option: str) -> bool:
     return False
 
 
+CUDA = ("--device cuda", lambda a: a.device.startswith("cuda"))
+SAVING = ("--checkpoint DIR", lambda a: a.checkpoint)
+RUNNING = ("runs; --dry-run runs nothing", lambda a: not a.dry_run)
+ONE_PLAN = ("one plan; --table and --curve show many", lambda a: not (a.table or a.curve))
+NEW_SCHEDULE = ("a new schedule; --resume keeps the checkpoint's, so give --scheduler too",
+                lambda a: not a.resume or "--scheduler" in a.given)
+PRICED_LINK = ("a link that takes time, by --latency or --bandwidth", lambda a: a.latency or a.bandwidth)
+PRICING = ("prices; check needs --costs for them", lambda a: a.command != "check" or "--costs" in a.given)
+CHOOSING = ("a --temperature above 0; at 0 nothing is drawn", lambda a: a.temperature > 0)
 #: what sums gradients over ranks
 SUMMING = ("--parallel data, and --replicas", lambda a: a.subject == "r" or a.replicas > 1)
 CUTS = [name for name, policy in pipelines.POLICIES.items() if policy.on_network]
@@ -202,7 +214,8 @@ FLAGS: dict[str, dict[str, Flag]] = {
         "--workers": _flag(RUN, type=whole(0, 256), metavar="N",
                            help="processes that decode pictures (default: one for each core but one; 0: none)"),
         "--batch-size": _flag(NETWORK, type=whole(1), default=64, metavar="B",
-                              help="samples of a step, over all ranks (default 64)"),
+                              help="samples of a step, over all ranks; in plans of data-parallel ranks, of each "
+                                   "(default 64)"),
         "--micro-batches": _flag("train:src compare:s plan:srcp check:srcp explain:srcp simulate:srcp",
                                  type=whole(1, 1 << 20), default=1, metavar="M",
                                  help="cut each batch into M parts, whose gradients are added"),
@@ -221,14 +234,14 @@ FLAGS: dict[str, dict[str, Flag]] = {
                                 help="weight decay (default: 0.01 for adamw, else 0)"),
         "--clip": _flag(NETWORK, type=number(1e-12), metavar="X",
                         help="scale all gradients down if their global norm is larger than X"),
-        "--seed": _flag(RUN + " fuzz:* sample:*", type=whole(0, (1 << 64) - 1), default=0, metavar="S",
+        "--seed": _flag(RUN + " fuzz:* sample:*", CHOOSING, type=whole(0, (1 << 64) - 1), default=0, metavar="S",
                         help="the seed of weights, data order and dropout (default 0)"),
     },
     "device": {
         "--device": _flag(NETWORK, default="cpu", help="cpu or cuda[:N]"),
-        "--tf32": _flag(NETWORK, action="store_true",
+        "--tf32": _flag(NETWORK, CUDA, action="store_true",
                         help="on cuda: products and convolutions may round float32 for the tensor cores"),
-        "--nondeterministic": _flag(NETWORK, action="store_true",
+        "--nondeterministic": _flag(NETWORK, CUDA, action="store_true",
                                     help="on cuda: allow cuDNN kernels whose last bits vary from call to call"),
         "--dtype": _flag(NETWORK, default="float32", choices=list(DTYPES),
                          help="float type; bf16 and fp16 (on cuda): products in 16 bits, parameters in float32"),
@@ -254,17 +267,18 @@ FLAGS: dict[str, dict[str, Flag]] = {
                               help="the policies to compare (default: in_order,multi_stream)"),
         "--scheduler-arg": _flag("train:src compare:s plan:srlcp check:rcp explain:srlcp simulate:srlcp",
                                  ("one policy, by --scheduler; --table shows them all",
-                                  lambda a: not a.table and _of_policy(a)),
+                                  lambda a: not a.table and _of_policy(a)), NEW_SCHEDULE,
                                  type=pair, action="append", default=[], metavar="K=V",
                                  help="an argument of the policy, see `minidl schedulers`"),
-        "--streams": _flag("train:s compare:s plan:s explain:s simulate:s", _told("streams"),
+        "--streams": _flag("train:s compare:s plan:s explain:s simulate:s", _told("streams"), NEW_SCHEDULE,
                            type=whole(1, 1024), metavar="N", help="how many streams the policy uses"),
         "--costs": _flag(PRICED + " check:src", type=path, metavar="measured|analytic|FILE", default="measured",
                          help="task costs for plans and predictions (default: measured); a pipeline's stages are cut "
                               "by FILE's, else by analytic ones, so that check cuts them equally"),
         "--pairs": _flag("train:s compare:s plan:s explain:s simulate:s",
                          ("schedulers of several streams, and --save-costs",
-                          lambda a: takes(a, "streams") or a.save_costs), choices=["measured", "estimated", "none"],
+                          lambda a: takes(a, "streams") or a.save_costs), NEW_SCHEDULE,
+                         choices=["measured", "estimated", "none"],
                          help="where to take from how much tasks on two streams slow each other down (default: as "
                               "--costs for multi_region, else none)"),
         "--save-costs": _flag(PRICED, type=path, metavar="FILE.json", help="write costs and pairs to a file for "
@@ -276,26 +290,27 @@ FLAGS: dict[str, dict[str, Flag]] = {
         "--steps": _flag(RUN, type=whole(1), metavar="N", help="train for N steps"),
         "--epochs": _flag(RUN, ("runs without --steps; leave one out", lambda a: not a.steps),
                           type=whole(1), metavar="N", help="train for N epochs"),
-        "--checkpoint": _flag("train:src", type=path, metavar="DIR",
+        "--checkpoint": _flag("train:src", RUNNING, type=path, metavar="DIR",
                               help="save parameters and everything that --resume needs"),
-        "--resume": _flag("train:src", action="store_true",
+        "--resume": _flag("train:src", SAVING, action="store_true",
                           help="continue from the checkpoint; a given --lr overrides the saved one"),
         "--cases": _flag("fuzz:*", type=whole(1), metavar="N",
                          help="how many cases, with consecutive seeds (default: 100 random steps, 3 of your own)"),
-        "--init": _flag(RUN, type=path, metavar="FILE.safetensors",
+        "--init": _flag(RUN, ("a run that begins; --resume has all weights", lambda a: not a.resume), type=path,
+                        metavar="FILE.safetensors",
                         help="start from the weights in a file, with torchvision's, timm's or Hugging Face's names"),
         "--style": _flag("export:*", choices=STYLES, default=STYLES[0],
                          help="names in the file: as in a state dict, which are torchvision's and Hugging Face's (the "
                               "default), or timm's"),
-        "--checkpoint-every": _flag("train:src", ("--checkpoint", lambda a: a.checkpoint), type=every,
+        "--checkpoint-every": _flag("train:src", SAVING, type=every,
                                     metavar="N|Nmin", help="save after every N steps or minutes (default: each epoch)"),
-        "--keep": _flag("train:src", ("--checkpoint", lambda a: a.checkpoint), type=whole(1), metavar="K",
+        "--keep": _flag("train:src", SAVING, type=whole(1), metavar="K",
                         help="also keep the last K checkpoints, and the best one on test data (default: the newest)"),
-        "--log-every": _flag("train:src", type=whole(1), metavar="N",
+        "--log-every": _flag("train:src", RUNNING, type=whole(1), metavar="N",
                              help="print loss, learning rate, samples a second and time left every N steps"),
-        "--log": _flag("train:src", type=path, metavar="FILE.jsonl",
+        "--log": _flag("train:src", RUNNING, type=path, metavar="FILE.jsonl",
                        help="write these and the metrics on test data to a file, a JSON object a line"),
-        "--tensorboard": _flag("train:src", type=path, metavar="DIR", help="write them for TensorBoard"),
+        "--tensorboard": _flag("train:src", RUNNING, type=path, metavar="DIR", help="write them for TensorBoard"),
         "--dry-run": _flag("train:src", action="store_true", help="plan and predict, but do not train"),
     },
     "text": {
@@ -304,7 +319,7 @@ FLAGS: dict[str, dict[str, Flag]] = {
                           help="how many tokens to write (default 200)"),
         "--temperature": _flag("sample:*", type=number(0), default=0.8, metavar="X",
                                help="below 1: rather what is likely; 0: always the likeliest (default 0.8)"),
-        "--top": _flag("sample:*", type=whole(1), metavar="K", help="draw among the K likeliest tokens"),
+        "--top": _flag("sample:*", CHOOSING, type=whole(1), metavar="K", help="draw among the K likeliest tokens"),
     },
     "pipelines": {
         "--ranks": _flag("train:rc plan:rcp check:rcp explain:rcp simulate:rcp", type=whole(1, 1 << 20), metavar="P",
@@ -321,9 +336,10 @@ FLAGS: dict[str, dict[str, Flag]] = {
                                help="time of an output gradient, as --forward"),
         "--weight-grad": _flag("plan:lp check:p explain:lp simulate:lp", BY_TIMES, type=numbers, metavar="W",
                                help="time of a weight gradient, as --forward"),
-        "--latency": _flag("plan:rcp check:r explain:rcp simulate:rcp", type=number(0), default=0.0, metavar="C",
+        "--latency": _flag("plan:rcp check:r explain:rcp simulate:rcp", PRICING, type=number(0), default=0.0,
+                           metavar="C",
                            help="the latency of a link between two ranks"),
-        "--bandwidth": _flag("plan:rc check:r explain:rc simulate:rc", type=size, metavar="BYTES",
+        "--bandwidth": _flag("plan:rc check:r explain:rc simulate:rc", PRICING, type=size, metavar="BYTES",
                              help="the bandwidth of a link, per second, such as 1.25GB (default: unlimited)"),
         "--update-every": _flag("train:c plan:c check:c explain:c simulate:c",
                                 ("a scheduler of your own, file.py:function; the others have their own number",
@@ -339,7 +355,7 @@ FLAGS: dict[str, dict[str, Flag]] = {
                               metavar="S", help="the most seconds that `optimal` may search (default 60)"),
     },
     "data parallelism": {
-        "--k": _flag("train:r plan:rl check:r explain:rl simulate:rl", _told("k"), type=k_or_auto, metavar="K|auto",
+        "--k": _flag("train:r plan:rl explain:rl simulate:rl", _told("k"), type=k_or_auto, metavar="K|auto",
                      help="how many layers' weight gradients wait for the end of the backward pass (default: auto, "
                           "which searches it)"),
         "--buckets": _flag("train:r plan:rl check:r explain:rl simulate:rl", _told("buckets"), type=whole(1),
@@ -349,28 +365,29 @@ FLAGS: dict[str, dict[str, Flag]] = {
                          metavar="N", help="parts into which a layer's gradient is cut, on given times (default 8)"),
         "--comm": _flag("plan:l explain:l simulate:l", type=numbers, metavar="C0,C1,..",
                         help="time of each layer's all-reduce; give --forward, --output-grad, --weight-grad with it"),
-        "--collective": _flag("plan:rc check:r explain:rc simulate:rc", SUMMING, choices=SHAPES, default="ring",
-                              help="the algorithm by which ranks sum (default: ring)"),
+        "--collective": _flag("plan:rc check:r explain:rc simulate:rc", SUMMING, PRICED_LINK, PRICING, choices=SHAPES,
+                              default="ring", help="the algorithm by which ranks sum (default: ring)"),
         "--servers": _flag("plan:rc check:r explain:rc simulate:rc",
                            ("--collective parameter_server", lambda a: a.collective == "parameter_server"),
                            type=whole(0), default=0, metavar="N", help="machines of a parameter_server"),
-        "--transport": _flag("train:rc", choices=TRANSPORTS, default="staged",
+        "--transport": _flag("train:rc", CUDA, choices=TRANSPORTS, default="staged",
                              help="how gradients on CUDA travel: MPI through pinned host memory (staged, the default), "
                                   "an MPI that was built for CUDA, or NCCL"),
     },
     "files": {
-        "--save": _flag("plan:srlcp", ("one plan; --curve shows many", lambda a: not a.curve), type=path,
+        "--save": _flag("plan:srlcp", ONE_PLAN, type=path,
                         metavar="FILE.csv", help="write the schedule"),
-        "--svg": _flag("plan:srlcp simulate:srlcp", ("one plan", lambda a: not (a.curve or a.table)), type=path,
+        "--svg": _flag("plan:srlcp simulate:srlcp", ONE_PLAN, type=path,
                        metavar="FILE.svg", help="draw the predicted timeline"),
         "--html": _flag("train:src compare:s plan:srlcp explain:srlcp simulate:srlcp",
-                        ("one plan, or a run", lambda a: not (a.curve or a.table or a.dry_run)), type=path,
+                        ONE_PLAN, RUNNING, type=path,
                         metavar="FILE.html", help="write one page that needs no other file: the timeline, predicted "
-                                                  "over measured, every task explained, memory, waits, all figures"),
-        "--trace": _flag("train:src simulate:srlcp", ("one plan", lambda a: not a.table), type=path, metavar="FILE",
+                                                  "over measured, every task explained, memory, waits, all figures; "
+                                                  "a run is traced for it, which adds some microseconds a task"),
+        "--trace": _flag("train:src simulate:srlcp", ONE_PLAN, RUNNING, type=path, metavar="FILE",
                          help="write the timeline of the last step, or the predicted one, for ui.perfetto.dev"),
         "--version-log": _flag("train:c", ("a scheduler that trains on older weights",
-                                            lambda a: _stale(a) or ":" in a.scheduler), type=path,
+                                            lambda a: _stale(a) or ":" in a.scheduler), RUNNING, type=path,
                                metavar="FILE.jsonl",
                                help="write which weight version each task read, a line per task"),
         "--config": _flag(EVERY.removeprefix("info:* models:* "), type=path, metavar="FILE.toml",
@@ -426,8 +443,9 @@ def check_flags(arguments: Any) -> None:
             if "*" not in subjects and arguments.subject not in subjects:
                 raise UsageError(f"{name} has no effect on {SUBJECTS[arguments.subject]}; it is for "
                                  f"{' and '.join(SUBJECTS[s] for s in subjects)}")
-            if flag.needs and not flag.needs[1](arguments):
-                raise UsageError(f"{name} has no effect here; it is for {flag.needs[0]}")
+            for words, hold in flag.needs:
+                if not hold(arguments):
+                    raise UsageError(f"{name} has no effect here; it goes with {words}")
     _check_arguments(arguments)
     _check_size(arguments)
 
@@ -443,10 +461,13 @@ def _check_size(arguments: Any) -> None:
 
 
 def _check_arguments(arguments: Any) -> None:
-    """Raises UsageError for a --scheduler-arg that has its own flag."""
+    """Raises UsageError for a --scheduler-arg that has its own flag, or that none of the compared schedulers takes."""
     for name, flag in {"cost": "--costs", "streams": "--streams", "memory_limit": "--memory-limit"}.items():
         if name in dict(arguments.scheduler_arg) and (name == "cost" or flag in arguments.given):
             raise UsageError(f"--scheduler-arg {name} has no effect here; use {flag}")
+    for name in dict(arguments.scheduler_arg):
+        if arguments.command == "compare" and not takes(arguments, name):
+            raise UsageError(f"--scheduler-arg {name} has no effect here; none of {arguments.schedulers} takes it")
 
 
 def _lr(arguments: Any) -> float:

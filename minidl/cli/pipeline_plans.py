@@ -46,14 +46,27 @@ def planned(arguments: Any, name: str | None = None, cost: CostModel | None = No
         options = chosen.known(chunks=arguments.chunks,
                                stage_of_unit=pipelines.balanced(recorded.graph, _cut_by(arguments), stages)) | options
         return recorded.plan(cost, machine, **options)
+    if chosen.name.endswith(".csv"):
+        return _saved(arguments, chosen.name)
     if chosen.own:
         raise UsageError(f"{chosen.name} plans recorded networks; give one with --model")
     placement = pipelines.place(chosen.name, arguments.ranks, arguments.chunks)
+    return pipelines.plan(chosen.name, arguments.ranks, arguments.micro_batches, _given(arguments, placement),
+                          arguments.chunks, cap, **options)
+
+
+def _given(arguments: Any, placement: Any) -> CostModel:
+    """The times of the flags, by default 1."""
     forward, output_grad, weight_grad = (1.0 if value is None else value
                                          for value in (arguments.forward, arguments.output_grad, arguments.weight_grad))
-    return pipelines.plan(chosen.name, arguments.ranks, arguments.micro_batches,
-                          pipelines.costs(placement, forward, output_grad, weight_grad, arguments.latency),
-                          arguments.chunks, cap, **options)
+    return pipelines.costs(placement, forward, output_grad, weight_grad, arguments.latency)
+
+
+def _saved(arguments: Any, file: str) -> Plan:
+    """The plan in a CSV, on the times of the flags. Raises ScheduleError for one that is not valid."""
+    made = pipelines.read_plan(pipelines.read_schedule(read_text(file, "plan"), file), arguments.ranks,
+                               arguments.micro_batches, arguments.chunks, arguments.activation_cap)
+    return pipelines.prove(replace(made, scheduler=file, cost=_given(arguments, made.placement)))
 
 
 def _recorded(arguments: Any, name: str) -> Recorded:

@@ -18,6 +18,7 @@ from ..data import DataError
 from ..files import FileError, check_writable
 from ..optim.rates import Rate
 from ..pricing.diagnosis import Diagnosis, Surroundings, of_run
+from ..runtime import device as devices
 from ..training import checkpoint, loop
 from ..training.keeper import Keeper
 from ..training.metrics import Metrics
@@ -37,20 +38,13 @@ def steps_of(arguments: Any, recorded: Recorded) -> int:
     return (arguments.epochs or 1) * recorded.train_data.steps_per_epoch
 
 
-def check_run(arguments: Any) -> None:
-    """Raises UsageError for flags of a run that contradict each other."""
-    if arguments.resume and not arguments.checkpoint:
-        raise UsageError("--resume needs --checkpoint DIR, the checkpoint to resume from")
-    if arguments.resume and arguments.init:
-        raise UsageError("--init has no effect with --resume, which has all weights; leave one out")
-    if (arguments.resume and "--scheduler" not in arguments.given
-        and (idle := arguments.given & {"--streams", "--scheduler-arg", "--pairs"})):
-        raise UsageError(f"{min(idle)} has no effect with --resume alone, which keeps the schedule of the "
-                         f"checkpoint; give --scheduler too")
-    if arguments.dry_run and (arguments.trace or arguments.checkpoint):
-        raise UsageError("--dry-run runs nothing, so --trace and --checkpoint have no effect; leave them out")
-    if arguments.dry_run and (idle := arguments.given & {"--log", "--log-every", "--tensorboard"}):
-        raise UsageError(f"--dry-run runs nothing, so {min(idle)} has no effect; leave it out")
+def intended(arguments: Any, recorded: Recorded) -> dict[str, Any]:
+    """What a run would do, for --dry-run, which runs nothing."""
+    job = recorded.job
+    return {"data": recorded.train_data.name, "steps": steps_of(arguments, recorded), "batch_size": job.batch_size,
+            "optimizer": job.optimizer, "lr": job.lr, "lr_schedule": arguments.lr_schedule, "warmup": arguments.warmup,
+            "weight_decay": job.weight_decay, "seed": job.seed, "init": job.init,
+            "lanes": job.lanes or devices.default_lanes() if job.device == "cpu" else None}
 
 
 def check_outputs(arguments: Any) -> None:

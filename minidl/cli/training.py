@@ -16,9 +16,9 @@ from .flags import UsageError, job
 from .inputs import costs, named, scheduler_of
 from .runs import (
     check_outputs,
-    check_run,
     claimed,
     finished,
+    intended,
     parameters,
     resumed,
     run_record,
@@ -52,7 +52,6 @@ def train(arguments: Any) -> int:
         return (distributed.train_in_one_process(arguments) if arguments.ranks is not None
                 else distributed.train(lambda: arguments))
     scheduler_of(arguments)
-    check_run(arguments)
     check_outputs(arguments)
     found = checkpoint.peek(arguments.checkpoint) if arguments.resume else None
     kept = found is not None and found.schedule is not None and "--scheduler" not in arguments.given
@@ -100,7 +99,7 @@ def _dry_run(arguments: Any, recorded: Recorded, cost: CostModel) -> int:
     made = recorded.plan(cost)
     show.notes(made.remarks)
     record = {"model": recorded.job.model, "parameters": parameters(recorded),
-              "scheduler": recorded.job.scheduler, **made.as_json()}
+              "scheduler": recorded.job.scheduler, **intended(arguments, recorded), **made.as_json()}
     show.emit(arguments, record,
               lambda: made.schedule.grid() + "\n" + show.table(("what", "value"), list(record.items())))
     return 0

@@ -110,6 +110,10 @@ def load(
         raise DataError(f"{name_or_path}: {error.strerror}") from error
     except MemoryError as error:
         raise DataError(f"{name_or_path}: does not fit in memory") from error
+    if workers is not None and not dataset.faster:
+        raise DataError(f"--workers has no effect on {dataset.name}: it is for pictures, which are decoded")
+    if tokenizer != "bytes" and not dataset.tokenized:
+        raise DataError(f"--tokenizer has no effect on {dataset.name}: it is for text")
     return Loader(dataset, batch_size, seed=seed, training=split == "train")
 
 

@@ -61,6 +61,11 @@ class Dataset:
     bytes_per_token: float | None = None
     mask: int | None = None
 
+    @property
+    def tokenized(self) -> bool:
+        """Whether a tokenizer makes the tokens: not those of a file of tokens, and not generated ones."""
+        return bool(self.tokenizer or (self.vocabulary and "next_token" not in self.serves))
+
 
 @dataclass(frozen=True)
 class Images:
