@@ -3,13 +3,14 @@
 Oh, Lee, Kim, Seo, "Out-of-order backprop", EuroSys 2022, section 4; reconstructed, since only the idea is published:
 cut the chain into regions, find the gain of running a weight gradient beside each region, and assign the largest gains
 first, as far as time, order and memory allow. The others stay where they were recorded. Then single items are moved as
-long as the simulator shows an improvement.
+long as the simulator shows an improvement. Where the simulator shows that one stream is best, there is only one
+(`one_stream`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate, chain, combinations, islice, permutations
@@ -19,14 +20,15 @@ from ..graph import TaskGraph
 from ..plans import Machine, Plan
 from ..pricing.cost import CostModel
 from ..pricing.simulation import simulate
-from ..program import lower
+from ..program import Program, lower
 from ..runtime.memory import MemoryLimitError
 from ..schedule import Schedule
 from .exhaustive import shortest
 from .give_back import given_back, partly_beside
 from .movable import MAIN, SUB, Order, Place, Places, Step
+from .one_stream import why_one
 from .regions import Region, regions
-from .single import in_order, multi_stream
+from .single import beside, in_order
 
 EFFORT = 30_000  #: how many tasks the search may simulate
 SMALL = 64  #: up to this many tasks, updates move apart from their weight gradients, and items move in pairs
@@ -89,7 +91,8 @@ def multi_region(graph: TaskGraph, cost: CostModel | None = None, machine: Machi
 def planned(graph: TaskGraph, cost: CostModel, machine: Machine, *, crossing: bool = True, streams: int = 2,
             curve: bool = False) -> Plan:
     """Every weight gradient beside the region of the chain where it gains most, and updates as late as the next forward
-    pass allows (Oh, Lee, Kim, Seo, EuroSys 2022, section 4; reconstructed).
+    pass allows (Oh, Lee, Kim, Seo, EuroSys 2022, section 4; reconstructed). Everything on one stream where the
+    simulator shows that this is best.
 
     `crossing`: whether they may cross the iteration boundary. `streams`: the main one included. `curve`: also the
     fastest plan for every memory limit.
@@ -130,7 +133,11 @@ def search(graph: TaskGraph, cost: CostModel | None = None, memory_limit: int | 
                                f"{least.peak_bytes:,} ({least.name})")
     if chosen is not fastest:
         notes.append(f"overlap is given back to fit {memory_limit:,} bytes: the plan is {chosen.name}")
-    elif chosen.name in OTHERS:
+    one, why = _one_stream(trials, chosen)
+    if why and (memory_limit is None or one.fits(memory_limit)):
+        chosen = one
+        notes.append(why)
+    elif chosen is fastest and chosen.name in OTHERS:
         notes.append(f"the plan is {chosen.name}, which is as fast")
     return RegionPlan(step, cut, places, chosen.priced, tuple(notes),
                       tuple(t.priced for t in (trials if curve else [chosen])))
@@ -167,11 +174,22 @@ class Trial:
         return self.step.live_bytes(self.order)
 
     @cached_property
+    def schedule(self) -> Schedule:
+        return self.step.schedule_of(self.order)
+
+    @cached_property
+    def program(self) -> Program:
+        return lower(self.step.graph, self.schedule)
+
+    @cached_property
     def priced(self) -> Priced:
-        schedule = self.step.schedule_of(self.order)
-        program = lower(self.step.graph, schedule)
-        return Priced(self.name, schedule,
+        program = self.program
+        return Priced(self.name, self.schedule,
                       simulate(program.graph, program.schedule, self.step.cost).makespan, program.peak_bytes)
+
+    @property
+    def streams(self) -> int:
+        return sum(map(bool, self.order.lanes.values()))
 
     def fits(self, limit: int) -> bool:
         return self.live <= limit and self.priced.peak_bytes <= limit
@@ -185,7 +203,7 @@ def _trials(step: Step, places: Places, crossing: bool) -> list[Trial]:
     for name, less in given_back(step, places):
         if (order := step.order(less)) not in orders.values():
             orders[f"multi_region, {name}"] = order
-    for name, schedule in zip(OTHERS, (multi_stream(graph, cost=step.cost), in_order(graph)), strict=True):
+    for name, schedule in zip(OTHERS, (beside(graph, step.cost), in_order(graph)), strict=True):
         ids = schedule.ids(graph).tolist()
         orders[name] = Order({lane.name: ids[schedule.ptr[i] : schedule.ptr[i + 1]]
                               for i, lane in enumerate(schedule.lanes)})
@@ -203,6 +221,15 @@ def _best(trials: Iterable[Trial], fits: Callable[[Trial], bool]) -> Trial | Non
             return pick
         left.remove(pick)
     return None
+
+
+def _one_stream(trials: Sequence[Trial], chosen: Trial) -> tuple[Trial, str]:
+    """The plan with one stream, and why it is better than the chosen one; or than the best with two streams, where the
+    chosen one has one."""
+    one = next(t for t in trials if t.name == "in_order")
+    two = chosen if chosen.streams > 1 else min((t for t in trials if t.streams > 1), key=lambda t: t.makespan,
+                                                default=one)
+    return one, why_one(two.program.graph, two.program.schedule, one.step.cost)
 
 
 def _smallest(trials: Iterable[Trial]) -> Priced:

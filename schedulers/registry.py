@@ -19,8 +19,9 @@ from ..plans import Machine, Plan
 from ..pricing.cost import CostModel
 from ..schedule import Schedule, ScheduleError
 from . import data_parallel, pipeline
-from .multi_region import planned
-from .single import in_order, multi_stream
+from .multi_region import planned as by_regions
+from .single import in_order
+from .single import planned as beside_the_chain
 
 Function = Callable[..., Schedule | Plan]
 #: how training is spread over ranks -> how messages describe such schedulers
@@ -84,8 +85,8 @@ def _fits(value: Any, kind: Any) -> bool:
 
 SCHEDULERS: dict[str, Scheduler] = {s.name: s for s in (
     Scheduler("in_order", "none", in_order),
-    Scheduler("multi_stream", "none", multi_stream),
-    Scheduler("multi_region", "none", planned, pairs=True),
+    Scheduler("multi_stream", "none", beside_the_chain),
+    Scheduler("multi_region", "none", by_regions, pairs=True),
     *(Scheduler(name, "data", function) for name, function in data_parallel.POLICIES.items()),
     *(Scheduler(name, "pipeline", pipeline.of_network(name)) for name in pipeline.POLICIES),
 )}

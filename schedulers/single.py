@@ -13,10 +13,11 @@ import heapq
 import numpy as np
 
 from ..graph import Floats, Ints, TaskGraph
-from ..plans import Machine
+from ..plans import Machine, Plan
 from ..pricing.cost import CostModel
 from ..schedule import Lane, Schedule
 from ..tasks import Kind
+from .one_stream import why_one
 from .published import published
 
 CHAIN = (Kind.F, Kind.O, Kind.B)  #: the kinds of the critical chain of a step
@@ -29,16 +30,29 @@ def in_order(graph: TaskGraph, cost: CostModel | None = None, machine: Machine |
 
 def multi_stream(graph: TaskGraph, cost: CostModel | None = None, machine: Machine | None = None, *, streams: int = 2,
                  map: str | None = None) -> Schedule:
-    """F and O on `main`, W and U on `streams - 1` sub streams in the order in which they become ready.
+    """The schedule of `planned`; without costs, those from flops and bytes count, so that all streams are used."""
+    return planned(graph, cost or CostModel.analytic(), machine or Machine(), streams=streams, map=map).schedule
 
-    A weight gradient that an output gradient needs (the sums of a batch norm) stays on `main`. `cost`: determines when
-    tasks become ready; by default from flops and bytes. `map`: the authors' own placement for densenet121 or
-    mobilenet_v3. Raises ValueError for fewer than 2 streams, and for a map that does not fit the graph.
+
+def planned(graph: TaskGraph, cost: CostModel, machine: Machine, *, streams: int = 2, map: str | None = None) -> Plan:
+    """F and O on `main`, W and U on `streams - 1` sub streams in the order in which they become ready, which `cost`
+    says; a weight gradient that an output gradient needs (the sums of a batch norm) stays on `main` (Oh, Lee, Kim, Seo,
+    EuroSys 2022, section 4). Everything on one stream where the simulator shows that this is best; costs from flops and
+    bytes, which charge nothing for streams, always show them. `map`: the authors' own placement for densenet121 or
+    mobilenet_v3, whatever it costs.
+
+    Raises ValueError for fewer than 2 streams, and for a map that does not fit the graph.
     """
-    if map is not None:
-        if streams != 2:
-            raise ValueError(f"the map {map} is for 2 streams, not {streams}")
-        return published(graph, map, cost)
+    if map is not None and streams != 2:
+        raise ValueError(f"the map {map} is for 2 streams, not {streams}")
+    schedule = published(graph, map, cost) if map is not None else beside(graph, cost, streams)
+    why = why_one(graph, schedule, cost) if map is None else ""
+    return Plan("multi_stream", graph, in_order(graph) if why else schedule, cost, machine.size, machine.memory_limit,
+                {"streams": streams, "map": map}, (why,) if why else ())
+
+
+def beside(graph: TaskGraph, cost: CostModel, streams: int = 2) -> Schedule:
+    """Weight gradients and updates on sub streams, as `planned` says, whatever that costs."""
     if streams < 2:
         raise ValueError(f"multi_stream needs at least 2 streams, not {streams}; one stream is in_order")
     side = np.isin(graph.kind, [int(Kind.W), int(Kind.U)])
@@ -48,8 +62,7 @@ def multi_stream(graph: TaskGraph, cost: CostModel | None = None, machine: Machi
     needed = np.zeros(len(graph), bool)
     needed[producer[feeds_chain]] = True
     side &= ~(needed & (graph.kind == Kind.W))
-    duration = (cost or CostModel.analytic()).durations(graph)
-    return list_schedule(graph, duration, side.astype(np.int64), ["main"],
+    return list_schedule(graph, cost.durations(graph), side.astype(np.int64), ["main"],
                          [f"sub{i}" if streams > 2 else "sub" for i in range(streams - 1)])
 
 

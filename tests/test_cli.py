@@ -93,7 +93,7 @@ def test_plan_saves_a_schedule_that_check_accepts_and_an_edited_one_that_it_does
     code, record = run_json(capsys, "plan", *SMALL, "--scheduler", "multi_stream", "--save",
                             str(plan), "--svg", str(svg))
     assert code == 0
-    assert set(record) == {"tasks", "edges", "waits", "predicted_step_ms", "peak_bytes"}
+    assert set(record) == {"tasks", "edges", "waits", "predicted_step_ms", "peak_bytes", "remarks"}
     assert svg.read_text().lstrip().startswith("<")
     code, checked = run_json(capsys, "check", str(plan), *SMALL)
     assert (code, checked["valid"], checked["peak_bytes"]) == (0, True, record["peak_bytes"])

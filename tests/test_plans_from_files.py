@@ -32,7 +32,7 @@ def saved(tmp_path, capsys):
     """Saves a plan; returns its path."""
     def save(*flags: str) -> str:
         path = str(tmp_path / "plan.csv")
-        record(capsys, "plan", *NETWORK, *flags, "--save", path, "--json")
+        record(capsys, "plan", *NETWORK, *flags, "--costs", "analytic", "--save", path, "--json")
         return path
 
     return save

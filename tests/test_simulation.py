@@ -84,7 +84,7 @@ def event_by_event(graph, schedule, cost, carried, iterations):
         needs[t].append((p, distance))
     started, ended = {}, {}  # by (iteration, task)
     running = {}  # lane -> [iteration, action, its part that runs, what is left of it]
-    free, now = [0.0] * len(queues), 0.0
+    free, idle, now = [0.0] * len(queues), [0.0] * len(queues), 0.0
 
     def delay(p, t):
         if rank[lane_of[p]] != rank[lane_of[t]]:
@@ -108,7 +108,8 @@ def event_by_event(graph, schedule, cost, carried, iterations):
         mine = graph.name(running[lane][1][running[lane][2]])
         beside = [graph.name(other[1][other[2]]) for j, other in running.items() if j != lane and rank[j] == rank[lane]]
         corun = cost.corun or CoRun()
-        return 1 + sum(corun.factor(corun.groups.get(mine, ""), corun.groups.get(other, "")) - 1 for other in beside)
+        much = 1 + sum(corun.factor(corun.groups.get(mine, ""), corun.groups.get(other, "")) - 1 for other in beside)
+        return max(much, (1 + len(beside)) / (cost.cores or np.inf))
 
     while True:
         waiting = {lane for lane, queue in enumerate(queues) if queue and lane not in running}
@@ -134,10 +135,14 @@ def event_by_event(graph, schedule, cost, carried, iterations):
                 continue
             del running[lane]
             ended.update({(iteration, t): now for t in action})
-            woken = {other for other in asleep if ready(other) < np.inf}
-            if any(rank[other] == rank[lane] for other in woken) and cost.wake:
+            idle[lane] = now
+            gone_on = {other for other in asleep if ready(other) < np.inf}
+            woken = {other for other in gone_on if rank[other] == rank[lane] and now - idle[other] >= cost.spin}
+            for other in woken:
+                free[other] = ready(other) + cost.doze
+            if woken:
                 free[lane] = now + cost.wake
-            asleep -= woken
+            asleep -= gone_on
 
 
 @st.composite
@@ -156,7 +161,8 @@ def scenarios(draw):
         corun = CoRun({name: str(rng.integers(3)) for name in names}, slowdown)
     cost = CostModel(tasks={graph.name(t): float(rng.random() * 5) + 0.01 for t in range(len(graph))}, corun=corun,
                      launch=draw(st.sampled_from([0.0, 0.25])), sync=draw(st.sampled_from([0.0, 0.7])),
-                     wake=draw(st.sampled_from([0.0, 0.6])),
+                     wake=draw(st.sampled_from([0.0, 0.6])), spin=draw(st.sampled_from([0.0, 2.1])),
+                     doze=draw(st.sampled_from([0.0, 1.1])), cores=draw(st.sampled_from([None, 1, 2])),
                      link=Link(draw(st.sampled_from([0.0, 1.3])), draw(st.sampled_from([None, 200.0]))),
                      links=draw(st.sampled_from([{}, {"0->1": Link(0.4, 150.0)}, {"1->0": Link(2.0), "0->1": Link()}])))
     return graph, schedule, cost
@@ -208,7 +214,8 @@ def test_the_period_is_what_many_iterations_tend_to(scenario):
     except ScheduleError:
         return
     period, quiet = clock.period(lanes), clock.without_contention()
-    assert period == pytest.approx((ends[-1] - ends[63]) / 64, rel=0.05 if cost.wake or cost.corun else 0.01)
+    unsteady = cost.wake or cost.doze or cost.corun or cost.cores
+    assert period == pytest.approx((ends[-1] - ends[63]) / 64, rel=0.05 if unsteady else 0.01)
     exact = quiet.exact_period(lanes)
     assert quiet.period(lanes) == pytest.approx(exact)
     assert exact <= period * 1.02  # nothing ends earlier because it is slowed down

@@ -27,7 +27,9 @@ graph = ml.record(step, x, y)
 
 # ---------------------------------------------------------------------------------------------------------------------
 # A scheduler is a function from a graph to a schedule. It knows no device and no clock. The simplest is `in_order`:
-# everything on one lane, as recorded. `multi_stream` puts F and O on the lane `main`, W and U on the lane `sub`.
+# everything on one lane, as recorded. `multi_stream` puts F and O on the lane `main`, W and U on the lane `sub`. (It
+# reckons with costs from flops and bytes here. By costs that were measured, tasks as short as these are better off on
+# one lane; then it takes one, and says why. Chapter 5 comes back to that.)
 #
 # `validate` proves a schedule against a graph and gives it back, or says what is wrong. `grid` draws it: lanes are
 # rows, time goes to the right, every task takes one unit.
@@ -50,8 +52,8 @@ print("\nby hand\n" + mine.grid())
 
 # As text a schedule is a CSV file with the columns rank, lane, task. The command line writes and reads the same file:
 #
-#     python -m minidl plan --model mlp --model-arg preset=tiny --scheduler multi_stream --save plan.csv
-#     python -m minidl check plan.csv --model mlp --model-arg preset=tiny
+#     python -m minidl plan --model mlp --model-arg preset=tiny --costs analytic --scheduler multi_stream --save p.csv
+#     python -m minidl check p.csv --model mlp --model-arg preset=tiny
 
 assert ml.Schedule.from_csv(mine.to_csv()).to_csv() == mine.to_csv()
 print("\nthe last lines of its CSV file\n    " + "\n    ".join(mine.to_csv().splitlines()[-3:]))

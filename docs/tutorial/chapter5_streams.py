@@ -90,7 +90,15 @@ print(compare(predicted["two lanes"], timeline))
 
 # This file asserts no time, and you should trust no single step either: this one was measured once, on a machine that
 # may be busy with other things. With two free cores the second lane takes work off the first. With one core, or with
-# tasks of a few microseconds, it costs more than it gives. The command line measures many steps, both arms in turn:
+# tasks of a few microseconds, it costs more than it gives: lanes hand tasks over, each core must fetch what the other
+# one has written, and neighbours slow each other down. The cost model has all of it, so `multi_stream` can ask the
+# simulator first. Above it was not told the costs, so it used both lanes. With measured costs it may choose one:
+
+plan = ml.plan(graph, "multi_stream", cost)
+print(f"\nmulti_stream with measured costs: {plan.remarks[0] if plan.remarks else 'two lanes are worth it'}")
+
+# The rule is in schedulers/one_stream.py. Costs from flops and bytes charge nothing for a second lane, so with
+# `--costs analytic` it always shows. The command line measures many steps, both arms in turn:
 #
 #     python -m minidl compare --model mlp --model-arg hidden=1024 --batch-size 256 --schedulers in_order,multi_stream
 

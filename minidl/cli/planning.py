@@ -50,7 +50,7 @@ def plan(arguments: Any) -> int:
         made.schedule.save(arguments.save)
         if made.versions is not None:
             show.note(f"check it with --scheduler {made.scheduler}, which gives the weight versions")
-    record, text = made.as_json(), _text
+    record, text = {**made.as_json(), "remarks": [*made.remarks]}, _text
     if made.placement is not None:
         record, text = record | price(made).as_json() | pipeline.said(made), pipeline.text
     elif arguments.subject in "rl":
@@ -119,9 +119,10 @@ def explain(arguments: Any) -> int:
     show.notes(made.remarks)
     graph, schedule, _ = made.priced
     found = explain_task(graph, schedule, made.cost, _as_planned(graph, arguments.task))
+    record = {**found.as_json(), "remarks": [*made.remarks]}
     if arguments.html:
-        show.write_page(arguments, found.as_json(), [Shown.of(made)], found.task)
-    show.emit(arguments, found.as_json(), str(found))
+        show.write_page(arguments, record, [Shown.of(made)], found.task)
+    show.emit(arguments, record, str(found))
     return 0
 
 
@@ -148,7 +149,7 @@ def simulate(arguments: Any) -> int:
     else:
         timeline = replace(made.timeline, peak_bytes=max(made.peak_bytes or (0,)))
         record, text = {"predicted_step_ms": round(made.predicted_step_ms, 4),
-                        **timeline.summary()}, lambda made: timeline.report()
+                        **timeline.summary(), "remarks": [*made.remarks]}, lambda made: timeline.report()
     _draw(arguments, made, record)
     show.emit(arguments, record, lambda: text(made))
     return 0

@@ -197,7 +197,7 @@ def run_record(task: Job, trainer: Trainer) -> dict[str, Any]:
             "step_ms": trainer.step_ms(), "data_ms": round(float(np.median(trainer.waits)) * 1000, 4),
             "predicted_step_ms": round(trainer.plan.predicted_step_ms, 4),
             "peak_bytes": max(trainer.plan.peak_bytes or (0,)), "params_sha256": trainer.params_sha256(),
-            "diagnosis": of_run(trainer.plan, surroundings(trainer)).as_json(),
+            "remarks": [*trainer.plan.remarks], "diagnosis": of_run(trainer.plan, surroundings(trainer)).as_json(),
             "versions": versions()}
 
 

@@ -100,7 +100,7 @@ def _dry_run(arguments: Any, recorded: Recorded, cost: CostModel) -> int:
     show.notes(made.remarks)
     record = {"model": recorded.job.model, "parameters": parameters(recorded),
               "scheduler": recorded.job.scheduler, **intended(arguments, recorded), **made.as_json()}
-    show.emit(arguments, record,
+    show.emit(arguments, {**record, "remarks": [*made.remarks]},
               lambda: made.schedule.grid() + "\n" + show.table(("what", "value"), list(record.items())))
     return 0
 
@@ -132,7 +132,7 @@ def compare(arguments: Any) -> int:
     records = [run_record(t.job, t) for t in trainers]
     identical = len({r["params_sha256"] for r in records}) == 1
     keys = ("scheduler", "step_ms", "predicted_step_ms", "peak_bytes", "params_sha256", "loss_first",
-            "loss_last", "accuracy", "test")
+            "loss_last", "accuracy", "test", "remarks")
     result = {"model": one.model, "data": records[0]["data"], "steps": steps,
               "arms": [{k: r[k] for k in keys} for r in records], "bit_identical": identical,
               "deterministic": one.deterministic}

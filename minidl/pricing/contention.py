@@ -17,33 +17,35 @@ NEVER = 1e308
 
 
 def contend(ptr: Any, tasks: Any, rank: Any, lane_of: Any, pred_ptr: Any, preds: Any, far: Any, distance: Any,
-            duration: Any, group: Any, factor: Any, *, sync: float, wake: float,
+            duration: Any, group: Any, factor: Any, *, sync: float, spin: float, doze: float, wake: float, cores: float,
             iterations: int) -> tuple[Floats, Floats, Floats]:
     """Begin, end, and when the last predecessor was there, by iteration and task; -1 where a task never ran.
 
     As in `walk`, and: while tasks of groups b run on other lanes of its rank, a task of group a runs at
-    1 / (1 + the sum of (`factor[a][b]` - 1)) of its speed. Where a task was the last thing that another lane of its
-    rank waited for, its own lane is free only `wake` later. An edge comes from the iteration `distance` before. `far`
-    and `distance`: one number per edge. All columns are `prepared`.
+    1 / (1 + the sum of (`factor[a][b]` - 1)) of its speed, and where more lanes of a rank run than there are `cores`,
+    at most at its share of them. A lane that has waited for `spin` when the last task that it waits for ends, on
+    another lane of its rank, sleeps: it starts `doze` later, and the lane that wakes it is free only `wake` later. An
+    edge comes from the iteration `distance` before. `far` and `distance`: one number per edge. All columns are
+    `prepared`.
     """
     n, lanes, ranks, every = len(duration), len(rank), int(max(rank)) + 1, iterations * len(duration)
-    of_lanes = [filled(n, lanes, x) for x in (0, NEVER, -1, 0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, -1, 0, 0)]
+    of_lanes = [filled(n, lanes, x) for x in (0, NEVER, -1, 0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1, 0, 0)]
     of_ranks = [filled(n, ranks + 1, 0), filled(n, ranks, 0), filled(n, ranks, NEVER)]
     of_tasks = [filled(n, every, x) for x in (-1, -1.0, -1.0, 0.0)]
     _, after = run_loop(
-        _contend, n, iterations, float(sync), float(wake), ptr, tasks, rank, lane_of, pred_ptr, preds, far, distance,
-        duration, group, factor, *of_lanes, *of_ranks, *of_tasks)
+        _contend, n, iterations, *map(float, (sync, spin, doze, wake, cores)), ptr, tasks, rank, lane_of, pred_ptr,
+        preds, far, distance, duration, group, factor, *of_lanes, *of_ranks, *of_tasks)
     begin, end, ready = (np.array(t).reshape(iterations, n) for t in (after.begin, after.end, after.ready))
     return begin, end, ready
 
 
-def _contend(iterations, sync, wake, ptr, tasks, rank, lane_of, pred_ptr, preds, far,  # type: ignore[no-untyped-def]
-             distance, duration, group, factor, at, due, running, kind, left, slow, since, stop, slack, free, sleeper,
-             stack, by_rank, rank_ptr, placed, coming, waiting, begin, end, ready):
+def _contend(iterations, sync, spin, doze, wake, cores, ptr, tasks, rank, lane_of,  # type: ignore[no-untyped-def]
+             pred_ptr, preds, far, distance, duration, group, factor, at, due, running, kind, left, slow, since, stop,
+             slack, free, idle, sleeper, stack, by_rank, rank_ptr, placed, coming, waiting, begin, end, ready):
     """Columns by lane: `at`: how many of its tasks have begun, over all iterations; `due`: when the next can start;
     `running`: the task that runs, `kind`: its group, `left`: the work left at time `since`, `stop`: when it would end,
-    `slack`: the rounding error of that. `coming[r]`: when something happens next on rank r. `waiting`, `sleeper`: see
-    `minidl.walk`. `stack`: lanes to look at, the last one first; at first all."""
+    `slack`: the rounding error of that; `idle`: when its last task ended. `coming[r]`: when something happens next on
+    rank r. `waiting`, `sleeper`: see `minidl.walk`. `stack`: lanes to look at, the last one first; at first all."""
     n, top = len(duration), len(rank)
     for lane in range(top):  # the lanes of each rank
         rank_ptr[rank[lane] + 1] += 1
@@ -81,15 +83,16 @@ def _contend(iterations, sync, wake, ptr, tasks, rank, lane_of, pred_ptr, preds,
             if blocked >= 0:
                 sleeper[lane], waiting[blocked] = waiting[blocked], lane
                 continue
+            r = rank[lane]
+            if ender >= 0 and ender != lane and rank[ender] == r and now - idle[lane] >= spin:
+                arrival += doze
+                free[ender] = now + wake
             ready[base + task] = arrival
             if free[lane] > arrival:
                 arrival = free[lane]
             due[lane] = arrival
-            r = rank[lane]
             if arrival < coming[r]:
                 coming[r] = arrival
-            if ender >= 0 and ender != lane and rank[ender] == r:
-                free[ender] = now + wake
         ended, last = -1, rank_ptr[here + 1]
         while place < last:  # the next lane of this rank whose task ends now
             lane = by_rank[place]
@@ -99,7 +102,7 @@ def _contend(iterations, sync, wake, ptr, tasks, rank, lane_of, pred_ptr, preds,
                 break
         if ended >= 0:
             action = running[ended]
-            running[ended], end[action] = -1, now
+            running[ended], end[action], idle[ended] = -1, now, now
             ender, stack[0], top = ended, ended, 1  # its own lane last, when it is known whether it wakes another
             other = waiting[action]
             while other >= 0:
@@ -117,6 +120,9 @@ def _contend(iterations, sync, wake, ptr, tasks, rank, lane_of, pred_ptr, preds,
                 running[lane], begin[base + task] = base + task, now
                 kind[lane], left[lane], slow[lane], since[lane] = group[task], duration[task], 1.0, now
                 stop[lane], slack[lane] = now + duration[task], 1e-9 * duration[task]
+        busy = 0
+        for i in range(first, last):
+            busy += running[by_rank[i]] >= 0
         for i in range(first, last):  # and neighbours slow each other down
             lane = by_rank[i]
             if running[lane] < 0:
@@ -126,6 +132,8 @@ def _contend(iterations, sync, wake, ptr, tasks, rank, lane_of, pred_ptr, preds,
                 for j in range(first, last):
                     if j != i and running[by_rank[j]] >= 0:
                         much += mine[kind[by_rank[j]]] - 1.0
+                if busy > cores * much:
+                    much = busy / cores
                 if much != slow[lane]:
                     left[lane] -= (now - since[lane]) / slow[lane]
                     slow[lane], since[lane] = much, now

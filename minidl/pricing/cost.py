@@ -61,16 +61,30 @@ class Link:
 
 
 @dataclass(frozen=True)
+class Cross:
+    """What crossing from one lane of a device to another costs, per byte, since each core has a cache of its own:
+    `read`, of what another lane has written; `write`, over what another lane has read or written. See
+    `minidl.pricing.crossing`. `source`: given, measured, or assumed where it could not be measured."""
+
+    read: float = 0.0
+    write: float = 0.0
+    source: str = "given"
+
+
+@dataclass(frozen=True)
 class CostModel:
     """Durations of tasks.
 
     `tasks`: task name -> duration. `kinds`: name of a kind -> duration of the tasks not named, one number or one per
     unit; "O/1" is the second part of an O that is cut. Where neither gives a duration, a send takes its bytes over the
     link's bandwidth, a receive 0, a collective the link's time. `link`: between any two ranks; `links`: exceptions, by
-    pairs such as "0->1". `launch`: added to every task. `sync`: added where a task waits for another lane. `wake`: what
-    a lane spends to wake another lane of its device. `step`: once per step, for inputs and outputs. `corun`: how much
-    tasks on two streams of one device slow each other down. `cross`: what reading a byte that another lane of the
-    device wrote adds, see `minidl.pricing.crossing`. `source`: given, measured or analytic.
+    pairs such as "0->1". `launch`: added to every task. `step`: once per step, for inputs and outputs. `source`: given,
+    measured or analytic.
+
+    The lanes of a device: `sync`: added where a task waits for another lane. `spin`: a lane that has waited for so long
+    sleeps; `doze`: added where it must be woken; `wake`: what the lane that wakes it spends. `cross`: what touching
+    bytes that another lane has touched adds. `corun`: how much tasks on two streams slow each other down. `cores`: how
+    many lanes run at the same time; None: all.
     """
 
     tasks: Mapping[str, float] = field(default_factory=dict)
@@ -78,9 +92,12 @@ class CostModel:
     link: Link = Link()
     launch: float = 0.0
     sync: float = 0.0
+    spin: float = 0.0
+    doze: float = 0.0
     wake: float = 0.0
     step: float = 0.0
-    cross: float = 0.0
+    cross: Cross = Cross()
+    cores: int | None = None
     source: str = "given"
     unit: str = "us"
     device: str = ""
@@ -91,10 +108,14 @@ class CostModel:
         for name, texts in {"source": self.source, "unit": self.unit, "device": self.device}.items():
             if not isinstance(texts, str):
                 raise CostError(f"{name} is {shorten(texts)}; it must be a text")
-        named: dict[str, Any] = {**self.tasks, "launch": self.launch, "sync": self.sync,
-                                 "wake": self.wake, "step": self.step, "cross": self.cross}
+        named: dict[str, Any] = {**self.tasks, "launch": self.launch, "sync": self.sync, "spin": self.spin,
+                                 "doze": self.doze, "wake": self.wake, "step": self.step,
+                                 "reading from another lane": self.cross.read,
+                                 "writing after another lane": self.cross.write}
         for name, value in named.items():
             _check(f"the cost of {name}", value, 0)
+        if self.cores is not None and (not isinstance(self.cores, int) or self.cores < 1):
+            raise CostError(f"cores is {shorten(self.cores)}; it must be a whole number >= 1")
         kinds: Mapping[str, Any] = self.kinds
         for name, value in kinds.items():
             if name not in _KINDS:
@@ -205,7 +226,8 @@ class CostModel:
                 parse_task(name)
             corun = None if record.get("corun") is None else CoRun(**record["corun"])
             links = {pair: Link(**link) for pair, link in record.get("links", {}).items()}
-            return cls(**{**record, "link": Link(**record["link"]), "links": links, "corun": corun})
+            return cls(**{**record, "link": Link(**record["link"]), "links": links, "corun": corun,
+                          "cross": Cross(**record["cross"])})
         except OSError:
             raise
         except KeyError as error:

@@ -1,5 +1,6 @@
-"""What reading costs that another core has written: the bytes come from its cache, some ten times more slowly than from
-the reader's own. A task pays for what it is the first on its lane to read."""
+"""What it costs that each core has a cache of its own. A task that reads what another core has written fetches the
+bytes from that core's cache; a task that writes over what another core has touched takes the bytes from it first. Of
+the tasks of a lane that read the same value, only the first one pays."""
 
 from __future__ import annotations
 
@@ -7,46 +8,89 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..graph import Floats, Ints, TaskGraph
+from ..graph import Floats, Ints, Rows, TaskGraph
+from .cost import Cross
 
 CACHE = 1 << 20  #: bytes of a core's own cache: what is beyond them is far from both
 
 
 @dataclass(frozen=True)
 class Crossing:
-    """Reads of values that tasks wrote, in columns: the task that reads, the task that wrote last before (for what
-    outlives a step, perhaps in the step before), the buffer, and the time that its bytes take from another core."""
+    """Pairs of tasks that touch the same buffer one after the other, in columns: the task that pays if the other one is
+    on another lane of its rank, that other task, the buffer, and the time that its bytes take.
 
-    reader: Ints
-    writer: Ints
+    The first `reads` pairs are those of a task that reads with the task that wrote last before; then come those of a
+    task that writes with each task that touched the buffer before it, back to the one that wrote last. What touches a
+    buffer first in a step follows what touched it last in the step before.
+    """
+
+    payer: Ints
+    other: Ints
     buffer: Ints
     time: Floats
+    reads: int
 
     @classmethod
-    def of(cls, graph: TaskGraph, per_byte: float) -> Crossing:
-        """The reads of a graph whose tasks are in the order in which they were recorded."""
+    def of(cls, graph: TaskGraph, cross: Cross) -> Crossing:
+        """The pairs of a graph whose tasks are in the order in which they were recorded."""
         n = max(len(graph), 1)
-        reader, buffer = graph.reads.row_of_each().astype(np.int64), graph.reads.ids.astype(np.int64)
-        written = np.sort(graph.writes.ids.astype(np.int64) * n + graph.writes.row_of_each())
-        if not len(written):
-            none = np.zeros(0, np.int64)
-            return cls(none, none, none, none.astype(np.float64))
-        before = np.searchsorted(written, buffer * n + reader) - 1
-        last = np.searchsorted(written, (buffer + 1) * n) - 1
-        found = np.where((before >= 0) & (written[before] // n == buffer), before, last)
-        writer, known = written[found] % n, (found >= 0) & (written[found] // n == buffer)
-        size = np.minimum(graph.buffer_bytes[buffer], CACHE)
-        return cls(reader[known], writer[known], buffer[known], size[known] * per_byte)
+        size = np.minimum(graph.buffer_bytes, CACHE)
+        written = np.sort(_accesses(graph.writes, n))
+        read = _accesses(graph.reads, n)
+        wrote = _before(written, read, n)
+        read, wrote = read[wrote >= 0], wrote[wrote >= 0]
+        touched = np.unique(np.concatenate([read, written]))
+        after = _after(written, touched, n)
+        touched, after = touched[after >= 0], after[after >= 0]
+        payer, other = np.concatenate([read, after]), np.concatenate([wrote, touched])
+        per_byte = np.repeat([cross.read, cross.write], [len(read), len(touched)])
+        return cls(payer % n, other % n, payer // n, size[payer // n] * per_byte, len(read))
 
     def added(self, lane: Ints, rank: Ints, place: Ints) -> Floats:
         """The time that each task takes longer, where tasks have these lanes, ranks, and places in their lanes."""
-        near = np.flatnonzero((lane[self.reader] != lane[self.writer]) & (rank[self.reader] == rank[self.writer]))
-        reader, writer, buffer = self.reader[near], self.writer[near], self.buffer[near]
-        order = np.lexsort((place[reader], lane[reader], writer, buffer))
-        same = [column[order] for column in (lane[reader], writer, buffer)]
-        first = np.ones(len(order), bool)
-        first[1:] = np.any([column[1:] != column[:-1] for column in same], axis=0)
-        paid = order[first]
+        near = np.flatnonzero((lane[self.payer] != lane[self.other]) & (rank[self.payer] == rank[self.other]))
+        reads, writes = np.split(near, [np.searchsorted(near, self.reads)])
+        order = reads[np.lexsort((place[self.payer[reads]], lane[self.payer[reads]], self.other[reads],
+                                  self.buffer[reads]))]
+        paid = np.concatenate([order[_first(lane[self.payer[order]], self.other[order], self.buffer[order])],
+                               writes[np.unique(self.payer[writes] + len(lane) * self.buffer[writes],
+                                                return_index=True)[1]]])
         added = np.zeros(len(lane))
-        np.add.at(added, reader[paid], self.time[near[paid]])
+        np.add.at(added, self.payer[paid], self.time[paid])
         return added
+
+
+def _accesses(rows: Rows, n: int) -> Ints:
+    """Each access as one number: buffer * n + task."""
+    found: Ints = rows.ids.astype(np.int64) * n + rows.row_of_each()
+    return found
+
+
+def _before(written: Ints, access: Ints, n: int) -> Ints:
+    """The write of the same buffer before each access, the last one of all where there is none before; -1 without any.
+    `written` is sorted."""
+    return _same(written, access, np.searchsorted(written, access) - 1,
+                 np.searchsorted(written, (access // n + 1) * n) - 1, n)
+
+
+def _after(written: Ints, access: Ints, n: int) -> Ints:
+    """The write of the same buffer after each access, the first one of all where there is none after; -1 without
+    any."""
+    return _same(written, access, np.searchsorted(written, access, "right"),
+                 np.searchsorted(written, access // n * n), n)
+
+
+def _same(written: Ints, access: Ints, near: Ints, around: Ints, n: int) -> Ints:
+    """The writes with number `near`, or else `around`, where they are of the same buffer as the access."""
+    known: Ints = np.append(written, -n)  # a number out of range is that of no write
+    for at in (near, around):
+        at[(at < 0) | (at > len(written))] = len(written)
+    found = np.where(known[near] // n == access // n, known[near], known[around])
+    return np.where(found // n == access // n, found, -1)
+
+
+def _first(*columns: Ints) -> Ints:
+    """Mask of the rows that differ from the row before."""
+    first = np.ones(len(columns[0]), bool)
+    first[1:] = np.any([column[1:] != column[:-1] for column in columns], axis=0)
+    return first

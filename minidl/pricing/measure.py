@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
-from functools import partial
 from time import perf_counter, perf_counter_ns
 from typing import Any
 
@@ -12,12 +11,12 @@ import numpy as np
 
 from ..autograd import tape
 from ..graph import TaskGraph
-from ..kernels import Thunk
 from ..runtime.bound import Bound
 from ..runtime.checking import random_schedule
 from ..runtime.lanes import Work
 from ..runtime.memory import plan_memory
 from .cost import CostModel
+from .measure_lanes import measure_lanes, probe, stamp_overhead
 
 RUNS = 8  #: runs of one random order; the first is a warm-up
 
@@ -53,7 +52,7 @@ class Profile:
         self.graph, self.device = graph, device or tape.current().device
         self._random = np.random.Generator(np.random.Philox(seed))
         self._samples: list[list[float]] = [[] for _ in range(len(graph))]
-        self._tick, self._runs = _stamp_overhead(self.device), 0
+        self._tick, self._runs = stamp_overhead(self.device), 0
 
     def run(self) -> None:
         """Runs and times all tasks once."""
@@ -73,15 +72,14 @@ class Profile:
         self._order = schedule.ids(self.graph).tolist()
         self._bound = Bound(self.graph, plan_memory(self.graph, schedule), self.device, private=True)
         self._inputs = self._bound.load_random(self._random)
-        self._lanes = self.device.lanes(_work([self._order], [], self._bound.thunks), trace=True)
+        self._lanes = self.device.lanes(probe([self._order], [], self._bound.thunks), trace=True)
 
     def costs(self) -> CostModel:
         """The means over the runs so far, at least two. Means, because the times of a step are added up."""
         times = {self.graph.name(t): max(_mean(s) - self._tick, 0.0) for t, s in enumerate(self._samples)
                  if self.graph[t].iteration == 0}
-        sync, wake = measure_sync(self.device)
-        return CostModel(tasks=times, sync=sync, wake=wake, cross=measure_cross(self.device),
-                         step=_measure_step(self._bound, self._inputs), source="measured", device=self.device.name)
+        return CostModel(tasks=times, **measure_lanes(self.device), step=_measure_step(self._bound, self._inputs),
+                         source="measured", device=self.device.name)
 
 
 def _measure_captured(graph: TaskGraph, device: Any, random: np.random.Generator,
@@ -123,49 +121,3 @@ def _mean(samples: list[float]) -> float:
     """The mean without samples above four times the median, when the machine did something else."""
     bound = 4 * statistics.median(samples)
     return statistics.fmean([s for s in samples if s <= bound])
-
-
-def _work(lanes: list[list[int]], waits: list[tuple[int, int]], calls: Callable[[int, Any], list[Thunk]]) -> Work:
-    """Work that is only to be timed."""
-    return Work([f"probe {i}" for i in range(len(lanes))], [0] * len(lanes), lanes, waits, calls, str)
-
-
-def _stamped(device: Any, work: Work) -> Any:
-    """An array (tasks, 3), by the number of the task: when each was issued, started and ended, in microseconds. The
-    second of two runs."""
-    lanes = device.lanes(work, trace=True)
-    try:
-        for _ in range(2):
-            lanes.run()
-        stamps = np.concatenate(lanes.stamps()) * 1e6
-    finally:
-        lanes.close()
-    return stamps[np.argsort([t for lane in work.tasks for t in lane])]
-
-
-def _stamp_overhead(device: Any) -> float:
-    """Microseconds from one stamp to the next where nothing runs between."""
-    stamps = _stamped(device, _work([[*range(1000)]], [], lambda task, stream: []))
-    return float(np.median(stamps[:, 2] - stamps[:, 1]))
-
-
-def measure_cross(device: Any, rounds: int = 40, nbytes: int = 1 << 14) -> float:
-    """`cross` of a CostModel, in microseconds a byte: one lane reads what the other, or it itself, has just written."""
-    data, local, copy, zeros = (np.zeros(nbytes // 4, np.float32) for _ in range(4))
-    calls: list[list[Thunk]] = [[partial(np.positive, source, out=to)] for source, to in
-                                ((zeros, data), (data, copy), (zeros, local), (local, copy))]
-    tasks = range(4 * rounds)  # the first of four writes on the other lane
-    lanes = [[t for t in tasks if t % 4], [t for t in tasks if not t % 4]]
-    waits = [pair for t in lanes[1] for pair in ((t + 1, t), (t + 4, t + 3)) if pair[0] < 4 * rounds]
-    stamps = _stamped(device, _work(lanes, waits, lambda task, stream: calls[task % 4]))
-    far, near = (float(np.median((stamps[:, 2] - stamps[:, 1])[which::4])) for which in (1, 3))
-    return max(0.0, (far - near) / nbytes)
-
-
-def measure_sync(device: Any, turns: int = 200) -> tuple[float, float]:
-    """`sync` and `wake` of a CostModel, in microseconds, of two lanes that take turns: from the end of a task until the
-    task that awaits it on the other lane starts; and from its end until its own lane goes on."""
-    lanes = [[*range(0, turns, 2)], [*range(1, turns, 2)]]
-    issued, start, end = _stamped(device, _work(lanes, [(t + 1, t) for t in range(turns - 1)],
-                                                lambda task, stream: [])).T
-    return float(np.median(start[1:] - end[:-1])), float(np.median(issued[2:] - end[:-2]))

@@ -5,8 +5,9 @@ A lane runs its tasks in order, each as early as its lane and its dependencies a
 - an edge between two lanes of a rank adds `sync`, an edge between ranks the link's time. From a send to its receive
   that is only the latency: the time of the bytes is the send's own duration, so that transfers on one lane queue;
 - the results of a pair that runs as one action are visible at its end;
-- tasks on several lanes of a rank slow each other down (`corun`), and a lane spends `wake` to wake another one;
-- what another lane of the rank wrote is read more slowly (`cross`);
+- tasks on several lanes of a rank slow each other down (`corun`), share its `cores`, and wake lanes that sleep (`spin`,
+  `doze`, `wake`);
+- what another lane of the rank has touched takes longer to read and write (`cross`);
 - iterations follow each other without a barrier: a lane begins its next iteration when it has ended its part of this
   one, and tasks wait for those of earlier iterations that `Carried` names.
 """
@@ -149,9 +150,9 @@ class Clock:
     """The durations and edges of tasks. It computes the times of any order of them, over one or many iterations.
 
     `duration`: of each task, launch included. `preds`: edges within an iteration; `carried`: edges between iterations.
-    `far`, `far_carried`: the time that links add to these edges, one number per edge or one for all. `sync`, `wake`: as
-    in CostModel. `group`: the group of each task; `factor[a, b]`: how many times longer a task of group a takes beside
-    one of group b. `crossing`: the reads that take longer from another lane.
+    `far`, `far_carried`: the time that links add to these edges, one number per edge or one for all. `sync`, `spin`,
+    `doze`, `wake`, `cores`: as in CostModel. `group`: the group of each task; `factor[a, b]`: how many times longer a
+    task of group a takes beside one of group b. `crossing`: what takes longer because another lane has touched it.
     """
 
     duration: Floats
@@ -160,7 +161,10 @@ class Clock:
     far: Floats = field(default_factory=lambda: np.zeros(1))
     far_carried: Floats = field(default_factory=lambda: np.zeros(1))
     sync: float = 0.0
+    spin: float = 0.0
+    doze: float = 0.0
     wake: float = 0.0
+    cores: float = np.inf
     group: Ints | None = None
     factor: Floats = field(default_factory=lambda: np.ones((1, 1)))
     crossing: Crossing | None = None
@@ -173,8 +177,9 @@ class Clock:
         far = network.far(graph.preds.ids, graph.preds.row_of_each)
         far_carried = network.far(carried.source, lambda: carried.target)
         group, factor = cost.corun.table(graph) if cost.corun else (None, np.ones((1, 1)))
-        return cls(network.durations() + cost.launch, graph.preds, carried, far, far_carried, cost.sync, cost.wake,
-                   group, factor, Crossing.of(graph, cost.cross) if cost.cross else None)
+        return cls(network.durations() + cost.launch, graph.preds, carried, far, far_carried, cost.sync, cost.spin,
+                   cost.doze, cost.wake, cost.cores or np.inf, group, factor,
+                   Crossing.of(graph, cost.cross) if cost.cross.read or cost.cross.write else None)
 
     @classmethod
     def of_loop(cls, duration: Any, source: Any, target: Any, distance: Any, far: float = 0.0) -> Clock:
@@ -191,7 +196,7 @@ class Clock:
 
     def without_contention(self) -> Clock:
         """The clock of the same tasks if they neither slowed nor had to wake each other."""
-        return replace(self, wake=0.0, group=None, factor=np.ones((1, 1)), crossing=None)
+        return replace(self, doze=0.0, wake=0.0, cores=np.inf, group=None, factor=np.ones((1, 1)), crossing=None)
 
     def _crossed(self, lanes: Lanes) -> Clock:
         """The clock in which tasks take as long as on these lanes."""
@@ -292,18 +297,20 @@ class Clock:
 
     def _contended(self, lanes: Lanes, count: int) -> Iterator[Times]:
         columns = (*self._order(lanes, True), *self._crowded)
-        start, end, ready = contend(*columns, sync=self.sync, wake=self.wake, iterations=count)
+        start, end, ready = contend(*columns, sync=self.sync, spin=self.spin, doze=self.doze, wake=self.wake,
+                                    cores=self.cores, iterations=count)
         if end.min(initial=0.0) < 0:
             raise lanes.stuck()
         return map(Times, start, end, ready)
 
     def _contends(self, lanes: Lanes) -> bool:
         """Whether a rank has several lanes that slow or wake each other."""
-        return self._slows and len(set(lanes.rank[lanes.busy].tolist())) < len(lanes.busy)
+        most = int(np.bincount(lanes.rank[lanes.busy], minlength=1).max())
+        return most > 1 and (self._slows or most > self.cores)
 
     @cached_property
     def _slows(self) -> bool:
-        return self.wake > 0 or bool((self.factor != 1).any())
+        return self.wake > 0 or self.doze > 0 or bool((self.factor != 1).any())
 
     def _order(self, lanes: Lanes, where: bool) -> tuple[Any, ...]:
         """The lanes as arguments of `walk` and `contend`. `where`: whether the lane of a task matters."""

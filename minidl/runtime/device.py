@@ -59,9 +59,22 @@ class CPU:
             raise DeviceError(why)
         self.kind_of_lanes = kind
 
+    @property
+    def lanes_used(self) -> str:
+        """The kind of the lanes that are made now: native or python."""
+        return self.kind_of_lanes or default_lanes()
+
+    def spin(self) -> float:
+        """Microseconds for which a waiting lane looks out before it sleeps."""
+        if self.lanes_used == "python":
+            return 0.0
+        from .native.lanes import spin_us
+
+        return spin_us()
+
     def lanes(self, work: Tasks, trace: bool = False) -> Any:
         """Lanes that run this work."""
-        if (self.kind_of_lanes or default_lanes()) == "python":
+        if self.lanes_used == "python":
             return Threads(work, trace)
         from .native.lanes import NativeLanes
 
@@ -72,7 +85,7 @@ class CPU:
 
     def program(self, calls: list[Thunk]) -> list[Thunk]:
         """Calls that make these calls in order: on native lanes, one that makes them all without the interpreter."""
-        if (self.kind_of_lanes or default_lanes()) == "python":
+        if self.lanes_used == "python":
             return calls
         return [self.lanes(Tasks(["main"], [0], [[0]], [], lambda task, stream: calls, str)).run]
 

@@ -51,7 +51,8 @@ class Curve:
 @dataclass(frozen=True)
 class Shown:
     """A plan as the page shows it: `graph` and `schedule` are what the simulator times, `timeline` is its prediction,
-    and `measured` a run. `graphs`: those of the ranks, which have the names of buffers."""
+    and `measured` a run. `graphs`: those of the ranks, which have the names of buffers. `remarks`: those of the
+    plan."""
 
     title: str
     graph: TaskGraph
@@ -61,6 +62,7 @@ class Shown:
     measured: Timeline | None
     graphs: tuple[TaskGraph, ...]
     curves: tuple[Curve, ...]
+    remarks: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, plan: Plan, measured: Timeline | None = None, iterations: int = 1) -> Shown:
@@ -69,10 +71,11 @@ class Shown:
         if iterations > 1:
             graph, schedule = unroll(plan.graph, iterations), plan.schedule.repeated(iterations)
             return cls(plan.scheduler, graph, schedule, plan.cost, simulate(graph, schedule, plan.cost), measured,
-                       (plan.graph,), ())
+                       (plan.graph,), (), plan.remarks)
         graph, schedule, _ = plan.priced
         graphs = (plan.graph,) if plan.synthetic else tuple(program.graph for program in plan.distinct_programs)
-        return cls(plan.scheduler, graph, schedule, plan.cost, plan.timeline, measured, graphs, _curves(plan))
+        return cls(plan.scheduler, graph, schedule, plan.cost, plan.timeline, measured, graphs, _curves(plan),
+                   plan.remarks)
 
 
 def page(title: str, figures: Mapping[str, Any], plans: Sequence[Shown], *, command: str = "", task: str = "") -> str:
@@ -106,7 +109,8 @@ def _packed(shown: Shown) -> dict[str, Any]:
     unit = readable_unit(m if m is not None else t)
     order = t.tasks  # lane by lane: the order of all columns of tasks
     return {
-        "title": shown.title, "unit": unit, "scale": UNITS[t.unit] / UNITS[unit] if unit in UNITS else 1.0,
+        "title": shown.title, "remarks": " ".join(f"{line}." for line in shown.remarks),
+        "unit": unit, "scale": UNITS[t.unit] / UNITS[unit] if unit in UNITS else 1.0,
         "labels": list(t.labels), "predicted": _timeline(t), **_explained(shown, order),
         "measured": None if m is None else _timeline(m, t),
         "memory": [{"label": f"rank {c.rank}", "bytes": c.bytes, "peak": float(c.peak),

@@ -143,13 +143,21 @@ def record(event, generation):
         system_call(FUTEX, event, FUTEX_WAKE, 1, 0, 0, 0)
 
 
-@njit(nogil=True, cache=True)
-def wait(event, generation, state, spins):
-    """Waits for an event of this run: spins, then sleeps for at most a nap. Returns whether it was recorded."""
+@njit("boolean(int64, int64, int64)", nogil=True, cache=True)
+def look(event, generation, spins):
+    """Looks for an event of this run so often. Returns whether it was recorded."""
     for _ in range(spins):
         if load(event) >= generation:
             return True
         pause()
+    return False
+
+
+@njit(nogil=True, cache=True)
+def wait(event, generation, state, spins):
+    """Waits for an event of this run: spins, then sleeps for at most a nap. Returns whether it was recorded."""
+    if look(event, generation, spins):
+        return True
     store_in_order(event + 8, 1)
     seen = load_in_order(event)
     if seen < generation:

@@ -12,6 +12,7 @@ import weakref
 from collections import Counter
 from collections.abc import Generator, Sequence
 from functools import partial
+from time import perf_counter_ns
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -244,6 +245,16 @@ class NativeLanes:
         """For each lane an array (tasks, 3): when each task of the last run was issued, started and ended, in seconds
         of the host's clock."""
         return [lane.stamps.seconds().reshape(-1, 3) if lane.stamps else np.zeros((0, 3)) for lane in self._lanes]
+
+
+def spin_us(rounds: int = 20) -> float:
+    """Microseconds for which a lane looks for an event before it sleeps: the least of some rounds."""
+    event, least = _words(1), float("inf")
+    for _ in range(rounds):
+        begin = perf_counter_ns()
+        code.look(event.ctypes.data, 1, SPINS)
+        least = min(least, perf_counter_ns() - begin)
+    return least / 1000
 
 
 def _words(count: int) -> Any:

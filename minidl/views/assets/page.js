@@ -562,6 +562,7 @@ function showTables() {
   $("grids").hidden = !plan.grid;
   $("grid").innerHTML = plan.grid; // made and escaped in Python
   $("report").textContent = plan.report;
+  $("remarks").textContent = plan.remarks;
   const used = new Set();
   for (const t of plan.timelines) { for (const g of t.group) used.add(g); for (const g of t.pauses.group) used.add(g); }
   $("legend").replaceChildren(...groups.filter((_, g) => used.has(g)).map((g) =>
