@@ -102,7 +102,8 @@ def _define(name: str, blocks: Sequence[int]) -> Callable[..., nn.Module]:
     def build(classes: int = 1000, image_size: int = 224, growth: int = 32, layers: int = max(blocks)) -> DenseNet:
         return DenseNet([min(n, layers) for n in blocks], growth, classes, image_size)
 
-    return model(name, tiny={"classes": 10, "image_size": 8, "growth": 4, "layers": 2})(build)
+    return model(name, tiny={"classes": 10, "image_size": 8, "growth": 4, "layers": 2},
+                 small={"classes": 10, "image_size": 32, "growth": 12})(build)
 
 
 densenet121 = _define("densenet121", (6, 12, 24, 16))

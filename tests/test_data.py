@@ -100,6 +100,32 @@ def test_ranks_share_the_batches_of_one_rank(rows, ranks, steps, seed):
         assert all(part.state() == one.state() for part in parts)
 
 
+@given(batches=st.integers(1, 8), rest=st.integers(0, 11), seed=st.integers(0, 99), random=st.booleans(),
+       slow=st.booleans(), parts=st.lists(st.tuples(st.integers(0, 9), st.sampled_from([1, 2, 3, 4, 6])), max_size=5))
+@settings(deadline=None, max_examples=60)
+def test_however_often_a_run_resumes_on_other_ranks_each_sample_comes_once_an_epoch(batches, rest, seed, random, slow,
+                                                                                   parts):
+    """Parts of a run: steps, and on how many ranks. Also where rows are read ahead, and made by random choices, which
+    are those of the sample in this epoch. Samples that do not fill a batch come in other epochs."""
+    samples, rows = 12 * batches + rest, (lambda i, n: (n, i)) if random else (lambda i: (i, i))
+    found = data.Dataset("found", samples, (), samples, rows, random=random, slow=slow)
+    whole = data.Loader(data.Dataset("whole", samples, (), samples, rows, random=random), 12, seed=seed)
+    place, seen = whole.state(), []
+    for steps, ranks in [*parts, (batches, 1)]:
+        one = data.Loader(found, 12, seed=seed)
+        one.restore(place)
+        own = [one.shard(rank, ranks) for rank in range(ranks)]
+        for _ in range(steps):
+            x, y = (np.concatenate(column) for column in zip(*map(next, own), strict=True))
+            assert same((x, y), next(whole))
+            seen.append(y)
+        place = own[-1].state()
+    for epoch in range(len(seen) // batches):
+        of_epoch = np.concatenate(seen[epoch * batches : (epoch + 1) * batches])
+        assert len(of_epoch) == 12 * batches == len({*of_epoch.tolist()})
+        assert rest or sorted(of_epoch) == list(range(samples))
+
+
 def test_a_batch_that_ranks_cannot_share_is_refused():
     refused("batch of 10", "4 ranks", act=lambda: data.Loader(counting(40), 10).shard(0, 4))
     refused("batch of 3", "2 ranks", act=lambda: data.Loader(counting(43), 10, training=False).shard(0, 2))
