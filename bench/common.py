@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import platform
 import shutil
@@ -26,24 +27,23 @@ PACKAGE = ("kernels", "minidl", "models", "schedulers")
 
 def interleave(arms: Mapping[str, Callable[[], Any]], *, seconds: float = 5.0,
                warm_up: int = 5) -> dict[str, list[float]]:
-    """Seconds per call of each arm. Groups of calls of at least 20 ms run in turn, for about `seconds` in all. The
-    first call of a group is not timed: it finds the caches filled by another arm, which does not happen in training."""
-    slowest = 0.0
-    for arm in arms.values():
+    """Seconds per call of each arm. Groups of calls of at least 5 ms run in turn, for about `seconds` in all. The first
+    call of a group is not timed: it finds the caches filled by another arm, which does not happen in training."""
+    groups = {}
+    for name, arm in arms.items():
         for _ in range(warm_up):
             begin = time.perf_counter()
             arm()
-        slowest = max(slowest, time.perf_counter() - begin)
-    group = max(1, round(0.02 / slowest))
+        groups[name] = max(1, math.ceil(0.005 / (time.perf_counter() - begin)))
     samples: dict[str, list[float]] = {name: [] for name in arms}
     end = time.perf_counter() + seconds
     while time.perf_counter() < end or min(map(len, samples.values())) < 5:
         for name, arm in arms.items():
             arm()
             begin = time.perf_counter()
-            for _ in range(group):
+            for _ in range(groups[name]):
                 arm()
-            samples[name].append((time.perf_counter() - begin) / group)
+            samples[name].append((time.perf_counter() - begin) / groups[name])
     return samples
 
 

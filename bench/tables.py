@@ -36,12 +36,16 @@ def times(r: dict[str, float]) -> str:
 
 
 def mlp(record: dict[str, Any]) -> Iterator[Row]:
-    targets = {"16 x 64, batch 8": ">= 3.5x", "784-512-512-10, batch 64": ">= 1.0x", "8 x 1024, batch 256": "-"}
+    targets = {"16 x 64, batch 8": ">= 12x", "784-512-512-10, batch 64": ">= 1.0x", "8 x 1024, batch 256": "-"}
     for name, e in record["networks"].items():
         for key, value in e.items():
             if key.startswith("against torch"):
                 yield (f"MLP {name}: {key.removeprefix('against ')} / minidl in order", times(value),
                        targets[name] if "eager" in key else "-")
+        for key, what, target in (("lanes_python_against_default", "Python lanes / native lanes", ">= 2.3x"),
+                                  ("traced_against_untraced", "a traced step / one without a trace", "<= 1.02x")):
+            if key in e:
+                yield f"MLP {name}: {what}", times(e[key]), target if name.startswith("16 x") else "-"
         if name.startswith("8 x"):
             yield (f"MLP {name}: one stream / two streams", times(e["two_streams_against_one"]),
                    ">= 1.3x, ideal 1.41x")

@@ -25,11 +25,15 @@ from minidl.runtime.executors import SequentialExecutor, StreamExecutor
 from minidl.runtime.lanes import Ends, LaneError, Work
 
 pytest.importorskip("numba")
+import llvmlite.binding as llvm
+from llvmlite import ir
+
 if devices.no_native_lanes():
     pytest.skip(devices.no_native_lanes(), allow_module_level=True)
 
 from minidl.runtime.native import calls, stamps
 from minidl.runtime.native.lanes import NativeLanes
+from minidl.runtime.native.machines import MACHINES
 
 FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int64)
 
@@ -38,6 +42,27 @@ def device_with(kind):
     device = devices.CPU()
     device.set_lanes(kind)
     return device
+
+
+# -------------------------------------------------------------------------------------------------- every machine
+@pytest.mark.parametrize(("name", "pause", "counter"), [("x86_64", "pause", "rdtsc"),
+                                                        ("aarch64", "yield", "cntvct_el0")])
+def test_what_differs_between_machines_compiles_for_each(name, pause, counter):
+    """Here as well, as the compiler of numba's wheels knows all of them."""
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    module = ir.Module()
+    module.triple = f"{name}-unknown-linux-gnu"
+    look = ir.Function(module, ir.FunctionType(ir.IntType(64), []), "look")
+    b = ir.IRBuilder(look.append_basic_block())
+    MACHINES[name].pause(b)
+    b.ret(MACHINES[name].ticks(b))
+    try:
+        machine = llvm.Target.from_triple(module.triple).create_target_machine()
+    except RuntimeError as error:
+        pytest.skip(str(error))
+    code = machine.emit_assembly(llvm.parse_assembly(str(module))).lower().split()
+    assert code.index(pause) < code.index(counter)
 
 
 # ---------------------------------------------------------------------------------------------------- single calls
