@@ -325,6 +325,16 @@ def test_a_table_of_numbers_that_does_not_fit(tmp_path, content, culprit):
     refused("t.csv", culprit, act=lambda: data.load(tmp_path / "t.csv", batch_size=1))
 
 
+def test_labels_that_are_numbers_are_in_the_order_of_numbers(tmp_path, monkeypatch):
+    (tmp_path / "a.csv").write_text("a,label\n" + "".join(f"{k},{k}\n" for k in (10, 2, -1, 2, 10, -1)))
+    monkeypatch.chdir(tmp_path)
+    x, y = everything(data.load("./a.csv", batch_size=1))
+    assert [y[np.flatnonzero(x[:, 0] == v)[0]] for v in sorted({*x[:, 0]})] == [0, 1, 2]
+    for name in ("x", "y"):
+        np.save(f"{name}.npy", np.zeros((6, 2)))
+    assert data.load(".", batch_size=1).name == tmp_path.name
+
+
 def test_arrays_of_numbers_tokens_and_images(tmp_path):
     rng = np.random.default_rng(1)
     x, y = rng.standard_normal((20, 3)), rng.integers(0, 4, 20)
@@ -344,6 +354,10 @@ def test_arrays_of_numbers_tokens_and_images(tmp_path):
     np.save(tmp_path / "x.npy", rng.standard_normal((20, 5, 5)))
     np.save(tmp_path / "y.npy", y)
     assert next(data.load(tmp_path, batch_size=4, image_size=8, channels=3))[0].shape == (4, 8, 8, 3)
+    np.save(tmp_path / "x.npy", np.full((20, 5, 5), 1e300))
+    refused("out of the range of float32", act=lambda: data.load(tmp_path, batch_size=4))
+    np.save(tmp_path / "x.npy", np.zeros((20, 0)))
+    refused("a sample has no numbers", act=lambda: data.load(tmp_path, batch_size=4))
     (tmp_path / "y.npy").unlink()
     refused("not y.npy", act=lambda: data.load(tmp_path, batch_size=4))
     np.save(tmp_path / "y.npy", np.array([print], object), allow_pickle=True)

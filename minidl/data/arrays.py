@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..loading import function_of
-from .dataset import Array, DataError, Dataset, Images, LabelError, Note, check_labels, statistics
+from .dataset import Array, DataError, Dataset, Images, LabelError, Note, check_labels, check_scaled, statistics
 from .loader import fifth
 
 LARGEST = 4 << 30  #: the most bytes of arrays
@@ -51,8 +51,10 @@ def from_arrays(name: str, x: Any, y: Any, split: str = "train", *, test: tuple[
     if x.ndim == 4:
         if not whole or y.ndim != 1:
             raise DataError(f"{name}: images need one class each, whole numbers (n,), not {y.dtype} {y.shape}")
-        return Images(name, own, targets.astype(np.int64), classes or known,
-                      *statistics(seen)).dataset(image_size, channels, dtype, note)
+        mean, std = statistics(seen)
+        check_scaled(own, mean, std, name)
+        return Images(name, own, targets.astype(np.int64), classes or known, mean, std).dataset(image_size, channels,
+                                                                                               dtype, note)
     if x.dtype.kind in "iu" and whole:
         return _tokens(name, own, targets, 1 + max(int(part.max()) for part in every if part.size), classes or known,
                        classes)
@@ -102,6 +104,8 @@ def _paired(name: str, x: Any, y: Any) -> tuple[Array, Array]:
     if x.ndim not in (2, 4) or y.ndim not in (1, 2) or len(x) != len(y):
         raise DataError(f"{name}: x is {x.shape} and y {y.shape}; x must be images (n, h, w, c), numbers (n, features) "
                         f"or tokens (n, length), and y must be (n,) or (n, k)")
+    if not all(x.shape[1:]):
+        raise DataError(f"{name}: x is {x.shape}; a sample has no numbers")
     if y.ndim == 2 and y.shape[1] == 1 and y.dtype.kind in "iu":
         y = y[:, 0]
     return x, y.astype(np.int64) if y.dtype.kind == "b" else y
@@ -176,15 +180,17 @@ def _number(text: str) -> float | None:
 
 
 def _classes(path: Path, labels: list[str], lines: list[int]) -> Array:
-    """Whole numbers from 0 as they are, other whole numbers and words by their order; numbers with a fraction stay."""
+    """Whole numbers from 0 as they are, other whole numbers and words in order; numbers with a fraction stay."""
     for label, line in zip(labels, lines, strict=True):
         if not label:
             raise DataError(f"{path}, line {line}: the label is empty")
     if all(label.isascii() and label.isdigit() for label in labels) and len({*labels}) > max(map(int, labels)):
         return np.array([int(label) for label in labels], np.int64)
     numbers = [_number(label) for label in labels]
-    if all(n is not None for n in numbers) and any(n != int(n) for n in numbers if n is not None):
-        return np.array(numbers, np.float64)
+    if all(n is not None for n in numbers):
+        if any(n != int(n) for n in numbers if n is not None):
+            return np.array(numbers, np.float64)
+        return np.unique(np.array(numbers, np.float64), return_inverse=True)[1].astype(np.int64)
     known = sorted({*labels})
     return np.array([known.index(label) for label in labels], np.int64)
 

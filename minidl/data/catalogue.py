@@ -254,7 +254,7 @@ def _path(name: str | os.PathLike[str]) -> Path:
     """The path, which must exist. Raises DataError, which treats a bare word as a misspelt name."""
     path = Path(name)
     if path.exists():
-        return path
+        return path if path.name else path.resolve()  # "." is named after its folder
     if isinstance(name, str) and os.sep not in name and not path.suffix:
         near = difflib.get_close_matches(name, NAMES, 1)
         hint = f"did you mean {near[0]}?" if near else f"known names: {', '.join(NAMES)}"

@@ -20,6 +20,7 @@ Note = Callable[[str], None]
 
 IGNORED = -100  #: in y of tokens: a position that does not count, as in torch
 PIECE = 4 << 20  #: how many numbers of images are read at a time
+FLOAT32 = float(np.finfo(np.float32).max)
 PREPARED_BYTES = 256 << 20  #: an image set up to this size is standardised and resized once, not per batch
 
 
@@ -136,10 +137,19 @@ def statistics(x: Array, rows: Array | None = None) -> tuple[Array, Array]:
     for piece in pieces(x, rows):
         total += piece.sum(axis=(0, 1, 2), dtype=np.float64)
     mean = total / count
-    for piece in pieces(x, rows):
-        squares += np.square(piece - mean).sum(axis=(0, 1, 2))
+    with np.errstate(over="ignore", invalid="ignore"):  # `check_scaled` tells
+        for piece in pieces(x, rows):
+            squares += np.square(piece - mean).sum(axis=(0, 1, 2))
     std = np.sqrt(squares / count)
     return mean, np.where(std > 0, std, 1.0)
+
+
+def check_scaled(x: Array, mean: Array, std: Array, where: object) -> None:
+    """Raises DataError where images x (N, H, W, C), scaled to mean 0 and variance 1, are out of float32's range."""
+    with np.errstate(all="ignore"):
+        ends = [end(piece.astype(np.float64), axis=(0, 1, 2)) - mean for piece in pieces(x) for end in (np.min, np.max)]
+        if not all(bool((np.abs(v) <= FLOAT32).all()) for v in (mean, 1 / std, *ends, *(end / std for end in ends))):
+            raise DataError(f"{where}: scaled to mean 0 and variance 1, its numbers are out of the range of float32")
 
 
 def adapt(x: Array, image_size: int | None, channels: int | None) -> Array:

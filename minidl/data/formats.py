@@ -21,7 +21,7 @@ from numpy.lib import format as npy
 
 from . import pickles
 from .arrays import from_arrays
-from .dataset import Array, DataError, Dataset, Images, check_labels, pieces, statistics
+from .dataset import FLOAT32, Array, DataError, Dataset, Images, check_labels, check_scaled, pieces, statistics
 from .loader import fifth
 
 LARGEST = 4 << 30  #: the most bytes of images and labels that are read; CIFAR has 180 MB
@@ -30,7 +30,6 @@ PACKED = 100  #: the largest compression ratio of a packed file whose content is
 SMALL = 16 << 20
 PICKLE_BYTES = 256 << 20  #: CIFAR-100's larger file has 155 MB
 INDEX_BYTES = 1 << 18  #: the largest index of a .npz file
-FLOAT32 = float(np.finfo(np.float32).max)
 Pair = tuple[str, str]
 WHOLE = ("x", "images")  #: arrays without a test part of their own
 NPZ_KEYS: dict[str, tuple[Pair, ...]] = {
@@ -306,19 +305,8 @@ def load_npz(path: Path, split: str, classes: int | None, dtype: str = "float32"
     if rows is not None:
         rows = rows if split == "train" else fifth(len(x), split)
         x, y = x[rows], y[rows]
-    with np.errstate(all="ignore"):
-        scale = 1 / std
-        reach = [(piece.astype(np.float64).min((0, 1, 2)) - mean, piece.astype(np.float64).max((0, 1, 2)) - mean)
-                 for piece in pieces(x)]
-        if not (_in_range(mean, scale) and all(_in_range(*ends, *(end * scale for end in ends)) for ends in reach)):
-            raise DataError(f"{path}, {wanted[0]}: scaled to mean 0 and variance 1, its numbers are out of the "
-                            f"range of float32")
+    check_scaled(x, mean, std, f"{path}, {wanted[0]}")
     return Images(path.name, x, y, classes, mean, std)
-
-
-def _in_range(*values: Array) -> bool:
-    """Whether all these numbers are finite in float32."""
-    return all(bool((np.abs(v) <= FLOAT32).all()) for v in values)
 
 
 def _checked(path: Path, pair: tuple[str, str], x: Array, y: Array) -> tuple[Array, Array]:

@@ -384,7 +384,7 @@ class Trainer:
         found = recorded.objective.judge(sums, test.dataset)
         for name, value in found.items():
             if not np.isfinite(value):
-                raise self._failed(f"the {name} on test data is {value}", len(self.losses))
+                raise self._failed(f"the {name} on test data is {value}", len(self.seconds))
         return found
 
     def step_ms(self) -> dict[str, float]:
