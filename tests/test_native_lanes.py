@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import platform
 import signal
 import threading
 import time
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -16,7 +18,7 @@ import pytest
 from helpers import SMALL, bits, bytes_allocated, deadline, recorded
 
 import minidl as ml
-from minidl import fuzz, nn, schedulers
+from minidl import fuzz, nn, optim, schedulers
 from minidl.kernels.registry import loop
 from minidl.random_steps import training
 from minidl.runtime import device as devices
@@ -260,14 +262,15 @@ def in_arms(seed, kinds=devices.LANES):
     return found
 
 
-@pytest.mark.parametrize("count", [40, pytest.param(10_000, marks=pytest.mark.campaign)])
-def test_random_steps_have_the_same_bits_on_both_kinds_of_lanes(count):
+@pytest.mark.parametrize("seeds", [range(40), pytest.param(range(40, 120), marks=pytest.mark.slow),
+                                   pytest.param(range(10_000), marks=pytest.mark.campaign)], ids=str)
+def test_random_steps_have_the_same_bits_on_both_kinds_of_lanes(seeds):
     ran = 0
-    for seed in range(count):
+    for seed in seeds:
         found = in_arms(seed)
         ran += bool(found)
         assert len(set(found)) < 2, f"seed {seed}"
-    assert ran > count / 2
+    assert ran > len(seeds) / 2
 
 
 @pytest.mark.parametrize("trace", [False, True])
@@ -559,38 +562,63 @@ def test_native_lanes_are_refused_where_there_are_none(monkeypatch):
         device_with("steel")
 
 
-def lanes_of_both_kinds():
-    """Native lanes with a compiled call and one by Python."""
-    x = np.ones(4, np.float32)
-    return NativeLanes(work_of([(0, [partial(np.add, x, x, out=np.empty(4, np.float32))]), (1, [int])]), trace=True)
+@contextmanager
+def running(what):
+    """A call that runs native lanes with a compiled call and one by Python; or a whole step, on one or two lanes."""
+    if what == "calls":
+        x = np.ones(4, np.float32)
+        run = NativeLanes(work_of([(0, [partial(np.add, x, x, out=np.empty(4, np.float32))]), (1, [int])]), trace=True)
+        call = run.run
+    else:
+        ml.seed(0)
+        x, y = np.ones((2, 4), np.float32), np.array([0, 1])
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))
+        opt = optim.SGD(model.parameters(), 0.01, momentum=0.9)
+
+        def step(x, y):
+            loss = nn.cross_entropy(model(x), y)
+            loss.backward()
+            opt.step()
+            return loss
+
+        graph = ml.record(step, x, y)
+        run = StreamExecutor(graph, random_schedule(graph, 2 if what == "two lanes" else 1, np.random.default_rng(0)),
+                             device=device_with("native"), trace=what == "two lanes")
+        call = partial(run, x, y)
+    gc.disable()  # what a step makes goes without the collector
+    try:
+        yield call
+    finally:
+        gc.enable()
+        run.close()
 
 
-def test_steps_do_not_take_memory():
-    lanes, steps = lanes_of_both_kinds(), 2000
+@pytest.mark.parametrize("what", ["calls", "a step", "two lanes"])
+def test_steps_do_not_take_memory(what):
+    steps = 2000
 
     def runs():
         for _ in range(steps):
-            lanes.run()
+            call()
 
-    assert bytes_allocated(runs) < 8 * steps, "a word a step"
-    lanes.close()
+    with running(what) as call, deadline():
+        assert bytes_allocated(runs) < 8 * steps, "a word a step"
 
 
 @pytest.mark.campaign
-def test_a_million_steps_do_not_take_memory():
-    lanes = lanes_of_both_kinds()
-
+@pytest.mark.parametrize("what", ["calls", "a step", "two lanes"])
+def test_a_million_steps_do_not_take_memory(what):
     def resident():
         with open("/proc/self/statm") as file:
             return int(file.read().split()[1]) * 4096
 
-    for _ in range(1000):
-        lanes.run()
-    before = resident()
-    for _ in range(1_000_000):
-        lanes.run()
-    assert resident() - before < 8 << 20, "eight bytes a step"
-    lanes.close()
+    with running(what) as call:
+        for _ in range(1000):
+            call()
+        before = resident()
+        for _ in range(1_000_000):
+            call()
+        assert resident() - before < 8 << 20, "eight bytes a step"
 
 
 def test_fuzzed_steps_hold_on_native_lanes(monkeypatch):
