@@ -53,6 +53,34 @@ def _lines(x: Any) -> tuple[Any, int]:
     return np.lib.stride_tricks.as_strided(rows, ((len(rows) - 1) * step + rows.shape[1],), (rows.itemsize,)), step
 
 
+WIDE = 128  #: numbers that a loop on the CPU takes together, where a pixel has fewer channels
+
+
+def _columns_of(x: Any) -> int:
+    """How many columns the CPU's loops see: the channels of as many pixels as make up to WIDE of them."""
+    channels, pixels = x.shape[-1], math.prod(x.shape[:-1])
+    count = max(1, WIDE // max(channels, 1))
+    return channels * math.gcd(pixels, 1 << count.bit_length() - 1)
+
+
+def _wide(x: Any, *dense: Any) -> tuple[Any, int, int, list[Any]]:
+    """x as `_lines`, but with the pixels of `_columns_of` as one if they follow each other; the number of columns;
+    and contiguous arrays of its shape as rows of so many."""
+    lines, step = _lines(x)
+    columns = _columns_of(x) if step == x.shape[-1] else x.shape[-1]
+    return lines, step * columns // x.shape[-1], columns, [a.reshape(-1, columns) for a in dense]
+
+
+def _scratch_of(count: int) -> Any:
+    """The work of a kernel of the CPU: `count` rows of columns in the type of sums, float64."""
+    return lambda reads, writes, **_: [((count, _columns_of(reads[0])), "float64")]
+
+
+def _parts(work: Any, columns: int, dtype: Any) -> tuple[Any, Any]:
+    """The first two rows of the scratch array, and the others as rows of another type."""
+    return work[:2, :columns], work[2:].view(dtype)[:, :columns]
+
+
 def _matrix(x: Any) -> tuple[int, int, int]:
     """x (..., c) as a matrix: (the step from pixel to pixel in elements, the number of pixels, channels)."""
     apart = [stride // x.itemsize for n, stride in zip(x.shape[:-1], x.strides[:-1], strict=True) if n > 1]
@@ -80,7 +108,7 @@ def _per_element(count: float) -> Any:
     return lambda reads, writes: count * reads[0].size
 
 
-@kernel("batch_norm", flops=_per_element(7), work=lambda reads, writes, **_: [((2, reads[0].shape[-1]), "float64")])
+@kernel("batch_norm", flops=_per_element(7), work=_scratch_of(6))
 def batch_norm(xp: Any, x: Any, w: Any, b: Any, running_mean: Any, running_var: Any, tracked: Any, *, eps: float,
                momentum: float) -> Any:
     """x (..., c) -> y, mean, 1 / std (c,) of the batch; and running mean, variance (unbiased), count of batches."""
@@ -95,12 +123,15 @@ def batch_norm(xp: Any, x: Any, w: Any, b: Any, running_mean: Any, running_var: 
 
 @batch_norm.cpu
 def _(x: Any, w: Any, b: Any, running_mean: Any, running_var: Any, tracked: Any, y: Any, mean: Any, rstd: Any,
-      mean_after: Any, var_after: Any, tracked_after: Any, totals: Any, *, eps: float, momentum: float) -> Any:
+      mean_after: Any, var_after: Any, tracked_after: Any, work: Any, *, eps: float, momentum: float) -> Any:
+    lines, step, columns, (to,) = _wide(x, y)
+    (total, var), wide = _parts(work, columns, x.dtype)
     rows = x.size // x.shape[-1]
-    return [loop(_statistics, *_lines(x), rows, mean, rstd, totals[0], totals[1], eps),
-            loop(_move, rows, mean, totals[1], running_mean, running_var, tracked, mean_after, var_after,
+    return [loop(_statistics, lines, step, rows, mean, rstd, total, var, wide[0], wide[1], eps),
+            loop(_move, rows, mean, var, running_mean, running_var, tracked, mean_after, var_after,
                  tracked_after, x.dtype.type(momentum)),
-            loop(_normalise, *_lines(x), mean, rstd, w, b, _rows(y))]
+            *(loop(_repeat, a, r) for a, r in zip((mean, rstd, w, b), wide, strict=True) if columns > x.shape[-1]),
+            loop(_normalise, lines, step, *(wide if columns > x.shape[-1] else (mean, rstd, w, b)), to)]
 
 
 @batch_norm.cuda(_statistics_work)
@@ -126,28 +157,42 @@ def _forward(x: Any, reads: Any, z: Any, act: str, writes: Any, eps: float, mome
                           eps, momentum, *writes)]
 
 
-def _statistics(x, step, rows, mean, rstd, total, var, eps):  # type: ignore[no-untyped-def]
-    channels = len(mean)
+def _repeat(values, to):  # type: ignore[no-untyped-def]
+    for first in range(0, len(to), len(values)):
+        for j in range(len(values)):
+            to[np.uintp(first + j)] = values[j]
+
+
+def _statistics(x, step, rows, mean, rstd, total, var, part, wide, eps):  # type: ignore[no-untyped-def]
+    channels, columns = len(mean), len(part)
+    lines = rows * channels // columns
     total[:] = 0
-    for first in range(0, rows, BLOCK):
-        mean[:] = 0  # used for the sums of a block first
-        for i in range(first, min(first + BLOCK, rows)):
-            for j in range(channels):
-                mean[j] += x[np.uintp(i * step + j)]
-        for j in range(channels):
-            total[j] += mean[j]
+    for first in range(0, lines, BLOCK):
+        part[:] = 0
+        for i in range(first, min(first + BLOCK, lines)):
+            for j in range(columns):
+                part[j] += x[np.uintp(i * step + j)]
+        for j in range(columns):
+            total[j] += part[j]
     for j in range(channels):
+        for k in range(j + channels, columns, channels):
+            total[j] += total[k]
         mean[j] = total[j] / rows
-    var[:] = 0
-    for first in range(0, rows, BLOCK):
-        rstd[:] = 0
-        for i in range(first, min(first + BLOCK, rows)):
-            for j in range(channels):
-                d = x[np.uintp(i * step + j)] - mean[j]
-                rstd[j] += d * d
+    for first in range(0, columns, channels):
         for j in range(channels):
-            var[j] += rstd[j]
+            wide[np.uintp(first + j)] = mean[j]
+    var[:] = 0
+    for first in range(0, lines, BLOCK):
+        part[:] = 0
+        for i in range(first, min(first + BLOCK, lines)):
+            for j in range(columns):
+                d = x[np.uintp(i * step + j)] - wide[j]
+                part[j] += d * d
+        for j in range(columns):
+            var[j] += part[j]
     for j in range(channels):
+        for k in range(j + channels, columns, channels):
+            var[j] += var[k]
         var[j] /= rows
         rstd[j] = 1.0 / np.sqrt(var[j] + eps)
 
@@ -222,8 +267,7 @@ def _inverse_std(var, rstd, eps):  # type: ignore[no-untyped-def]
         rstd[j] = var.dtype.type(1) / np.sqrt(var[j] + eps)
 
 
-@kernel("batch_norm_weight_grad", flops=_per_element(4),
-        work=lambda reads, writes: [((2, reads[0].shape[-1]), "float64")])
+@kernel("batch_norm_weight_grad", flops=_per_element(4), work=_scratch_of(5))
 def batch_norm_weight_grad(xp: Any, x: Any, mean: Any, rstd: Any, dy: Any) -> Any:
     """dw = sum(dy (x - mean) rstd) and db = sum(dy), both (c,)."""
     axes = tuple(range(x.ndim - 1))
@@ -232,8 +276,10 @@ def batch_norm_weight_grad(xp: Any, x: Any, mean: Any, rstd: Any, dy: Any) -> An
 
 
 @batch_norm_weight_grad.cpu
-def _(x: Any, mean: Any, rstd: Any, dy: Any, dw: Any, db: Any, totals: Any) -> Any:
-    return [loop(_sums, *_lines(x), mean, rstd, _rows(dy), dw, db, totals[0], totals[1])]
+def _(x: Any, mean: Any, rstd: Any, dy: Any, dw: Any, db: Any, work: Any) -> Any:
+    lines, step, columns, (g,) = _wide(x, dy)
+    totals, wide = _parts(work, columns, x.dtype)
+    return [loop(_repeat, mean, wide[0]), loop(_sums, lines, step, wide[0], rstd, g, dw, db, *totals, *wide[1:])]
 
 
 @batch_norm_weight_grad.cuda(_sums_work)
@@ -258,27 +304,30 @@ def _weight_grad(x: Any, mean: Any, rstd: Any, w: Any, b: Any, dy: Any, y: Any, 
     return calls
 
 
-def _sums(x, step, mean, rstd, dy, dw, db, products, total):  # type: ignore[no-untyped-def]
-    rows, channels = dy.shape
+def _sums(x, step, mean, rstd, dy, dw, db, products, total, product, plain):  # type: ignore[no-untyped-def]
+    channels, (rows, columns) = len(dw), dy.shape
     products[:] = 0
     total[:] = 0
     for first in range(0, rows, BLOCK):
-        dw[:] = 0
-        db[:] = 0
+        product[:] = 0
+        plain[:] = 0
         for i in range(first, min(first + BLOCK, rows)):
-            for j in range(channels):
-                dw[j] += dy[i, j] * (x[np.uintp(i * step + j)] - mean[j])
-                db[j] += dy[i, j]
-        for j in range(channels):
-            products[j] += dw[j]
-            total[j] += db[j]
+            for j in range(columns):
+                product[j] += dy[i, j] * (x[np.uintp(i * step + j)] - mean[j])
+                plain[j] += dy[i, j]
+        for j in range(columns):
+            products[j] += product[j]
+            total[j] += plain[j]
     for j in range(channels):
+        for k in range(j + channels, columns, channels):
+            products[j] += products[k]
+            total[j] += total[k]
         dw[j] = products[j] * rstd[j]
         db[j] = total[j]
 
 
 @kernel("batch_norm_input_grad", flops=_per_element(5),
-        work=lambda reads, writes: [((2, reads[0].shape[-1]), reads[0].dtype)])
+        work=lambda reads, writes: [((4, _columns_of(reads[0])), reads[0].dtype)])
 def batch_norm_input_grad(xp: Any, x: Any, mean: Any, rstd: Any, w: Any, dw: Any, db: Any, dy: Any) -> Any:
     """dx = w rstd (dy - db / m - (x - mean) rstd dw / m), with m elements a channel; dw and db are the sums above."""
     m = w.dtype.type(x.size // x.shape[-1])
@@ -287,7 +336,9 @@ def batch_norm_input_grad(xp: Any, x: Any, mean: Any, rstd: Any, w: Any, dw: Any
 
 @batch_norm_input_grad.cpu
 def _(x: Any, mean: Any, rstd: Any, w: Any, dw: Any, db: Any, dy: Any, dx: Any, terms: Any) -> Any:
-    return [loop(_input_grad, *_lines(x), mean, rstd, w, dw, db, _rows(dy), _rows(dx), terms[0], terms[1])]
+    lines, step, columns, (g, to) = _wide(x, dy, dx)
+    return [loop(_terms, mean, rstd, w, dw, db, x.size // x.shape[-1], terms[:, :columns]),
+            loop(_input_grad, lines, step, *terms[:, :columns], g, to)]
 
 
 @batch_norm_input_grad.cuda()
@@ -305,14 +356,20 @@ def _input_grad_calls(x: Any, mean: Any, rstd: Any, w: Any, b: Any, dw: Any, db:
                   b, dw, db, dy, ACTIVATIONS.index(act), dx)]
 
 
-def _input_grad(x, step, mean, rstd, w, dw, db, dy, dx, shift, slope):  # type: ignore[no-untyped-def]
-    m = x.dtype.type(dx.shape[0])
-    for j in range(dx.shape[1]):
-        shift[j] = db[j] / m
-        slope[j] = rstd[j] * dw[j] / m
+def _terms(mean, rstd, w, dw, db, rows, to):  # type: ignore[no-untyped-def]
+    m = mean.dtype.type(rows)
+    for first in range(0, to.shape[1], len(mean)):
+        for j in range(len(mean)):
+            to[0, first + j] = mean[j]
+            to[1, first + j] = db[j] / m
+            to[2, first + j] = rstd[j] * dw[j] / m
+            to[3, first + j] = w[j] * rstd[j]
+
+
+def _input_grad(x, step, mean, shift, slope, factor, dy, dx):  # type: ignore[no-untyped-def]
     for i in range(dx.shape[0]):
         for j in range(dx.shape[1]):
-            dx[i, j] = (dy[i, j] - shift[j] - (x[np.uintp(i * step + j)] - mean[j]) * slope[j]) * (w[j] * rstd[j])
+            dx[i, j] = (dy[i, j] - shift[j] - (x[np.uintp(i * step + j)] - mean[j]) * slope[j]) * factor[j]
 
 
 @kernel("batch_norm_eval_input_grad", flops=_per_element(2))
@@ -356,7 +413,7 @@ def _check(act: str, residual: bool) -> None:
         raise ValueError(f"batch norm fused with {act}{' and a residual' if residual else ''} has no gradient")
 
 
-@kernel("batch_norm_act", flops=_per_element(9), work=lambda reads, writes, **_: [((2, reads[0].shape[-1]), "float64")])
+@kernel("batch_norm_act", flops=_per_element(9), work=_scratch_of(6))
 def batch_norm_act(xp: Any, x: Any, w: Any, b: Any, running_mean: Any, running_var: Any, tracked: Any, z: Any = None, *,
                    eps: float, momentum: float, act: str) -> Any:
     """y = act(batch_norm(x) + z), and the other results of batch_norm; z may be left out."""
@@ -378,7 +435,7 @@ def _(x: Any, *arrays: Any, eps: float, momentum: float, act: str) -> Any:
 
 def _scratch(reads: Any, writes: Any, *, act: str) -> list[Any]:
     """Scratch of the sums on the CPU, and of the gradient before the activation if it is not an output."""
-    work = [((2, reads[0].shape[-1]), "float64")]
+    work = _scratch_of(5)(reads, writes)
     return work if len(writes) == 3 else [*work, (reads[0].shape, reads[0].dtype)]
 
 
@@ -417,7 +474,7 @@ def _(x: Any, mean: Any, rstd: Any, w: Any, b: Any, dy: Any, *rest: Any, act: st
 
 
 @kernel("batch_norm_act_input_grad", flops=_per_element(10), work=lambda reads, writes, act: [
-    ((2, reads[0].shape[-1]), reads[0].dtype), (reads[0].shape, reads[0].dtype)])
+    ((4, _columns_of(reads[0])), reads[0].dtype), (reads[0].shape, reads[0].dtype)])
 def batch_norm_act_input_grad(xp: Any, x: Any, mean: Any, rstd: Any, w: Any, b: Any, dw: Any, db: Any, dy: Any,
                               *, act: str) -> Any:
     """dx of act(batch_norm(x)); dw and db are the sums above."""
