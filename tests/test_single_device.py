@@ -94,7 +94,8 @@ def test_40_and_80_steps_leave_the_bits_of_sequential_training(name: str, arm: s
 def test_random_legal_orders_with_versions_checked(name: str) -> None:
     """All late tasks, each part of the loop in an order drawn at random."""
     _, _, graph, batches = training(name)
-    for part in cross_boundary(graph, late_tasks(graph, everything_late(graph))).parts:
+    loop = cross_boundary(graph, late_tasks(graph, everything_late(graph)))
+    for part in (*loop.prologue, *loop.body, *loop.epilogue):
         own = with_memory(part)
         for seed in range(2):
             order = random_schedule(own, 3, np.random.default_rng(seed))
