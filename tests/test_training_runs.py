@@ -122,7 +122,7 @@ def test_a_run_with_a_schedule_goes_on_as_if_it_had_not_ended(capsys, tmp_path, 
 
     def broken(self):
         done[0] += 1
-        if done[0] == 9:
+        if done[0] in (9, 14):
             raise trainer.data.DataError("picture 7 is damaged")
         step(self)
 
@@ -131,9 +131,13 @@ def test_a_run_with_a_schedule_goes_on_as_if_it_had_not_ended(capsys, tmp_path, 
                    1, code=2)
     assert err.splitlines()[-1] == "minidl: picture 7 is damaged"
     assert checkpoint.peek(tmp_path / "c").step == 8  # nothing is lost
-    monkeypatch.setattr(trainer.Trainer, "step", step)
-    again, _ = train(capsys, *flags, "--checkpoint", tmp_path / "c", "--resume", "--log", tmp_path / "l", "--log-every",
-                     1)
+    resume = ["--checkpoint", tmp_path / "c", "--resume", "--log", tmp_path / "l", "--log-every", 1]
+    for less, told in ((flags[2:], "--lr-schedule cosine"), ([*flags[:2], *flags[4:]], "--warmup 3")):
+        _, err = train(capsys, *less, *resume, code=2)
+        assert f"was made with {told}; give it again, or another value" in err
+    train(capsys, *flags, *resume, code=2)  # its checkpoint has the rate that the run began with, too
+    assert checkpoint.peek(tmp_path / "c").step == 12
+    again, _ = train(capsys, *flags, *resume)
     assert again["params_sha256"] == whole["params_sha256"]
     assert [r["step"] for r in lines(tmp_path / "l") if "loss" in r] == list(range(1, 21))
 

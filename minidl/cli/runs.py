@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import timedelta
 from typing import Any
 
@@ -28,6 +28,8 @@ from . import show
 from .flags import UsageError
 from .machine import versions
 
+#: flags with which a run began, and which one that goes on must be given again: they change its bits
+REPEATED = ("momentum", "weight_decay", "clip", "lr_schedule", "warmup")
 LOG_EVERY = 10  #: steps between two records in files, where nobody says
 WAITING, LEAST = 0.2, 1.0  #: the share of a step, and the milliseconds, above which its wait for data is told
 
@@ -77,24 +79,36 @@ def resumed(arguments: Any, recorded: Recorded) -> checkpoint.Checkpoint:
     if (done := checkpoint.peek(arguments.checkpoint).step) >= steps:
         raise UsageError(f"{arguments.checkpoint} already has {done} steps, and --steps {steps} counts from the start "
                          f"of the run; give more steps")
+    before = _job_of(checkpoint.peek(arguments.checkpoint), arguments.checkpoint)
+    for name in REPEATED:
+        flag = f"--{name.replace('_', '-')}"
+        if flag not in arguments.given and before.get(name) not in (None, getattr(arguments, name)):
+            raise UsageError(f"{arguments.checkpoint} was made with {flag} {before[name]}; give it again, or another "
+                             f"value")
     with use(recorded.tape):
         found = checkpoint.load(arguments.checkpoint, recorded.model, recorded.optimizer, loader=recorded.train_data)
     if "--lr" in arguments.given:
         recorded.optimizer.lr = arguments.lr
+    elif "lr" in before:
+        recorded.job = replace(recorded.job, lr=float(before["lr"]))
     return found
 
 
-def rate_of(arguments: Any, recorded: Recorded, saved: checkpoint.Checkpoint | None) -> Rate | None:
-    """The learning rate of each step by --lr-schedule and --warmup; None where it stays. A run that goes on has the lr
-    that it began with, unless another one is given."""
+def _job_of(found: checkpoint.Checkpoint, path: str) -> dict[str, Any]:
+    """The settings of the run that made a checkpoint; none where it does not say them. Raises CheckpointError."""
+    try:
+        job = json.loads(found.about.get("job", "{}"))
+        float(job.get("lr", 0))
+        return dict(job)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise checkpoint.CheckpointError(f"{path} is damaged: the settings of its run are {error}") from None
+
+
+def rate_of(arguments: Any, recorded: Recorded) -> Rate | None:
+    """The learning rate of each step by --lr-schedule and --warmup; None where it stays."""
     if arguments.lr_schedule == "constant" and not arguments.warmup:
         return None
     steps, lr = steps_of(arguments, recorded), recorded.job.lr
-    if saved is not None and "--lr" not in arguments.given and "job" in saved.about:
-        try:
-            lr = float(json.loads(saved.about["job"])["lr"])
-        except (ValueError, KeyError, TypeError):
-            raise UsageError(f"{arguments.checkpoint} does not say its learning rate; give --lr") from None
     if arguments.warmup >= steps:
         raise UsageError(f"--warmup {arguments.warmup} is not shorter than the run, which has {steps} steps")
     rate: Rate = (optim.cosine(lr, steps - arguments.warmup) if arguments.lr_schedule == "cosine"
@@ -118,7 +132,7 @@ def trained(arguments: Any, trainer: Trainer, title: str, saved: checkpoint.Chec
     try:
         with show.progress(title, steps, done_before) as done:
             course = loop.Course(
-                steps, rate_of(arguments, recorded, saved), every, log,
+                steps, rate_of(arguments, recorded), every, log,
                 lambda step, record: done(step, _beside(record)), keeper_of(arguments, recorded),
                 lambda: interrupts.received is not None)
             with interrupts.holding() if arguments.checkpoint else nullcontext():
@@ -162,7 +176,8 @@ def keeper_of(arguments: Any, recorded: Recorded) -> Keeper | None:
     every = arguments.checkpoint_every or {}
     job = {key: value for key, value in asdict(recorded.job).items()
            if isinstance(value, str | int | float | dict | None) and key not in ("root", "device", "workers")}
-    about = {"job": json.dumps(job | {"model_args": recorded.model_args}),
+    about = {"job": json.dumps(job | {"model_args": recorded.model_args, "lr_schedule": arguments.lr_schedule,
+                                      "warmup": arguments.warmup}),
              "tokenizer": recorded.train_data.dataset.tokenizer}
     return Keeper(arguments.checkpoint, last=arguments.keep, **every, schedules=arguments.parallel == "none",
                   about={name: text for name, text in about.items() if text})
