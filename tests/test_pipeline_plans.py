@@ -117,7 +117,8 @@ def test_golden_plans(name):
 
 # ---------------------------------------------------------------------------------------------------------- bad input
 @pytest.mark.parametrize(("name", "p", "m", "chunks", "says"), [
-    ("interleaved", 4, 6, 2, "multiples of 4, not 6"), ("interleaved_zb", 4, 7, 2, "multiples of 4"),
+    ("interleaved", 4, 6, 2, "multiples of 4, not 6; use 4 or 8"), ("interleaved", 4, 3, 2, "not 3; use 4, or another"),
+    ("interleaved_zb", 4, 7, 2, "multiples of 4"),
     ("zb_h2", 4, 6, None, "at least 2p-1 micro-batches, so 7"), ("dualpipe", 4, 6, None, "at least 2p"),
     ("dualpipe", 3, 8, None, "even"), ("dualpipe", 4, 9, None, "even"), ("dualpipe_v", 4, 7, None, "at least 2p"),
     ("chimera", 3, 4, None, "even"), ("chimera", 4, 3, None, "even"), ("zb_v", 4, 8, 3, "exactly 2 chunks"),

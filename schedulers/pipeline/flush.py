@@ -48,8 +48,9 @@ def checked_round(problem: Problem, round_size: int | None) -> int:
     if size < p:
         raise PipelineError(f"interleaving needs rounds of at least {p} micro-batches (one per rank), not {size}")
     if m % size:
+        near = f"{m // size * size} or {(m // size + 1) * size}" if m > size else f"{size}"
         raise PipelineError(f"interleaving over {p} ranks needs micro-batches in multiples of {size}, not {m}; "
-                            f"use {max(1, m // size) * size} or {(m // size + 1) * size}, or another round_size")
+                            f"use {near}, or another round_size")
     return size
 
 
