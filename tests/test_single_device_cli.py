@@ -88,7 +88,7 @@ def test_the_curve_is_of_limits_that_work(capsys):
     (["plan", *MODEL, "--curve", "--scheduler", "in_order"],
      "--curve has no effect here; it goes with --scheduler multi_region"),
     (["plan", *MODEL, "--streams", "3"], "2 streams, not 3"),
-    (["plan", *MODEL, "--scheduler-arg", "crossing=false"], "crossing must be of type bool, not 'false'"),
+    (["plan", *MODEL, "--scheduler-arg", "crossing=maybe"], "crossing must be of type bool, not 'maybe'"),
     (["plan", *MODEL, "--scheduler-arg", "memory_limit=2GiB"], "takes no argument 'memory_limit'"),
     (["plan", *MODEL, "--scheduler-arg", "map=densenet121"], "takes no argument 'map'")])
 def test_what_cannot_be_is_one_clear_line(capsys, argv, says):

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..graph import Floats, TaskGraph
+from ..graph import Floats, Ints, Rows, TaskGraph
 from ..schedule import Schedule
 from .cost import CostModel
-from .simulation import times
+from .simulation import Clock, Lanes
 
 
 class Places(NamedTuple):
@@ -78,19 +78,30 @@ def explain(graph: TaskGraph, schedule: Schedule, cost: CostModel, task: str) ->
 
 def places(graph: TaskGraph, schedule: Schedule, cost: CostModel) -> Places:
     """The places of all tasks in a valid schedule."""
-    start, end, ready = times(graph, schedule, cost)
-    return Places(start, end, ready, latest_ends(graph, schedule, start, end))
+    lanes = Lanes.of(graph, schedule)
+    clock = Clock.of(graph, cost, lanes)
+    start, end, ready = clock.run(lanes)
+    return Places(start, end, ready, latest_ends(graph, schedule, clock.edges(lanes), start, end))
 
 
-def latest_ends(graph: TaskGraph, schedule: Schedule, start: Floats, end: Floats) -> Floats:
-    """When each task must end so that the step does not get longer. Lane order and the gaps between tasks stay."""
-    ids = schedule.ids(graph)
-    latest = np.full(len(graph), end.max(initial=0.0))
-    after = np.full(len(graph), -1, np.int64)
-    for lane in range(len(schedule.lanes)):
-        order = ids[schedule.ptr[lane] : schedule.ptr[lane + 1]]
-        after[order[:-1]] = order[1:]
-    for t in np.lexsort((end, start))[::-1].tolist():
-        for s in (*graph.succs[t].tolist(), *([int(after[t])] if after[t] >= 0 else [])):
-            latest[t] = min(latest[t], latest[s] - (end[s] - start[s]))
-    return latest
+def latest_ends(graph: TaskGraph, schedule: Schedule, edges: tuple[Ints, Ints, Floats], start: Floats,
+                end: Floats) -> Floats:
+    """When each task must end so that the step does not get longer, if the others take as long as they do here. Lanes
+    keep their order. `edges`: source, target, and the time from the end of the one until the other may start."""
+    ids, (action, ptr) = schedule.ids(graph), schedule.actions()
+    of_task, slot = np.empty((2, len(graph)), np.int64)
+    of_task[ids], slot[action] = action, schedule.validate(graph).slots
+    count = int(ptr[-1])
+    duration, begins = np.zeros(count), np.zeros(count, bool)
+    duration[of_task], begins[ptr[:-1][np.diff(ptr) > 0]] = end - start, True
+    inner = np.flatnonzero(~begins)  # after another one on its lane
+    before, after = (np.append(of_task[tasks], lane) for tasks, lane in zip(edges[:2], (inner - 1, inner), strict=True))
+    delay = np.append(np.broadcast_to(edges[2], len(edges[0])), np.zeros(len(inner)))
+    succs = Rows.from_pairs(before, np.arange(len(before)), count)
+    latest = np.full(count, end.max(initial=0.0))
+    for i in np.argsort(slot[:count])[::-1].tolist():
+        for e in succs[i].tolist():
+            if after[e] != i:
+                latest[i] = min(latest[i], latest[after[e]] - duration[after[e]] - delay[e])
+    found: Floats = latest[of_task]
+    return found
