@@ -162,6 +162,74 @@ def test_five_hundred_random_plans_have_equal_verdicts_and_figures(tab):
     assert len(set(verdicts)) >= 8, "many kinds of faults"
 
 
+ORDERED = """(cases) => cases.map(([name, ranks, micros, chunks, F, O, W, latency]) => {
+    const stored = (of) => playground.planOf(playground.plans[of][[ranks, micros, chunks]]);
+    const problem = {ranks, micros, chunks, times: {F, O, W, latency}, stored};
+    return Policies.orders[name](problem).map((actions) => actions.map((tasks) => tasks.join(";")).join(" ")).join("|");
+})"""
+
+
+def some_times(rng: random.Random) -> tuple[float, float, float, float]:
+    """Of F, O, W and a link: often equal or simple, so that much starts at the same time."""
+    each = [rng.choice([1.0, 1.0, 0.5, 2.0, 3.0, 0.7, round(rng.uniform(0.1, 4), 2)]) for _ in range(3)]
+    return (*each, rng.choice([0.0, 0.0, 0.25, 1.0, round(rng.uniform(0, 3), 2)]))
+
+
+def ordered(name: str, ranks: int, micros: int, chunks: int, times: tuple[float, ...]) -> str:
+    placement = pipeline.place(name, ranks, chunks)
+    return build.row(pipeline.plan(name, ranks, micros, pipeline.costs(placement, *times), chunks).schedule)
+
+
+def test_orders_that_follow_the_times_are_minidls(tab):
+    """In the browser's engine: the whole order, task by task."""
+    rng, found = random.Random(2), sorted(tab.evaluate("Object.keys(Policies.orders)"))
+    cases = []
+    for name in found:
+        keys = [k for k in tab.evaluate("(name) => Object.keys(playground.plans[name])", name)
+                if (numbers := [*map(int, k.split(","))])[0] <= 4 and numbers[1] <= 8]
+        cases += [(name, *map(int, rng.choice(keys).split(",")), *some_times(rng)) for _ in range(24)]
+    theirs, changed = tab.evaluate(ORDERED, cases), 0
+    for (name, ranks, micros, chunks, *times), order in zip(cases, theirs, strict=True):
+        assert order == ordered(name, ranks, micros, chunks, tuple(times)), (name, ranks, micros, chunks, times)
+        changed += order != build.order(name, ranks, micros, chunks)
+    assert changed > len(cases) / 3, "times matter"
+
+
+def test_every_other_order_is_the_same_for_all_times_or_is_said_to_be_searched(tab):
+    rng, follow = random.Random(3), tab.evaluate("Object.keys(Policies.orders)")
+    assert tab.evaluate("DATA.searched") == list(build.SEARCHED)
+    for name in set(NAMES) - {*follow, *build.SEARCHED}:
+        for _ in range(6):
+            key = rng.choice([k for k in tab.evaluate("(name) => Object.keys(playground.plans[name])", name)
+                              if max(map(int, k.split(","))) <= 8])
+            numbers = [*map(int, key.split(","))]
+            assert ordered(name, *numbers, some_times(rng)) == build.order(name, *numbers), (name, key)
+
+
+def test_the_page_orders_for_the_times_and_says_for_which(tab, tmp_path, capsys):
+    for name in ("fast_forward_greedy", "modulo_greedy"):
+        tab.select_option("#policy", name)
+        tab.fill("#W", "2.5")
+        tab.fill("#latency", "0.5")
+        chunks = int(tab.input_value("#chunks"))
+        assert "The order is the one for these times." in tab.inner_text("#origin")
+        made = pipeline.plan(name, 4, 8, pipeline.costs(pipeline.place(name, 4, chunks), 1, 1, 2.5, 0.5), chunks)
+        assert float(figure(tab, "makespan").split()[0]) == pytest.approx(pipeline.price(made).makespan, abs=1e-4)
+    tab.select_option("#policy", "gpipe")
+    assert "The order is the same for all times." in tab.inner_text("#origin")
+    tab.select_option("#policy", "zb_v")
+    said = tab.inner_text("#origin")
+    assert "comes from a search for F = O = W = 1 without latency" in said
+    command = tab.inner_text("#origin code").replace("plan.csv", str(tmp_path / "plan.csv")).split()
+    assert main(command[1:]) == 0
+    price = float(re.search(r"makespan +([\d.]+)", capsys.readouterr().out)[1])
+    tab.set_input_files("#file", tmp_path / "plan.csv")
+    tab.wait_for_function("document.getElementById('origin').textContent === 'A plan of your own.'")
+    assert float(figure(tab, "makespan")) == pytest.approx(price, abs=1e-4)
+    tab.fill("#W", "1")  # a plan of one's own keeps its order
+    assert float(figure(tab, "makespan").split()[0]) < price
+
+
 @pytest.mark.parametrize("text", ["", "rank,lane\n", "rank,lane,task\n0,main\n", "rank,lane,task\n0,main,0X0\n",
                                   "rank,lane,task\n0,main,0SF0>1\n", "rank,lane,task\n0,main,0F0\n0,sub,0O0\n"])
 def test_files_that_are_no_plans_are_refused(text, tab):
@@ -180,7 +248,8 @@ def test_the_page_holds_the_plans_of_today(tab):
         for key in rng.sample(small, min(3, len(small))):
             assert plans[name][key] == build.order(name, *map(int, key.split(","))), (name, key)
     text = PAGE.read_text(encoding="utf-8")
-    for part in (*(build.HERE / name for name in ("simulator.js", "page.js", "page.css")), build.ASSETS / "page.css"):
+    own = (build.HERE / name for name in ("simulator.js", "policies.js", "page.js", "page.css"))
+    for part in (*own, build.ASSETS / "page.css"):
         assert part.read_text(encoding="utf-8") in text, f"{part} has changed; build the page again"
 
 

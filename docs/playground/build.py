@@ -1,7 +1,8 @@
 """Builds docs/playground.html, one static page: `python docs/playground/build.py`.
 
-The page holds the plans of all synchronous policies for a range of numbers, so that no policy is written twice; proofs
-and figures of edited plans come from simulator.js, which tests compare with Python. Run it again after a change to a
+The page holds the plans of all synchronous policies for a range of numbers. Orders that depend on the times come from
+policies.js, but for those that take a search (`SEARCHED`); proofs and figures of edited plans from simulator.js. Tests
+compare both with Python. Run it again after a change to a
 policy. Takes a minute.
 """
 
@@ -14,6 +15,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from minidl.schedule import Schedule
 from minidl.schedulers import pipeline, registry
 from minidl.tasks import Kind, unpack
 from minidl.views.draw import PALETTE
@@ -22,6 +24,8 @@ from minidl.views.page import ASSETS
 HERE = Path(__file__).parent
 PAGE = HERE.with_suffix(".html")
 RANKS, MICRO_BATCHES, CHUNKS = (2, 3, 4, 6, 8), (2, 3, 4, 6, 8, 12, 16), (1, 2, 4)
+#: playable policies whose order comes from a search on the times; policies.js has the others that depend on them
+SEARCHED = ("zb_auto", "zb_v", "v_half", "v_min")
 GALLERY = (4, 8)  #: ranks and micro-batches
 
 
@@ -38,6 +42,11 @@ def order(name: str, ranks: int, micro_batches: int, chunks: int) -> str | None:
         schedule = pipeline.plan(name, ranks, micro_batches, chunks=chunks).schedule
     except pipeline.PipelineError:
         return None
+    return row(schedule)
+
+
+def row(schedule: Schedule) -> str:
+    """The names of all actions, ranks separated by `|`."""
     return "|".join(" ".join(schedule.names(lane)) for lane in range(len(schedule.lanes)))
 
 
@@ -79,14 +88,15 @@ def gallery() -> list[dict[str, Any]]:
 def build() -> str:
     """The page as text, equal for equal policies."""
     packed = gzip.compress(json.dumps(plans(), separators=(",", ":")).encode(), 9, mtime=0)
-    data = {"palette": {name: list(look) for name, look in PALETTE.items()}, "gallery": gallery(),
+    data = {"searched": SEARCHED, "palette": {name: list(look) for name, look in PALETTE.items()}, "gallery": gallery(),
             "plans": base64.b64encode(packed).decode()}
     text = {name: (HERE / name).read_text(encoding="utf-8") for name in ("page.html", "page.css", "page.js",
-                                                                          "simulator.js")}
+                                                                          "simulator.js", "policies.js")}
     style = (ASSETS / "page.css").read_text(encoding="utf-8") + text["page.css"]
     return Template(text["page.html"]).substitute(
-        style=style, simulator=text["simulator.js"], script=text["page.js"], gallery_ranks=GALLERY[0],
-        gallery_micros=GALLERY[1], data=json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"))
+        style=style, simulator=text["simulator.js"], policies=text["policies.js"], script=text["page.js"],
+        gallery_ranks=GALLERY[0], gallery_micros=GALLERY[1],
+        data=json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"))
 
 
 if __name__ == "__main__":

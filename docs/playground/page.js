@@ -4,7 +4,9 @@
 
 const $ = (id) => document.getElementById(id);
 const SVG = "http://www.w3.org/2000/svg";
-const state = { plan: [], planned: [], proved: null, price: null, fault: null, before: null, past: [], micros: 0, asked: 0 };
+/* `problem`: the policy and the numbers of the controls; null for a plan from a file. */
+const state = { plan: [], planned: [], proved: null, price: null, fault: null, before: null, past: [], micros: 0, asked: 0,
+  problem: null };
 let plans = {};
 
 function make(tag, attributes = {}, ...children) {
@@ -50,8 +52,33 @@ function choose(policy = false) {
   const micros = fill("micros", cases().filter((c) => c[0] === ranks).map((c) => c[1]));
   const chunks = fill("chunks", cases().filter((c) => c[0] === ranks && c[1] === micros).map((c) => c[2]),
     policy ? about.chunks : +$("chunks").value);
-  $("origin").textContent = about.about + " The order is the one for F = O = W = 1 without latency.";
-  load(planOf(plans[$("policy").value][[ranks, micros, chunks]]), micros, chunks);
+  state.problem = { name: about.name, ranks, micros, chunks };
+  load(ordered(), micros, chunks);
+  showOrigin();
+}
+
+/** The plan of the controls' policy for the controls' times; of a policy that searches, for F = O = W = 1. */
+function ordered() {
+  const { name, ranks, micros, chunks } = state.problem, now = times();
+  const stored = (of) => planOf(plans[of][[ranks, micros, chunks]]);
+  return name in Policies.orders && now.F > 0 && now.O > 0 && now.W > 0
+    ? Policies.orders[name]({ ranks, micros, chunks, times: now, stored }) : stored(name);
+}
+
+/** What the policy is, and for which times this is its order. */
+function showOrigin() {
+  if (!state.problem) return;
+  const { name, ranks, micros } = state.problem, now = times();
+  const plain = now.F === 1 && now.O === 1 && now.W === 1 && !now.latency;
+  const flags = Object.entries({ forward: now.F, "output-grad": now.O, "weight-grad": now.W, latency: now.latency })
+    .map(([flag, value]) => ` --${flag} ${value}`).join("");
+  $("origin").replaceChildren(make("span", {}, DATA.gallery.find((entry) => entry.name === name).about + " "),
+    ...(name in Policies.orders ? ["The order is the one for these times."]
+      : !DATA.searched.includes(name) ? ["The order is the same for all times."]
+        : plain ? ["The order comes from a search for these times."]
+          : ["This order comes from a search for F = O = W = 1 without latency; the figures are for the times above. For "
+            + "the order that a search finds for them, import the file of ", make("code", {}, `minidl plan --scheduler ${name}`
+            + ` --ranks ${ranks} --micro-batches ${micros}${flags} --save plan.csv`)]));
 }
 
 /** Takes a plan as the one to start from. */
@@ -206,6 +233,7 @@ function imported(text) {
     const plan = Simulator.read(text), all = plan.flat(2).map(Simulator.parts);
     if (!all.length) throw new Simulator.Fault("the plan is empty");
     $("origin").textContent = "A plan of your own.";
+    state.problem = null;
     load(plan, Math.max(...all.map((t) => t.micro)) + 1, 0);
   } catch (fault) {
     if (!(fault instanceof Simulator.Fault)) throw fault;
@@ -246,12 +274,15 @@ async function start() {
   for (const id of ["policy", "ranks", "micros", "chunks"])
     $(id).addEventListener("change", () => choose(id === "policy"));
   for (const id of ["F", "O", "W", "latency"]) $(id).addEventListener("input", () => {
-    const plan = state.plan;
-    state.plan = state.planned;
+    const plan = state.plan, edited = JSON.stringify(plan) !== JSON.stringify(state.planned);
+    if (state.problem) state.planned = ordered();
+    state.plan = copy(state.planned);
     update();
     state.before = state.price; // what the plan as planned costs with these times
-    state.plan = plan;
+    if (edited) state.plan = plan;
+    else state.past = [];
     update();
+    showOrigin();
   });
   $("undo").addEventListener("click", undo);
   $("reset").addEventListener("click", () => { state.past.push(state.plan); state.plan = copy(state.planned); update(); });

@@ -213,12 +213,16 @@ const Simulator = (() => {
     return new Fault(`deadlock: ${[...circle, circle[0]].join(" waits for ")}`, circle);
   }
 
+  /** How long a stage's tasks take, which has this share of a rank's. */
+  function lengths(times, share) {
+    const length = { F: times.F * share, O: times.O * share, W: times.W * share };
+    return { ...length, B: length.O + length.W };
+  }
+
   /** The figures of `minidl simulate`, and when each task runs. `times`: {F, O, W, latency}, those of a rank, which its
       stages share. */
   function price(proved, times) {
-    const { tasks, actions, lanes, place, ranks } = proved, share = ranks / place.stages;
-    const length = { F: times.F * share, O: times.O * share, W: times.W * share };
-    length.B = length.O + length.W;
+    const { tasks, actions, lanes, place, ranks } = proved, share = ranks / place.stages, length = lengths(times, share);
     const { rounds } = walked(proved, (t) => length[t.kind], times.latency, 6), { start, end } = rounds[0];
     const first = new Array(ranks).fill(Infinity), last = new Array(ranks).fill(0), busy = new Array(ranks).fill(0);
     const peaks = new Array(ranks).fill(0);
@@ -243,5 +247,5 @@ const Simulator = (() => {
       peak_activations: peaks, bubble_rate: 1 - Math.max(...busy) / span, start, end };
   }
 
-  return { read, written, prove, price, parts, Fault };
+  return { read, written, prove, price, parts, graph, lengths, Fault };
 })();
