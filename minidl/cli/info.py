@@ -141,5 +141,5 @@ def models(arguments: Any) -> None:
         (m["model"], m["parameters"], m["flops_per_sample"], m["layers"], m["objective"], " ".join(m["schedulers"]),
          " ".join(m["presets"]) or "-", " ".join(f"{k}={v}" for k, v in m["arguments"].items())) for m in found])
         + f"\n\nFlops are those of the forward pass. Schedulers: those of out-of-order backprop that suit the network, "
-          f"fast_forward and modulo\nwhere {STAGES} stages can take about as long. Others run it too; `minidl schedulers` "
-          f"lists them. --model-arg sets arguments and preset.")
+          f"fast_forward and modulo\nwhere {STAGES} stages can take about as long. Others run it too; `minidl "
+          f"schedulers` lists them. --model-arg sets arguments and preset.")
