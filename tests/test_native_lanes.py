@@ -548,6 +548,16 @@ def test_what_python_calls_is_told(capsys, monkeypatch):
     run.close()
 
 
+def test_an_output_with_gaps_is_copied_by_python_and_that_is_told():
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    for output, said in ((lambda x: x * 2.0, "by Python: none"),
+                         (lambda x: (x * 2.0).T, "by Python: inputs and outputs")):
+        run = StreamExecutor(graph := ml.record(output, x), schedulers.in_order(graph), device=device_with("native"))
+        np.testing.assert_array_equal(run(x).numpy(), output(x))
+        assert said in str(run._body[0].lanes)
+        run.close()
+
+
 def test_native_lanes_are_refused_where_there_are_none(monkeypatch):
     monkeypatch.setattr(platform, "machine", lambda: "riscv64")
     with pytest.raises(devices.DeviceError, match="native lanes need Linux on x86-64 or aarch64, not Linux on riscv64"):

@@ -238,7 +238,8 @@ class NativeLanes:
 
     def __str__(self) -> str:
         """`native lanes, 173 calls; by Python: check (40)`."""
-        others = ", ".join(f"{name} ({count})" for name, count in self.by_python.items())
+        others = ", ".join([*(f"{name} ({count})" for name, count in self.by_python.items()),
+                            *(["inputs and outputs"] if self.work.ends and not self.whole else [])])
         return f"native lanes, {self.converted} calls; by Python: {others or 'none'}"
 
     def stamps(self) -> list[Any]:
