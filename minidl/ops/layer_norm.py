@@ -14,6 +14,7 @@ class LayerNorm(Op):
     has saved. Weight, bias and saved statistics are float32 where x has 16 bits."""
 
     name = "layer_norm"
+    first = 0  #: which of the saved statistics, mean and scale, is the first that the output gradient needs
 
     def __init__(self, axes: int, eps: float) -> None:
         self.axes, self.eps = axes, eps
@@ -28,7 +29,7 @@ class LayerNorm(Op):
         self.rows = self._rows(x)
         y = self.out(x.shape, x.dtype)
         self.kept_sums = [self.out([self.rows.shape[0]], dtype), self.out([self.rows.shape[0]], dtype)]
-        self.call("layer_norm", [self.rows, *map(self._row, affine)], [self._rows(y), *self.kept_sums], eps=self.eps)
+        self.call(self.name, [self.rows, *map(self._row, affine)], [self._rows(y), *self.kept_sums], eps=self.eps)
         return y
 
     def _rows(self, t: Tensor) -> Tensor:
@@ -43,8 +44,8 @@ class LayerNorm(Op):
         found = self.weight_grad(dy, rest) if (rest := [i for i in wanted if i]) else {}
         if 0 in wanted:
             found[0] = self.grad(self.x)
-            reads = [self.rows, *self.kept_sums, self._rows(dy), *map(self._row, self.affine[:1])]
-            self.call("layer_norm_input_grad", reads, [self._rows(found[0])])
+            reads = [self.rows, *self.kept_sums[self.first :], self._rows(dy), *map(self._row, self.affine[:1])]
+            self.call(f"{self.name}_input_grad", reads, [self._rows(found[0])])
         return found
 
     def weight_grad(self, dy: Tensor, wanted: Sequence[int]) -> dict[int, Tensor]:
