@@ -108,7 +108,7 @@ def _zeros(typing, array):  # type: ignore[no-untyped-def]
 
 @intrinsic
 def _add_products(typing, sums, x, at, offsets, weights, to):  # type: ignore[no-untyped-def]
-    """sums[i] + x[at + offsets[i]] * weights[to : to + LANES] for each i, rounded once."""
+    """sums[i] + x[at + offsets[i]] * weights[to : to + LANES] for each i, rounded once; without offsets x[at + i]."""
     def build(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
         before, x_, at_, apart, weights_, to_ = arguments
         vector = ir.VectorType(context.get_value_type(x.dtype), LANES)
@@ -117,7 +117,8 @@ def _add_products(typing, sums, x, at, offsets, weights, to):  # type: ignore[no
         first = _address(context, builder, x, x_, at_)
         after = []
         for i in range(PIXELS):
-            value = builder.load(builder.gep(first, [builder.extract_value(apart, i)]))
+            offset = ir.Constant(ir.IntType(64), i) if offsets is types.none else builder.extract_value(apart, i)
+            value = builder.load(builder.gep(first, [offset]))
             after.append(_call(builder, f"llvm.fma.{_suffix(x)}", vector, _repeated(builder, value), factor,
                                builder.extract_value(before, i)))
         return cgutils.pack_array(builder, after)
@@ -175,8 +176,8 @@ def _frame(padded, x, start, h, w, c, top, left, height, width):  # type: ignore
             padded[np.uintp(to + k)] = 0
 
 
-def _pack(w, bias, numbers, packed):  # type: ignore[no-untyped-def]
-    groups, outputs, _, rows = w.shape
+def _pack(w, steps, shape, bias, numbers, packed):  # type: ignore[no-untyped-def]
+    groups, outputs, rows = shape
     at = 0
     for g in range(groups):
         for first in range(0, outputs, LANES):
@@ -184,10 +185,13 @@ def _pack(w, bias, numbers, packed):  # type: ignore[no-untyped-def]
             for j in range(LANES):
                 packed[at + j] = bias[g * outputs + first + j] if j < count and len(bias) else 0
             for t in numbers:
+                start = g * steps[0] + first * steps[1] + t * steps[2]
                 for r in range(rows):
                     at += LANES
-                    for j in range(LANES):
-                        packed[at + j] = w[g, first + j, t, r] if j < count else 0
+                    for j in range(count):
+                        packed[np.uintp(at + j)] = w[np.uintp(start + r * steps[3] + j * steps[1])]
+                    for j in range(count, LANES):
+                        packed[np.uintp(at + j)] = 0
             at += LANES
 
 
@@ -223,11 +227,23 @@ def _convolve(x, packed, y, padded, shape, taps):  # type: ignore[no-untyped-def
                 begin += depth
 
 
+@njit(nogil=True, error_model="numpy")
+def _over_pixels(source, begin, offsets, across, apart, lanes, lines, columns):  # type: ignore[no-untyped-def]
+    """The sums over lines of pixels, from the first value on."""
+    sums, to = _zeros(lanes), 0
+    for line in range(lines):
+        at = begin + line * across
+        for _ in range(columns):
+            sums = _add_products(sums, source, at, offsets, lanes, to)
+            at += apart
+            to += LANES
+    return sums
+
+
 def _weight_sums(x, dy, totals, padded, lanes, shape, taps):  # type: ignore[no-untyped-def]
     n, h, w, c, top, left, height, width, copied, groups, rows, run, oh, ow, sy, sx = shape[:16]
     outputs, chunk = shape[16:18]
-    whole, rest, into, into_rest = (_offsets(shape, 18), _offsets(shape, 18 + PIXELS), _offsets(shape, 18 + 2 * PIXELS),
-                                    _offsets(shape, 18 + 3 * PIXELS))
+    rest, whole, into = _offsets(shape, 18), _offsets(shape, 18 + PIXELS), _offsets(shape, 18 + 2 * PIXELS)
     source, across = x, w * c
     if copied:
         source, across = padded, width * c
@@ -251,29 +267,28 @@ def _weight_sums(x, dy, totals, padded, lanes, shape, taps):  # type: ignore[no-
                             lanes[np.uintp(pixel * LANES + j)] = 0
                         at += outputs * groups
                     for t in range(len(taps)):
-                        for k in range(0, run, PIXELS):
-                            offsets, places = (whole, into) if k + PIXELS <= run else (rest, into_rest)
-                            sums, to = _zeros(totals), 0
-                            for oy in range(begin, end):
-                                at = start + oy * sy * across + g * rows + taps[t] + k
-                                for _ in range(ow):
-                                    sums = _add_products(sums, source, at, offsets, lanes, to)
-                                    at += sx * c
-                                    to += LANES
-                            _add(sums, totals, total + k * LANES, places)
+                        at = start + begin * sy * across + g * rows + taps[t]
+                        for k in range(0, run - run % PIXELS, PIXELS):
+                            sums = _over_pixels(source, at + k, None, sy * across, sx * c, lanes, end - begin, ow)
+                            _add(sums, totals, total + k * LANES, whole)
+                        if run % PIXELS:
+                            k = run - run % PIXELS
+                            sums = _over_pixels(source, at + k, rest, sy * across, sx * c, lanes, end - begin, ow)
+                            _add(sums, totals, total + k * LANES, into)
                         total += run * LANES
 
 
 def _unpack(totals, numbers, dw):  # type: ignore[no-untyped-def]
-    groups, outputs, _, rows = dw.shape
-    at = 0
+    groups, outputs, taps, rows = dw.shape
+    flat_dw, at = dw.reshape(dw.size), 0
     for g in range(groups):
         for first in range(0, outputs, LANES):
             for t in numbers:
-                for r in range(rows):
-                    for j in range(min(LANES, outputs - first)):
-                        dw[g, first + j, t, r] = totals[at + j]
-                    at += LANES
+                for j in range(min(LANES, outputs - first)):
+                    to = ((g * outputs + first + j) * taps + t) * rows
+                    for r in range(rows):
+                        flat_dw[np.uintp(to + r)] = totals[np.uintp(at + r * LANES + j)]
+                at += rows * LANES
 
 
 # ------------------------------------------------------------------------------------------------------------ calls
@@ -312,7 +327,10 @@ def convolve(x: Any, w: Any, bias: Any, y: Any, part: Part, taps: Sequence[int],
               *((line * v.apart * y.shape[2] + column * h.apart) * step for line, column in block)]
     if not y.size:
         return []
-    return [loop(_pack, w, np.empty(0, w.dtype) if bias is None else bias, _which(part, taps), packed),
+    steps, sizes = tuple(s // w.itemsize for s in w.strides), (groups, outputs, w.shape[3])
+    flat_w = np.lib.stride_tricks.as_strided(w, (w.size,), (w.itemsize,))  # its memory, in the order of its memory
+    bias = np.empty(0, w.dtype) if bias is None else bias
+    return [loop(_pack, flat_w, steps, sizes, bias, _which(part, taps), packed),
             loop(_convolve, flat(x), packed, flat(y), padded, _numbers(shape), places)]
 
 
@@ -322,7 +340,7 @@ def weight_sums(x: Any, dy: Any, dw: Any, part: Part, taps: Sequence[int], total
     groups, outputs = dw.shape[:2]
     shape, places = _source(x, part, groups)
     run, pixels = shape[11], range(PIXELS)
-    rest = [min(i, run % PIXELS - 1) for i in pixels] if run % PIXELS else [*pixels]
-    shape += [outputs, lines_of(dy.shape), *pixels, *rest, *(LANES * i for i in pixels), *(LANES * i for i in rest)]
+    rest = [min(i, max(run % PIXELS - 1, 0)) for i in pixels]
+    shape += [outputs, lines_of(dy.shape), *rest, *(LANES * i for i in pixels), *(LANES * i for i in rest)]
     return [loop(_weight_sums, flat(x), flat(dy), totals, padded, lanes, _numbers(shape), places),
             loop(_unpack, totals, _which(part, taps), dw)]
