@@ -82,18 +82,15 @@ def prediction_errors(graph: Any, plans: Mapping[str, Any], arms: Mapping[str, C
 
     import minidl as ml
     from minidl.pricing.measure import Profile
-    from minidl.program import lower
 
     errors: dict[str, list[float]] = {key: [] for key in plans}
-    bodies = {key: lower(graph, plan) for key, plan in plans.items()}
     for seed in range(5):
         profile = Profile(graph, seed=seed)
         measured = interleave({"costs": profile.run, **{key: arms[key] for key in plans}},
                               seconds=seconds / 5, warm_up=2)
         cost = replace(profile.costs(), corun=corun)
-        for key, body in bodies.items():
-            predicted = (ml.simulate(body.graph, body.schedule, cost).makespan + cost.step) / 1e6
-            errors[key].append(predicted / float(np.median(measured[key])) - 1)
+        for key, schedule in plans.items():
+            errors[key].append(ml.plan(graph, schedule, cost).step / 1e6 / float(np.median(measured[key])) - 1)
     return {key: {"median": round(float(np.median(e)), 4), "worst": round(max(e, key=abs), 4), "n": len(e)}
             for key, e in errors.items()}
 

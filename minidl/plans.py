@@ -18,7 +18,7 @@ from .passes.send_receive import add_communication, count_waits, talks
 from .pricing.carried import Carried
 from .pricing.cost import CostModel
 from .pricing.ranks import Iteration, iteration
-from .pricing.simulation import Clock, Lanes, simulate
+from .pricing.simulation import Clock, Lanes, around, simulate, times
 from .program import Program, check_limit, lower
 from .schedule import Schedule
 from .tasks import COLLECTIVE, unpack
@@ -196,7 +196,17 @@ class Plan:
         """Time of a step, in the costs' unit. Replicas begin the next step while they communicate, and so do the ranks
         of a pipeline that validates a step in the next one; other plans end the step first."""
         replicas = self.placement is None and bool(np.isin(unpack(self.schedule.keys).kind, COLLECTIVE).any())
-        return (self.period if replicas or self.graph.late.any() else self.timeline.makespan) + self.cost.step
+        if replicas or self.graph.late.any():
+            return self.period + self.cost.step
+        return self.timeline.makespan + self._around + self.cost.step
+
+    @property
+    def _around(self) -> float:
+        """What the lanes of one device add to a step."""
+        if self.ranks > 1 or self.synthetic:
+            return 0.0
+        graph, schedule, _ = self.priced
+        return around(Lanes.of(graph, schedule), times(graph, schedule, self.cost).end, self.cost)
 
     @property
     def predicted_step_ms(self) -> float:

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..graph import TaskGraph
 from ..pricing.cost import CostModel, Cross
-from ..pricing.simulation import Lanes, times
+from ..pricing.simulation import Lanes, around, times
 from ..schedule import Schedule
 
 MARGIN = 0.02  #: the share of a step that streams must save by measured costs
@@ -31,26 +31,26 @@ def why_one(graph: TaskGraph, schedule: Schedule, cost: CostModel) -> str:
     """Why one stream is better than the streams of this schedule, in one line with the largest of the reasons; empty
     where they are worth it, or where only one of them has tasks. `graph` and `schedule`: what the simulator times."""
     streams = len(Lanes.of(graph, schedule).busy)
-    one, several = float((cost.durations(graph) + cost.launch).sum()), _makespan(graph, schedule, cost)
+    one, several = float((cost.durations(graph) + cost.launch).sum()), _time(graph, schedule, cost)
     margin = MARGIN if cost.source == "measured" else -1e-9  # equal up to rounding is not longer
     if streams < 2 or several <= one * (1 - margin):
         return ""
-    gains = [several - _makespan(graph, schedule, replace(cost, **less)) for _, less in _WITHOUT]
+    gains = [several - _time(graph, schedule, replace(cost, **less)) for _, less in _WITHOUT]
     most = int(np.argmax(gains))
     why = _WITHOUT[most][0] if gains[most] > 0 else "hardly any task can run beside another"
     why = why.format(cores="one core" if cost.cores == 1 else f"{cost.cores} cores",
                      assumed=" (assumed, since it could not be measured)" if cost.cross.source == "assumed" else "",
-                     typical=_said(one / len(graph), cost), hand_over=_said(cost.sync + cost.doze + cost.wake, cost))
+                     typical=f"{one / len(graph):,.1f} {cost.unit}".rstrip(),
+                     hand_over=f"{cost.sync + cost.doze + cost.wake:,.1f} {cost.unit}".rstrip())
     return (f"one stream is used, which takes {_said(one, cost)} a step; {streams} would take {_said(several, cost)}: "
             f"{why}")
 
 
-def _makespan(graph: TaskGraph, schedule: Schedule, cost: CostModel) -> float:
-    return float(times(graph, schedule, cost).end.max(initial=0.0))
+def _time(graph: TaskGraph, schedule: Schedule, cost: CostModel) -> float:
+    end = times(graph, schedule, cost).end
+    return float(end.max(initial=0.0)) + around(Lanes.of(graph, schedule), end, cost)
 
 
 def _said(time: float, cost: CostModel) -> str:
-    """A time as text: in milliseconds from 100 us on."""
-    if cost.unit != "us":
-        return f"{time:.4g} {cost.unit}".rstrip()
-    return f"{time / 1000:.3f} ms" if time >= 100 else f"{time:.1f} us"
+    """The time of a step as text, in milliseconds where the costs are in microseconds."""
+    return f"{time / 1000:.3g} ms" if cost.unit == "us" else f"{time:.4g} {cost.unit}".rstrip()

@@ -29,7 +29,7 @@ SLOW = {"one core": {"cores": 1},
         "slow each other down": {},  # pairs, see `priced`
         "slow to reach from another": {"cross": Cross(1.0)},
         "slow to reach from another (assumed": {"cross": Cross(1.0, source="assumed")},
-        "us are too short to be handed over in 1.500 ms": {"sync": 1000.0, "wake": 500.0}}
+        "us are too short to be handed over in 900.0 us": {"sync": 600.0, "wake": 300.0}}
 
 
 def priced(graph, words):
@@ -47,7 +47,7 @@ def little_effort(monkeypatch):
 
 
 def predicted(graph, name, cost, **options):
-    return ml.plan(graph, name, cost, **options).timeline.makespan
+    return ml.plan(graph, name, cost, **options).step
 
 
 def costs(graph, seed):
@@ -138,7 +138,7 @@ def test_commands_say_why(command, slow_streams, capsys, tmp_path):
     html = ["--html", str(page)] if "--dry-run" not in command else []
     _, record = run_json(capsys, *command, *SMALL, "--scheduler", "multi_stream", "--costs", slow_streams, *html)
     (remark,) = record["remarks"]
-    assert "too short to be handed over in 10.000 ms" in remark
+    assert "too short to be handed over in 10,000.0 us" in remark
     assert not html or json.dumps(remark)[1:-1] in page.read_text()
 
 

@@ -380,3 +380,16 @@ def test_the_compiled_way_gives_the_same(monkeypatch):
     assert simulation.run_loop is loops.run_loop
     for a, b in zip(short, played(), strict=True):
         assert a.tolist() == b.tolist()
+
+
+@pytest.mark.parametrize(("main", "sub", "added"), [
+    (5.0, 4.0, 3.0),  # main ends last: it only wakes the other
+    (5.0, 6.0, 3.0 + 0.5),  # main looks out for it
+    (5.0, 7.0, 3.0 + 0.5 + 9.0)])  # main sleeps
+def test_a_step_wakes_its_lanes_and_waits_for_them(main, sub, added):
+    graph = planned(("0F0", "", "a"), ("1F0", "", "b"))
+    cost = CostModel(tasks={"0F0": main, "1F0": sub}, sync=0.5, spin=2.0, doze=9.0, wake=3.0, step=1.0)
+    two = Schedule.of(graph, {Lane(0, "main"): [0], Lane(0, "sub"): [1]})
+    assert ml.plan(graph, two, cost).step == max(main, sub) + added + 1.0
+    one = Schedule.of(graph, {Lane(0, "main"): [0, 1], Lane(0, "sub"): []})
+    assert ml.plan(graph, one, cost).step == main + sub + 1.0

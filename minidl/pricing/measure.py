@@ -51,7 +51,7 @@ class Profile:
     def __init__(self, graph: TaskGraph, device: Any = None, seed: int = 0) -> None:
         self.graph, self.device = graph, device or tape.current().device
         self._random = np.random.Generator(np.random.Philox(seed))
-        self._samples: list[list[float]] = [[] for _ in range(len(graph))]
+        self._samples: list[list[Any]] = []  # for each order, of each run the times of all tasks
         self._tick, self._runs = stamp_overhead(self.device), 0
 
     def run(self) -> None:
@@ -62,22 +62,26 @@ class Profile:
         self._lanes.run()
         if self._runs % RUNS != 0:
             _, start, end = self._lanes.stamps()[0].T
-            for task, seconds in zip(self._order, (end - start).tolist(), strict=True):
-                self._samples[task].append(seconds * 1e6)
+            times = np.empty(len(self._order))
+            times[self._order] = (end - start) * 1e6
+            self._samples[-1].append(times)
         self._runs += 1
 
     def _draw(self) -> None:
         """Draws another order and plans its memory."""
         schedule = random_schedule(self.graph, 1, self._random)
-        self._order = schedule.ids(self.graph).tolist()
+        self._order = schedule.ids(self.graph)
+        self._samples.append([])
         self._bound = Bound(self.graph, plan_memory(self.graph, schedule), self.device, private=True)
         self._inputs = self._bound.load_random(self._random)
-        self._lanes = self.device.lanes(probe([self._order], [], self._bound.thunks), trace=True)
+        self._lanes = self.device.lanes(probe([self._order.tolist()], [], self._bound.thunks), trace=True)
 
     def costs(self) -> CostModel:
-        """The means over the runs so far, at least two. Means, because the times of a step are added up."""
-        times = {self.graph.name(t): max(_mean(s) - self._tick, 0.0) for t, s in enumerate(self._samples)
-                 if self.graph[t].iteration == 0}
+        """The means over the runs so far, at least two; means, because the times of a step are added up. Of each order
+        only the faster half of the runs counts: the machine did something else during the others."""
+        faster = [sorted(runs, key=np.sum)[: (len(runs) + 1) // 2] for runs in self._samples]
+        mean = np.maximum(np.mean([times for runs in faster for times in runs], axis=0) - self._tick, 0.0).tolist()
+        times = {self.graph.name(t): mean[t] for t in range(len(self.graph)) if self.graph[t].iteration == 0}
         return CostModel(tasks=times, **measure_lanes(self.device), step=_measure_step(self._bound, self._inputs),
                          source="measured", device=self.device.name)
 
@@ -115,9 +119,3 @@ def _measure_step(bound: Bound, inputs: tuple[Any, ...]) -> float:
         bound.device.synchronize()
         samples.append((perf_counter_ns() - begin) / 1000)
     return statistics.median(samples)
-
-
-def _mean(samples: list[float]) -> float:
-    """The mean without samples above four times the median, when the machine did something else."""
-    bound = 4 * statistics.median(samples)
-    return statistics.fmean([s for s in samples if s <= bound])

@@ -21,6 +21,7 @@ from .cost import Cross
 #: what crossing costs where it cannot be measured: about 0.1 us a KB in all
 ASSUMED = Cross(read=5e-5, write=5e-5, source="assumed")
 TOPOLOGY = Path("/sys/devices/system/cpu")
+ROUNDS = 5  #: of each measurement
 
 
 def measure_lanes(device: Any) -> dict[str, Any]:
@@ -60,8 +61,8 @@ def probe(lanes: list[list[int]], waits: list[tuple[int, int]], calls: Callable[
 
 
 def stamped(device: Any, work: Work, cores: tuple[int, ...] = ()) -> Any:
-    """An array (tasks, 3), by the number of the task: when each was issued, started and ended, in microseconds. The
-    second of two runs. `cores`: lane i runs on core i of these."""
+    """An array (ROUNDS, tasks, 3), by the number of the task: when each was issued, started and ended, in microseconds,
+    in each of some runs after a first one. `cores`: lane i runs on core i of these."""
     count, calls = sum(map(len, work.tasks)), work.calls
 
     def held(task: int, stream: Any) -> list[Thunk]:
@@ -70,20 +71,27 @@ def stamped(device: Any, work: Work, cores: tuple[int, ...] = ()) -> Any:
     if len(cores) >= len(work.tasks):
         work = probe([[count + i, *tasks] for i, tasks in enumerate(work.tasks)], list(work.waits), held)
     before, lanes = os.sched_getaffinity(0), device.lanes(work, trace=True)
+    stamps = []
     try:
-        for _ in range(2):
+        lanes.run()
+        for _ in range(ROUNDS):
             lanes.run()
-        stamps = np.concatenate(lanes.stamps()) * 1e6
+            stamps.append(np.concatenate(lanes.stamps()) * 1e6)
     finally:
         lanes.close()
         os.sched_setaffinity(0, before)
-    return stamps[np.argsort([t for lane in work.tasks for t in lane])][:count]
+    return np.array(stamps)[:, np.argsort([t for lane in work.tasks for t in lane])][:, :count]
+
+
+def _least(times: Any) -> float:
+    """The least of the rounds' medians: other work on the machine only adds to it. `times`: (ROUNDS, samples)."""
+    return float(np.median(times, axis=1).min())
 
 
 def stamp_overhead(device: Any) -> float:
     """Microseconds from one stamp to the next where nothing runs between."""
     stamps = stamped(device, probe([[*range(1000)]], [], lambda task, stream: []))
-    return float(np.median(stamps[:, 2] - stamps[:, 1]))
+    return _least(stamps[..., 2] - stamps[..., 1])
 
 
 def measure_cross(device: Any, cores: tuple[int, ...], rounds: int = 40, nbytes: int = 1 << 14) -> Cross:
@@ -99,7 +107,7 @@ def measure_cross(device: Any, cores: tuple[int, ...], rounds: int = 40, nbytes:
     lanes = [[t for t in tasks if t % 4], [t for t in tasks if not t % 4]]
     waits = [pair for t in lanes[1] for pair in ((t + 1, t), (t + 4, t + 3)) if pair[0] < 4 * rounds]
     stamps = stamped(device, probe(lanes, waits, lambda task, stream: calls[task % 4]), cores)
-    far_write, far_read, write, read = (float(np.median((stamps[:, 2] - stamps[:, 1])[i::4])) for i in range(4))
+    far_write, far_read, write, read = (_least((stamps[..., 2] - stamps[..., 1])[:, i::4]) for i in range(4))
     return Cross(max(0.0, far_read - read) / nbytes, max(0.0, far_write - write) / nbytes, "measured")
 
 
@@ -110,6 +118,6 @@ def measure_hand_over(device: Any, cores: tuple[int, ...], busy: float = 0.0, tu
     calls: list[Thunk] = [partial(np.sqrt, data, out=data)] * 4 if busy else []
     turns = turns if not busy else turns // 4
     lanes = [[*range(0, turns, 2)], [*range(1, turns, 2)]]
-    issued, start, end = stamped(device, probe(lanes, [(t + 1, t) for t in range(turns - 1)],
-                                               lambda task, stream: calls), cores).T
-    return float(np.median(start[1:] - end[:-1])), float(np.median(issued[2:] - end[:-2]))
+    stamps = stamped(device, probe(lanes, [(t + 1, t) for t in range(turns - 1)], lambda task, stream: calls), cores)
+    issued, start, end = (stamps[..., i] for i in range(3))
+    return _least(start[:, 1:] - end[:, :-1]), _least(issued[:, 2:] - end[:, :-2])

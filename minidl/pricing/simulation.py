@@ -8,6 +8,7 @@ A lane runs its tasks in order, each as early as its lane and its dependencies a
 - tasks on several lanes of a rank slow each other down (`corun`), share its `cores`, and wake lanes that sleep (`spin`,
   `doze`, `wake`);
 - what another lane of the rank has touched takes longer to read and write (`cross`);
+- a step that stands alone also wakes its lanes and waits for them (`around`);
 - iterations follow each other without a barrier: a lane begins its next iteration when it has ended its part of this
   one, and tasks wait for those of earlier iterations that `Carried` names.
 """
@@ -67,6 +68,16 @@ def times(graph: TaskGraph, schedule: Schedule, cost: CostModel) -> Times:
     """The times of each task. Raises ScheduleError for a schedule that cannot run."""
     lanes = Lanes.of(graph, schedule)
     return Clock.of(graph, cost, lanes).run(lanes)
+
+
+def around(lanes: Lanes, end: Floats, cost: CostModel) -> float:
+    """The time that the lanes of one rank add to a step that stands alone, whose tasks end at `end`: the first lane
+    wakes the others, since all sleep between steps, and waits for them when it has ended its own tasks."""
+    last = end[lanes.last]
+    if len(last) < 2:
+        return 0.0
+    late = float(last[1:].max() - last[0])
+    return (len(last) - 1) * cost.wake + (late > 0) * (cost.sync + (late >= cost.spin) * cost.doze)
 
 
 @dataclass(frozen=True)
