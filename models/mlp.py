@@ -50,5 +50,12 @@ def _on(features: int, image_size: int, *sizes: int) -> MLP:
 @model(tiny={"layers": 4, "hidden": 16})
 def ffnn(classes: int = 10, image_size: int = 28, layers: int = 4, hidden: int = 1024, features: int = 0) -> MLP:
     """The feed-forward network of the pipeline experiments of out-of-order backprop: `layers` layers of `hidden` units
-    and the layer of the classes. Reconstructed: its source could not be read."""
-    return _on(features, image_size, *[hidden] * layers, classes)
+    and the layer of the classes. Reconstructed: its source could not be read. The first values of the weights keep the
+    size of activations over many layers (He and others 2015)."""
+    network = _on(features, image_size, *[hidden] * layers, classes)
+    for name, p in network.named_parameters():
+        if name.endswith("weight"):
+            nn.init.kaiming_uniform_(p, nonlinearity="relu")
+        else:
+            nn.init.zeros_(p)
+    return network

@@ -330,8 +330,8 @@ def test_two_runs_do_not_write_to_one_log(capsys, tmp_path):
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize(("model", "least"), [("mlp", 0.95), ("lenet", 0.95), *(
-    pytest.param(f"{model} preset=tiny", 0.9, marks=pytest.mark.slow)
-    for model in ("ffnn", "resnet20", "resnet18", "densenet121", "mobilenet_v3_large"))])
+    pytest.param(model if "=" in model else f"{model} preset=tiny", 0.9, marks=pytest.mark.slow)
+    for model in ("ffnn layers=12 hidden=64", "ffnn", "resnet20", "resnet18", "densenet121", "mobilenet_v3_large"))])
 def test_networks_learn_the_digits_as_they_are(capsys, model, least, optimizer):
     name, *arguments = model.split()
     flags = [flag for argument in arguments for flag in ("--model-arg", argument)]
