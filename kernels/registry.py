@@ -177,3 +177,30 @@ def flat(array: Any) -> Any:
 def like(array: Any, value: float) -> Any:
     """A scalar of the array's type."""
     return array.dtype.type(value)
+
+
+def check_range(what: str, index: Any, length: int, ignored: int | None = None) -> None:
+    """Raises ValueError that names the first element of a NumPy array of whole numbers that is neither in
+    0..length - 1 nor `ignored`: with such an index, a kernel would read or write other memory. `what`: label or index.
+
+    Eager ops check an index that they get, executors the inputs of a recorded step before it runs. What a step computes
+    itself, such as an argmax, is not checked.
+    """
+    if not jitted(_any_outside)(index, length):
+        return
+    bad = (index < 0) | (index >= length)
+    if ignored is not None:
+        bad &= index != ignored
+    if bad.any():
+        at = int(bad.argmax())
+        value = int(index.flat[at])
+        raise ValueError(f"label {value} of sample {at} is out of range: the model has classes 0 to {length - 1}"
+                         if what == "label" else
+                         f"index {value} (element {at}) is out of range: there are rows 0 to {length - 1}")
+
+
+def _any_outside(index, length):  # type: ignore[no-untyped-def]
+    for value in index.flat:  # noqa: SIM110
+        if value < 0 or value >= length:
+            return True
+    return False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..autograd.op import Op, same_dtype
 from ..autograd.tensor import Tensor
-from ..kernels.indices import check_range
+from ..kernels.registry import check_range
 
 
 class Embedding(Op):

@@ -6,7 +6,7 @@ from typing import Any
 
 from ..autograd.op import Op, same_dtype
 from ..autograd.tensor import Tensor
-from ..kernels.indices import check_range
+from ..kernels.registry import check_range
 from .names import with_dim
 from .shape import axis_of, swap_axes
 

@@ -16,13 +16,16 @@ from ..autograd.tape import Storage
 from ..autograd.tensor import ShapeError, Tensor
 from ..graph import Launch, Role, TaskGraph, View
 from ..kernels import Thunk
-from ..kernels.indices import INDEXED, check_range
+from ..kernels.registry import check_range
 from ..tasks import GraphError
 from . import device as devices
 from .lanes import Ends
 from .memory import MemoryPlan, rounded
 
 BYTE = np.dtype(np.uint8)
+
+#: kernels whose second operand is an index: (the axis of the first operand that it counts, what it is called)
+INDEXED = {"cross_entropy": (-1, "label"), "embedding": (0, "index"), "label_weights": (0, "label")}
 
 
 def _tensor(named: tuple[str, tuple[int, ...], str, tuple[int, ...]], memory: Any) -> Tensor:
