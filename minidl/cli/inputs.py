@@ -12,8 +12,12 @@ from .flags import UsageError
 
 
 def scheduler_of(arguments: Any, name: str | None = None) -> schedulers.Scheduler:
-    """The scheduler of the flags, or the one called `name`. Raises UsageError if it is for another --parallel."""
+    """The scheduler of the flags, or the one called `name`. Raises UsageError if none is given where there is no usual
+    one, and for one of another --parallel."""
     parallel = {"r": "data", "l": "data", "c": "pipeline", "p": "pipeline"}.get(arguments.subject, "none")
+    if parallel != "none" and name is None and "--scheduler" not in arguments.given:
+        known = ", ".join(schedulers.names(parallel))
+        raise UsageError(f"the policy is missing; give --scheduler NAME, one of: {known}")
     try:
         return schedulers.find(name or arguments.scheduler, parallel)
     except ValueError as error:

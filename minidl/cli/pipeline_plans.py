@@ -30,8 +30,6 @@ def planned(arguments: Any, name: str | None = None, cost: CostModel | None = No
     limit hold. Raises UsageError, PipelineError, MemoryLimitError or CostError."""
     if not arguments.ranks:
         raise UsageError("the number of ranks is missing; give --ranks P")
-    if name is None and "--scheduler" not in arguments.given:
-        raise UsageError(f"the policy is missing; give --scheduler NAME; known: {', '.join(pipelines.names())}")
     chosen = scheduler_of(arguments, name)
     options = dict(arguments.scheduler_arg)
     options |= chosen.known(objective=arguments.objective, time_limit=arguments.time_limit)
