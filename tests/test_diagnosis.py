@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from minidl.cli import main
-from minidl.pricing.cost import CostModel
+from minidl.pricing.cost import CostModel, Cross
 from minidl.pricing.diagnosis import Surroundings, lanes, of_run, of_speedup
 from minidl.training.trainer import Job, Recorded
 
@@ -56,6 +56,10 @@ def test_each_reason_holds_only_where_it_does(plans):
     assert "tasks last" not in said(of_run(base, CALM)), "one stream hands nothing over"
     assert "memory bound" in said(of_run(plan, CALM))
     assert "as undisturbed" in said(of_run(plan, CALM))
+    assert "crossing" not in said(of_run(plan, CALM))
+    assumed = replace(plan.cost, cross=Cross(source="assumed"))
+    assert "crossing from core to core costs is assumed" in said(of_run(replace(plan, cost=assumed), CALM))
+    assert "crossing" not in said(of_run(replace(base, cost=assumed), CALM))
     analytic = replace(plan, cost=CostModel.analytic())
     assert "computed from flops and bytes" in said(of_run(analytic, CALM))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from typing import Any
 
 import numpy as np
@@ -149,7 +150,9 @@ def test_pairs_are_measured_on_copies_and_kept_in_the_file_of_costs(tmp_path: An
     cost = ml.CostModel.measure(graph, seconds=0.1)
     groups, pairs = schedulers.profile_groups(graph, cost)
     assert set(groups) == {graph.name(t) for t in range(len(graph))}
+    cores = os.sched_getaffinity(0)
     corun = measure_pairs(graph, cost, groups, pairs[:4], rounds=1)
+    assert os.sched_getaffinity(0) == cores
     assert all(np.array_equal(p.numpy(), b) for p, b in zip(model.parameters(), before, strict=True))
     assert all(corun.slowdown[a][b] >= 1 and corun.slowdown[b][a] >= 1 for a, b in pairs[:4])
     kept = ml.CostModel(**{**vars(cost), "corun": corun})

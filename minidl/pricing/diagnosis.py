@@ -90,6 +90,9 @@ def _costs(plan: Plan) -> Iterable[tuple[str, str]]:
     if plan.cost.source == "analytic":
         yield ("the costs are not of this machine, but computed from flops and bytes",
                "--costs measured predicts times on this machine.")
+    if lanes(plan) > 1 and plan.cost.cross.source == "assumed":
+        yield ("what crossing from core to core costs is assumed, since the costs were measured on one core",
+               "Measure the costs where two cores can be used.")
 
 
 def _machine(plan: Plan, around: Surroundings) -> Iterable[tuple[str, str]]:

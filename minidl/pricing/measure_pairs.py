@@ -1,15 +1,16 @@
 """How much two tasks on two streams slow each other down, measured pair by pair on the device.
 
 It never measures the schedule that is to be predicted: one stream repeats a piece of the chain, the other a weight
-gradient, and both are timed alone and together. A repeated piece finds its data in the cache; so the time that the
-other stream adds is compared with the time of its tasks in a step.
+gradient, and both are timed alone and together; on the CPU each is held to a core of its own. A repeated piece finds
+its data in the cache; so the time that the other stream adds is compared with the time of its tasks in a step.
 """
 
 from __future__ import annotations
 
+import os
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from time import perf_counter
 from typing import Any
 
@@ -20,6 +21,7 @@ from ..runtime.bound import Bound
 from ..runtime.streams import Program, Stream, run_program
 from .corun import CoRun
 from .cost import CostModel
+from .measure_lanes import two_cores
 
 PIECE = 1000.0  #: microseconds: the length of the sample that stands for a group
 
@@ -77,12 +79,20 @@ class _Pairs:
         self.by_itself: dict[str, float] = {}
 
     def __enter__(self) -> _Pairs:
-        self.stream = None if self.device.captures else Stream("pairs", 1)
+        self.stream = None
+        if not self.device.captures:
+            self.stream, self.cores = Stream("pairs", 1), os.sched_getaffinity(0)
+            first, *second = two_cores(frozenset(self.cores))
+            if second:
+                os.sched_setaffinity(0, {first})
+                self.stream.start([partial(os.sched_setaffinity, 0, second)])
+                self.stream.join()
         return self
 
     def __exit__(self, *_: Any) -> None:
         if self.stream is not None:
             self.stream.close()
+            os.sched_setaffinity(0, self.cores)
 
     def new_round(self) -> None:
         self.by_itself.clear()
