@@ -209,13 +209,22 @@ def test_operators_with_numpy_on_the_left_and_formats():
 
 
 def test_usual_names_of_arguments_are_torchs():
-    nn.Conv2d(3, 4, kernel_size=3, stride=2, padding=1)
-    nn.ConvTranspose2d(3, 4, kernel_size=2, stride=2)
-    nn.Conv1d(3, 4, kernel_size=3)
-    nn.MaxPool2d(kernel_size=2, stride=2)
-    nn.Dropout(p=0.1)
-    nn.LeakyReLU(negative_slope=0.2)
-    nn.AdaptiveAvgPool2d(output_size=(1, 1))
+    image = random_array((2, 6, 6, 3), 1, "float32")
+    for layer, shape in ((nn.Conv2d(3, 4, kernel_size=3, stride=2, padding=1), (2, 3, 3, 4)),
+                         (nn.ConvTranspose2d(3, 4, kernel_size=2, stride=2), (2, 12, 12, 4)),
+                         (nn.MaxPool2d(kernel_size=2, stride=2), (2, 3, 3, 3)),
+                         (nn.AdaptiveAvgPool2d(output_size=(1, 2)), (2, 1, 2, 3))):
+        assert layer(image).shape == shape
+    assert nn.Conv1d(3, 4, kernel_size=3)(image[0]).shape == (6, 4, 4)
+    assert nn.Dropout(p=0.1).rate == 0.1
+    assert nn.LeakyReLU(negative_slope=0.5)(np.array([-1.0, 1.0])).tolist() == [-0.5, 1]
+
+
+def test_modules_take_arguments_by_name():
+    attention, x = nn.MultiheadAttention(4, 2), random_array((1, 3, 4), 1, "float32")
+    mask = np.array([[1, 1, 0]])
+    assert attention(x, mask=mask).tolist() == attention(x, None, mask).tolist()
+    assert attention(x=x).tolist() != attention(x, mask=mask).tolist()
 
 
 def test_losses_tell_what_their_labels_must_be():

@@ -51,9 +51,9 @@ class Module:
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError(f"{type(self).__name__} has no forward")
 
-    def __call__(self, *inputs: Any) -> Any:
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
         with tapes.label(self._name or type(self).__name__.lower()):
-            return self.forward(*(array(v) if isinstance(v, np.ndarray) else v for v in inputs))
+            return self.forward(*map(_tensor, inputs), **{name: _tensor(v) for name, v in named.items()})
 
     def __repr__(self) -> str:
         """The modules below, a line each, with the shapes of their own parameters and states."""
@@ -140,6 +140,11 @@ class Module:
                 t.storage = host_storage(value, role, name)
                 t.parts, t.strides, t.offset = (t.storage,), strides_of(t.shape), 0
         return self
+
+
+def _tensor(value: Any) -> Any:
+    """An array as a tensor; anything else as it is."""
+    return array(value) if isinstance(value, np.ndarray) else value
 
 
 class Sequential(Module):
