@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import cuda_runtime
@@ -116,6 +117,24 @@ def test_objectives_are_learned_in_mixed_precision(monkeypatch: Any, files: Any,
     assert judged.keys() == wanted.keys()
     for metric, value in wanted.items():
         assert judged[metric] == pytest.approx(value, rel=0.1), metric
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_batches_that_are_read_ahead_reach_a_device_in_their_order(monkeypatch: Any, files: Any, seed: int) -> None:
+    """On the stand-in of a CUDA device, whose streams run in an order drawn from the seed: batches are read in a thread
+    and copied through pinned memory while steps run."""
+    def run(slow: bool) -> tuple[list[float], str]:
+        monkeypatch.setitem(devices._devices, 0, cuda_runtime.device(seed))
+        recorded = Recorded(Job(**settings("regression", files) | {"batch_size": 16}, device="cuda",
+                                scheduler="multi_stream"))
+        recorded.train_data = recorded.train_data.of(replace(recorded.train_data.dataset, slow=slow))
+        trainer = Trainer(recorded, COST)
+        for _ in range(12):  # over the end of an epoch
+            trainer.step()
+        trainer.settle()
+        return trainer.losses, trainer.params_sha256()
+
+    assert run(slow=True) == run(slow=False)
 
 
 # --------------------------------------------------------------------------------------------------- on older weights

@@ -32,7 +32,8 @@ class Writer:
         token."""
         about = checkpoint.peek(path).about
         if "job" not in about or "tokenizer" not in about:
-            raise CheckpointError(f"{path} is not of a network that `train` has trained on running text")
+            raise CheckpointError(f"{path} has no tokenizer; only a network that `train` has trained on running text "
+                                  f"can write")
         try:
             job = json.loads(about["job"])
             model = models.create(str(job["model"]), **job["model_args"])
