@@ -270,3 +270,7 @@ def test_a_simulated_plan_is_drawn_with_its_layers():
     graph = builder.build()
     assert "0F0 layers.0, slot 0" in schedule_svg(plan, graph)
     assert "0B0 layers.0, 2 to 5 us" in timeline_svg(simulate(graph, plan, CostModel(kinds={"F": 2.0, "B": 3.0})))
+
+
+def test_every_group_has_a_colour_of_its_own():
+    assert len({colour for colour, _ in PALETTE.values()}) == len(PALETTE)

@@ -29,7 +29,7 @@ PALETTE = {
     "B": ("#d55e00", "backward"),
     "U": ("#cc79a7", "update"),
     "communication": ("#f0e442", "communication"),
-    "transfer": ("#f0e442", "transfer"),
+    "transfer": ("#c29b72", "transfer"),
     "wait": ("#9aa1a9", "wait"),
 }
 WIDTH = 1200  #: the width of a timeline in pixels; a grid is as wide as its cells need, at most 1.5 times this

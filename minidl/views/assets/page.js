@@ -535,7 +535,7 @@ function plain(value) {
 }
 
 function tableOf(head, rows) {
-  const cell = (tag) => (c) => (c instanceof Node ? make(tag, { class: "share" }, c) : make(tag, {}, c));
+  const cell = (tag) => (c) => (c instanceof Node && tag === "td" ? make(tag, { class: "share" }, c) : make(tag, {}, c));
   return make("div", { class: "wide" }, make("table", {}, make("thead", {}, make("tr", {}, ...head.map(cell("th")))),
     make("tbody", {}, ...rows.map((row) => make("tr", {}, ...row.map(cell("td")))))));
 }
@@ -543,13 +543,14 @@ function tableOf(head, rows) {
 function showTables() {
   const spent = ["busy", "wait", "transfer", "gap", "idle"];
   const tint = [groups[0].colour, groups[WAIT].colour, groups[TRANSFER].colour, "#7f6fb0", "transparent"];
+  const mark = (s) => make("span", {}, make("i", { class: "swatch", style: `background:${tint[spent.indexOf(s)]}` }), s);
   const bar = (u, whole) => make("div", { class: "bar" },
     ...spent.map((s, k) => make("i", { style: `width:${whole ? 100 * u[s] / whole : 0}%;background:${tint[k]}`, title: s })));
   $("usage").replaceChildren(...plan.timelines.flatMap((t) => [
     make("p", {}, make("b", {}, t.title), " ", make("span", { class: "soft" },
       "of each lane: busy, waits for other lanes and ranks, transfers, gaps in which it could have run, idle at the end; "
       + "bubble: all that is not busy")),
-    tableOf(["lane", "tasks", "busy", "", "wait", "transfer", "gap", "idle", "bubble", ""],
+    tableOf(["lane", "tasks", mark("busy"), "", mark("wait"), mark("transfer"), mark("gap"), "idle", "bubble", ""],
       t.shown.slice(0, 200).map((lane) => t.usage[lane]).map((u) => [u.lane, plain(u.tasks), number(u.busy), share(u.busy, t.makespan), number(u.wait),
         number(u.transfer), number(u.gap), number(u.idle), share(t.makespan - u.busy, t.makespan), bar(u, t.makespan)])),
     ...(t.shown.length > 200 ? [make("p", { class: "soft" }, `and ${t.shown.length - 200} more lanes`)] : [])]));
