@@ -177,6 +177,15 @@ def test_conv2d_has_the_same_bits_on_a_processor_with_shorter_vectors(tmp_path: 
     assert runs[0].stdout == runs[1].stdout
 
 
+@pytest.mark.slow
+def test_conv2d_touches_no_memory_but_its_arrays() -> None:
+    script = Path(__file__).with_name("guarded_convolutions.py")
+    root = str(script.parent.parent)
+    done = subprocess.run([sys.executable, str(script), "100"], cwd=root, capture_output=True, text=True,
+                          timeout=PATIENCE, env={**os.environ, "PYTHONPATH": root}, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, "done"), done.stderr
+
+
 @pytest.mark.parametrize(("groups", "each"), [(1, 16), (1, 1), (4, 4), (16, 1)])
 def test_conv2d_calls_allocate_nothing(groups: int, each: int) -> None:
     """Everything large is among the arrays that were bound; a call makes small Python objects at most."""
