@@ -402,6 +402,14 @@ def test_the_command_prices_a_network_on_many_ranks(capsys):
     assert periods[0] < periods[-1]
 
 
+def test_links_that_take_no_time_are_told(capsys):
+    argv = ["simulate", "--parallel", "data", "--scheduler", "priority", *TIMES[:-2], "--comm"]
+    for comm, says in (("0,0,0,0", "links take no time; --bandwidth and --latency"), ("1,1,1,1", "of a step")):
+        assert main([*argv, comm]) == 0
+        (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("communication")]
+        assert says in line
+
+
 @pytest.mark.parametrize(("flags", "says"), [
     (["--scheduler", "prio", *TIMES], "similar names: priority"),
     (["--scheduler", "priority", "--k", "2", *TIMES], "--k has no effect here; it goes with --scheduler reverse"),

@@ -81,9 +81,12 @@ def figures(plan: Plan) -> dict[str, Any]:
 def text(plan: Plan) -> str:
     """The plan's schedule and figures as text."""
     grid = plan.programs[0].schedule.grid() + "\n\n" if len(plan.graph) <= 200 else ""
-    meaning = {"period": "per step, in the steady state", "lower_bound": "no order is faster",
-               "hidden": "share of the communication", "k": "layers whose weight gradients wait"}
-    rows = [(name, value, meaning.get(name, "")) for name, value in figures(plan).items() if name != "scheduler"]
+    found = figures(plan)
+    meaning = {"period": "per step, in the steady state", "lower_bound": "no order is faster", "compute": "of a step",
+               "communication": "of a step" if found.get("communication") else "links take no time; --bandwidth and "
+               "--latency give them one", "hidden": "share of the communication",
+               "k": "layers whose weight gradients wait"}
+    rows = [(name, value, meaning.get(name, "")) for name, value in found.items() if name != "scheduler"]
     unit = f" ({plan.cost.unit})" if plan.cost.unit else ""
     return grid + show.table((f"{plan.scheduler}{unit}", "", "meaning"), rows)
 
