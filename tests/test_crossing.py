@@ -121,7 +121,7 @@ def test_what_lanes_cost_each_other_is_measured(device):
     assert found["wake"] > 0
     assert found["spin"] >= 0
     assert found["doze"] >= 0
-    assert found["cross"].source == ("measured" if len(before) > 1 else "assumed")
+    assert found["cross"].source == ("measured" if len(measure_lanes.lane_cores()) == 2 else "assumed")
     assert measure_lanes.measure_lanes(device) == found, "once in a process"
     ml.CostModel(**found)
 
@@ -145,3 +145,14 @@ def test_two_cores_are_not_two_threads_of_one(tmp_path, monkeypatch):
     assert measure_lanes.two_cores(frozenset({5, 3})) == (3, 5), "there is no choice"
     siblings.write_text("3,5\n")
     assert measure_lanes.two_cores(frozenset({7, 3, 5, 6})) == (3, 6)
+
+
+def test_lanes_that_the_system_does_not_hold_are_measured_where_they_run(monkeypatch):
+    def refuses(*_):
+        raise PermissionError
+
+    assert 1 <= len(measure_lanes.lane_cores()) <= 2
+    monkeypatch.setattr(os, "sched_setaffinity", refuses)
+    assert measure_lanes.lane_cores() == ()
+    found = measure_lanes.measure_lanes(devices.CPU())
+    assert found["cross"] == measure_lanes.ASSUMED

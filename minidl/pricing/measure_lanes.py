@@ -26,19 +26,28 @@ ROUNDS = 5  #: of each measurement
 
 def measure_lanes(device: Any) -> dict[str, Any]:
     """The fields of a CostModel that say what the lanes of a device cost each other."""
-    cores = os.sched_getaffinity(0)
-    return {"cores": len(cores), **_measured(device, device.lanes_used, frozenset(cores))}
+    return {"cores": len(os.sched_getaffinity(0)), **_measured(device, device.lanes_used, lane_cores())}
 
 
 @cache
-def _measured(device: Any, kind: str, cores: frozenset[int]) -> dict[str, Any]:
+def _measured(device: Any, kind: str, pair: tuple[int, ...]) -> dict[str, Any]:
     """Measured once in a process for each kind of lanes."""
-    pair = two_cores(cores)
-    sync, _ = measure_hand_over(device, pair)
-    spin = device.spin()
-    slept, wake = measure_hand_over(device, pair, 4 * spin) if spin else (sync, _)
+    sync, wake = measure_hand_over(device, pair)
+    spin, slept = device.spin(), sync
+    if spin:
+        slept, wake = measure_hand_over(device, pair, 4 * spin)
     return {"sync": sync, "spin": spin, "doze": max(0.0, slept - sync), "wake": wake,
             "cross": measure_cross(device, pair)}
+
+
+def lane_cores() -> tuple[int, ...]:
+    """The two cores to which two lanes can be held; fewer where there are no two, or where the system refuses."""
+    cores = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, cores)
+    except OSError:
+        return ()
+    return two_cores(frozenset(cores))
 
 
 def two_cores(cores: frozenset[int]) -> tuple[int, ...]:
@@ -79,7 +88,8 @@ def stamped(device: Any, work: Work, cores: tuple[int, ...] = ()) -> Any:
             stamps.append(np.concatenate(lanes.stamps()) * 1e6)
     finally:
         lanes.close()
-        os.sched_setaffinity(0, before)
+        if cores:
+            os.sched_setaffinity(0, before)
     return np.array(stamps)[:, np.argsort([t for lane in work.tasks for t in lane])][:, :count]
 
 

@@ -21,7 +21,7 @@ from ..runtime.bound import Bound
 from ..runtime.streams import Program, Stream, run_program
 from .corun import CoRun
 from .cost import CostModel
-from .measure_lanes import two_cores
+from .measure_lanes import lane_cores
 
 PIECE = 1000.0  #: microseconds: the length of the sample that stands for a group
 
@@ -82,17 +82,18 @@ class _Pairs:
         self.stream = None
         if not self.device.captures:
             self.stream, self.cores = Stream("pairs", 1), os.sched_getaffinity(0)
-            first, *second = two_cores(frozenset(self.cores))
-            if second:
-                os.sched_setaffinity(0, {first})
-                self.stream.start([partial(os.sched_setaffinity, 0, second)])
+            self.held = lane_cores()
+            if len(self.held) == 2:
+                os.sched_setaffinity(0, self.held[:1])
+                self.stream.start([partial(os.sched_setaffinity, 0, self.held[1:])])
                 self.stream.join()
         return self
 
     def __exit__(self, *_: Any) -> None:
         if self.stream is not None:
             self.stream.close()
-            os.sched_setaffinity(0, self.cores)
+            if self.held:
+                os.sched_setaffinity(0, self.cores)
 
     def new_round(self) -> None:
         self.by_itself.clear()
