@@ -16,6 +16,8 @@ import pytest
 from hypothesis import given
 from random_plans import Plan, plans
 
+import minidl as ml
+from minidl import nn, optim
 from minidl.graph import GraphBuilder
 from minidl.passes.rewrite import unroll
 from minidl.pricing.cost import CostModel
@@ -256,3 +258,29 @@ def test_hta_reads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert overlap["comp_comm_overlap_pctg"].tolist() == [0]
     assert len(launches) == len(t.tasks)
     assert [int(step) for step in steps] == [0, 1]
+
+
+def test_measured_and_predicted_traces_draw_the_same_dependencies():
+    """All between lanes, also those that need no event because another one implies them."""
+    def drawn(t):
+        return sorted((t.name(a), t.name(b)) for a, b in t.edges.tolist())
+
+    layer, late = nn.Linear(4, 4), nn.Linear(4, 4)
+    opt = optim.SGD([*layer.parameters(), *late.parameters()], 0.1)
+
+    def step(x):
+        loss = (late(layer(x).relu()) ** 2).sum()
+        loss.backward()
+        opt.step()
+        return loss
+
+    x = np.ones((2, 4), np.float32)
+    graph = ml.record(step, x)
+    lanes, tasks = (Lane(0), Lane(0, "sub")), np.arange(len(graph))
+    aside = (graph.kind == Kind.W) | (graph.kind == Kind.U)
+    schedule = Schedule.of(graph, {lanes[0]: tasks[~aside], lanes[1]: tasks[aside]})
+    run = ml.StreamExecutor(graph, schedule, trace=True)
+    run(x)
+    predicted = ml.simulate(graph, schedule, ml.CostModel.analytic())
+    assert drawn(run.timeline) == drawn(predicted)
+    assert len(drawn(predicted)) > len(schedule.waits(graph))

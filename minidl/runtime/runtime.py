@@ -423,13 +423,15 @@ class _Ready:
             return np.concatenate([tasks, waits])
 
         lane, count = schedule.lane_of_each(), int(waited.sum())
+        edges = entry[np.stack([graph.preds.ids, graph.preds.row_of_each()], axis=1)]
+        edges = edges[lane[edges[:, 0]] != lane[edges[:, 1]]]  # also those that need no event
         return Timeline(
             lanes=tuple(replace(x, rank=self.rank) for x in schedule.lanes),
             what=both(np.full(len(ids), What.TASK), np.full(count, What.WAIT)),
             key=both(schedule.keys, schedule.keys[waited]), lane=both(lane, lane[waited]),
             issued=both(times[:, 0], times[waited, 0]), start=both(times[:, 1], times[waited, 0]),
             end=both(times[:, 2], times[waited, 1]), bytes=both(graph.bytes[ids], np.zeros(count, np.int64)),
-            edges=entry[waits[:, ::-1]], labels=graph.unit_names, peak_bytes=self.part.memory.peak_bytes,
+            edges=edges, labels=graph.unit_names, peak_bytes=self.part.memory.peak_bytes,
             meta={"begin_s": begin})
 
 
