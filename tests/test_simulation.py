@@ -84,7 +84,9 @@ def event_by_event(graph, schedule, cost, carried, iterations):
         needs[t].append((p, distance))
     started, ended = {}, {}  # by (iteration, task)
     running = {}  # lane -> [iteration, action, its part that runs, what is left of it]
-    free, idle, now = [0.0] * len(queues), [0.0] * len(queues), 0.0
+    # all lanes of a rank but the first one with tasks sleep
+    free = [cost.doze * any(queues[j] and rank[j] == rank[i] for j in range(i)) for i in range(len(queues))]
+    idle, now = [0.0] * len(queues), 0.0
 
     def delay(p, t):
         if rank[lane_of[p]] != rank[lane_of[t]]:
@@ -96,8 +98,11 @@ def event_by_event(graph, schedule, cost, carried, iterations):
 
     def ready(lane):
         """When the lane's next action can start; infinite while it waits for what has not ended."""
+        return max(free[lane], arrival(lane))
+
+    def arrival(lane):
         iteration, action = queues[lane][0]
-        there = free[lane]
+        there = 0.0
         for t in action:
             for p, distance in needs[t]:
                 if iteration >= distance and not (distance == 0 and p in action):
@@ -138,8 +143,8 @@ def event_by_event(graph, schedule, cost, carried, iterations):
             idle[lane] = now
             gone_on = {other for other in asleep if ready(other) < np.inf}
             woken = {other for other in gone_on if rank[other] == rank[lane] and now - idle[other] >= cost.spin}
-            for other in woken:
-                free[other] = ready(other) + cost.doze
+            for other in woken:  # what it waited for is there `doze` later
+                free[other] = max(free[other], arrival(other) + cost.doze)
             if woken:
                 free[lane] = now + cost.wake
             asleep -= gone_on
@@ -383,13 +388,13 @@ def test_the_compiled_way_gives_the_same(monkeypatch):
 
 
 @pytest.mark.parametrize(("main", "sub", "added"), [
-    (5.0, 4.0, 3.0),  # main ends last: it only wakes the other
-    (5.0, 6.0, 3.0 + 0.5),  # main looks out for it
-    (5.0, 7.0, 3.0 + 0.5 + 9.0)])  # main sleeps
+    (50.0, 4.0, 3.0),  # main ends last: it only wakes the other
+    (50.0, 42.0, 3.0 + 9.0 + 0.5 - 8.0),  # main looks out for the other, which began later
+    (50.0, 43.0, 3.0 + 9.0 + 0.5 + 9.0 - 7.0)])  # main sleeps
 def test_a_step_wakes_its_lanes_and_waits_for_them(main, sub, added):
     graph = planned(("0F0", "", "a"), ("1F0", "", "b"))
     cost = CostModel(tasks={"0F0": main, "1F0": sub}, sync=0.5, spin=2.0, doze=9.0, wake=3.0, step=1.0)
     two = Schedule.of(graph, {Lane(0, "main"): [0], Lane(0, "sub"): [1]})
-    assert ml.plan(graph, two, cost).step == max(main, sub) + added + 1.0
+    assert ml.plan(graph, two, cost).step == main + added + 1.0
     one = Schedule.of(graph, {Lane(0, "main"): [0, 1], Lane(0, "sub"): []})
     assert ml.plan(graph, one, cost).step == main + sub + 1.0

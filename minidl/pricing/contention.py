@@ -24,9 +24,9 @@ def contend(ptr: Any, tasks: Any, rank: Any, lane_of: Any, pred_ptr: Any, preds:
     As in `walk`, and: while tasks of groups b run on other lanes of its rank, a task of group a runs at
     1 / (1 + the sum of (`factor[a][b]` - 1)) of its speed, and where more lanes of a rank run than there are `cores`,
     at most at its share of them. A lane that has waited for `spin` when the last task that it waits for ends, on
-    another lane of its rank, sleeps: it starts `doze` later, and the lane that wakes it is free only `wake` later. An
-    edge comes from the iteration `distance` before. `far` and `distance`: one number per edge. All columns are
-    `prepared`.
+    another lane of its rank, sleeps: it starts `doze` later, and the lane that wakes it is free only `wake` later. At
+    first all lanes of a rank but the first one with tasks sleep. An edge comes from the iteration `distance` before.
+    `far` and `distance`: one number per edge. All columns are `prepared`.
     """
     n, lanes, ranks, every = len(duration), len(rank), int(max(rank)) + 1, iterations * len(duration)
     of_lanes = [filled(n, lanes, x) for x in (0, NEVER, -1, 0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1, 0, 0)]
@@ -54,6 +54,10 @@ def _contend(iterations, sync, spin, doze, wake, cores, ptr, tasks, rank, lane_o
     for lane in range(top):
         r = rank[lane]
         by_rank[rank_ptr[r] + placed[r]] = lane
+        if doze > 0:
+            for before in range(lane):
+                if rank[before] == r and ptr[before + 1] > ptr[before]:
+                    free[lane] = doze
         placed[r] += 1
         stack[lane] = top - 1 - lane
     now, here, place, ender = 0.0, 0, rank_ptr[1], -1
