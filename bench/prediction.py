@@ -43,15 +43,16 @@ ROUNDS = 5  #: of costs and arms
 
 @contextmanager
 def lanes_on_cores(graph: Any, plans: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The executors of these plans, with lane i on core i."""
+    """The executors of these plans, each lane on a core of its own. Every part of a loop has its own worker for the
+    second lane."""
     cores, runs = sorted(os.sched_getaffinity(0)), dict[str, Any]()
     with ExitStack() as stack:
         try:
             for name, plan in plans.items():
                 before = set(threading.enumerate())
                 runs[name] = stack.enter_context(closing(ml.StreamExecutor(graph, plan.schedule)))
-                for i, worker in enumerate(set(threading.enumerate()) - before, 1):
-                    os.sched_setaffinity(worker.native_id or 0, {cores[i % len(cores)]})
+                for worker in set(threading.enumerate()) - before:
+                    os.sched_setaffinity(worker.native_id or 0, cores[1:2] or cores)
             os.sched_setaffinity(0, cores[:1])
             yield runs
         finally:

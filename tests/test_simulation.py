@@ -388,9 +388,9 @@ def test_the_compiled_way_gives_the_same(monkeypatch):
 
 
 @pytest.mark.parametrize(("main", "sub", "added"), [
-    (50.0, 4.0, 3.0),  # main ends last: it only wakes the other
-    (50.0, 42.0, 3.0 + 9.0 + 0.5 - 8.0),  # main looks out for the other, which began later
-    (50.0, 43.0, 3.0 + 9.0 + 0.5 + 9.0 - 7.0)])  # main sleeps
+    (50.0, 4.0, 3.0),  # main ends last: it only wakes the other, which sleeps by then
+    (50.0, 42.0, 9.0 + 0.5 - 8.0),  # main looks out for the other, which began later
+    (50.0, 43.0, 9.0 + 0.5 + 9.0 - 7.0)])  # main sleeps
 def test_a_step_wakes_its_lanes_and_waits_for_them(main, sub, added):
     graph = planned(("0F0", "", "a"), ("1F0", "", "b"))
     cost = CostModel(tasks={"0F0": main, "1F0": sub}, sync=0.5, spin=2.0, doze=9.0, wake=3.0, step=1.0)

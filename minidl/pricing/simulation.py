@@ -71,13 +71,14 @@ def times(graph: TaskGraph, schedule: Schedule, cost: CostModel) -> Times:
 
 
 def around(lanes: Lanes, end: Floats, cost: CostModel) -> float:
-    """The time that the lanes of one rank add to a step that stands alone, whose tasks end at `end`: the first lane
-    wakes the others, since all sleep between steps, and waits for them when it has ended its own tasks."""
+    """The time that the lanes of one rank add to a step whose tasks end at `end`, among steps that follow each other:
+    the first lane wakes those that sleep by then, and waits for all when it has ended its own tasks."""
     last = end[lanes.last]
     if len(last) < 2:
         return 0.0
+    asleep = np.count_nonzero(last.max() - last[1:] + cost.step >= cost.spin)
     late = float(last[1:].max() - last[0])
-    return (len(last) - 1) * cost.wake + (late > 0) * (cost.sync + (late >= cost.spin) * cost.doze)
+    return asleep * cost.wake + (late > 0) * (cost.sync + (late >= cost.spin) * cost.doze)
 
 
 @dataclass(frozen=True)
