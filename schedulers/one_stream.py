@@ -1,7 +1,8 @@
 """When one stream is best: the rule by which multi_stream and multi_region keep all tasks on one, and its reason.
 
 The simulator decides. A plan's streams are used if they make the step shorter than one stream does; by measured costs,
-which are not exact, if they do so by more than MARGIN. Costs that charge nothing for a second stream, as those from
+which are not exact, if they do so by more than MARGIN, and by more than it takes to wake a lane: one interruption after
+which a lane sleeps would undo a smaller gain. Costs that charge nothing for a second stream, as those from
 flops and bytes, always leave a policy its streams: at any moment one of them works, so the step cannot be longer.
 """
 
@@ -32,16 +33,20 @@ def why_one(graph: TaskGraph, schedule: Schedule, cost: CostModel) -> str:
     where they are worth it, or where only one of them has tasks. `graph` and `schedule`: what the simulator times."""
     streams = len(Lanes.of(graph, schedule).busy)
     one, several = float((cost.durations(graph) + cost.launch).sum()), _time(graph, schedule, cost)
-    margin = MARGIN if cost.source == "measured" else -1e-9  # equal up to rounding is not longer
-    if streams < 2 or several <= one * (1 - margin):
+    awakening = cost.sync + cost.doze + cost.wake
+    least = max(MARGIN * one, awakening) if cost.source == "measured" else -1e-9 * one  # equal up to rounding
+    if streams < 2 or several <= one - least:
         return ""
     gains = [several - _time(graph, schedule, replace(cost, **less)) for _, less in _WITHOUT]
     most = int(np.argmax(gains))
     why = _WITHOUT[most][0] if gains[most] > 0 else "hardly any task can run beside another"
+    if several < one:
+        why = ("to wake a lane once, in {hand_over}, costs more than that saves" if one - several < awakening
+               else "costs are not exact enough for so small a gain")
     why = why.format(cores="one core" if cost.cores == 1 else f"{cost.cores} cores",
                      assumed=" (assumed, since it could not be measured)" if cost.cross.source == "assumed" else "",
                      typical=f"{one / len(graph):,.1f} {cost.unit}".rstrip(),
-                     hand_over=f"{cost.sync + cost.doze + cost.wake:,.1f} {cost.unit}".rstrip())
+                     hand_over=f"{awakening:,.1f} {cost.unit}".rstrip())
     return (f"one stream is used, which takes {_said(one, cost)} a step; {streams} would take {_said(several, cost)}: "
             f"{why}")
 

@@ -102,6 +102,19 @@ def test_a_gain_within_the_error_of_measured_costs_is_not_taken():
         cost = CostModel(kinds=few, tasks=tasks, source="measured")
         assert len(schedulers.multi_stream(graph, cost).lanes) == streams
         assert len(schedulers.multi_stream(graph, replace(cost, source="given")).lanes) == 2
+        if streams == 1:
+            assert ml.plan(graph, "multi_stream", cost).remarks[0].endswith("not exact enough for so small a gain")
+
+
+@pytest.mark.parametrize(("doze", "streams"), [(5.0, 2), (7.0, 2), (9.0, 1)])
+def test_a_gain_that_waking_a_lane_once_would_undo_is_not_taken(doze, streams):
+    """W hides behind O and saves 8 of 48, if no lane sleeps; none does as long as it spins."""
+    graph = network(2)
+    cost = CostModel(kinds={**TASKS, "U": 0.0}, tasks={"1W0": 8.0, "0W0": 10.0}, doze=doze, spin=1e9,
+                     source="measured")
+    plan = ml.plan(graph, "multi_stream", cost)
+    assert len(plan.schedule.lanes) == streams
+    assert streams == 2 or f"to wake a lane once, in {doze:.1f} us, costs more than that saves" in plan.remarks[0]
 
 
 @settings(max_examples=50, deadline=None)
