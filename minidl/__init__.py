@@ -31,6 +31,12 @@ _WHERE = {
     "ones_like": "ops", "rand": "ops", "randn": "ops", "zeros": "ops", "zeros_like": "ops", "stack": "ops",
     "where": "ops", "cat": "ops", "maximum": "ops", "minimum": "ops", "eye": "ops", "linspace": "ops",
 }
+#: methods that are functions, too, as in torch: `minidl.exp(x)` is `x.exp()`. They are listed here because each import
+#: of a module of this package asks for its name here first, and must not import the ops
+_METHODS = ("abs", "all", "amax", "amin", "any", "argmax", "argmin", "chunk", "clamp", "exp", "flatten", "gather",
+            "log", "log_softmax", "masked_fill", "matmul", "max", "mean", "min", "permute", "pow", "relu", "reshape",
+            "sigmoid", "softmax", "split", "sqrt", "square", "squeeze", "std", "sum", "tanh", "transpose", "unsqueeze",
+            "var")
 #: what torch calls otherwise -> what to use here
 _INSTEAD = {"tensor": "minidl.array", "from_numpy": "minidl.array", "as_tensor": "minidl.array",
             "manual_seed": "minidl.seed", "save": "minidl.checkpoint.save", "load": "minidl.checkpoint.load",
@@ -50,8 +56,8 @@ def __getattr__(name: str) -> Any:
         value = getattr(import_module(f"{__name__}.{_WHERE[name]}"), name)
     elif name in _MODULES:
         value = import_module(f"{__name__}.{_MODULES[name]}")
-    elif not name.startswith("_") and name in (methods := import_module(f"{__name__}.ops.methods")).FUNCTIONS:
-        value = methods.function(name)
+    elif name in _METHODS:
+        value = import_module(f"{__name__}.ops.methods").function(name)
     else:
         instead = f"; use {_INSTEAD[name]}" if name in _INSTEAD else ""
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}{instead}")

@@ -169,13 +169,6 @@ METHODS: dict[str, Any] = {
 }
 
 
-#: methods that are functions, too, as in torch: `minidl.exp(x)` is `x.exp()`
-FUNCTIONS = ("abs", "all", "amax", "amin", "any", "argmax", "argmin", "chunk", "clamp", "exp", "flatten", "gather",
-             "log", "log_softmax", "masked_fill", "matmul", "max", "mean", "min", "permute", "pow", "relu", "reshape",
-             "sigmoid", "softmax", "split", "sqrt", "square", "squeeze", "std", "sum", "tanh", "transpose", "unsqueeze",
-             "var")
-
-
 def function(name: str) -> Any:
     """The function of a tensor or an array that calls this method."""
 
