@@ -332,14 +332,16 @@ def test_two_runs_do_not_write_to_one_log(capsys, tmp_path):
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize(("model", "least"), [("mlp", 0.95), ("lenet", 0.95), *(
-    pytest.param(model if "=" in model else f"{model} preset=tiny", 0.9, marks=pytest.mark.slow)
-    for model in ("ffnn layers=12 hidden=64", "ffnn", "resnet20", "resnet18", "densenet121", "mobilenet_v3_large"))])
-def test_networks_learn_the_digits_as_they_are(capsys, model, least, optimizer):
+@pytest.mark.parametrize(("model", "epochs", "least"), [("mlp", 8, 0.95), ("lenet", 15, 0.95), *(
+    pytest.param(model if "=" in model else f"{model} preset=tiny", epochs, 0.9, marks=pytest.mark.slow)
+    for model, epochs in (("ffnn layers=12 hidden=64", 15), ("ffnn", 40), ("resnet20", 15), ("resnet18", 15),
+                          ("densenet121", 15), ("mobilenet_v3_large", 40)))])
+def test_networks_learn_the_digits_as_they_are(capsys, model, epochs, least, optimizer):
+    """With rates that decay: at a rate that stays, the accuracy of the last epoch is a matter of luck."""
     name, *arguments = model.split()
     flags = [flag for argument in arguments for flag in ("--model-arg", argument)]
-    assert main(["train", "--model", name, *flags, "--optimizer", optimizer, "--epochs", "15" if flags else "8",
-                 "--costs", "analytic", "--json"]) == 0
+    assert main(["train", "--model", name, *flags, "--optimizer", optimizer, "--epochs", str(epochs),
+                 "--lr-schedule", "cosine", "--costs", "analytic", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["accuracy"] > least
 
 
