@@ -26,7 +26,7 @@ from ..schedule import Schedule
 from .exhaustive import shortest
 from .give_back import given_back, partly_beside
 from .movable import MAIN, SUB, Order, Place, Places, Step
-from .one_stream import why_one
+from .one_stream import MARGIN, why_one
 from .regions import Region, regions
 from .single import beside, in_order
 
@@ -116,15 +116,18 @@ def search(graph: TaskGraph, cost: CostModel | None = None, memory_limit: int | 
                      "layers, as clipping by global norm does")
     crossing = crossing and not graph.iteration.any()
     early, late = _starts(step, cut, crossing)
-    better = late if step.makespan(late) < step.makespan(early) * (1 - LEAST) else early  # late items need memory
-    places = improve(step, cut, better, crossing)
+    places = improve(step, cut, early, crossing=False)
+    prompt = step.order(places)
+    if crossing:
+        better = late if step.makespan(late) < step.makespan(early) * (1 - LEAST) else early  # late items need memory
+        places = improve(step, cut, better)
     if len(graph) <= SMALL:  # cheap enough to try more
         starts = [assign(step, cut, crossing), early_filled(step, crossing), places, {},
                   {i: step.place(SUB, step.bounds({}, i, crossing)[1]) for i in range(len(step.items))}]
         places = min((improve(step, cut, start, crossing, pairs=True) for start in starts), key=step.makespan)
         step, places = step.with_separate_updates(places)
         places = improve(step, cut, places, crossing, pairs=True)
-    trials = _trials(step, places, crossing)
+    trials = _trials(step, places, prompt, crossing)
     fastest = _best(trials, lambda trial: True)
     chosen = _best(trials, lambda trial: memory_limit is None or trial.fits(memory_limit))
     if chosen is None or fastest is None:
@@ -188,6 +191,13 @@ class Trial:
                       simulate(program.graph, program.schedule, self.step.cost).makespan, program.peak_bytes)
 
     @property
+    def rated(self) -> float:
+        """The makespan, by which plans are compared. Tasks that run one step late find nothing of theirs in a cache any
+        more, which measured costs do not show: a plan that has some must be better by MARGIN."""
+        measured = self.step.cost.source == "measured"
+        return self.makespan * (1 + MARGIN if measured and self.order.delayed else 1)
+
+    @property
     def streams(self) -> int:
         return sum(map(bool, self.order.lanes.values()))
 
@@ -195,9 +205,12 @@ class Trial:
         return self.live <= limit and self.priced.peak_bytes <= limit
 
 
-def _trials(step: Step, places: Places, crossing: bool) -> list[Trial]:
+def _trials(step: Step, places: Places, prompt: Order, crossing: bool) -> list[Trial]:
+    """`prompt`: an order in which nothing is late."""
     graph = step.graph
     orders = {"multi_region": step.order(places)}
+    if prompt not in orders.values():
+        orders["multi_region, nothing late"] = prompt
     if len(graph) <= SMALL and (found := searched(step, places, crossing)):
         orders["multi_region, by branch and bound"] = found
     for name, less in given_back(step, places):
@@ -213,10 +226,10 @@ def _trials(step: Step, places: Places, crossing: bool) -> list[Trial]:
 def _best(trials: Iterable[Trial], fits: Callable[[Trial], bool]) -> Trial | None:
     """The fastest plan that fits; or one that needs less memory and is at most LEAST slower, but not slower than any of
     the OTHERS."""
-    left = sorted(trials, key=lambda t: t.makespan)
+    left = sorted(trials, key=lambda t: t.rated)
     while left:
-        bar = min(left[0].makespan * (1 + LEAST), *(t.makespan for t in left if t.name in OTHERS), float("inf"))
-        pick = min((t for t in left if t.makespan <= bar), key=lambda t: t.live)
+        bar = min(left[0].rated * (1 + LEAST), *(t.rated for t in left if t.name in OTHERS), float("inf"))
+        pick = min((t for t in left if t.rated <= bar), key=lambda t: t.live)
         if fits(pick):
             return pick
         left.remove(pick)

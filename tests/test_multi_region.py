@@ -23,7 +23,8 @@ from minidl.runtime.memory import MemoryLimitError
 from minidl.schedulers.exhaustive import shortest
 from minidl.schedulers.give_back import given_back
 from minidl.schedulers.movable import Place, Step
-from minidl.schedulers.multi_region import search
+from minidl.schedulers.multi_region import LEAST, search
+from minidl.schedulers.one_stream import MARGIN
 from minidl.schedulers.regions import regions
 from minidl.tasks import Kind
 
@@ -276,6 +277,19 @@ def test_overlap_is_given_back_step_by_step() -> None:
 def test_what_multi_region_cannot_be_told(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         search(network(2), **given)
+
+
+def test_by_measured_costs_late_tasks_must_save_more_than_a_margin() -> None:
+    """Measured costs do not show that what a late task needs has left the caches."""
+    graph, undone = network(4), 0
+    for long in (20.0, 100.0, 200.0, 400.0, 10_000.0):  # the longer the forward pass, the less late tasks can save
+        given = ml.CostModel.given([1.0, 1.0, 1.0, long], 1.0, 2.0, update=0.1)
+        prompt = search(graph, given, crossing=False).chosen.makespan
+        late, measured = (search(graph, replace(given, source=s)).chosen for s in ("given", "measured"))
+        assert bool(late_tasks(graph, late.schedule).size) == (late.makespan < prompt / (1 + LEAST))
+        assert bool(late_tasks(graph, measured.schedule).size) == (late.makespan < prompt / (1 + MARGIN))
+        undone += late_tasks(graph, late.schedule).size > late_tasks(graph, measured.schedule).size
+    assert undone
 
 
 def test_graphs_with_nothing_to_move() -> None:
