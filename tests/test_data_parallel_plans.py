@@ -395,11 +395,42 @@ def test_the_command_prices_given_times(capsys):
 
 
 def test_the_command_prices_a_network_on_many_ranks(capsys):
-    common = ["--model", "mlp", "--costs", "analytic", "--latency", "1", "--bandwidth", "10GB"]
-    periods = [simulated(capsys, "--scheduler", "priority", *common, "--ranks", str(n))["period"]
-               for n in (2, 64, 4096)]
+    common = ["--model", "mlp", "--data", "synthetic", "--costs", "analytic", "--latency", "1", "--bandwidth", "10GB"]
+    periods = [simulated(capsys, "--scheduler", "priority", *common, "--ranks", str(n), "--batch-size",
+                         str(n))["period"] for n in (2, 64, 4096)]
     assert periods == sorted(periods)
     assert periods[0] < periods[-1]
+
+
+@pytest.mark.parametrize("scheduler", ["barrier", "reverse_first_k"])
+def test_a_batch_is_that_of_all_ranks_in_plans_and_in_training(capsys, scheduler):
+    """Plan, simulation and training price the same step: a rank's share of the batch."""
+    common = ["--model", "mlp", "--parallel", "data", "--ranks", "4", "--scheduler", scheduler, "--batch-size", "32",
+              "--costs", "analytic", "--json"]
+    link = ["--latency", "50", "--bandwidth", "1GB"]
+    found = []
+    for argv in (["plan", *common, *link], ["train", *common, "--dry-run"]):
+        assert main(argv) == 0
+        found.append(json.loads(capsys.readouterr().out))
+    planned, trained = found
+    for key in ("tasks", "peak_bytes", "predicted_step_ms"):
+        assert planned[key] == trained[key], key
+    assert main(["simulate", *common, *link]) == 0
+    assert json.loads(capsys.readouterr().out)["period"] == pytest.approx(1000 * trained["predicted_step_ms"], abs=0.1)
+    assert main(["plan", *common[:-4], "33", "--costs", "analytic"]) == 2
+    assert "a batch of 33 rows cannot be divided equally among 4 ranks" in capsys.readouterr().err
+
+
+def test_replicas_of_a_pipeline_are_planned_as_they_are_trained(capsys):
+    common = ["--model", "mlp", "--parallel", "pipeline", "--ranks", "2", "--replicas", "2", "--scheduler", "zb_h1",
+              "--micro-batches", "2", "--costs", "analytic", "--json"]
+    found = []
+    for argv in (["plan", *common, "--latency", "50", "--bandwidth", "1GB"], ["train", *common, "--dry-run"]):
+        assert main(argv) == 0
+        found.append(json.loads(capsys.readouterr().out))
+    planned, trained = found
+    for key in ("tasks", "peak_bytes", "predicted_step_ms"):
+        assert planned[key] == trained[key], key
 
 
 def test_links_that_take_no_time_are_told(capsys):

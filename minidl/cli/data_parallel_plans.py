@@ -1,4 +1,4 @@
-"""Data parallelism: plans on given layer times, or on a network's costs and a link."""
+"""Data parallelism: plans on given layer times, or on a network's costs for a rank's share of the batch."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _of_times(arguments: Any, chosen: schedulers.Scheduler) -> Plan:
 def _of_network(arguments: Any) -> Plan:
     if not arguments.ranks:
         raise UsageError("the number of ranks is missing; give --ranks P")
-    recorded = Recorded(job(arguments))
+    recorded = Recorded(job(arguments), 0, arguments.ranks)
     link = Link(arguments.latency, None if arguments.bandwidth is None else arguments.bandwidth / 1e6)  # microseconds
     collective = Collective(arguments.ranks, link, arguments.collective, arguments.servers)
     machine = Machine(arguments.ranks, arguments.memory_limit,

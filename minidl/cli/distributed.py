@@ -9,6 +9,7 @@ from copy import copy
 from typing import Any
 
 from ..files import write_atomic
+from ..pricing.collectives import Collective
 from ..pricing.cost import Link
 from ..rank_grid import RankGrid
 from ..runtime.comm.loopback import run_ranks
@@ -27,6 +28,7 @@ from .runs import check_outputs, claimed, finished, intended, resumed, steps_of,
 MOST = 64  #: the most ranks that run as threads of one process
 #: flags that may differ between ranks: a machine's files, devices and cores, and what only rank 0 prints or writes
 OWN = {"--root", "--config", "--device", "--workers", "--lanes", "--json", "--save-costs"}
+LINK = Link(50.0, 1e3)  #: assumed where costs are computed: --latency 50 --bandwidth 1GB; microseconds, bytes in one
 RECORDING = threading.Lock()  #: ranks of one process record in turn: models and data may be code that knows no threads
 
 
@@ -164,14 +166,16 @@ def _check_pipeline(arguments: Any, communicator: Any) -> None:
 
 def _data(arguments: Any, recorded: Any, communicator: Any) -> Any:
     cost = communicator.gather(costs(arguments, recorded))[0]
-    link = (50.0, 1e-3) if arguments.costs == "analytic" else measure_link(communicator, recorded.device)
+    link = (Collective(communicator.size, LINK).line if arguments.costs == "analytic"
+            else measure_link(communicator, recorded.device))
     return RankTrainer(recorded, cost, communicator, link, k=arguments.k, buckets=arguments.buckets,
                        trace=bool(arguments.trace or arguments.html))
 
 
 def _pipeline(arguments: Any, recorded: Any, communicator: Any) -> Any:
     cost = communicator.gather(costs(arguments, recorded))[0]
-    link, sums, grid = Link(50.0, 1e3), (50.0, 1e-3), _grid(arguments, communicator)
+    grid = _grid(arguments, communicator)
+    link, sums = LINK, Collective(grid.replicas, LINK).line
     if arguments.costs != "analytic":
         link = measure_messages(communicator.host, grid)
         if grid.replicas > 1:

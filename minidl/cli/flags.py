@@ -214,8 +214,7 @@ FLAGS: dict[str, dict[str, Flag]] = {
         "--workers": _flag(RUN, type=whole(0, 256), metavar="N",
                            help="processes that decode pictures (default: one for each core but one; 0: none)"),
         "--batch-size": _flag(NETWORK, type=whole(1), default=64, metavar="B",
-                              help="samples of a step, over all ranks; in plans of data-parallel ranks, of each "
-                                   "(default 64)"),
+                              help="samples of a step, over all ranks together (default 64)"),
         "--micro-batches": _flag("train:src compare:s plan:srcp check:srcp explain:srcp simulate:srcp",
                                  type=whole(1, 1 << 20), default=1, metavar="M",
                                  help="cut each batch into M parts, whose gradients are added"),

@@ -46,3 +46,9 @@ class Collective:
             return 2 * math.ceil(math.log2(n)) * (self.link.latency + nbytes * rate)
         k = self.servers
         return 2 * self.link.latency + 2 * n * (n - 1) * nbytes * rate / (n * n + k * n - 2 * k)
+
+    @property
+    def line(self) -> tuple[float, float]:
+        """Its time as (per all-reduce, per byte)."""
+        each = self.time(0)
+        return each, self.time(1) - each
