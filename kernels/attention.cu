@@ -22,11 +22,11 @@ __device__ __forceinline__ void softmax_row(T* p, int width, int end, int lanes,
     });
 }
 
-// p (n, heads, t, width) in place. `causal`: query i sees keys 0..i.
+// p (n, heads, t, width) in place. `first`: how many keys the first query sees; each one sees one more, up to all.
 template <typename T>
-__global__ void __launch_bounds__(512) attention_softmax(T* p, long long rows, int t, int width, double scale, bool causal, int lanes) {
+__global__ void __launch_bounds__(512) attention_softmax(T* p, long long rows, int t, int width, double scale, int first, int lanes) {
     for (long long row = first_row(lanes); row < rows; row += row_step(lanes)) {
-        int end = causal ? min((int)(row % t) + 1, width) : width;
+        int end = min((int)(row % t) + first, width);
         softmax_row(p + row * width, width, end, lanes, Sum<T>(scale), [](int) { return true; });
     }
 }
@@ -35,9 +35,9 @@ __global__ void __launch_bounds__(512) attention_softmax(T* p, long long rows, i
 template <typename T, typename Mask>
 __global__ void __launch_bounds__(512) attention_softmax_masked(T* p, const Mask* __restrict__ mask, long long mask_row, long long mask_step,
                                                                 long long rows, long long each, int t, int width, double scale,
-                                                                bool causal, int lanes) {
+                                                                int first, int lanes) {
     for (long long row = first_row(lanes); row < rows; row += row_step(lanes)) {
-        int end = causal ? min((int)(row % t) + 1, width) : width;
+        int end = min((int)(row % t) + first, width);
         const Mask* keep = mask + row / each * mask_row;
         softmax_row(p + row * width, width, end, lanes, Sum<T>(scale), [&](int j) { return keep[j * mask_step] != 0; });
     }

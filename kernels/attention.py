@@ -22,12 +22,12 @@ def _flops(reads: Any, writes: Any) -> float:
 
 
 @kernel("attention", flops=_flops)
-def attention(xp: Any, q: Any, k: Any, v: Any, mask: Any = None, *, scale: float, causal: bool) -> Any:
+def attention(xp: Any, q: Any, k: Any, v: Any, mask: Any = None, *, scale: float, causal: bool, offset: int = 0) -> Any:
     """q (n, h, t, d), k (n, h, s, d), v (n, h, s, e), mask (n, s), 0 where a key is padding -> (y (n, h, t, e),
-    probabilities (n, h, t, s)). `causal`: query i sees keys 0..i. A query that sees no key gives zeros."""
+    probabilities (n, h, t, s)). `causal`: query i sees keys 0..i + offset. A query that sees no key gives zeros."""
     score = xp.matmul(q * q.dtype.type(scale), _swap(k))
     seen = xp.ones((q.shape[2], k.shape[2]), bool)
-    seen = (xp.tril(seen) if causal else seen)[None, None]
+    seen = (xp.tril(seen, offset) if causal else seen)[None, None]
     seen = seen if mask is None else seen & (mask != 0)[:, None, None, :]
     top = xp.where(seen, score, -xp.inf).max(axis=-1, keepdims=True)
     e = xp.where(seen, xp.exp(xp.where(seen, score - top, 0)), 0).astype(q.dtype)
@@ -37,19 +37,20 @@ def attention(xp: Any, q: Any, k: Any, v: Any, mask: Any = None, *, scale: float
 
 
 @attention.cpu
-def _(q: Any, k: Any, v: Any, *rest: Any, scale: float, causal: bool) -> Any:
+def _(q: Any, k: Any, v: Any, *rest: Any, scale: float, causal: bool, offset: int = 0) -> Any:
     *mask, y, p = rest
     keep = mask[0] if mask else np.ones((q.shape[0], k.shape[2]), np.int64)
-    return [ufunc(np.matmul, q, _swap(k), p), loop(_shift, p, keep, p.dtype.type(scale), causal), ufunc(np.exp, p, p),
+    first = _of_first(k, causal, offset)
+    return [ufunc(np.matmul, q, _swap(k), p), loop(_shift, p, keep, p.dtype.type(scale), first), ufunc(np.exp, p, p),
             loop(_divide, p), ufunc(np.matmul, p, v, y)]
 
 
 @attention.cuda(work=lambda reads, writes, **constants: dense_work(*reads[:3]))
-def _(q: Any, k: Any, v: Any, *rest: Any, scale: float, causal: bool) -> Any:
+def _(q: Any, k: Any, v: Any, *rest: Any, scale: float, causal: bool, offset: int = 0) -> Any:
     mask, (y, p, *work) = ([rest[0]], rest[1:]) if rest[0].ndim == 2 else ([], rest)
     (q, k, v), copies = dense([q, k, v], work)
     t, width = p.shape[2:]
-    rows, numbers = p.size // max(width, 1), (t, width, float(scale), causal)
+    rows, numbers = p.size // max(width, 1), (t, width, float(scale), _of_first(k, causal, offset))
     if mask:
         steps = (s // mask[0].dtype.itemsize for s in mask[0].strides)
         softmax = each_row("attention.cu", f"attention_softmax_masked<{c_type(p)}, {c_type(mask[0])}>", rows, width,
@@ -59,12 +60,17 @@ def _(q: Any, k: Any, v: Any, *rest: Any, scale: float, causal: bool) -> Any:
     return [*copies, *product(q, _swap(k), p), *softmax, *product(p, v, y)]
 
 
-def _shift(p, keep, scale, causal):  # type: ignore[no-untyped-def]
+def _of_first(k: Any, causal: bool, offset: int) -> int:
+    """How many keys the first query sees; each query sees one more than the one before, up to all."""
+    return offset + 1 if causal else k.shape[2]
+
+
+def _shift(p, keep, scale, first):  # type: ignore[no-untyped-def]
     low = p.dtype.type(-np.inf)
     for n in range(p.shape[0]):
         for h in range(p.shape[1]):
             for i in range(p.shape[2]):
-                end = min(i + 1, p.shape[3]) if causal else p.shape[3]
+                end = min(i + first, p.shape[3])
                 top = low
                 for j in range(end):
                     p[n, h, i, j] = p[n, h, i, j] * scale if keep[n, j] != 0 else low
@@ -138,29 +144,30 @@ def _dropped(xp: Any, a: Any, counter: Any, numbers: Any) -> Any:
 
 
 @kernel("attention_dropout", flops=_flops, work=lambda reads, writes, **constants: [(writes[1].shape, writes[1].dtype)])
-def attention_dropout(xp: Any, q: Any, k: Any, v: Any, *rest: Any, scale: float, causal: bool, **numbers: Any) -> Any:
+def attention_dropout(xp: Any, q: Any, k: Any, v: Any, *rest: Any, scale: float, causal: bool, offset: int = 0,
+                      **numbers: Any) -> Any:
     """As `attention`, but v is multiplied with the probabilities after dropout. `rest`: the mask if there is one, and
     the counter of `dropout`; `numbers`: its other arguments. The probabilities that are returned are those before."""
     *mask, counter = rest
-    _, p = attention.reference(xp, q, k, v, *mask, scale=scale, causal=causal)
+    _, p = attention.reference(xp, q, k, v, *mask, scale=scale, causal=causal, offset=offset)
     return xp.matmul(_dropped(xp, p, counter, numbers), v), p
 
 
 @attention_dropout.cpu
-def _(q: Any, k: Any, v: Any, *rest: Any, scale: float, causal: bool, **numbers: Any) -> Any:
+def _(q: Any, k: Any, v: Any, *rest: Any, scale: float, causal: bool, offset: int = 0, **numbers: Any) -> Any:
     *mask, counter, y, p, z = rest
-    *softmax, _ = attention.bind([q, k, v, *mask], [y, p], [], {"scale": scale, "causal": causal})
+    *softmax, _ = attention.bind([q, k, v, *mask], [y, p], [], {"scale": scale, "causal": causal, "offset": offset})
     return [*softmax, *KERNELS["dropout"].bind([p, counter], [z], [], numbers), ufunc(np.matmul, z, v, y)]
 
 
 @attention_dropout.cuda(work=lambda reads, writes, **constants: [(writes[1].shape, writes[1].dtype),
                                                                  *dense_work(*reads[:3])])
-def _(q: Any, k: Any, v: Any, *rest: Any, scale: float, causal: bool, **numbers: Any) -> Any:
+def _(q: Any, k: Any, v: Any, *rest: Any, scale: float, causal: bool, offset: int = 0, **numbers: Any) -> Any:
     masks = int(rest[0].ndim == 2)
     counter, y, p, z, *work = rest[masks:]
     (q, k, v), copies = dense([q, k, v], work)
     given = [q, k, v, *rest[:masks]]
-    softmax = attention.cuda_calls(given, [y, p], [], {"scale": scale, "causal": causal})
+    softmax = attention.cuda_calls(given, [y, p], [], {"scale": scale, "causal": causal, "offset": offset})
     return [*copies, *softmax[: len(softmax) - len(product(p, v, y))],
             *KERNELS["dropout"].cuda_calls([p, counter], [z], [], numbers), *product(z, v, y)]
 

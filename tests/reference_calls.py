@@ -105,6 +105,7 @@ def _sequences() -> None:
                       (0, 2, 1, 3))
     y = ops.attention(q, q, q, mask) + ops.attention(q, q, q, causal=True) + ops.attention(q, q, q, mask, causal=True)
     y = y + ops.attention(q, q, q, mask, dropout=0.3) + ops.attention(q, q, q, causal=True, dropout=0.3)
+    y = y + ops.attention(q, q, q, causal=True, offset=2) + ops.attention(q, q, q, causal=True, offset=2, dropout=0.3)
     y = ops.log_softmax(ops.gelu(ops.concat([y, y * 2.0], 3)))[..., ::2]
     table = given(7, 3, seed=7)
     loss = ops.mse(y, ops.embedding(table, ml.array(np.array([[6, 6, 0, 6, 1]] * 2)[None].repeat(3, 0))))

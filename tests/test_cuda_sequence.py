@@ -55,9 +55,9 @@ SHAPES = [(1, 1, 1, 1, 1, 1), (2, 3, 5, 7, 4, 6), (3, 2, 33, 31, 8, 5), (1, 2, 3
 
 
 @pytest.mark.parametrize("dtype", list(RTOL))
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("seen", [{"causal": False}, {"causal": True}, {"causal": True, "offset": 2}], ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_attention(shape, causal, dtype):
+def test_attention(shape, seen, dtype):
     n, h, t, s, d, e = shape
     q, k, v, dy = (numbers(x, i) for i, x in enumerate([(n, h, t, d), (n, h, s, d), (n, h, s, e), (n, h, t, e)]))
     keep = np.random.default_rng(3).integers(0, 3, (n, s))
@@ -65,7 +65,7 @@ def test_attention(shape, causal, dtype):
     writes = [(n, h, t, e), (n, h, t, s)]
     given = [a.astype(dtype) for a in (q, k, v)]
     strided = [heads(a) for a in given]
-    constants = {"scale": 0.5, "causal": causal}
+    constants = {"scale": 0.5, **seen}
     plain = check("attention", [q, k, v], writes, dtype, [strided, [transposed(a) for a in given]], **constants)
     check("attention", [q, k, v, keep], writes, dtype, [[*strided, transposed(keep)], [*given, keep != 0]], **constants)
     _, p = KERNELS["attention"].reference(np, q, k, v, keep, **constants)
@@ -85,10 +85,10 @@ def test_attention_with_dropout(shape, dtype):
     keep, counter = np.random.default_rng(3).integers(0, 3, (n, s)), np.array([5], np.uint64)
     dropout = {"scale": 0.5, "rate": 0.25, "seed": 7, "draw": 2, "sample": 3}
     writes, strided = [(n, h, t, e), (n, h, t, s)], [heads(a.astype(dtype)) for a in (q, k, v)]
-    for causal in (False, True):
-        check("attention_dropout", [q, k, v, counter], writes, dtype, [[*strided, counter]], causal=causal, **dropout)
-        check("attention_dropout", [q, k, v, keep, counter], writes, dtype, [[*strided, keep, counter]], causal=causal,
-              **dropout)
+    for seen in ({"causal": False}, {"causal": True}, {"causal": True, "offset": 2}):
+        constants = {**seen, **dropout}
+        check("attention_dropout", [q, k, v, counter], writes, dtype, [[*strided, counter]], **constants)
+        check("attention_dropout", [q, k, v, keep, counter], writes, dtype, [[*strided, keep, counter]], **constants)
     _, p = KERNELS["attention"].reference(np, q, k, v, keep, scale=0.5, causal=False)
     check("attention_dropout_grad", [q, k, v, p, counter, dy], [q.shape, k.shape, v.shape], dtype,
           [[*strided, p.astype(dtype), counter, heads(dy.astype(dtype))]], **dropout)

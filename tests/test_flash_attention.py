@@ -131,6 +131,7 @@ def test_which_launches_are_supported():
     assert supported(replace(whole, reads=(replace(q, strides=(3 * 16 * 4 * 32, 32, 3 * 4 * 32, 1), offset=4 * 32),
                                        *others))), "a cut of a projection"
     assert not supported(launch(mask=True))
+    assert not supported(replace(whole, constants=(("scale", 0.1), ("causal", True), ("offset", 2))))
     for dtype in ("float32", "float64"):
         assert not supported(launch(dtype))
     for sizes in ((2, 4, 16, 16, 12, 32), (2, 4, 16, 16, 32, 4), (2, 4, 16, 16, 136, 32), (2, 4, 16, 16, 32, 256),

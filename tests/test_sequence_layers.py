@@ -167,6 +167,20 @@ def test_attention_is_torchs(causal: bool, masked: bool, cross: bool) -> None:
         parity(Mine(6, 3, bias, causal), Theirs(6, 3, bias=bias, batch_first=True), *inputs)
 
 
+def test_causal_attention_with_earlier_keys_is_torchs() -> None:
+    torch = torch_or_skip()
+    arrays = [random_array((2, 3, n, 4), i) for i, n in enumerate((3, 5, 5))]
+    mine, theirs = [ml.Parameter(a) for a in arrays], [torch.tensor(a, requires_grad=True) for a in arrays]
+    y = ops.attention(*mine, causal=True, offset=2)
+    other = torch.nn.functional.scaled_dot_product_attention(*theirs, attn_mask=torch.ones(3, 5).tril(2) > 0)
+    (y * y).sum().backward()
+    (other * other).sum().backward()
+    np.testing.assert_allclose(y.numpy(), other.detach(), rtol=1e-12)
+    for p, t in zip(mine, theirs, strict=True):
+        assert p.grad is not None
+        np.testing.assert_allclose(p.grad.numpy(), t.grad, rtol=1e-10, atol=1e-14)
+
+
 @pytest.mark.parametrize("name", ["RNN", "GRU", "LSTM", "LayerNorm", "GELU", "MultiheadAttention"])
 def test_float32_errors_are_no_worse_than_twice_torchs(name: str) -> None:
     """Outputs and gradients against float64, with an absolute floor."""

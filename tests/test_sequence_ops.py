@@ -58,24 +58,36 @@ def test_layer_norm_finite_differences(axes: int, affine: int) -> None:
                             *(random_array(shape, i) for i in range(affine)), rtol=1e-5)
 
 
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("causal", [None, 0, 1, 5])
 @pytest.mark.parametrize("mask", [None, [[1, 1, 1, 1], [1, 1, 0, 0]], [[0, 1, 0, 1], [0, 0, 0, 0]]])
-def test_attention_finite_differences(causal: bool, mask: Any) -> None:
+def test_attention_finite_differences(causal: int | None, mask: Any) -> None:
+    """Not causal, and causal with an offset."""
     keep = None if mask is None else ml.array(np.array(mask))
-    gradcheck(lambda q, k, v: ops.attention(q, k, v, keep, causal=causal),
+    seen: dict[str, Any] = {} if causal is None else {"causal": True, "offset": causal}
+    gradcheck(lambda q, k, v: ops.attention(q, k, v, keep, **seen),
                             random_array((2, 1, 3, 2)), random_array((2, 1, 4, 2), 1), random_array((2, 1, 4, 3), 2))
 
 
-@pytest.mark.parametrize("causal", [False, True])
+SEEN: list[dict[str, Any]] = [{"causal": False}, {"causal": True}, {"causal": True, "offset": 1}]
+
+
+@pytest.mark.parametrize("seen", SEEN, ids=str)
 @pytest.mark.parametrize("mask", [None, [[1, 1, 1, 1], [1, 1, 0, 0]]])
-def test_attention_with_dropout_finite_differences(causal: bool, mask: Any) -> None:
+def test_attention_with_dropout_finite_differences(seen: dict[str, Any], mask: Any) -> None:
     keep = None if mask is None else ml.array(np.array(mask))
 
     def f(q: Any, k: Any, v: Any) -> Any:
         ml.seed(3)  # each time the same elements
-        return ops.attention(q, k, v, keep, causal=causal, dropout=0.4)
+        return ops.attention(q, k, v, keep, dropout=0.4, **seen)
 
     gradcheck(f, random_array((2, 1, 3, 2)), random_array((2, 1, 4, 2), 1), random_array((2, 1, 4, 3), 2))
+
+
+@pytest.mark.parametrize("offset", [-1, 2])
+def test_an_offset_is_for_causal_attention(offset: int) -> None:
+    q = ml.array(random_array((1, 1, 2, 2)))
+    with pytest.raises(ValueError, match="at least 0, and is for causal attention"):
+        ops.attention(q, q, q, offset=offset)
 
 
 def test_attention_drops_what_dropout_of_its_probabilities_would() -> None:

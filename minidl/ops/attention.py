@@ -16,8 +16,9 @@ class Attention(Op):
     name = "attention"
     precision = "low"
 
-    def __init__(self, causal: bool, scale: float | None, dropout: float = 0.0) -> None:
-        self.causal, self.scale, self.dropout = causal, scale, dropout
+    def __init__(self, causal: bool, scale: float | None, dropout: float = 0.0, offset: int = 0) -> None:
+        self.scale, self.dropout = scale, dropout
+        self.seen = {"causal": causal, **({"offset": offset} if offset else {})}  # kernels without one know no offset
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *mask: Tensor) -> Tensor:
         dtype = same_dtype(self, q, k, v)
@@ -34,9 +35,9 @@ class Attention(Op):
         if self.dropout:
             self.counter, self.numbers = dropped(self.dropout)
             self.call("attention_dropout", [q, k, v, *mask, self.counter], [y, self.p], scale=self.factor,
-                      causal=self.causal, **self.numbers)
+                      **self.seen, **self.numbers)
         else:
-            self.call("attention", [q, k, v, *mask], [y, self.p], scale=self.factor, causal=self.causal)
+            self.call("attention", [q, k, v, *mask], [y, self.p], scale=self.factor, **self.seen)
         return y
 
     def output_grad(self, dy: Tensor, wanted: Sequence[int]) -> dict[int, Tensor]:
@@ -52,12 +53,16 @@ class Attention(Op):
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *, causal: bool = False,
-              scale: float | None = None, dropout: float = 0.0) -> Tensor:
+              scale: float | None = None, dropout: float = 0.0, offset: int = 0) -> Tensor:
     """softmax(q k^T scale) v for q (n, h, t, d), k (n, h, s, d), v (n, h, s, e) -> (n, h, t, e); `scale` is 1/sqrt(d)
     if not given.
 
-    `causal`: query i sees keys 0..i. `mask` (n, s), int64 or bool: 0 where a key is padding. Both may be given; a query
-    that sees no key gives zeros. `dropout`: the rate at which probabilities are dropped, in [0, 1).
+    `causal`: query i sees keys 0..i + offset; `offset`: how many keys come before that of the first query. `mask`
+    (n, s), int64 or bool: 0 where a key is padding. Both may be given; a query that sees no key gives zeros. `dropout`:
+    the rate at which probabilities are dropped, in [0, 1). Raises ValueError for an offset that is negative, or that
+    has no effect.
     """
     check_rate(dropout)
-    return Attention(causal, scale, dropout)(q, k, v, *(() if mask is None else (mask,)))
+    if offset < 0 or (offset and not causal):
+        raise ValueError(f"attention: the offset is {offset}; it must be at least 0, and is for causal attention")
+    return Attention(causal, scale, dropout, offset)(q, k, v, *(() if mask is None else (mask,)))

@@ -24,12 +24,13 @@ def flash_attention(draft: Draft) -> None:
 
 
 def supported(launch: Launch) -> bool:
-    """Whether flash kernels support this launch of `attention`: its types, sizes and layout, no mask, a positive scale,
-    and more than one score, since cuDNN has no gradient for a single one."""
+    """Whether flash kernels support this launch of `attention`: its types, sizes and layout, no mask, no offset, a
+    positive scale, and more than one score, since cuDNN has no gradient for a single one."""
     (q, k, v, *mask), y = launch.reads, launch.writes[0]
     t, s, d, e = q.shape[2], k.shape[2], q.shape[3], v.shape[3]
     sizes = d % PIECE == e % PIECE == 0 and max(d, e) <= WIDEST and t * s > 1
-    return (not mask and q.dtype in HALVES and sizes and dict(launch.constants)["scale"] > 0
+    constants = dict(launch.constants)
+    return (not mask and q.dtype in HALVES and sizes and constants["scale"] > 0 and not constants.get("offset")
             and all(map(_in_pieces, (q, k, v, y))))
 
 
