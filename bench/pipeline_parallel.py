@@ -187,7 +187,8 @@ def work(name: str, computation: str, rounds: int, rate: str | None) -> None:
     if computation == "kernels":
         os.sched_setaffinity(0, {cores[comm.rank % len(cores)]})
     link = replace(measure_messages(comm, RankGrid(comm.size)), core=rate is None and computation == "kernels")
-    every = {s: pipeline.update_every(s, MICRO_BATCHES, options.get("mini_batches")) for s, options in POLICIES.items()}
+    every = {s: pipeline.update_every(s, MICRO_BATCHES, options.get("mini_batches", 1))
+             for s, options in POLICIES.items()}
     graphs: dict[int, Any] = {}  # by the number of micro-batches between updates
     costs: dict[int, CostModel] = {}
     for a in sorted(set(every.values()), reverse=True):

@@ -73,7 +73,7 @@ def _run(trainer: Trainer, steps: int) -> None:
 def steady_staleness(name: str, told: Mapping[str, Any], ranks: int) -> float:
     """The mean number of updates between reading weights and changing them, in the steady state of the policy. All
     stages cost the same here, unlike the stages of a network that `layerpipe` divides."""
-    every = pipeline.update_every(name, MICRO_BATCHES, told.get("mini_batches"))
+    every = pipeline.update_every(name, MICRO_BATCHES, told.get("mini_batches", 1))
     filled = pipeline.plan(name, ranks, *((every,) if "mini_batches" in told else (8 * ranks,)),
                            **dict(told) | ({"mini_batches": 8 * ranks} if "mini_batches" in told else {}))
     own = unpack(filled.schedule.keys)
@@ -110,7 +110,7 @@ def main() -> None:
     about, synchronous, arms, count = machine(), {}, {}, 0
     with show.progress("training", len(ARMS) * len(RATES) * arguments.seeds) as done:
         for name, (policy, told) in ARMS.items():
-            every = pipeline.update_every(policy, MICRO_BATCHES, told.get("mini_batches"))
+            every = pipeline.update_every(policy, MICRO_BATCHES, told.get("mini_batches", 1))
             arms[name] = {"a": every, "rates": {}, "steady": steady_staleness(policy, told, arguments.ranks)}
             for rate in RATES:
                 found = []

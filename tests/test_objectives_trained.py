@@ -154,7 +154,7 @@ def stale(files: Any, name: str, scheduler: str) -> Job:
     objective, more = NETWORKS[name]
     told = settings(objective, files)
     return Job(**told | {"model_args": told["model_args"] | more}, micro_batches=8,
-               update_every=pipeline.update_every(scheduler, 8, STALE[scheduler].get("mini_batches")),
+               update_every=pipeline.update_every(scheduler, 8, STALE[scheduler].get("mini_batches", 1)),
                scheduler=scheduler, scheduler_args=STALE[scheduler], parallel="pipeline")
 
 

@@ -37,6 +37,7 @@ COST = ml.CostModel.analytic()
 OPTIMIZERS = {"sgd": lambda p: optim.SGD(p, 0.02, momentum=0.9), "adamw": lambda p: optim.AdamW(p, 0.003)}
 POLICIES = {"pipedream": ("pipedream", {}), "pipedream, averaged": ("pipedream", {"history": "average"}),
             "pipedream_2bw": ("pipedream_2bw", {"mini_batches": 2}), "paci": ("paci", {"mini_batches": 4}),
+            "pipedream_2bw, whole": ("pipedream_2bw", {}), "paci, whole": ("paci", {}),
             "layerpipe": ("layerpipe", {}), "layerpipe2": ("layerpipe2", {}),
             "layerpipe2, averaged": ("layerpipe2", {"history": "average"})}
 
@@ -97,8 +98,10 @@ def recorded(every, optimizer="sgd", network=lambda: models.mlp(12, *[16] * 7, 5
                 loss.backward()
                 part = loss.detach() * (every / MICRO_BATCHES)
                 total = part if total is None else ops.add(total, part)
-                if (i + 1) % every == 0:
+                if every < MICRO_BATCHES and (i + 1) % every == 0:
                     opt.step()
+        if every == MICRO_BATCHES:
+            opt.step()
         return total
 
     return model, ml.record(step, *batches()[0])
@@ -106,7 +109,7 @@ def recorded(every, optimizer="sgd", network=lambda: models.mlp(12, *[16] * 7, 5
 
 def update_every(name):
     policy, told = POLICIES[name]
-    return pipeline.update_every(policy, MICRO_BATCHES, told.get("mini_batches"))
+    return pipeline.update_every(policy, MICRO_BATCHES, told.get("mini_batches", 1))
 
 
 def run(name, ranks, **options):
@@ -277,13 +280,14 @@ def test_replicas_train_on_stale_weights(capsys):
 
 @pytest.mark.parametrize(("name", "late"), [
     ("pipedream", [3, 2, 1, 0]), ("pipedream, averaged", [3, 2, 1, 0]), ("pipedream_2bw", [1, 1, 1, 1]),
-    ("paci", [2, 1, 1, 0]), ("layerpipe2", [6, 4, 2, 0]), ("layerpipe2, averaged", [6, 4, 2, 0])])
+    ("pipedream_2bw, whole", [1, 1, 1, 1]), ("paci", [2, 1, 1, 0]), ("paci, whole", [1, 1, 1, 0]),
+    ("layerpipe2", [6, 4, 2, 0]), ("layerpipe2, averaged", [6, 4, 2, 0])])
 def test_the_log_says_what_was_published(name, late):
     _, _, log, plan = run(name, 4)
     found = staleness(log)
     assert [int(found[s].max()) for s in range(4)] == late
     policy, told = POLICIES[name]
-    many = ({"mini_batches": STEPS * told["mini_batches"]} if "mini_batches" in told else {})
+    many = ({"mini_batches": STEPS * told.get("mini_batches", 1)} if policy in ("pipedream_2bw", "paci") else {})
     made = pipeline.plan(policy, 4, update_every(name) if many else STEPS * MICRO_BATCHES, **told | many)
     expected = dict(zip(made.schedule.keys.tolist(), made.versions.read.tolist(), strict=True))
     for e in log:  # all steps as if the policy had ordered them in one
@@ -300,7 +304,8 @@ def planned(name, ranks, **options):
 
 @pytest.mark.parametrize(("name", "copies"), [
     ("pipedream", [2, 1, 0]), ("pipedream", [5, 2, 1, 0]), ("pipedream, averaged", [1, 1, 1, 0]),
-    ("pipedream_2bw", [1, 1, 1, 1]), ("paci", [0, 0, 0, 0]), ("layerpipe2", [4, 2, 0]),
+    ("pipedream_2bw", [1, 1, 1, 1]), ("pipedream_2bw, whole", [1, 1, 1, 1]), ("paci", [0, 0, 0, 0]),
+    ("layerpipe2", [4, 2, 0]),
     ("layerpipe2, averaged", [1, 1, 0])])
 def test_a_rank_keeps_as_many_copies_as_are_read_at_a_time(name, copies):
     """Beside the parameters themselves: places for a weight's older versions. As many as are alive at a time, if their
@@ -513,8 +518,9 @@ def test_a_step_with_other_updates_is_refused():
         ml.plan(graph, "pipedream", COST, ml.Machine(2))
     with pytest.raises(PipelineError, match="history is 'none'; it must be 'exact' or 'average'"):
         pipeline.plan("layerpipe2", 3, 4, history="none")
-    with pytest.raises(PipelineError, match="pipedream_2bw needs a step of several mini-batches.*; it has 1 of 8"):
-        pipeline.update_every("pipedream_2bw", 8)
+    for wrong in (0, 3, "two"):
+        with pytest.raises(PipelineError, match=rf"paci updates .*mini_batches={wrong}\) must divide .*-batches 8\)"):
+            pipeline.update_every("paci", 8, wrong)
     with pytest.raises(PipelineError, match="are on different ranks and both need .*, which outlives a step"):
         ml.plan(recorded(1, network=Mixed)[1], "layerpipe", COST, ml.Machine(3))
     with pytest.raises(PipelineError, match="method inter cuts .O0 in two, but a task of a recorded network cannot be"):
@@ -620,7 +626,8 @@ def test_a_stale_run_goes_on_where_it_was(tmp_path):
 @pytest.mark.mpi
 @pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec; install minidl[mpich]")
 @pytest.mark.parametrize(("flags", "line"), [
-    (["--scheduler", "pipedream_2bw"], "pipedream_2bw needs a step of several mini-batches"),
+    (["--scheduler", "pipedream_2bw", "--scheduler-arg", "mini_batches=3"],
+     "pipedream_2bw updates after each mini-batch, so the number of mini-batches"),
     (["--scheduler", "pipedream", "--clip", "1"],
      "pipedream updates several times in a step, before all stages have their gradients"),
     (["--scheduler", "gpipe", "--version-log", "x.jsonl"],

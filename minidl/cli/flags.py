@@ -478,7 +478,7 @@ def job(arguments: argparse.Namespace, under: str | None = None) -> Job:
     if not arguments.model:
         raise UsageError("the network is missing; give --model NAME (see `minidl models`)")
     every = (pipelines.update_every(arguments.scheduler, arguments.micro_batches,
-                                    dict(arguments.scheduler_arg).get("mini_batches")) if arguments.subject == "c"
+                                    dict(arguments.scheduler_arg).get("mini_batches", 1)) if arguments.subject == "c"
              and _stale(arguments) else arguments.update_every)
     groups = pipelines.groups(under or arguments.scheduler) if arguments.subject == "c" else 1
     return Job(model=arguments.model, model_args=dict(arguments.model_arg), data=arguments.data, root=arguments.root,

@@ -107,19 +107,19 @@ class VersionLog:
 
 def staleness(entries: Iterable[VersionRead]) -> dict[int, Ints]:
     """Stage -> for every forward, the number of updates between reading the weights and changing them."""
-    made: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    made: dict[tuple[int, int], set[int]] = {}
     read: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for e in entries:
         task = unpack(e.key)
         if task.kind == Kind.U:
-            made.setdefault((e.step, task.unit), []).append((task.micro_batch, e.version - 1))
+            made.setdefault((e.step, task.unit), set()).add(e.version - 1)
         elif task.kind == Kind.F:
             read.setdefault((e.step, task.unit), []).append((task.micro_batch, e.version))
     found: dict[int, list[int]] = {}
-    for (step, unit), pairs in sorted(read.items()):
-        updates = sorted(made[step, unit])
-        found.setdefault(unit, []).extend(next(before for after, before in updates if after >= i) - version
-                                          for i, version in pairs)
+    for mine, forwards in sorted(read.items()):
+        before = sorted(made[mine])  # the version that each update of the step changes
+        found.setdefault(mine[1], []).extend(before[i * len(before) // len(forwards)] - version
+                                             for i, version in forwards)
     return {unit: np.array(late) for unit, late in found.items()}
 
 

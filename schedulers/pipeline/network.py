@@ -178,7 +178,7 @@ def _validated(graph: TaskGraph, schedule: Schedule, cost: CostModel,
 def _check_updates(name: str, graph: TaskGraph, versions: Versions) -> None:
     """Raises PipelineError for a step whose updates come at other times than the policy's."""
     after, count = {int(i) for i in graph.micro_batch[updates(graph)]}, int(graph.micro_batch.max()) + 1
-    if after != set(range(versions.every - 1, count, versions.every)):
+    if after != (set(range(versions.every - 1, count, versions.every)) if versions.every < count else {0}):
         raise PipelineError(f"{name} updates after every {versions.every} of {count} micro-batches; this step was "
                             f"recorded with other updates (a scheduler of your own needs --update-every "
                             f"{versions.every})")

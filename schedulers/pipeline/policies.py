@@ -180,14 +180,14 @@ def names() -> list[str]:
     return sorted(POLICIES)
 
 
-def update_every(name: str, micro_batches: int, mini_batches: int | None = None) -> int:
-    """The number of micro-batches between two updates of a run under this policy. Raises PipelineError for numbers that
-    do not fit."""
+def update_every(name: str, micro_batches: int, mini_batches: Any = 1) -> int:
+    """The number of micro-batches between two updates of a run under this policy, whose step has `mini_batches`
+    mini-batches. Raises PipelineError for numbers that do not fit."""
     if "mini_batches" in policy(name).options:
-        if mini_batches is None or mini_batches < 2 or micro_batches % mini_batches:
-            raise PipelineError(f"{name} needs a step of several mini-batches (--scheduler-arg mini_batches=2), and "
-                                f"their number must divide the number of micro-batches; it has "
-                                f"{mini_batches or 1} of {micro_batches}")
+        if not isinstance(mini_batches, int) or mini_batches < 1 or micro_batches % mini_batches:
+            raise PipelineError(f"{name} updates after each mini-batch, so the number of mini-batches "
+                                f"(--scheduler-arg mini_batches={mini_batches}) must divide the number of "
+                                f"micro-batches (--micro-batches {micro_batches})")
         return micro_batches // mini_batches
     return 1 if policy(name).stale else micro_batches
 

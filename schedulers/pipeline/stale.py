@@ -51,12 +51,14 @@ def paci_versions(problem: Problem, schedule: Schedule) -> Versions:
 
 
 def pipedream_2bw(problem: Problem, mini_batches: int = 1) -> Schedule:
-    """1F1B over `mini_batches` mini-batches in a row, without a flush between them (Narayanan et al., 2020)."""
+    """1F1B over `mini_batches` mini-batches in a row, without a flush between them (Narayanan et al., 2020). A step of
+    training is divided into so many; by default it is one, with one update."""
     return one_f_one_b(replace(problem, micro_batches=problem.micro_batches * mini_batches))
 
 
 def paci(problem: Problem, mini_batches: int = 1) -> Schedule:
-    """1F1B without a flush over `mini_batches` mini-batches, an update after each, no weights kept (PACI, 2026).
+    """1F1B without a flush over `mini_batches` mini-batches, an update after each, no weights kept (PACI, 2026). A step
+    of training is divided into so many; by default it is one.
 
     A backward reads the newest weights, not its forward's. Between the two come p - s - 1 other backwards on rank s, so
     at most ceil((p - s - 1) / m) updates, where m is the micro-batches of a mini-batch: a larger m limits the drift.

@@ -39,7 +39,7 @@ def steady_order(name: str, chosen: Policy, problem: Problem, options: Mapping[s
     """
     several = int(options.get("mini_batches", 1))
     count = problem.micro_batches * several
-    if "mini_batches" in options:
+    if "mini_batches" in chosen.options:
         options = {**options, "mini_batches": several * STEPS}
     else:
         problem = replace(problem, micro_batches=count * STEPS)
