@@ -122,20 +122,10 @@ def main() -> None:
         plans = {"in_order": schedulers.in_order(graph), "multi_stream": schedulers.multi_stream(graph, cost=cost)}
         runs = {key: ml.StreamExecutor(graph, plan) for key, plan in plans.items()}
         arms: dict[str, Any] = {f"minidl {key}": (lambda run=run: run(x, y)) for key, run in runs.items()}
-        python = device.CPU()
-        python.set_lanes("python")
-        runs["python"] = ml.StreamExecutor(graph, plans["in_order"], device=python)
-        arms["minidl in_order, Python lanes"] = lambda run=runs["python"]: run(x, y)
-        runs["traced"] = ml.StreamExecutor(graph, plans["in_order"], trace=True)
-        arms["minidl in_order, traced"] = lambda run=runs["traced"]: run(x, y)
         arms |= torch_steps(sizes, x, y, arguments.seconds)
         samples = interleave(arms, seconds=arguments.seconds)
         entry: dict[str, Any] = {"tasks": len(graph), "step_ms": {arm: spread(s) for arm, s in samples.items()},
                                  "two_streams_against_one": ratio(samples, "minidl in_order", "minidl multi_stream"),
-                                 "lanes_python_against_default": ratio(samples, "minidl in_order, Python lanes",
-                                                                       "minidl in_order"),
-                                 "traced_against_untraced": ratio(samples, "minidl in_order, traced",
-                                                                  "minidl in_order"),
                                  "equal_bits": _equal_bits(sizes, batch)}
         for arm in arms:
             if arm.startswith("torch"):

@@ -1,0 +1,87 @@
+"""Native lanes against Python lanes: whole calls of a step, inputs and outputs included, and what a trace costs.
+
+    python bench/lanes.py [--seconds 8] [--only NAME] [--out FILE.json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
+
+from common import interleave, machine, ratio, save, sgd_step, spread
+
+import minidl as ml
+from minidl import device, models
+
+
+def mobilenet() -> Any:
+    return models.create("mobilenet_v3_large", width=0.25, image_size=32)
+
+
+#: network, batch, and how many times faster native lanes shall be
+CASES: dict[str, tuple[Callable[[], Any], int, float]] = {
+    "MLP 16 x 64, batch 8": (lambda: models.mlp(*[64] * 16, 10), 8, 2.3),
+    "MLP 784-512-512-10, batch 64": (lambda: models.mlp(784, 512, 512, 10), 64, 1.0),
+    "MLP 8 x 1024, batch 256": (lambda: models.mlp(*[1024] * 8, 10), 256, 1.0),
+    "LeNet, batch 64": (lambda: models.create("lenet"), 64, 1.0),
+    "MobileNetV3 a0.25, batch 8": (mobilenet, 8, 1.5),
+    "MobileNetV3 a0.25, batch 32": (mobilenet, 32, 1.15),
+    "ResNet-20, batch 32": (lambda: models.create("resnet20"), 32, 1.0),
+}
+KINDS = ("native", "python", "traced")  #: traced: native with a trace
+
+
+def measured(case: str, seconds: float) -> dict[str, Any]:
+    """The entry of a case."""
+    make, batch, target = CASES[case]
+    ml.seed(0)
+    model = make()
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((batch, *model.input_shape), np.float32)
+    y = rng.integers(0, 10, batch)
+    graph = ml.record(sgd_step(model), x, y)
+    cost = ml.CostModel.measure(graph)
+    python = device.CPU()
+    python.set_lanes("python")
+    arms: dict[str, Callable[[], Any]] = {}
+    with ExitStack() as stack:
+        for name in ("in_order", "multi_stream"):
+            schedule = ml.plan(graph, name, cost).schedule
+            for kind in KINDS:
+                run = stack.enter_context(closing(ml.StreamExecutor(
+                    graph, schedule, device=python if kind == "python" else None, trace=kind == "traced")))
+                arms[f"{name}, {kind}"] = lambda run=run: run(x, y)
+        samples = interleave(arms, seconds=seconds)
+    return {"tasks": len(graph), "target": target, "step_ms": {arm: spread(s) for arm, s in samples.items()},
+            "streams": {"multi_stream": len(schedule.lanes)},
+            **{f"{what}, {name}": ratio(samples, f"{name}, {kind}", f"{name}, native")
+               for what, kind in (("python / native", "python"), ("traced / untraced", "traced"))
+               for name in ("in_order", "multi_stream")}}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=8.0, help="per network")
+    parser.add_argument("--only", choices=CASES, help="one network")
+    parser.add_argument("--out", help="where to write the record")
+    arguments = parser.parse_args()
+    record: dict[str, Any] = {"machine": machine(), "networks": {}}
+    for case in [arguments.only] if arguments.only else CASES:
+        entry = record["networks"][case] = measured(case, arguments.seconds)
+        print(f"\n{case}   ({entry['tasks']} tasks, multi_stream on {entry['streams']['multi_stream']} streams)")
+        for key, value in entry.items():
+            if "/" in key:
+                print(f"  {key:32} {value['median']:7.3f}x   p10 {value['p10']:7.3f}   p90 {value['p90']:7.3f}")
+    save("lanes", record, arguments.out)
+
+
+if __name__ == "__main__":
+    main()
