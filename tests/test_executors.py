@@ -551,7 +551,7 @@ def lanes_of(graph, lanes):
 def test_a_failing_kernel_reaches_the_caller_with_its_task_and_traceback_and_the_executor_runs_again(faulty_step,
                                                                                                      lanes, place):
     graph = ml.record(faulty_step, X)
-    run = StreamExecutor(graph, lanes_of(graph, lanes))
+    run = StreamExecutor(graph, lanes_of(graph, lanes), trace=True)
     task = next(t for t in graph for launch in t.launches if ("name", place) in launch.constants)
     with deadline():
         for _ in range(3):
@@ -565,8 +565,10 @@ def test_a_failing_kernel_reaches_the_caller_with_its_task_and_traceback_and_the
             assert isinstance(caught.value.__cause__, Broken)
             lines = traceback.extract_tb(caught.value.__cause__.__traceback__)
             assert lines[-1].name == "this_line_fails"
+            assert run.timeline is None, "some tasks have not run, or only in an earlier step"
             FAULT["in"] = None
             before = run(X)
+            assert run.timeline is not None
         assert np.isfinite(float(before))
     run.close()
 

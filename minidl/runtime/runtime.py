@@ -123,8 +123,8 @@ class Runtime:
 
     @property
     def timeline(self) -> Timeline | None:
-        """The timeline of the last call; None without `trace`. Waits until communication has ended, but for sends that
-        are received in the next step: those end with this one."""
+        """The timeline of the last call; None without `trace`, or if the call failed. Waits until communication has
+        ended, but for sends that are received in the next step: those end with this one."""
         if self._timeline is None and self._last is not None and self.trace and self._error is None:
             if self.program.runs_on:
                 self._finish()
@@ -311,6 +311,8 @@ class Runtime:
         if isinstance(error, LaneError) and isinstance(error.error, RankError | TransferError):
             error = error.error  # the error of a transfer on a computing lane
         found = error
+        if self.transport is None:
+            self._last = self._timeline = None  # the stamps are of several steps
         if isinstance(error, LaneError | TransferError):
             task = part.part.graph[error.task]
             where = f" on lane {part.part.schedule.lanes[part.lane_of[error.task]]}"
