@@ -45,7 +45,7 @@ def trained(job: Job, ranks: int, epochs: int) -> dict[str, Any]:
     """Accuracy of a run (None if it diverges), and its staleness if it has ranks."""
     cost, link = CostModel.analytic(), Link(50.0, 1e3)
     own = [Recorded(job) for _ in range(ranks)]
-    steps = epochs * own[0].train_data.steps_per_epoch
+    steps = own[0].train_data.steps(epochs)
 
     def work(communicator: Any) -> Any:
         trainer = PipelineTrainer(own[communicator.rank], cost, communicator, link)

@@ -58,7 +58,7 @@ class Run:
             return loss
 
         example = next(self.loader)
-        self.loader.restore({"epoch": 0, "batch": 0})
+        self.loader.restore({"position": 0})
         self.step = ml.SequentialExecutor(ml.record(step, *example)) if recorded else lambda x, y: step(ml.array(x),
                                                                                                         ml.array(y))
 
@@ -208,13 +208,14 @@ HOSTILE: dict[str, Any] = {
     "metadata a list": lambda c: rewritten(c, lambda h: h["__metadata__"].update(minidl="[]")),
     "deep metadata": lambda c: rewritten(c, lambda h: h["__metadata__"].update(minidl="[" * 10**6)),
     "long number": lambda c: rewritten(c, lambda h: h["__metadata__"].update(minidl="9" * 10**5)),
-    "another format": lambda c: rewritten(c, about(format=1)),
+    "another format": lambda c: rewritten(c, about(format=99)),
+    "an older format": lambda c: rewritten(c, about(format=2)),
     "no step": lambda c: rewritten(c, about(step=None)),
     "negative step": lambda c: rewritten(c, about(step=-1)),
     "step true": lambda c: rewritten(c, about(step=True)),
     "loader text": lambda c: rewritten(c, about(loader="x")),
     "loader empty": lambda c: rewritten(c, about(loader={})),
-    "loader place": lambda c: rewritten(c, place({"epoch": 0, "batch": 10**9})),
+    "loader place": lambda c: rewritten(c, place({"position": -1})),
     "loader place text": lambda c: rewritten(c, place("x")),
     "tensor out of the file": lambda c: rewritten(c, lambda h: h["model.last.bias"].update(data_offsets=[0, 10**12])),
     "tensors overlap": lambda c: rewritten(c, lambda h: h["model.last.bias"].update(

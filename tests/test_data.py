@@ -31,17 +31,28 @@ def counting(samples: int) -> data.Dataset:
 # ---- order, places, ranks
 
 
-@given(samples=st.integers(1, 200), batch=st.integers(1, 50), seed=st.integers(0, 2**64 - 1))
+@given(samples=st.integers(1, 200), batch=st.integers(1, 50), seed=st.integers(0, 2**64 - 1), epochs=st.integers(1, 4))
 @settings(deadline=None)
-def test_a_training_epoch_holds_every_sample_at_most_once(samples, batch, seed):
+def test_a_training_epoch_holds_every_sample_once(samples, batch, seed, epochs):
+    """All batches are of one size, and an epoch ends in the first batch with which all its samples have come."""
     if batch > samples:
         refused("counting", str(samples), act=lambda: data.Loader(counting(samples), batch, seed=seed))
         return
-    loader = data.Loader(counting(samples), batch, seed=seed)
-    seen = [y for _, y in loader]
-    assert [len(y) for y in seen] == [batch] * (samples // batch) == [batch] * loader.steps_per_epoch
-    assert len(set(np.concatenate(seen))) == batch * len(seen)
-    assert loader.state() == {"epoch": 1, "batch": 0}
+    loader, seen = data.Loader(counting(samples), batch, seed=seed), []
+    for epoch in range(epochs):
+        for _, y in loader:
+            assert loader.ended == (loader.epoch == epoch + 1)
+            assert len(y) == batch
+            seen.append(y)
+        assert loader.ended
+        assert loader.epoch == epoch + 1
+        assert len(seen) == loader.steps(epoch + 1)
+        assert (len(seen) - 1) * batch < (epoch + 1) * samples <= len(seen) * batch
+    order = np.concatenate(seen)
+    for epoch in range(epochs):
+        assert sorted(order[epoch * samples : (epoch + 1) * samples]) == list(range(samples))
+    assert loader.state() == {"position": len(order)}
+    assert loader.epochs_done == len(order) / samples
 
 
 @given(samples=st.integers(1, 200), batch=st.integers(1, 50))
@@ -50,7 +61,8 @@ def test_evaluation_keeps_order_and_every_sample(samples, batch):
     loader = data.Loader(counting(samples), batch, training=False)
     for _ in range(2):
         seen = [y for _, y in loader]
-        assert len(seen) == loader.steps_per_epoch
+        assert len(seen) == loader.steps()
+        assert loader.ended
         np.testing.assert_array_equal(np.concatenate(seen), np.arange(samples))
 
 
@@ -91,8 +103,8 @@ def test_ranks_share_the_batches_of_one_rank(rows, ranks, steps, seed):
     for _ in range(steps):
         next(one)
     parts = [one.shard(rank, ranks) for rank in range(ranks)]
-    assert {part.steps_per_epoch for part in parts} == {one.steps_per_epoch}
-    for _ in range(one.steps_per_epoch + 1):
+    assert {part.steps() for part in parts} == {one.steps()}
+    for _ in range(one.steps() + 1):
         x, y = next(one)
         shares = [next(part) for part in parts]
         assert {len(share) for _, share in shares} == {rows}
@@ -106,12 +118,12 @@ def test_ranks_share_the_batches_of_one_rank(rows, ranks, steps, seed):
 def test_however_often_a_run_resumes_on_other_ranks_each_sample_comes_once_an_epoch(batches, rest, seed, random, slow,
                                                                                    parts):
     """Parts of a run: steps, and on how many ranks. Also where rows are read ahead, and made by random choices, which
-    are those of the sample in this epoch. Samples that do not fill a batch come in other epochs."""
+    are those of the sample in this epoch. Where batches do not fill an epoch, one holds the start of the next."""
     samples, rows = 12 * batches + rest, (lambda i, n: (n, i)) if random else (lambda i: (i, i))
     found = data.Dataset("found", samples, (), samples, rows, random=random, slow=slow)
     whole = data.Loader(data.Dataset("whole", samples, (), samples, rows, random=random), 12, seed=seed)
     place, seen = whole.state(), []
-    for steps, ranks in [*parts, (batches, 1)]:
+    for steps, ranks in [*parts, (batches + 1, 1)]:
         one = data.Loader(found, 12, seed=seed)
         one.restore(place)
         own = [one.shard(rank, ranks) for rank in range(ranks)]
@@ -120,16 +132,15 @@ def test_however_often_a_run_resumes_on_other_ranks_each_sample_comes_once_an_ep
             assert same((x, y), next(whole))
             seen.append(y)
         place = own[-1].state()
-    for epoch in range(len(seen) // batches):
-        of_epoch = np.concatenate(seen[epoch * batches : (epoch + 1) * batches])
-        assert len(of_epoch) == 12 * batches == len({*of_epoch.tolist()})
-        assert rest or sorted(of_epoch) == list(range(samples))
+    order = np.concatenate(seen)
+    for epoch in range(len(order) // samples):
+        assert sorted(order[epoch * samples : (epoch + 1) * samples]) == list(range(samples))
 
 
 def test_a_batch_that_ranks_cannot_share_is_refused():
     refused("batch of 10", "4 ranks", act=lambda: data.Loader(counting(40), 10).shard(0, 4))
     refused("batch of 3", "2 ranks", act=lambda: data.Loader(counting(43), 10, training=False).shard(0, 2))
-    assert data.Loader(counting(44), 10, training=False).shard(1, 2).steps_per_epoch == 5
+    assert data.Loader(counting(44), 10, training=False).shard(1, 2).steps() == 5
     for rank, ranks in ((2, 2), (-1, 2), (0, 0), (0.5, 2)):
         refused("rank", act=lambda r=rank, n=ranks: data.Loader(counting(40), 4).shard(r, n))
 
@@ -145,16 +156,20 @@ def test_for_is_one_epoch_from_its_start_and_next_is_endless():
     assert not all(same(a, b) for a, b in zip(epoch, other, strict=True))
     for _ in loader:
         break
-    assert loader.state() == {"epoch": 2, "batch": 1}
+    assert loader.state() == {"position": 28}
     assert len(list(itertools.islice(iter(lambda: next(loader), None), 20))) == 20
 
 
 def test_a_place_that_is_none_is_refused_and_changes_nothing():
     loader = data.Loader(counting(12), 4)
     next(loader)
-    for state in ({}, {"epoch": 0}, {"epoch": -1, "batch": 0}, {"epoch": 0, "batch": 3}, {"epoch": 0.0, "batch": 0}):
+    for state in ({}, {"epoch": 0}, {"position": -4}, {"position": 2}, {"position": 4.0}, {"position": 2**64}):
         refused("place", act=lambda s=state: loader.restore(s))
-        assert loader.state() == {"epoch": 0, "batch": 1}
+        assert loader.state() == {"position": 4}
+    judging = data.Loader(counting(10), 4, training=False)
+    for position in (4, 8, 10, 14):
+        judging.restore({"position": position})
+    refused("place", act=lambda: judging.restore({"position": 12}))
 
 
 @pytest.mark.parametrize(("options", "culprit"), [
@@ -175,7 +190,7 @@ def test_digits():
     train, test = data.digits(64), data.digits(64, split="test")
     x, y = next(train)
     assert (x.shape, x.dtype, y.shape, y.dtype) == ((64, 8, 8, 1), np.float32, (64,), np.int64)
-    assert (train.name, train.classes, train.steps_per_epoch) == ("digits", 10, 22)
+    assert (train.name, train.classes, train.steps()) == ("digits", 10, 23)
     assert (train.dataset.samples, test.dataset.samples) == (1438, 359)
     seen = train.dataset.rows(np.arange(1438))[0]
     assert abs(seen.mean()) < 1e-4
@@ -204,7 +219,7 @@ def test_batches_are_fresh_arrays():
     x, y = next(loader)
     kept = x.copy(), y.copy()
     x[:], y[:] = 99, 99
-    loader.restore({"epoch": 0, "batch": 0})
+    loader.restore({"position": 0})
     assert same(next(loader), kept)
 
 

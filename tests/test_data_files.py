@@ -50,7 +50,7 @@ def test_mnist(tmp_path, suffix, folder, dotted):
     np.testing.assert_allclose(x, ((PIXELS[:20] / 255 - 0.1307) / 0.3081)[..., None], rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(y, LABELS[:20])
     assert [len(y) for _, y in test] == [2, 1]
-    assert (train.name, train.classes, train.steps_per_epoch) == ("mnist", 10, 4)
+    assert (train.name, train.classes, train.steps()) == ("mnist", 10, 4)
     assert same(next(data.load(tmp_path / folder, batch_size=5)), next(train))
 
 

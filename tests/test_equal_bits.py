@@ -67,7 +67,7 @@ class Runs:
         recorded = self.recorded[rank]
         for a, begin in zip(arrays(recorded), self.begin[rank], strict=True):
             a[...] = begin
-        recorded.train_data.restore({"epoch": 0, "batch": 0})
+        recorded.train_data.restore({"position": 0})
         recorded.job = replace(recorded.job, scheduler=scheduler)
         return recorded
 

@@ -307,7 +307,7 @@ class Run:
                         if optimizer == "sgd" else optim.AdamW(self.model.parameters(), 0.01, scaler=self.scaler))
             with ml.autocast("float16"):
                 self.graph = ml.record(self.step, *next(self.batches))
-        self.batches.restore({"epoch": 0, "batch": 0})
+        self.batches.restore({"position": 0})
 
     def step(self, x: Any, y: Any) -> Any:
         loss = nn.cross_entropy(self.model(x), y)

@@ -538,7 +538,7 @@ def test_training_on_stale_weights_learns_and_says_how_stale(tmp_path):
                                   str(tmp_path / "log.jsonl"))
     assert code == 0, errors
     assert found["staleness"] == {"mean": 0.4972, "most": 1, "most_of_stages": [1, 0], "drift": 0}
-    assert found["steps"] == 3 * 22, "and a run settles once in an epoch: 175 of 176 micro-batches are late on rank 0"
+    assert found["steps"] == 68, "and a run settles once in an epoch: 541 of 544 micro-batches are late on rank 0"
     assert found["accuracy"] > 0.8
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert {"step": 1, "task": "0F1", "version": 0} in lines
@@ -592,7 +592,7 @@ def test_a_stale_scheduler_of_ones_own_has_a_log(tmp_path):
 @pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec; install minidl[mpich]")
 @pytest.mark.parametrize(("scheduler", "told", "stale"), [
     ("paci", ["mini_batches=4"], {"mean": 0.2472, "most": 1, "most_of_stages": [1, 0], "drift": 1}),
-    ("layerpipe2", ["history=average"], {"mean": 0.9915, "most": 2, "most_of_stages": [2, 0], "drift": 0})])
+    ("layerpipe2", ["history=average"], {"mean": 0.9917, "most": 2, "most_of_stages": [2, 0], "drift": 0})])
 def test_training_without_old_weights_learns(scheduler, told, stale):
     code, found, errors = command(2, *FLAGS, "--scheduler", scheduler, "--epochs", "3",
                                   *(f for option in told for f in ("--scheduler-arg", option)))

@@ -24,7 +24,7 @@ from minidl.training import loop
 from minidl.training.sampling import Writer
 from minidl.training.trainer import OPTIMIZERS, Job, Recorded, Trainer, TrainingError
 
-#: an epoch has 11 steps
+#: 1,438 samples, so epochs end with steps 12, 23, 34, 45
 SMALL = ["--model", "mlp", "--model-arg", "hidden=16", "--batch-size", "128", "--costs", "analytic"]
 
 
@@ -43,17 +43,17 @@ def test_the_log_has_what_a_run_does(capsys, tmp_path):
     record, err = train(capsys, "--epochs", 2, "--log", log, "--log-every", 4)
     found = lines(log)
     assert [r["step"] for r in found if "loss" in r] == [4, 8, 12, 16, 20]
-    assert [r["step"] for r in found if "test_accuracy" in r] == [11, 22]
+    assert [r["step"] for r in found if "test_accuracy" in r] == [12, 23]
     for r in found:
         if "loss" in r:
             assert r["lr"] == 0.05
             assert r["samples_per_s"] > 0
             assert r["eta_s"] >= 0
-            assert r["epoch"] == pytest.approx(r["step"] / 11, abs=1e-3)
+            assert r["epoch"] == pytest.approx(r["step"] * 128 / 1438, abs=1e-3)
     assert found[-1]["test_loss"] == record["test"]["loss"]
     assert len(err.splitlines()) == 6  # five records, and the epoch that was not the last
-    assert re.match(r"epoch 0.3636, step 4 of 22: loss [\d.]+, lr 0.05, [\d,]+ samples/s, \d+:\d\d:\d\d left", err)
-    assert "step 11 of 22: test loss" in err
+    assert re.match(r"epoch 0.3561, step 4 of 23: loss [\d.]+, lr 0.05, [\d,]+ samples/s, \d+:\d\d:\d\d left", err)
+    assert "step 12 of 23: test loss" in err
     train(capsys, "--steps", 3, "--log", log)
     assert [r["step"] for r in lines(log)] == [3]  # a new run begins a new log
 
@@ -63,7 +63,7 @@ def test_time_apart_from_steps_counts_once(monkeypatch):
     clock = [0.0]
     monkeypatch.setattr(loop, "perf_counter", lambda: clock[0])
     trainer = SimpleNamespace(ended=0.0, waits=[0.0] * 3, job=SimpleNamespace(batch_size=4), recorded=SimpleNamespace(
-        train_data=SimpleNamespace(steps_per_epoch=2), optimizer=SimpleNamespace(lr=0.1)))
+        train_data=SimpleNamespace(epochs_done=1.5), optimizer=SimpleNamespace(lr=0.1)))
     speed = loop._Speed(trainer, 6, 0)
     clock[0] = trainer.ended = 2.0
     for passed in (12.0, 17.0):
@@ -82,7 +82,7 @@ def test_metrics_that_are_not_finite_end_a_run():
 
 
 def test_evaluations_and_logs_change_no_bit(capsys, tmp_path):
-    plain, _ = train(capsys, "--steps", 22)
+    plain, _ = train(capsys, "--steps", 23)
     watched, _ = train(capsys, "--epochs", 2, "--log", tmp_path / "l", "--log-every", 1, "--checkpoint", tmp_path / "c",
                        "--checkpoint-every", 3, "--keep", 2)
     assert plain["params_sha256"] == watched["params_sha256"]
@@ -100,7 +100,7 @@ def test_tensorboard_gets_the_same_numbers(capsys, tmp_path):
             if name in ("loss", "lr"):
                 (there,) = [e for e in events.Scalars(name) if e.step == record["step"]]
                 assert value == pytest.approx(there.value)
-    assert events.Scalars("test/accuracy")[-1].step == 11
+    assert events.Scalars("test/accuracy")[-1].step == 12
 
 
 def test_the_learning_rate_warms_up_and_falls_along_a_cosine(capsys, tmp_path):
@@ -158,9 +158,9 @@ def test_the_last_checkpoints_and_the_best_are_kept(capsys, tmp_path):
     folder = tmp_path / "c"
     record, _ = train(capsys, "--epochs", 4, "--checkpoint", folder, "--keep", 2)
     assert sorted(p.name for p in folder.iterdir()) == [
-        "best.safetensors", checkpoint.NAME, "step-00000033.safetensors", "step-00000044.safetensors"]
+        "best.safetensors", checkpoint.NAME, "step-00000034.safetensors", "step-00000045.safetensors"]
     newest, best = checkpoint.peek(folder), checkpoint.peek(folder / "best.safetensors")
-    assert (newest.step, newest.test) == (44, record["test"])
+    assert (newest.step, newest.test) == (45, record["test"])
     assert best.test["accuracy"] >= newest.test["accuracy"]
     more, _ = train(capsys, "--epochs", 5, "--checkpoint", folder, "--keep", 2, "--resume")
     assert checkpoint.peek(folder / "best.safetensors").test["accuracy"] == max(best.test["accuracy"],
@@ -282,7 +282,7 @@ def test_training_data_that_cannot_be_read_lose_no_step(capsys, tmp_path):
     (tmp_path / "own.py").write_text(FRAGILE)
     flags = ["--model-arg", "features=64", "--data", f"{tmp_path / 'own.py'}:points", "--batch-size", "4"]
     whole, _ = train(capsys, *flags, "--steps", 20)
-    last = data.load(flags[3], batch_size=4).indices(0, 9)[1]  # in the tenth batch
+    last = data.load(flags[3], batch_size=4).indices(36)[1]  # in the tenth batch
     (tmp_path / "bad_train").write_text(str(last))
     saves = [*flags, "--checkpoint", tmp_path / "c"]
     _, err = train(capsys, *saves, "--steps", 20, code=2)
@@ -326,6 +326,54 @@ def test_two_runs_do_not_write_to_one_log(capsys, tmp_path):
     log.close()
     train(capsys, "--steps", 2, "--log", tmp_path / "log")
     assert [r["step"] for r in lines(tmp_path / "log")] == [2]
+
+
+# ---- which samples a run sees
+
+NUMBERED = """
+import numpy as np
+from minidl import data
+
+
+def numbers(split):
+    count = 50 if split == "train" else 7
+    def rows(i):
+        return np.repeat(i[:, None], 3, 1).astype(np.float32) / count, i % 2
+    return data.Dataset("numbers", count, (3,), 2, rows)
+"""
+
+
+def test_a_run_that_resumes_in_mid_epoch_on_other_ranks_sees_each_sample_once_an_epoch(capsys, tmp_path, monkeypatch):
+    """50 samples in batches of 12; what the trainers of all ranks take is noted by its place. Each sample of the test
+    data is judged once, too."""
+    (tmp_path / "own.py").write_text(NUMBERED)
+    took, seen, judged = data.Loader.__next__, {}, []
+
+    def noted(self):
+        begin = self.position
+        x, y = took(self)
+        numbers = np.rint(x[:, 0] * self.samples).astype(int).tolist()
+        if self.training:
+            first = begin + self.rank * len(x)
+            for place, number in enumerate(numbers, first):
+                assert seen.setdefault(place, number) == number
+        else:
+            judged.extend(numbers)
+        return x, y
+
+    monkeypatch.setattr(data.Loader, "__next__", noted)
+    flags = ["--model", "mlp", "--model-arg", "features=3", "--data", f"{tmp_path / 'own.py'}:numbers", "--batch-size",
+             12, "--checkpoint", tmp_path / "c"]
+    on = [[], ["--parallel", "data", "--ranks", 2, "--scheduler", "priority"],
+          ["--parallel", "data", "--ranks", 3, "--scheduler", "barrier"],
+          ["--parallel", "pipeline", "--ranks", 2, "--micro-batches", 4, "--scheduler", "gpipe"]]
+    for steps, ranks in zip((3, 6, 7, 13), on, strict=True):
+        judged.clear()
+        train(capsys, *flags, *ranks, "--steps", steps, *(["--resume"] if steps > 3 else []))
+        assert judged == list(range(7)) * (len(judged) // 7)
+    assert sorted(seen) == list(range(13 * 12))
+    for epoch in range(3):
+        assert sorted(seen[epoch * 50 + i] for i in range(50)) == list(range(50))
 
 
 # ---- default learning rates

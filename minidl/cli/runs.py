@@ -37,7 +37,7 @@ WAITING, LEAST = 0.2, 1.0  #: the share of a step, and the milliseconds, above w
 def steps_of(arguments: Any, recorded: Recorded) -> int:
     if arguments.steps:
         return int(arguments.steps)
-    return (arguments.epochs or 1) * recorded.train_data.steps_per_epoch
+    return recorded.train_data.steps(arguments.epochs or 1)
 
 
 def intended(arguments: Any, recorded: Recorded) -> dict[str, Any]:

@@ -80,9 +80,9 @@ def load(
     classes, or tokens, the model knows; None takes the data's own number. `tokenizer`: bytes, a number of tokens, or a
     file, see data/tokens.py. `workers`: processes that decode pictures; None: one for each core but one.
 
-    `split`: train (shuffled anew each epoch, last incomplete batch dropped) or test (stored order, nothing dropped).
-    Files of named data are looked for in `root`, by default ./data. Where no files of named images are found, the
-    embedded digits are used instead, in the size that was asked for; or synthetic images, where the digits have the
+    `split`: train (each epoch in an order of its own, without a gap between them, see `Loader`) or test (stored
+    order). Files of named data are looked for in `root`, by default ./data. Where no files of named images are found,
+    the embedded digits are used instead, in the size that was asked for; or synthetic images, where the digits have the
     wrong number of classes; instead of openwebtext, Python's manual. `note` gets one line that says so, and one for
     resizing. With `strict` a missing file is an error; a missing path or `root` always is. Nothing is ever downloaded.
 

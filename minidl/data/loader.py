@@ -6,9 +6,9 @@ It does not know what a sample is.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,14 +32,16 @@ def fifth(samples: int, split: str) -> Array:
 
 
 class Loader:
-    """Batches (x, y) of a data set. In training each epoch has its own order, and an incomplete last batch is dropped;
-    otherwise the stored order is kept, and the last batch too, however short.
+    """Batches (x, y) of a data set. In training the epochs, each in an order of its own, follow each other without a
+    gap, and are cut into batches of equal size: a batch may hold the end of one epoch and the start of the next one, so
+    that each sample comes exactly once an epoch. Otherwise the stored order is kept, and an epoch's last batch may be
+    short.
 
-    `next(loader)` goes on for ever, from epoch to epoch. `for x, y in loader` runs through one whole epoch: the present
-    one, from its start, even if some of its batches have been taken before. To continue in the middle of an epoch,
-    after `restore`, use `next`.
+    `next(loader)` goes on for ever, from epoch to epoch. `for x, y in loader` runs through the batches that begin in
+    the present epoch, from the first one, even if some of them have been taken before. To continue in the middle of an
+    epoch, after `restore`, use `next`.
 
-    With ranks, each rank gets its own equal, contiguous rows of every global batch; `batch_size`, `steps_per_epoch` and
+    With ranks, each rank gets its own equal, contiguous rows of every global batch; `batch_size`, `position` and
     `state` refer to global batches and are the same for every layout.
     """
 
@@ -47,9 +49,9 @@ class Loader:
                  rank: int = 0, ranks: int = 1) -> None:
         self.dataset, self.batch_size, self.seed, self.training = dataset, batch_size, seed, training
         self.rank, self.ranks = rank, ranks
-        self.epoch = self.batch = 0  #: the place of the next global batch
-        self._order: tuple[int, NDArray[np.int64]] | None = None
-        self._draws: tuple[int, draws.Draws] | None = None
+        self.position = 0  #: how many samples come before the next global batch, those of all epochs before included
+        self._orders: dict[int, NDArray[np.int64]] = {}
+        self._draws: dict[int, draws.Draws] = {}
         self._ahead = _Ahead(self) if dataset.slow else None
         name, samples = dataset.name, dataset.samples
         if not _whole(batch_size) or batch_size < 1:
@@ -75,45 +77,73 @@ class Loader:
         return self.dataset.classes
 
     @property
-    def steps_per_epoch(self) -> int:
-        """How many batches an epoch has."""
-        return self.dataset.samples // self.batch_size if self.training else -(-self.dataset.samples // self.batch_size)
+    def samples(self) -> int:
+        """How many samples the data set has."""
+        return self.dataset.samples
 
-    def indices(self, epoch: int, batch: int) -> NDArray[np.int64]:
-        """The samples of a global batch in order, int64 (B,)."""
-        if self._order is None or self._order[0] != epoch:
-            samples = self.dataset.samples
-            order = permutation(samples, "order", epoch, seed=self.seed) if self.training else np.arange(samples)
-            self._order = epoch, order
-        return self._order[1][batch * self.batch_size : (batch + 1) * self.batch_size]
+    @property
+    def epoch(self) -> int:
+        """The epoch in which the next batch begins."""
+        return self.position // self.samples
 
-    def _drawn(self, epoch: int, rows: NDArray[np.int64]) -> draws.Draws:
-        """The random numbers of these samples in this epoch; outside of training, always those of the first."""
-        epoch = epoch if self.training else 0
-        if self._draws is None or self._draws[0] != epoch:
-            self._draws = epoch, draws.of_epoch(self.dataset.samples, epoch, self.seed)
-        return self._draws[1][rows]
+    @property
+    def epochs_done(self) -> float:
+        """How many epochs the batches so far make."""
+        return self.position / self.samples
 
-    def read(self, epoch: int, batch: int) -> tuple[Array, Array]:
-        """This rank's rows of a global batch. Raises DataError for samples that cannot be read."""
-        rows = self.indices(epoch, batch)
-        share = len(rows) // self.ranks
-        own = rows[self.rank * share : (self.rank + 1) * share]
-        return self.dataset.rows(own, self._drawn(epoch, own)) if self.dataset.random else self.dataset.rows(own)
+    @property
+    def ended(self) -> bool:
+        """Whether an epoch ends in the last batch."""
+        return self.position > 0 and self.position % self.samples < (self.batch_size if self.training else 1)
 
-    def after(self, epoch: int, batch: int) -> tuple[int, int]:
-        """The place of the batch after this one."""
-        return (epoch, batch + 1) if batch + 1 < self.steps_per_epoch else (epoch + 1, 0)
+    def steps(self, epochs: int = 1) -> int:
+        """How many batches it takes, from the first one on, until so many epochs have ended."""
+        if self.training:
+            return -(-epochs * self.samples // self.batch_size)
+        return epochs * -(-self.samples // self.batch_size)
+
+    def _order(self, epoch: int) -> NDArray[np.int64]:
+        return permutation(self.samples, "order", epoch, seed=self.seed) if self.training else np.arange(self.samples)
+
+    def _parts(self, begin: int, end: int) -> Iterator[tuple[int, NDArray[np.int64]]]:
+        """(epoch, its samples in order) from position `begin` up to `end`."""
+        while begin < end:
+            epoch, first = divmod(begin, self.samples)
+            count = min(end - begin, self.samples - first)
+            yield epoch, _kept(self._orders, epoch, self._order)[first : first + count]
+            begin += count
+
+    def indices(self, begin: int) -> NDArray[np.int64]:
+        """The samples of the global batch at a position in order, int64 (B,)."""
+        return np.concatenate([rows for _, rows in self._parts(begin, self.after(begin))])
+
+    def _drawn(self, epoch: int) -> draws.Draws:
+        return draws.of_epoch(self.samples, epoch, self.seed)
+
+    def read(self, begin: int) -> tuple[Array, Array]:
+        """This rank's rows of the global batch at a position. Raises DataError for samples that cannot be read."""
+        share = (self.after(begin) - begin) // self.ranks
+        first = begin + self.rank * share
+        parts = list(self._parts(first, first + share))
+        own = np.concatenate([rows for _, rows in parts])
+        if not self.dataset.random:
+            return self.dataset.rows(own)
+        numbers = [_kept(self._draws, epoch if self.training else 0, self._drawn)[rows] for epoch, rows in parts]
+        return self.dataset.rows(own, np.concatenate(numbers))
+
+    def after(self, begin: int) -> int:
+        """The position after the global batch at this one."""
+        end = begin + self.batch_size
+        return end if self.training else min(end, (begin // self.samples + 1) * self.samples)
 
     def __next__(self) -> tuple[Array, Array]:
-        place = self.epoch, self.batch
-        batch = self._ahead.get(place) if self._ahead else self.read(*place)
-        self.epoch, self.batch = self.after(*place)
+        batch = self._ahead.get(self.position) if self._ahead else self.read(self.position)
+        self.position = self.after(self.position)
         return batch
 
     def __iter__(self) -> Iterator[tuple[Array, Array]]:
-        self.batch = 0
         epoch = self.epoch
+        self.position = self.steps(epoch) * self.batch_size if self.training else epoch * self.samples
         while self.epoch == epoch:
             yield next(self)
 
@@ -129,16 +159,17 @@ class Loader:
         return Loader(dataset, self.batch_size, seed=self.seed, training=self.training)
 
     def state(self) -> dict[str, int]:
-        """The place of the next global batch: {"epoch", "batch"}."""
-        return {"epoch": self.epoch, "batch": self.batch}
+        """The place of the next global batch: {"position"}."""
+        return {"position": self.position}
 
     def restore(self, state: Mapping[str, int]) -> None:
         """Goes to a place that `state` has returned. Raises DataError, before anything changes, for any other."""
-        epoch, batch = (state.get(key, -1) for key in ("epoch", "batch"))
-        if not (_whole(epoch) and _whole(batch) and 0 <= epoch < 2**64 and 0 <= batch < self.steps_per_epoch):
-            raise DataError(f"{self.name}: {dict(state)} is not a place in the order; epoch must be >= 0, batch from 0 "
-                            f"to {self.steps_per_epoch - 1}")
-        self.epoch, self.batch = int(epoch), int(batch)
+        position = state.get("position", -1)
+        known = _whole(position) and 0 <= position < 2**63
+        if not known or (position if self.training else position % self.samples) % self.batch_size:
+            raise DataError(f"{self.name}: {dict(state)} is not a place in the order: no batch of {self.batch_size} of "
+                            f"{self.samples} samples begins there")
+        self.position = int(position)
 
 
 class _Ahead:
@@ -147,19 +178,28 @@ class _Ahead:
     def __init__(self, loader: Loader) -> None:
         self._loader = loader
         self._thread: ThreadPoolExecutor | None = None
-        self._coming: deque[tuple[tuple[int, int], Future[tuple[Array, Array]]]] = deque()
+        self._coming: deque[tuple[int, Future[tuple[Array, Array]]]] = deque()
 
-    def get(self, place: tuple[int, int]) -> tuple[Array, Array]:
-        """The batch at this place; what was read ahead for another one is dropped."""
+    def get(self, place: int) -> tuple[Array, Array]:
+        """The batch at this position; what was read ahead for another one is dropped."""
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "data")
         while self._coming and self._coming[0][0] != place:
             self._coming.popleft()[1].cancel()
-        following = self._loader.after(*self._coming[-1][0]) if self._coming else place
+        following = self._loader.after(self._coming[-1][0]) if self._coming else place
         while len(self._coming) <= DEPTH:
-            self._coming.append((following, self._thread.submit(self._loader.read, *following)))
-            following = self._loader.after(*following)
+            self._coming.append((following, self._thread.submit(self._loader.read, following)))
+            following = self._loader.after(following)
         return self._coming.popleft()[1].result()
+
+
+def _kept(known: dict[int, Any], epoch: int, make: Callable[[int], Any]) -> Any:
+    """What `make(epoch)` returns, which is kept for this epoch and the one before: a batch may reach over both."""
+    if epoch not in known:
+        known[epoch] = make(epoch)
+        for old in known.keys() - {epoch, epoch - 1}:
+            del known[old]
+    return known[epoch]
 
 
 def check_seed(seed: object) -> None:

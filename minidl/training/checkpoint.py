@@ -30,8 +30,8 @@ from ..nn.module import put, state_array
 from ..optim import Optimizer
 
 NAME = "checkpoint.safetensors"  #: the file's name in a directory
-FORMAT = 2
-IDENTITY = ("name", "seed", "batch_size", "training")  #: attributes of a loader that determine its order of samples
+FORMAT = 3
+IDENTITY = ("name", "samples", "seed", "batch_size", "training")  #: attributes of a loader: its order of samples
 
 
 class CheckpointError(ValueError):
@@ -257,6 +257,10 @@ def _opened(file: Path) -> Iterator[tuple[Checkpoint, dict[str, str], Any]]:
 
 def _about(file: Path, raw: Any, header: Mapping[str, str]) -> Checkpoint:
     if not isinstance(raw, dict) or raw.get("format") != FORMAT:
+        made = raw.get("format") if isinstance(raw, dict) else None
+        if type(made) is int and 0 < made < FORMAT:
+            raise CheckpointError(f"{file} was made by an older minidl, in format {made}; this one reads only format "
+                                  f"{FORMAT}: train anew")
         raise CheckpointError(f"{file} is not a checkpoint of this format ({FORMAT})")
     said: list[Any] = [raw.get(key) for key in ("step", "seed", "optimizer", "loader")]
     step, seed, optimizer, loader = said

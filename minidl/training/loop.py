@@ -73,8 +73,7 @@ def _steps(trainer: Trainer, course: Course, place: _Place) -> None:
             trainer.recorded.optimizer.lr = course.rate(step - 1)
         trainer.step()
         place.done = step
-        ended = step % data.steps_per_epoch == 0
-        if ended:  # whether it is judged and saved or not, so that neither changes a stale run
+        if ended := data.ended:  # whether it is judged and saved or not, so that neither changes a stale run
             trainer.settle()
         told = bool(course.log_every) and step % course.log_every == 0
         if told or ended:
@@ -107,7 +106,7 @@ def _steps(trainer: Trainer, course: Course, place: _Place) -> None:
 def judged(trainer: Trainer, step: int, test: Mapping[str, float]) -> dict[str, Any]:
     """The record of an evaluation."""
     data = trainer.recorded.train_data
-    return {"step": step, "epoch": round(step / data.steps_per_epoch, 4),
+    return {"step": step, "epoch": round(data.epochs_done, 4),
             **{f"test_{name}": value for name, value in test.items()}}
 
 
@@ -130,7 +129,7 @@ class _Speed:
         seconds, steps = max(now - self.since - self.away, 1e-9), step - self.step
         waited = sum(trainer.waits[-steps:])
         self.step, self.since, self.away = step, now, 0.0
-        return {"step": step, "epoch": round(step / trainer.recorded.train_data.steps_per_epoch, 4), "loss": loss,
+        return {"step": step, "epoch": round(trainer.recorded.train_data.epochs_done, 4), "loss": loss,
                 "lr": float(f"{trainer.recorded.optimizer.lr:.7g}"),  # a float32
                 "samples_per_s": round(steps * trainer.job.batch_size / seconds, 2),
                 "eta_s": round(seconds / steps * (self.steps - step), 1),

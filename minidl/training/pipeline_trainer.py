@@ -98,7 +98,7 @@ class PipelineTrainer(Trainer):
 
     def step(self) -> None:
         super().step()
-        if self.plan.versions is not None and self.recorded.train_data.state()["batch"] == 0:
+        if self.plan.versions is not None and self.recorded.train_data.ended:
             self.settle()
 
     def settle(self) -> None:

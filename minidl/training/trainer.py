@@ -223,7 +223,7 @@ class Recorded:
 
     def _example(self) -> tuple[Any, Any]:
         x, y = next(self.train_data)
-        self.train_data.restore({"epoch": 0, "batch": 0})
+        self.train_data.restore({"position": 0})
         return x, y
 
     def _split(self, x: Any, y: Any) -> list[Any]:
@@ -372,7 +372,7 @@ class Trainer:
         recorded, model, runs = self.recorded, self.recorded.model.eval(), self._judges
         sums: Any = 0.0
         test = recorded.test_data
-        test.restore({"epoch": 0, "batch": 0})
+        test.restore({"position": 0})
         try:
             for x, y in test:
                 if len(x) not in runs:
