@@ -74,6 +74,16 @@ def sgd_step(model: Any) -> Callable[[Any, Any], Any]:
     return step
 
 
+def recorded_step(model: Any, batch: int) -> tuple[Any, Any, Any]:
+    """(graph, images, labels): a recorded step of `sgd_step` on inputs at random."""
+    import minidl as ml
+
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((batch, *model.input_shape), np.float32)
+    y = rng.integers(0, 10, batch)
+    return ml.record(sgd_step(model), x, y), x, y
+
+
 def prediction_errors(graph: Any, plans: Mapping[str, Any], arms: Mapping[str, Callable[[], Any]], seconds: float,
                       corun: Any = None) -> dict[str, dict[str, float]]:
     """Predicted over measured step time, minus 1, in five rounds. Costs are measured in turn with the arms, since a

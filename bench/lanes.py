@@ -12,11 +12,9 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
 
-from common import interleave, machine, ratio, save, sgd_step, spread
+from common import interleave, machine, ratio, recorded_step, save, spread
 
 import minidl as ml
 from minidl import device, models
@@ -43,11 +41,7 @@ def measured(case: str, seconds: float) -> dict[str, Any]:
     """The entry of a case."""
     make, batch, target = CASES[case]
     ml.seed(0)
-    model = make()
-    rng = np.random.default_rng(0)
-    x = rng.standard_normal((batch, *model.input_shape), np.float32)
-    y = rng.integers(0, 10, batch)
-    graph = ml.record(sgd_step(model), x, y)
+    graph, x, y = recorded_step(make(), batch)
     cost = ml.CostModel.measure(graph)
     python = device.CPU()
     python.set_lanes("python")

@@ -16,7 +16,7 @@ import numpy as np
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
 
-from common import interleave, machine, prediction_errors, ratio, save, sgd_step, spread
+from common import interleave, machine, prediction_errors, ratio, recorded_step, save, spread
 
 import minidl as ml
 from minidl import device, models, schedulers
@@ -32,9 +32,7 @@ def recorded(sizes: list[int], batch: int) -> tuple[Any, Any, Any, Any]:
     """(model, graph, x, y) of one SGD step with momentum."""
     ml.seed(0)
     model = models.mlp(*sizes)
-    rng = np.random.default_rng(0)
-    x, y = rng.standard_normal((batch, sizes[0]), np.float32), rng.integers(0, sizes[-1], batch)
-    return model, ml.record(sgd_step(model), x, y), x, y
+    return model, *recorded_step(model, batch)
 
 
 def torch_steps(sizes: list[int], x: Any, y: Any, seconds: float) -> dict[str, Any]:
