@@ -47,6 +47,14 @@ template <typename T> __global__ void tanh_(const T* x, T* y, Strides s) {
     map(s, y, [](Sum<T> v) { return tanh(v); }, x);
 }
 
+template <typename T> __global__ void sin_(const T* x, T* y, Strides s) {
+    map(s, y, [](Sum<T> v) { return sin(v); }, x);
+}
+
+template <typename T> __global__ void cos_(const T* x, T* y, Strides s) {
+    map(s, y, [](Sum<T> v) { return cos(v); }, x);
+}
+
 template <typename T> __global__ void abs_(const T* x, T* y, Strides s) {
     map(s, y, [](Sum<T> v) { return fabs(v); }, x);
 }

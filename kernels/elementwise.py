@@ -31,7 +31,7 @@ def _dense(definition: Kernel) -> None:
     definition.cuda()(lambda *arrays: [*dense("elementwise.cu", f"{definition.name}<{c_type(arrays[-1])}>", *arrays)])
 
 
-C_FUNCTIONS = ("abs", "div", "exp", "log", "sqrt", "tanh")  #: kernels of these names end in an underscore in C
+C_FUNCTIONS = ("abs", "cos", "div", "exp", "log", "sin", "sqrt", "tanh")  #: these end in an underscore in C
 
 
 def _ufunc_kernel(name: str, function: Any) -> None:
@@ -43,6 +43,7 @@ def _ufunc_kernel(name: str, function: Any) -> None:
 
 for _name, _function in {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "neg": np.negative,
                          "exp": np.exp, "log": np.log, "sqrt": np.sqrt, "tanh": np.tanh, "abs": np.abs,
+                         "sin": np.sin, "cos": np.cos,
                          "maximum": np.maximum, "minimum": np.minimum}.items():
     _ufunc_kernel(_name, _function)
 

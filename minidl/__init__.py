@@ -30,19 +30,24 @@ _WHERE = {
     "kernelcheck": "checks", "arange": "ops", "full": "ops", "ones": "ops",
     "ones_like": "ops", "rand": "ops", "randn": "ops", "zeros": "ops", "zeros_like": "ops", "stack": "ops",
     "where": "ops", "cat": "ops", "maximum": "ops", "minimum": "ops", "eye": "ops", "linspace": "ops",
+    "einsum": "ops", "full_like": "ops", "rand_like": "ops", "randn_like": "ops", "randint": "ops", "randperm": "ops",
 }
 #: methods that are functions, too, as in torch: `minidl.exp(x)` is `x.exp()`. They are listed here because each import
 #: of a module of this package asks for its name here first, and must not import the ops
-_METHODS = ("abs", "all", "amax", "amin", "any", "argmax", "argmin", "chunk", "clamp", "exp", "flatten", "gather",
-            "log", "log_softmax", "masked_fill", "matmul", "max", "mean", "min", "permute", "pow", "relu", "reshape",
-            "sigmoid", "softmax", "split", "sqrt", "square", "squeeze", "std", "sum", "tanh", "transpose", "unsqueeze",
-            "var")
+_METHODS = ("abs", "add", "all", "amax", "amin", "any", "argmax", "argmin", "argsort", "bmm", "chunk", "clamp", "clip",
+            "cos", "cumsum", "div", "eq", "exp", "flatten", "flip", "gather", "ge", "gt", "index_select", "isfinite",
+            "isinf", "isnan", "le", "log", "log_softmax", "logsumexp", "lt", "masked_fill", "matmul", "max", "mean",
+            "min", "mm", "movedim", "mul", "ne", "neg", "norm", "numel", "outer", "permute", "pow", "reciprocal",
+            "relu", "repeat_interleave", "reshape", "roll", "rsqrt", "sigmoid", "sin", "softmax", "sort", "split",
+            "sqrt", "square", "squeeze", "std", "sub", "sum", "swapaxes", "t", "tanh", "tile", "topk", "transpose",
+            "tril", "triu", "unbind", "unsqueeze", "var")
 #: what torch calls otherwise -> what to use here
 _INSTEAD = {"tensor": "minidl.array", "from_numpy": "minidl.array", "as_tensor": "minidl.array",
             "manual_seed": "minidl.seed", "save": "minidl.checkpoint.save", "load": "minidl.checkpoint.load",
-            "einsum": "minidl.matmul and permute",
-            "bmm": "minidl.matmul", "mm": "minidl.matmul", "float32": "'float32'", "float64": "'float64'",
-            "int64": "'int64'", "long": "'int64'", "bool": "'bool'", "isnan": "x != x", "compile": "minidl.record"}
+            "concat": "minidl.cat", "empty": "minidl.zeros", "allclose": "np.allclose(a.numpy(), b.numpy())",
+            "equal": "(a == b).all()", "meshgrid": "minidl.array of NumPy's",
+            "float32": "'float32'", "float64": "'float64'",
+            "int64": "'int64'", "long": "'int64'", "bool": "'bool'", "compile": "minidl.record"}
 _MODULES = {"checkpoint": "training.checkpoint", "data": "data", "device": "runtime.device", "models": "models",
             "nn": "nn", "ops": "ops", "optim": "optim", "schedulers": "schedulers"}
 

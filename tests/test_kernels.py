@@ -13,7 +13,7 @@ import minidl as ml
 from minidl.kernels import KERNELS, Kernel, KernelError, kernel
 from minidl.kernels.masks import COMPARISONS, LOGIC
 
-HERE = ("elementwise", "masks", "linear", "reduce", "loss", "dropout", "optimizer", "updates")
+HERE = ("elementwise", "masks", "linear", "reduce", "loss", "dropout", "optimizer", "updates", "along_axis")
 
 
 @dataclass
@@ -37,7 +37,7 @@ def examples(n=3, m=4):
     for name in ("add", "sub", "mul", "div", "maximum", "minimum"):
         for a, b in ((s, s), (s, (m,)), (s, (n, 1)), ((n, 1), (1, m)), ((), s)):
             yield Example(name, (a, b), (s,), positive=name == "div")
-    for name in ("neg", "exp", "log", "sqrt", "tanh", "abs", "relu", "sigmoid", "copy"):
+    for name in ("neg", "exp", "log", "sqrt", "sin", "cos", "tanh", "abs", "relu", "sigmoid", "copy"):
         yield Example(name, (s,), (s,), positive=name in ("log", "sqrt"))
         yield Example(name, ((m,),), ((m,),), positive=name in ("log", "sqrt"))
     yield Example("copy", ((m,),), (s,))
@@ -120,6 +120,10 @@ def mask_examples(n, m):
         place = np.zeros([1 if a == axis else k for a, k in enumerate(s)], np.int64)
         yield Example("argmax", (s,), (place,), {"axis": axis})
         yield Example("argmax", (np.ones(s),), (place,), {"axis": axis})
+        for tied in (s, np.ones(s), np.where(mask, np.nan, np.arange(m) % 3)):
+            yield Example("argsort", (tied,), (whole,), {"axis": axis})
+        for reverse in (False, True):
+            yield Example("cumsum", (s,), (s,), {"axis": axis, "reverse": reverse})
     yield Example("argmax", (np.where(mask, np.nan, 1.0),), (np.zeros((n, 1), np.int64),), {"axis": 1})
     yield Example("sum", (whole,), (np.zeros((n, 1), np.int64),), {"axes": (1,)})
 

@@ -10,7 +10,7 @@ import minidl as ml
 from minidl import ops
 from minidl.checks import gradcheck, gradients
 
-UNARY = {"absolute": (), "exp": (), "neg": (), "relu": (), "sigmoid": (), "tanh": (),
+UNARY = {"absolute": (), "exp": (), "neg": (), "relu": (), "sigmoid": (), "tanh": (), "sin": (), "cos": (),
          "log": "positive", "sqrt": "positive"}
 BINARY = ("add", "sub", "mul", "div", "maximum", "minimum")
 SHAPES = ((), (1,), (4,), (3, 4), (1, 4), (3, 1), (2, 3, 2), (0,), (3, 0), (0, 2))

@@ -10,14 +10,19 @@ import numpy as np
 from .. import ops
 from ..autograd.tensor import ShapeError, Tensor, array
 from ..ops import (
+    adaptive_avg_pool1d,
     adaptive_avg_pool2d,
+    avg_pool1d,
     avg_pool2d,
     binary_cross_entropy_with_logits,
+    celu,
     conv1d,
     conv2d,
+    conv_transpose1d,
     conv_transpose2d,
     elu,
     gelu,
+    glu,
     group_norm,
     hardsigmoid,
     hardswish,
@@ -29,26 +34,34 @@ from ..ops import (
     linear,
     log_softmax,
     logsigmoid,
+    max_pool1d,
     max_pool2d,
     mish,
     mse_loss,
+    pad,
+    pixel_shuffle,
+    prelu,
     relu,
     relu6,
+    selu,
     sigmoid,
     silu,
     smooth_l1_loss,
     softmax,
     softplus,
+    softsign,
     tanh,
 )
 from ..ops.pair_loss import reduce
 
-__all__ = ["adaptive_avg_pool2d", "avg_pool2d", "binary_cross_entropy", "binary_cross_entropy_with_logits", "conv1d",
-           "conv2d", "conv_transpose2d", "cosine_similarity", "cross_entropy", "dropout", "elu", "embedding", "gelu",
-           "group_norm", "hardsigmoid", "hardswish", "hardtanh", "huber_loss", "interpolate", "kl_div", "l1_loss",
-           "layer_norm", "leaky_relu", "linear", "log_softmax", "logsigmoid", "max_pool2d", "mish", "mse_loss",
-           "nll_loss", "normalize", "one_hot", "relu", "relu6", "rms_norm", "scaled_dot_product_attention", "sigmoid",
-           "silu", "smooth_l1_loss", "softmax", "softplus", "tanh"]
+__all__ = ["adaptive_avg_pool1d", "adaptive_avg_pool2d", "avg_pool1d", "avg_pool2d", "binary_cross_entropy",
+           "binary_cross_entropy_with_logits", "celu", "conv1d", "conv2d", "conv_transpose1d", "conv_transpose2d",
+           "cosine_similarity", "cross_entropy", "dropout", "elu", "embedding", "gelu", "glu", "group_norm",
+           "hardsigmoid", "hardswish", "hardtanh", "huber_loss", "interpolate", "kl_div", "l1_loss", "layer_norm",
+           "leaky_relu", "linear", "log_softmax", "logsigmoid", "max_pool1d", "max_pool2d", "mish", "mse_loss",
+           "nll_loss", "normalize", "one_hot", "pad", "pixel_shuffle", "prelu", "relu", "relu6", "rms_norm",
+           "scaled_dot_product_attention", "selu", "sigmoid", "silu", "smooth_l1_loss", "softmax", "softplus",
+           "softsign", "tanh"]
 
 
 def cross_entropy(x: Tensor, target: Tensor, weight: Tensor | None = None, *, ignore_index: int = -100,

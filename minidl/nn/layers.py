@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+
+import numpy as np
 
 from .. import ops
 from ..autograd import random
@@ -153,3 +156,60 @@ class Sigmoid(Module):
 class Tanh(Module):
     def forward(self, x: Tensor) -> Tensor:
         return ops.tanh(x)
+
+
+class SELU(Module):
+    """`elu` with the slope and scale that keep mean and variance."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.selu(x)
+
+
+class CELU(Module):
+    """x above 0, alpha (exp(x / alpha) - 1) below."""
+
+    def __init__(self, alpha: float = 1.0) -> None:
+        self.alpha = alpha
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.celu(x, self.alpha)
+
+
+class Softsign(Module):
+    """x / (1 + |x|)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.softsign(x)
+
+
+class PReLU(Module):
+    """x above 0, a parameter times x below: one for all, or one for each of the channels, which are last."""
+
+    def __init__(self, num_parameters: int = 1, init: float = 0.25, dtype: str = "float32") -> None:
+        if num_parameters < 1:
+            raise ValueError(f"PReLU({num_parameters}): at least one parameter is needed")
+        self.weight = Parameter(np.full(num_parameters, init, dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.prelu(x, self.weight)
+
+
+class GLU(Module):
+    """The first half along the axis `dim` times the sigmoid of the second."""
+
+    def __init__(self, dim: int = -1) -> None:
+        self.dim = dim
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.glu(x, self.dim)
+
+
+class Unflatten(Module):
+    """The axis `dim` as several axes of these lengths, of which one may be -1."""
+
+    def __init__(self, dim: int, unflattened_size: Sequence[int]) -> None:
+        self.dim, self.sizes = dim, tuple(unflattened_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        dim = self.dim % x.ndim
+        return ops.reshape(x, (*x.shape[:dim], *self.sizes, *x.shape[dim + 1 :]))

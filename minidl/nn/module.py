@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,8 +18,9 @@ INSTEAD = {
     "cuda": "minidl.set_default_device('cuda') before the model is made",
     "cpu": "minidl.set_default_device('cpu') before the model is made", "double": "astype('float64')",
     "float": "astype('float32')", "half": "minidl.autocast('float16') in the step",
-    "bfloat16": "minidl.autocast('bfloat16') in the step", "named_modules": "modules()", "apply": "modules()",
-    "register_buffer": "self.name = nn.state(array, 'name')", "requires_grad_": "parameter.requires_grad = False",
+    "bfloat16": "minidl.autocast('bfloat16') in the step", "add_module": "self.name = module",
+    "register_parameter": "self.name = nn.Parameter(array)",
+    "register_forward_hook": "the values that forward returns: there are no hooks",
 }
 
 
@@ -75,6 +76,33 @@ class Module:
         yield self
         for child in self.children():
             yield from child.modules()
+
+    def named_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
+        """This module and all below it, with their dotted names; its own is empty."""
+        yield prefix, self
+        for name, child in self.named_children():
+            yield from child.named_modules(f"{prefix}.{name}" if prefix else name)
+
+    def apply(self, function: Callable[[Module], Any]) -> Module:
+        """Calls the function on all modules below, then on this one. Returns it."""
+        for child in self.children():
+            child.apply(function)
+        function(self)
+        return self
+
+    def register_buffer(self, name: str, value: Any) -> None:
+        """Keeps an array or a tensor as a state of this name: see `state`."""
+        setattr(self, name, state(value.numpy() if isinstance(value, Tensor) else value, name))
+
+    def requires_grad_(self, requires_grad: bool = True) -> Module:
+        """Sets whether the parameters get gradients. Returns the module."""
+        for p in self.parameters():
+            p.requires_grad = requires_grad
+        return self
+
+    def named_buffers(self) -> Iterator[tuple[str, Tensor]]:
+        """The states by dotted name."""
+        return ((name, t) for name, t in self.named_tensors() if not isinstance(t, Parameter))
 
     def named_tensors(self, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
         """Parameters and states by dotted name, in the order in which they were assigned; not what an op has made."""
@@ -203,9 +231,46 @@ class ModuleList(Module):
         return list(self)[index]
 
 
+class ModuleDict(Module):
+    """Modules by name, whose parameters belong to the network. The network calls them itself."""
+
+    def __init__(self, modules: Mapping[str, Module] | None = None) -> None:
+        for name, module in (modules or {}).items():
+            self[name] = module
+
+    def __setitem__(self, name: str, module: Module) -> None:
+        if hasattr(type(self), name):
+            raise KeyError(f"a ModuleDict has a method {name!r}; give the module another name")
+        setattr(self, name, module)
+
+    def __getitem__(self, name: str) -> Module:
+        return dict(self.named_children())[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in dict(self.named_children())
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self.children())
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name, _ in self.named_children())
+
+    def keys(self) -> Iterator[str]:
+        """The names."""
+        return iter(self)
+
+    def values(self) -> Iterator[Module]:
+        """The modules."""
+        return self.children()
+
+    def items(self) -> Iterator[tuple[str, Module]]:
+        """Names and modules."""
+        return self.named_children()
+
+
 def state(value: Any, name: str) -> Tensor:
     """A state: a tensor that a step changes, without a gradient."""
     return Tensor(host_storage(np.asarray(value), Role.STATE, name))
 
 
-__all__ = ["Module", "ModuleList", "Sequential", "put", "state", "state_array"]
+__all__ = ["Module", "ModuleDict", "ModuleList", "Sequential", "put", "state", "state_array"]

@@ -11,7 +11,7 @@ from .. import ops
 from ..autograd import random
 from ..autograd.tensor import Parameter, Tensor
 from ..ops.dropout import check_rate
-from .layers import Linear
+from .layers import Dropout, Linear
 from .module import Module
 
 
@@ -108,3 +108,34 @@ class MultiheadAttention(Module):
         rate = self.dropout if self.training else 0.0
         y = ops.transpose(ops.attention(q, k, v, mask, causal=self.causal, dropout=rate), (0, 2, 1, 3))
         return self.out_proj(ops.reshape(y, x.shape))
+
+
+class TransformerEncoderLayer(Module):
+    """Attention and two linear layers, each with a norm and a sum beside: x (n, t, width), mask (n, t) int64 with 0 for
+    padding, or None -> (n, t, width). Parameters as torch's. `batch_first` must be True, which torch's default is not.
+    `activation`: relu or gelu. `causal`: a step sees the ones before it alone."""
+
+    def __init__(self, d_model: int, nhead: int, dim_feedforward: int = 2048, dropout: float = 0.1,
+                 activation: str = "relu", layer_norm_eps: float = 1e-5, batch_first: bool = False,
+                 norm_first: bool = False, bias: bool = True, *, causal: bool = False, dtype: str = "float32") -> None:
+        if not batch_first:
+            raise ValueError("TransformerEncoderLayer: inputs are (n, steps, width) here; say so with batch_first=True")
+        if activation not in ("relu", "gelu"):
+            raise ValueError(f"TransformerEncoderLayer: the activation is {activation!r}; it must be relu or gelu")
+        self.self_attn = MultiheadAttention(d_model, nhead, bias, causal, dtype, dropout)
+        self.linear1 = Linear(d_model, dim_feedforward, bias, dtype)
+        self.linear2 = Linear(dim_feedforward, d_model, bias, dtype)
+        self.norm1 = LayerNorm(d_model, layer_norm_eps, bias=bias, dtype=dtype)
+        self.norm2 = LayerNorm(d_model, layer_norm_eps, bias=bias, dtype=dtype)
+        self.activation, self.norm_first = {"relu": ops.relu, "gelu": ops.gelu}[activation], norm_first
+        self.dropout = Dropout(dropout)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        if self.norm_first:
+            x = x + self.dropout(self.self_attn(self.norm1(x), None, mask))
+            return x + self._feed(self.norm2(x))
+        x = self.norm1(x + self.dropout(self.self_attn(x, None, mask)))
+        return self.norm2(x + self._feed(x))
+
+    def _feed(self, x: Tensor) -> Tensor:
+        return self.dropout(self.linear2(self.dropout(self.activation(self.linear1(x)))))

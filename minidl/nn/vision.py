@@ -211,3 +211,86 @@ class Upsample(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return ops.interpolate(x, self.size, self.scale_factor, self.mode, self.align_corners)
+
+
+class ConvTranspose1d(Module):
+    """x (n, length, inputs) -> (n, out, outputs). The weight is (inputs, k, outputs / groups) in memory and
+    (inputs, outputs / groups, k) in a state dict."""
+
+    def __init__(self, inputs: int, outputs: int, kernel_size: int, stride: int = 1, padding: int = 0,
+                 output_padding: int = 0, groups: int = 1, bias: bool = True, dilation: int = 1,
+                 dtype: str = "float32") -> None:
+        if inputs < 1 or outputs < 1 or groups < 1 or inputs % groups or outputs % groups or kernel_size < 1:
+            raise ValueError(f"ConvTranspose1d({inputs}, {outputs}, {kernel_size}, groups={groups}): the kernel must "
+                             f"be at least 1, the others multiples of the groups")
+        self.geometry = (stride, padding, output_padding, groups, dilation)
+        bound = 1 / math.sqrt(outputs // groups * kernel_size)
+        self.weight = Parameter(random.uniform(bound, (inputs, kernel_size, outputs // groups), dtype), axes=(0, 2, 1))
+        if bias:
+            self.bias = Parameter(random.uniform(bound, outputs, dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.conv_transpose1d(x, self.weight, getattr(self, "bias", None), *self.geometry)
+
+
+class _Pool1d(Module):
+    """Arguments as for the op. `stride`: by default the size of the window."""
+
+    def __init__(self, kernel_size: int, stride: int | None = None, padding: int = 0, *,
+                 ceil_mode: bool = False) -> None:
+        self.window, self.stride, self.padding, self.ceil_mode = kernel_size, stride, padding, ceil_mode
+
+
+class MaxPool1d(_Pool1d):
+    """The maximum of each window: (n, length, c) -> (n, out, c)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.max_pool1d(x, self.window, self.stride, self.padding, ceil_mode=self.ceil_mode)
+
+
+class AvgPool1d(_Pool1d):
+    """The mean of each window, padding counted as zeros: (n, length, c) -> (n, out, c)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.avg_pool1d(x, self.window, self.stride, self.padding, ceil_mode=self.ceil_mode)
+
+
+class AdaptiveAvgPool1d(Module):
+    """The means of windows that cover the whole length: `(n, length, c) -> (n, output_size, c)`."""
+
+    def __init__(self, output_size: int) -> None:
+        self.size = output_size
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.adaptive_avg_pool1d(x, self.size)
+
+
+class InstanceNorm2d(GroupNorm):
+    """x (n, h, w, channels): each channel of each sample normalised over its places; no running statistics."""
+
+    def __init__(self, channels: int, eps: float = 1e-5, *, affine: bool = False, dtype: str = "float32") -> None:
+        super().__init__(channels, channels, eps, affine, dtype)
+
+
+class ZeroPad2d(Module):
+    """Zeros around images (n, h, w, c): `padding` on all sides, or (left, right, top, bottom)."""
+
+    def __init__(self, padding: int | Sequence[int]) -> None:
+        self.padding = (padding,) * 4 if isinstance(padding, int) else tuple(padding)
+        if len(self.padding) != 4:
+            raise ValueError(f"ZeroPad2d({padding}): one number, or four are needed: left, right, top, bottom")
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.ndim != 4:
+            raise ShapeError(f"ZeroPad2d: an image (n, h, w, c) is needed, not {x.shape}")
+        return ops.pad(x, (0, 0, *self.padding))
+
+
+class PixelShuffle(Module):
+    """(n, h, w, c r r) -> (n, h r, w r, c), r the `upscale_factor`."""
+
+    def __init__(self, upscale_factor: int) -> None:
+        self.factor = upscale_factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.pixel_shuffle(x, self.factor)

@@ -2,17 +2,50 @@
 
 from __future__ import annotations
 
-from .activation import elu, hardsigmoid, hardswish, leaky_relu, logsigmoid, mish, relu6, silu
+from .activation import (
+    celu,
+    elu,
+    glu,
+    hardsigmoid,
+    hardswish,
+    leaky_relu,
+    logsigmoid,
+    mish,
+    prelu,
+    relu6,
+    selu,
+    silu,
+    softsign,
+)
+from .along_axis import argsort, cumsum, logsumexp, norm, sort, topk
 from .attention import attention
 from .batch_norm import batch_norm
 from .cast import astype
 from .conv import conv2d
-from .conv_transpose import conv1d, conv_transpose2d
-from .create import arange, eye, full, linspace, ones, ones_like, rand, randn, zeros, zeros_like
+from .conv_transpose import conv1d, conv_transpose1d, conv_transpose2d
+from .create import (
+    arange,
+    eye,
+    full,
+    full_like,
+    linspace,
+    ones,
+    ones_like,
+    rand,
+    rand_like,
+    randint,
+    randn,
+    randn_like,
+    randperm,
+    zeros,
+    zeros_like,
+)
 from .dropout import dropout
+from .einsum import einsum
 from .elementwise import (
     absolute,
     add,
+    cos,
     div,
     exp,
     gelu,
@@ -24,6 +57,7 @@ from .elementwise import (
     power,
     relu,
     sigmoid,
+    sin,
     sqrt,
     sub,
     tanh,
@@ -48,23 +82,27 @@ from .pair_loss import (
     smooth_l1_loss,
     softplus,
 )
-from .pool import avg_pool2d, global_avg_pool, max_pool2d
+from .pool import avg_pool1d, avg_pool2d, global_avg_pool, max_pool1d, max_pool2d
+from .rearrange import flip, movedim, pad, pixel_shuffle, repeat_interleave, roll, tile, tril, triu, unbind
 from .recurrent import gru, lstm, rnn
 from .reduce import broadcast_to, mean, total
-from .resample import adaptive_avg_pool2d, interpolate
+from .resample import adaptive_avg_pool1d, adaptive_avg_pool2d, interpolate
 from .rms_norm import rms_norm
 from .shape import flatten, reshape, squeeze, swap_axes, transpose, unsqueeze
 
-__all__ = ["absolute", "adaptive_avg_pool2d", "add", "all_of", "amax", "amin", "any_of", "arange", "argmax", "argmin",
-           "astype", "attention", "avg_pool2d", "batch_norm", "binary_cross_entropy_with_logits", "broadcast_to",
-           "cat", "chunk", "clamp", "compare", "concat", "conv1d", "conv2d", "conv_transpose2d", "cross_entropy",
-           "cut", "div", "dropout", "elu", "embedding", "exp", "eye", "flatten", "full", "gather", "gelu",
-           "global_avg_pool", "group_norm", "gru", "hardsigmoid", "hardswish", "huber_loss", "index", "interpolate",
-           "kl_div", "l1_loss", "label_weights", "layer_norm", "leaky_relu", "linear", "linspace", "log",
-           "log_softmax", "logic", "logsigmoid", "lstm", "masked_fill", "matmul", "max_pool2d", "maximum", "mean",
-           "minimum", "mish", "mse", "mse_loss", "mul", "neg", "ones", "ones_like", "power", "rand", "randn", "relu",
-           "relu6", "reshape", "rms_norm", "rnn", "sigmoid", "silu", "smooth_l1_loss", "softmax", "softplus", "split",
-           "sqrt", "squeeze", "stack", "sub", "swap_axes", "tanh", "total", "transpose", "unsqueeze", "where", "zeros",
-           "zeros_like"]
+__all__ = ["absolute", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "add", "all_of", "amax", "amin", "any_of",
+           "arange", "argmax", "argmin", "argsort", "astype", "attention", "avg_pool1d", "avg_pool2d", "batch_norm",
+           "binary_cross_entropy_with_logits", "broadcast_to", "cat", "celu", "chunk", "clamp", "compare", "concat",
+           "conv1d", "conv2d", "conv_transpose1d", "conv_transpose2d", "cos", "cross_entropy", "cumsum", "cut", "div",
+           "dropout", "einsum", "elu", "embedding", "exp", "eye", "flatten", "flip", "full", "full_like", "gather",
+           "gelu", "global_avg_pool", "glu", "group_norm", "gru", "hardsigmoid", "hardswish", "huber_loss", "index",
+           "interpolate", "kl_div", "l1_loss", "label_weights", "layer_norm", "leaky_relu", "linear", "linspace",
+           "log", "log_softmax", "logic", "logsigmoid", "logsumexp", "lstm", "masked_fill", "matmul", "max_pool1d",
+           "max_pool2d", "maximum", "mean", "minimum", "mish", "movedim", "mse", "mse_loss", "mul", "neg", "norm",
+           "ones", "ones_like", "pad", "pixel_shuffle", "power", "prelu", "rand", "rand_like", "randint", "randn",
+           "randn_like", "randperm", "relu", "relu6", "repeat_interleave", "reshape", "rms_norm", "rnn", "roll",
+           "selu", "sigmoid", "silu", "sin", "smooth_l1_loss", "softmax", "softplus", "softsign", "sort", "split",
+           "sqrt", "squeeze", "stack", "sub", "swap_axes", "tanh", "tile", "topk", "total", "transpose", "tril",
+           "triu", "unbind", "unsqueeze", "where", "zeros", "zeros_like"]
 
 install()

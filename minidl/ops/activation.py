@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from ..autograd.tensor import Tensor
-from .elementwise import _Unary, exp, tanh
+from ..autograd.tensor import ShapeError, Tensor
+from .elementwise import _Unary, absolute, exp, sigmoid, tanh
+from .join import split
 from .masks import clamp, where
 from .pair_loss import softplus
+from .shape import axis_of
 
 
 class Relu6(_Unary):
@@ -78,3 +80,32 @@ def logsigmoid(x: Tensor) -> Tensor:
 def mish(x: Tensor) -> Tensor:
     """x tanh(softplus(x))."""
     return x * tanh(softplus(x))
+
+
+def celu(x: Tensor, alpha: float = 1.0) -> Tensor:
+    """x where it is above 0, alpha (exp(x / alpha) - 1) elsewhere."""
+    return where(x > 0, x, (exp(clamp(x, max=0.0) * (1 / alpha)) - 1.0) * alpha)
+
+
+def selu(x: Tensor) -> Tensor:
+    """`elu` with the slope and scale that keep mean and variance."""
+    return elu(x, 1.6732632423543772848170429916717) * 1.0507009873554804934193349852946
+
+
+def softsign(x: Tensor) -> Tensor:
+    """x / (1 + |x|)."""
+    return x / (absolute(x) + 1.0)
+
+
+def prelu(x: Tensor, weight: Tensor) -> Tensor:
+    """x where it is above 0, `weight` (1,) or (channels,), which are last, times x elsewhere."""
+    return where(x > 0, x, x * weight)
+
+
+def glu(x: Tensor, dim: int = -1) -> Tensor:
+    """The first half along an axis times the sigmoid of the second. Raises ShapeError for an odd length."""
+    axis = axis_of(x, dim, "glu")
+    if x.shape[axis] % 2:
+        raise ShapeError(f"glu: axis {axis} of shape {x.shape} has no two halves")
+    a, b = split(x, x.shape[axis] // 2, axis)
+    return a * sigmoid(b)

@@ -1,4 +1,4 @@
-"""Transposed convolution, and convolution along one axis: both run on the kernels of `conv2d`."""
+"""Transposed convolution, and convolutions along one axis: all run on the kernels of `conv2d`."""
 
 from __future__ import annotations
 
@@ -90,4 +90,17 @@ def conv1d(x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: int = 
     image = reshape(x, [x.shape[0], 1, *x.shape[1:]])
     y = conv2d(image, reshape(weight, [weight.shape[0], 1, *weight.shape[1:]]), bias, (1, stride), (0, padding),
                (1, dilation), groups)
+    return reshape(y, [y.shape[0], *y.shape[2:]])
+
+
+def conv_transpose1d(x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: int = 1, padding: int = 0,
+                     output_padding: int = 0, groups: int = 1, dilation: int = 1) -> Tensor:
+    """x (n, length, c), weight (c, k, o / groups), bias (o,) -> (n, out, o); see `conv_transpose2d`. Raises ValueError
+    for other numbers of axes."""
+    if x.ndim != 3 or weight.ndim != 3:
+        raise ValueError(f"conv_transpose1d needs an input (n, length, c) and a weight (c, k, o / groups), not "
+                         f"{x.shape} and {weight.shape}")
+    y = conv_transpose2d(reshape(x, [x.shape[0], 1, *x.shape[1:]]),
+                         reshape(weight, [weight.shape[0], 1, *weight.shape[1:]]), bias, (1, stride), (0, padding),
+                         (0, output_padding), groups, (1, dilation))
     return reshape(y, [y.shape[0], *y.shape[2:]])

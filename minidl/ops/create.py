@@ -73,6 +73,35 @@ def rand(*shape: Any, dtype: str = "float32") -> Tensor:
     return array(_generator("rand").random(_shape(shape), np.dtype(dtype)))
 
 
+def full_like(x: Tensor, value: float, dtype: str | None = None) -> Tensor:
+    """One value in x's shape and, if no other is given, x's type."""
+    return full(x.shape, value, dtype or x.dtype)
+
+
+def rand_like(x: Tensor) -> Tensor:
+    """`rand` of x's shape and type."""
+    return rand(*x.shape, dtype=x.dtype)
+
+
+def randn_like(x: Tensor) -> Tensor:
+    """`randn` of x's shape and type."""
+    return randn(*x.shape, dtype=x.dtype)
+
+
+def randint(low: int, high: Any, size: Sequence[int] | None = None) -> Tensor:
+    """Whole numbers (int64) from `low` up to below `high`: `randint(2, 5, (3,))`, or `randint(5, (3,))` from 0; drawn
+    as by `randn`; raises as it does."""
+    if size is None:
+        low, high, size = 0, low, high
+    assert size is not None
+    return array(_generator("randint").integers(low, high, tuple(size)))
+
+
+def randperm(n: int) -> Tensor:
+    """0 to n - 1 in a random order, int64; drawn as by `randn`; raises as it does."""
+    return array(_generator("randperm").permutation(n).astype(np.int64))
+
+
 def _generator(name: str) -> np.random.Generator:
     if tapes.current().recording:
         raise RuntimeError(f"{name} in a recorded step would give the same numbers each time the step runs; draw them "

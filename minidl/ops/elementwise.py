@@ -183,6 +183,27 @@ class Log(_Unary):
         return dx
 
 
+class Sin(_Unary):
+    name = "sin"
+
+    def input_grad(self, i: int, dy: Tensor) -> Tensor:
+        dx = self.grad(self.x)
+        self.call("cos", [self.x], [dx])
+        self.call("mul", [dy, dx], [dx])
+        return dx
+
+
+class Cos(_Unary):
+    name = "cos"
+
+    def input_grad(self, i: int, dy: Tensor) -> Tensor:
+        dx = self.grad(self.x)
+        self.call("sin", [self.x], [dx])
+        self.call("mul", [dy, dx], [dx])
+        self.call("neg", [dx], [dx])
+        return dx
+
+
 class Neg(_Unary):
     name = "neg"
 
@@ -259,6 +280,14 @@ def log(x: Tensor) -> Tensor:
 
 def sqrt(x: Tensor) -> Tensor:
     return Sqrt()(x)
+
+
+def sin(x: Tensor) -> Tensor:
+    return Sin()(x)
+
+
+def cos(x: Tensor) -> Tensor:
+    return Cos()(x)
 
 
 def tanh(x: Tensor) -> Tensor:

@@ -12,25 +12,28 @@ from typing import Any, NoReturn
 import numpy as np
 
 from ..autograd.tensor import Parameter, ShapeError, Tensor, array
+from .along_axis import argsort, cumsum, logsumexp, norm, sort, topk
 from .cast import astype
-from .elementwise import absolute, add, div, exp, gelu, log, mul, neg, power, relu, sigmoid, sqrt, sub, tanh
+from .elementwise import absolute, add, cos, div, exp, gelu, log, mul, neg, power, relu, sigmoid, sin, sqrt, sub, tanh
 from .extremes import amax, amin, argmax, argmin, max_with_indices, min_with_indices
 from .index import gather, index
 from .join import chunk, split
 from .linear import matmul
 from .loss import log_softmax, softmax
 from .masks import all_of, any_of, clamp, compare, logic, masked_fill, where
+from .rearrange import flip, movedim, repeat_interleave, roll, take, tile, tril, triu, unbind
 from .reduce import broadcast_to, mean, total, variance
-from .shape import flatten, reshape, squeeze, swap_axes, transpose, unsqueeze
+from .shape import axis_of, flatten, reshape, squeeze, swap_axes, transpose, unsqueeze
 
 #: a name of torch -> what to use here
 INSTEAD = {
     "to": "astype(dtype) for a type; minidl.set_default_device(name) before tensors are made for a device",
     "cpu": "numpy() for the values", "cuda": "minidl.set_default_device('cuda') before tensors are made",
     "data": "assign(values) to change a tensor, numpy() to read it", "type": "astype(dtype)",
-    "clone": "the tensor itself: no op changes its input", "repeat": "minidl.cat or expand",
-    "norm": "(x * x).sum().sqrt()", "t": "T", "cumsum": "x @ a triangle of ones, or NumPy's on x.numpy()",
-    **dict.fromkeys(("sort", "argsort", "topk"), "NumPy's on x.numpy(), outside a recorded step"),
+    "clone": "the tensor itself: no op changes its input",
+    "repeat": "tile, or repeat_interleave: NumPy and torch mean different things by repeat",
+    "half": "minidl.autocast('float16') in the step", "int": "long()", "new_zeros": "minidl.zeros",
+    "scatter": "minidl.where with a mask", "prod": "x.log().sum().exp() for numbers above 0",
 }
 
 
@@ -165,6 +168,18 @@ METHODS: dict[str, Any] = {
     "gather": gather, "transpose": _transpose, "permute": lambda t, *axes: transpose(t, _shape(axes)),
     "T": property(transpose), "astype": astype, "float": lambda t: astype(t, "float32"),
     "double": lambda t: astype(t, "float64"), "long": lambda t: astype(t, "int64"), "bool": lambda t: astype(t, "bool"),
+    "sin": sin, "cos": cos, "rsqrt": lambda t: power(t, -0.5), "reciprocal": lambda t: power(t, -1.0),
+    "cumsum": cumsum, "sort": sort, "argsort": argsort, "topk": topk, "logsumexp": logsumexp, "norm": norm,
+    "flip": flip, "roll": roll, "tile": tile, "repeat_interleave": repeat_interleave, "tril": tril, "triu": triu,
+    "unbind": unbind, "movedim": movedim, "swapaxes": swap_axes, "t": lambda t: swap_axes(t, 0, 1) if t.ndim > 1 else t,
+    "index_select": lambda t, dim, index: take(t, index, axis_of(t, dim, "index_select")), "mm": matmul, "bmm": matmul,
+    "outer": lambda a, b: mul(unsqueeze(a, 1), _other(a, b)), "view_as": lambda t, other: reshape(t, other.shape),
+    "expand_as": lambda t, other: broadcast_to(t, other.shape), "neg": neg,
+    "add": _operator(add), "sub": _operator(sub), "mul": _operator(mul), "div": _operator(div),
+    "eq": _comparison("equal"), "ne": _comparison("not_equal"), "lt": _comparison("less"),
+    "le": _comparison("less_equal"), "gt": _comparison("greater"), "ge": _comparison("greater_equal"),
+    "isnan": lambda t: compare("not_equal", t, t), "isinf": lambda t: compare("equal", absolute(t), math.inf),
+    "isfinite": lambda t: compare("less", absolute(t), math.inf),
     "dim": lambda t: t.ndim, "numel": lambda t: t.size, "tolist": lambda t: t.numpy().tolist(),
 }
 

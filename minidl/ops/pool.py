@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..autograd.op import Op, same_dtype
-from ..autograd.tensor import Tensor
+from ..autograd.tensor import ShapeError, Tensor
 from ..kernels.pool import Pair, outputs
 from .conv import pair
 from .reduce import mean
+from .shape import squeeze, unsqueeze
 
 
 class _Pool(Op):
@@ -73,6 +74,26 @@ def avg_pool2d(x: Tensor, window: int | Sequence[int], stride: int | Sequence[in
     size of the window. `ceil_mode`: the last windows may reach beyond the image and its padding, so that none of it is
     left out; they are means of fewer values."""
     return AvgPool2d(window, stride, padding, ceil_mode)(x)
+
+
+def max_pool1d(x: Tensor, window: int, stride: int | None = None, padding: int = 0, *,
+               ceil_mode: bool = False) -> Tensor:
+    """`max_pool2d` along one axis: x (n, length, c) -> (n, out, c)."""
+    return _along_one_axis(MaxPool2d, x, window, stride, padding, ceil_mode)
+
+
+def avg_pool1d(x: Tensor, window: int, stride: int | None = None, padding: int = 0, *,
+               ceil_mode: bool = False) -> Tensor:
+    """`avg_pool2d` along one axis: x (n, length, c) -> (n, out, c)."""
+    return _along_one_axis(AvgPool2d, x, window, stride, padding, ceil_mode)
+
+
+def _along_one_axis(pool: type[_Pool], x: Tensor, window: int, stride: int | None, padding: int,
+                    ceil_mode: bool) -> Tensor:
+    if x.ndim != 3:
+        raise ShapeError(f"{pool.name[:-2]}1d: needs (n, length, c), not {x.shape}")
+    y = pool((1, window), (1, window if stride is None else stride), (0, padding), ceil_mode)(unsqueeze(x, 1))
+    return squeeze(y, 1)
 
 
 def global_avg_pool(x: Tensor, keepdims: bool = False) -> Tensor:

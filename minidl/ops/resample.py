@@ -16,7 +16,7 @@ from .conv import pair
 from .linear import matmul
 from .pool import avg_pool2d
 from .reduce import broadcast_to, mean
-from .shape import reshape
+from .shape import reshape, squeeze, unsqueeze
 
 
 def adaptive_avg_pool2d(x: Tensor, size: int | Sequence[int]) -> Tensor:
@@ -30,6 +30,13 @@ def adaptive_avg_pool2d(x: Tensor, size: int | Sequence[int]) -> Tensor:
         window = [n // m for n, m in zip(x.shape[1:3], to, strict=True)]
         return avg_pool2d(x, window)
     return _products(x, *(_windows(n, m) for n, m in zip(x.shape[1:3], to, strict=True)))
+
+
+def adaptive_avg_pool1d(x: Tensor, size: int) -> Tensor:
+    """The same along one axis: `x (n, length, c) -> (n, size, c)`."""
+    if x.ndim != 3:
+        raise ShapeError(f"adaptive_avg_pool1d: needs (n, length, c), not {x.shape}")
+    return squeeze(adaptive_avg_pool2d(unsqueeze(x, 1), (1, size)), 1)
 
 
 def interpolate(x: Tensor, size: int | Sequence[int] | None = None, scale_factor: int | Sequence[int] | None = None,
