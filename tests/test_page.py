@@ -275,3 +275,58 @@ def test_a_page_of_a_schedule_that_was_edited(tmp_path, capsys):
 def test_a_page_is_refused_where_it_would_show_nothing(capsys):
     assert main(["train", *SMALL, "--steps", "2", "--dry-run", "--html", "x.html"]) == 2
     assert "--html has no effect here" in capsys.readouterr().err
+
+
+def test_the_keyboard_reaches_every_task(chromium, tmp_path):
+    """In the timeline from task to task, and the names in the explanation with Tab."""
+    plan = PLANS["zb_h1"]()
+    with opened(chromium, written(tmp_path, Shown.of(plan)), ready="window.page") as tab:
+        tab.focus("#canvas")
+        names = tab.evaluate("page.plans[0].predicted.names")
+        for key, wanted in (("n", names[0]), ("n", names[1]), ("n", names[2]), ("p", names[1]), ("p", names[0]),
+                            ("p", names[0])):
+            tab.keyboard.press(key)
+            assert tab.evaluate("page.chosen()") == wanted
+        tab.keyboard.press("ArrowDown")
+        first = tab.evaluate("(() => { const t = page.plans[0].predicted; return t.names[t.ptr[1]]; })()")
+        assert tab.evaluate("page.chosen()") == first
+        tab.keyboard.press("ArrowUp")
+        assert tab.evaluate("page.chosen()") == names[1], "the one at the same time"
+        tab.keyboard.press("Tab")
+        tab.keyboard.press("Tab")
+        name = tab.evaluate("document.activeElement.textContent")
+        assert tab.evaluate("document.activeElement.tagName") == "A"
+        tab.keyboard.press("Enter")
+        assert tab.evaluate("page.chosen()") == name
+        tab.fill("#find", "99W9")
+        tab.press("#find", "Enter")
+        assert "There is no task 99W9 here; names are like" in tab.inner_text("#explain")
+
+
+def contrast(a: list[float], b: list[float]) -> float:
+    """The contrast of two colours as WCAG 2 defines it."""
+    def light(colour: list[float]) -> float:
+        parts = [c / 255 for c in colour]
+        parts = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+        return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2]
+
+    high, low = sorted((light(a), light(b)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_text_has_contrast_in_both_themes(dark, chromium, tmp_path):
+    """At least 4.5 to 1, as WCAG AA asks for; names on tasks too."""
+    with opened(chromium, written(tmp_path, Shown.of(PLANS["zb_h1"]())), dark=dark, ready="window.page") as tab:
+        found = tab.evaluate("""() => {
+            const rgb = (text) => { const c = document.createElement('canvas').getContext('2d'); c.fillStyle = text;
+              c.fillRect(0, 0, 1, 1); return [...c.getImageData(0, 0, 1, 1).data].slice(0, 3); };
+            const style = getComputedStyle(document.documentElement);
+            return Object.fromEntries(['card', 'ink', 'soft', 'track', 'mark', 'path']
+              .map((n) => [n, rgb(style.getPropertyValue('--' + n))])); }""")
+        palette = tab.evaluate("Object.values(DATA.palette).map(([c]) => c)")
+    for text in ("ink", "soft", "mark", "path"):
+        assert contrast(found[text], found["card"]) >= 4.5, text
+    assert contrast(found["ink"], found["track"]) >= 4.5
+    for colour in palette:
+        assert contrast([int(colour[i : i + 2], 16) for i in (1, 3, 5)], [0, 0, 0]) >= 4.5, colour

@@ -258,7 +258,7 @@ def test_the_gallery_shows_every_policy_with_its_figures(tab):
     assert list(cards) == list(pipeline.POLICIES)
     for entry in build.gallery():
         text = " ".join(cards[entry["name"]].split())
-        assert entry["about"] in text
+        assert entry["about"].replace("`", "") in text
         if entry["bubble"] is not None:
             assert f"bubble {100 * entry['bubble']:.1f} %, peak {round(entry['peak'], 4):g}" in text
 
@@ -338,3 +338,23 @@ def test_light_and_dark(dark, chromium):
     with opened(chromium, PAGE, dark=dark, ready="window.playground") as tab:
         assert tab.evaluate("getComputedStyle(document.body).backgroundColor") == (
             "rgb(13, 17, 23)" if dark else "rgb(255, 255, 255)")
+
+
+def test_the_keyboard_goes_from_task_to_task_and_moves_them(tab):
+    tab.keyboard.press("Tab")
+    tab.locator("#board .task[tabindex='0']").focus()
+    active = "document.activeElement.dataset.task"
+    assert tab.evaluate(active) == "0F0"
+    for key, wanted in (("ArrowRight", "0F1"), ("ArrowLeft", "0F0"), ("ArrowLeft", "0F0"), ("ArrowUp", "0F0")):
+        tab.keyboard.press(key)
+        assert tab.evaluate(active) == wanted
+    tab.keyboard.press("Shift+ArrowRight")
+    assert tab.evaluate("playground.state.plan[0].slice(0, 2).flat()") == ["0F1", "0F0"]
+    assert tab.evaluate(active) == "0F0", "the task keeps the focus"
+    tab.keyboard.press("Shift+ArrowDown")
+    assert "0F0 stands on rank 1, but stage 0 lives on rank 0" in tab.inner_text("#verdict")
+    assert tab.evaluate(active) == "0F0"
+    tab.click("#undo")
+    tab.click("#undo")
+    assert figure(tab, "makespan") == "27"
+    assert "`" not in tab.inner_text("#gallery")

@@ -30,6 +30,9 @@ async function unpack() {
   plans = JSON.parse(await new Response(stream).text());
 }
 
+/** Text whose words between backticks are code. */
+const coded = (text) => text.split("`").map((part, i) => (i % 2 ? make("code", {}, part) : part));
+
 const planOf = (text) => text.split("|").map((rank) => rank.split(" ").filter(Boolean)
   .map((action) => (action.startsWith("(") ? action.slice(1, -1).split(";") : [action])));
 
@@ -72,7 +75,7 @@ function showOrigin() {
   const plain = now.F === 1 && now.O === 1 && now.W === 1 && !now.latency;
   const flags = Object.entries({ forward: now.F, "output-grad": now.O, "weight-grad": now.W, latency: now.latency })
     .map(([flag, value]) => ` --${flag} ${value}`).join("");
-  $("origin").replaceChildren(make("span", {}, DATA.gallery.find((entry) => entry.name === name).about + " "),
+  $("origin").replaceChildren(make("span", {}, ...coded(DATA.gallery.find((entry) => entry.name === name).about), " "),
     ...(name in Policies.orders ? ["The order is the one for these times."]
       : !DATA.searched.includes(name) ? ["The order is the same for all times."]
         : plain ? ["The order comes from a search for these times."]
@@ -83,6 +86,7 @@ function showOrigin() {
 
 /** Takes a plan as the one to start from. */
 function load(plan, micros, asked) {
+  focused = { rank: Math.max(0, plan.findIndex((actions) => actions.length)), n: 0 };
   Object.assign(state, { plan: copy(plan), planned: copy(plan), past: [], micros, asked, before: null });
   update();
   state.before = state.price;
@@ -120,8 +124,9 @@ function showFigures() {
     figure("period", "period"), figure("bubble rate", "bubble_rate"),
     figure("peak activations", "peak_activations", (p) => Math.max(...p.peak_activations)));
   $("undo").disabled = !state.past.length;
-  $("command").textContent = `minidl check plan.csv --ranks ${state.plan.length} --micro-batches ${state.micros}`
+  const command = `minidl check plan.csv --ranks ${state.plan.length} --micro-batches ${state.micros}`
     + (state.asked ? ` --chunks ${state.asked}` : "");
+  $("command").replaceChildren(...command.split(" ").flatMap((word) => [make("span", {}, word), " "])); // no break within
 }
 
 /* ------------------------------------------------------------------------------------------------------------- board */
@@ -144,7 +149,7 @@ function showBoard(scale = null) {
   const shortest = Math.min(...all.map((a) => (a.to - a.from) / (a.tasks.length || 1)));
   state.scale = scale || Math.min(Math.max(wide / span, 17 / shortest), 72 / shortest);
   const height = TOP + state.plan.length * (ROW + GAP), width = LEFT + span * state.scale + 12;
-  const svg = make("svg", { width, height, role: "img" });
+  const svg = make("svg", { width, height });
   state.plan.forEach((_, rank) => svg.append(
     make("rect", { class: "track", x: LEFT, y: TOP + rank * (ROW + GAP), width: span * state.scale, height: ROW }),
     make("text", { class: "ink", x: 6, y: TOP + rank * (ROW + GAP) + ROW / 2 }, `rank ${rank}`)));
@@ -161,7 +166,8 @@ function showBoard(scale = null) {
 
 function drawn({ rank, n, tasks, from, to }) {
   const x = LEFT + from * state.scale, width = (to - from) * state.scale, y = TOP + rank * (ROW + GAP);
-  const group = make("g", { class: "task", "data-rank": rank, "data-place": n, "data-task": tasks.join(";") });
+  const group = make("g", { class: "task", tabindex: rank === focused.rank && n === focused.n ? 0 : -1, role: "button",
+    "aria-label": `${tasks.join(" and ")} on rank ${rank}`, "data-rank": rank, "data-place": n, "data-task": tasks.join(";") });
   tasks.forEach((name, i) => {
     const { kind, micro, stage } = Simulator.parts(name), tall = ROW / tasks.length, top = y + i * tall;
     const culprit = state.fault && state.fault.tasks.includes(name);
@@ -173,7 +179,34 @@ function drawn({ rank, n, tasks, from, to }) {
       + (state.price ? `, ${short(from)} to ${short(to)}` : "")));
   });
   group.addEventListener("pointerdown", (e) => hold(e, rank, n));
+  group.addEventListener("keydown", (e) => step(e, rank, n));
   return group;
+}
+
+/* ---------------------------------------------------------------------------------------------------------- keyboard */
+let focused = { rank: 0, n: 0 }; // the task to which Tab leads
+
+/** Arrows go to another task; with Shift they move this one along its rank or to another rank. */
+function step(e, rank, n) {
+  const [down, right] = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[e.key] || [];
+  if (down === undefined) return;
+  e.preventDefault();
+  const to = Math.min(Math.max(rank + down, 0), state.plan.length - 1), before = places();
+  const here = before.find((a) => a.rank === rank && a.n === n).from;
+  const near = before.filter((a) => a.rank === to && a.from < here).length; // the place at the same time
+  let place = down ? near : n + right;
+  if (place < 0 || (down && to === rank)) return;
+  if (e.shiftKey) {
+    if (place > state.plan[to].length - (down ? 0 : 1)) return;
+    state.past.push(copy(state.plan));
+    state.plan[to].splice(place, 0, ...state.plan[rank].splice(n, 1));
+  } else if (!state.plan[to].length) return;
+  else place = Math.min(place, state.plan[to].length - 1);
+  focused = { rank: to, n: place };
+  if (e.shiftKey) update(); else showBoard(state.scale);
+  const task = $("board").querySelector(`[data-rank="${to}"][data-place="${place}"]`);
+  task.focus();
+  task.scrollIntoView({ block: "nearest", inline: "nearest" });
 }
 
 /* -------------------------------------------------------------------------------------------------------------- drag */
@@ -252,7 +285,7 @@ function exported() {
 function card(entry) {
   const playable = entry.name in plans, span = Math.max(...entry.tasks.map((t) => t[2]), 1), wide = 330, high = 11;
   const rows = 1 + Math.max(0, ...entry.tasks.map((t) => t[0])), scale = wide / span;
-  const svg = make("svg", { width: wide, height: rows * (high + 2), role: "img" });
+  const svg = make("svg", { width: wide, height: rows * (high + 2), role: "img", "aria-label": `the order of ${entry.name}` });
   for (let r = 0; r < rows; r++) svg.append(make("rect", { class: "track", x: 0, y: r * (high + 2), width: wide, height: high }));
   for (const [rank, from, to, kind, part, of] of entry.tasks) svg.append(make("rect", { x: from * scale, fill: colour(kind),
     y: rank * (high + 2) + high * part / of, width: Math.max(0.5, (to - from) * scale - 0.6), height: high / of }));
@@ -260,8 +293,9 @@ function card(entry) {
     : `bubble ${(100 * entry.bubble).toFixed(1)} %, peak ${short(entry.peak)}${entry.stale ? ", trains on older weights" : ""}`;
   const play = () => { $("policy").value = entry.name; choose(true); window.scrollTo({ top: 0, behavior: "smooth" }); };
   return make("div", { class: playable ? "card play" : "card", "data-policy": entry.name, tabindex: playable ? 0 : -1,
-    ...(playable ? { onclick: play, onkeydown: (e) => { if (e.key === "Enter") play(); } } : {}) },
-  make("h3", {}, entry.name), svg, make("p", {}, make("b", {}, figures)), make("p", { class: "soft" }, entry.about));
+    ...(playable ? { role: "button", onclick: play,
+      onkeydown: (e) => { if (e.key === "Enter" || e.key === " ") { e.preventDefault(); play(); } } } : {}) },
+  make("h3", {}, entry.name), svg, make("p", {}, make("b", {}, figures)), make("p", { class: "soft" }, ...coded(entry.about)));
 }
 
 async function start() {

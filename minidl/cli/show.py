@@ -26,7 +26,8 @@ def emit(arguments: Any, record: dict[str, Any], text: str | Callable[[], str]) 
 
 def write_page(arguments: Any, record: dict[str, Any], plans: Sequence[Shown], task: str = "") -> None:
     """Writes the page that --html asks for, with the figures of --json. `task`: the one that it explains first."""
-    title = " ".join(filter(None, (arguments.command, task, arguments.model or "", *(p.title for p in plans))))
+    title = " ".join(filter(None, (arguments.command, task, arguments.model)))
+    title += f": {', '.join(p.title for p in plans)}"
     write_atomic(arguments.html, page(title, record, plans, command=arguments.line, task=task))
 
 

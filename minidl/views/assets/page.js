@@ -171,7 +171,7 @@ function showExplanation() {
   box.append(make("h3", {}, a.label), make("p", { class: "soft" }, `${t.title}, lane ${a.lane}`), list);
 }
 
-const link = (t, i) => make("a", { onclick: () => choose(t, i, true) }, t.names[i]);
+const link = (t, i) => make("a", { href: "#canvas", onclick: (e) => { e.preventDefault(); choose(t, i, true); } }, t.names[i]);
 
 function choose(t, i, move = false) {
   chosen = t === null ? null : { t, i };
@@ -266,7 +266,8 @@ function draw() {
     if (row.kind === "title") {
       context.fillStyle = colours.ink;
       context.font = "bold " + FONT;
-      context.fillText(row.text, left, y + row.h / 2);
+      const fits = [row.text, row.text.split(";")[0], row.text.split(/[,:;]/)[0]].find((s) => context.measureText(s).width <= width());
+      context.fillText(fits || "", left, y + row.h / 2);
       context.font = FONT;
       continue;
     }
@@ -352,7 +353,9 @@ function drawLane(t, lane, y, h) {
       context.fillRect(base + x, top + tall - 3, wide - gap, 3);
     }
     if (wide > 16 && tall >= 11) {
-      const name = t.names[i], seen = Math.min(base + x + wide, canvas.clientWidth) - Math.max(base + x, base);
+      const covered = i + 1 < t.ptr[lane + 1] && t.of[i] === 1 && t.start[i + 1] < t.end[i]; // messages may overlap
+      const until = covered ? (t.start[i + 1] - view.from) * perTime : x + wide;
+      const name = t.names[i], seen = Math.min(base + until, canvas.clientWidth) - Math.max(base + x, base);
       const fits = [title(t, i), name].find((text) => context.measureText(text).width + 6 <= seen);
       if (fits) {
         context.fillStyle = "#000";
@@ -506,8 +509,9 @@ canvas.addEventListener("keydown", (e) => {
   const shift = (view.to - view.from) / 8;
   const act = { "+": () => byButton(0.5), "=": () => byButton(0.5), "-": () => byButton(2), 0: () => byButton(0),
     ArrowLeft: () => setView(view.from - shift, view.to - shift),
-    ArrowRight: () => setView(view.from + shift, view.to + shift), Escape: () => choose(null) }[e.key];
-  if (act) { act(); e.preventDefault(); }
+    ArrowRight: () => setView(view.from + shift, view.to + shift), n: () => walk(1, 0), p: () => walk(-1, 0),
+    ArrowDown: () => walk(0, 1), ArrowUp: () => walk(0, -1), Escape: () => choose(null) }[e.key];
+  if (act && !e.ctrlKey && !e.metaKey && !e.altKey) { act(); e.preventDefault(); }
 });
 for (const button of document.querySelectorAll("[data-zoom]"))
   button.addEventListener("click", () => byButton(+button.dataset.zoom));
@@ -522,7 +526,19 @@ function find(name) {
     const i = t.names.indexOf(name);
     if (i >= 0) { choose(t, i, true); return true; }
   }
+  if (name) $("explain").replaceChildren(make("p", {}, `There is no task ${name} here; names are like ${plan.timelines[0].names[0]}.`));
   return false;
+}
+
+/** Chooses the task `along` places further on its lane, or the one at the same time `across` lanes further down. */
+function walk(along, across) {
+  const lanes = layout().rows.filter((r) => r.kind === "lane" && r.t.ptr[r.lane] < r.t.ptr[r.lane + 1]);
+  if (!lanes.length) return;
+  if (!chosen) { choose(lanes[0].t, lanes[0].t.ptr[lanes[0].lane], true); return; }
+  const { t, i } = chosen, at = lanes.findIndex((r) => r.t === t && r.lane === t.laneOf[i]);
+  const row = lanes[Math.min(Math.max(at + across, 0), lanes.length - 1)], low = row.t.ptr[row.lane], high = row.t.ptr[row.lane + 1];
+  if (!across) choose(t, Math.min(Math.max(i + along, low), high - 1), true);
+  else if (row !== lanes[at]) choose(row.t, Math.max(low, after(row.t.start, t.start[i], low, high) - 1), true);
 }
 
 /* ----------------------------------------------------------------------------------------------------------- tables */
@@ -548,7 +564,7 @@ function showTables() {
     ...spent.map((s, k) => make("i", { style: `width:${whole ? 100 * u[s] / whole : 0}%;background:${tint[k]}`, title: s })));
   $("usage").replaceChildren(...plan.timelines.flatMap((t) => [
     make("p", {}, make("b", {}, t.title), " ", make("span", { class: "soft" },
-      "of each lane: busy, waits for other lanes and ranks, transfers, gaps in which it could have run, idle at the end; "
+      `of each lane${plan.unit ? ", in " + plan.unit : ""}: busy, waits for other lanes and ranks, transfers, gaps in which it could have run, idle at the end; `
       + "bubble: all that is not busy")),
     tableOf(["lane", "tasks", mark("busy"), "", mark("wait"), mark("transfer"), mark("gap"), "idle", "bubble", ""],
       t.shown.slice(0, 200).map((lane) => t.usage[lane]).map((u) => [u.lane, plain(u.tasks), number(u.busy), share(u.busy, t.makespan), number(u.wait),
