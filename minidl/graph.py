@@ -71,8 +71,8 @@ class Launch:
 
     def moved(self, storage: Mapping[int, int]) -> Launch:
         """The same launch on other storages."""
-        return replace(self, reads=moved_views(self.reads, storage), writes=moved_views(self.writes, storage),
-                       work=moved_views(self.work, storage))
+        return Launch(self.kernel, moved_views(self.reads, storage), moved_views(self.writes, storage),
+                      moved_views(self.work, storage), self.constants)
 
 
 @dataclass(frozen=True)
@@ -617,7 +617,7 @@ def _columns(keys: Ints) -> tuple[Ints, ...]:
 
 def moved_views(views: Iterable[View], storages: Mapping[int, int]) -> tuple[View, ...]:
     """The same views on the storages that replace theirs."""
-    return tuple(replace(v, storage=storages.get(v.storage, v.storage)) for v in views)
+    return tuple(View(storages.get(v.storage, v.storage), v.shape, v.strides, v.offset, v.dtype) for v in views)
 
 
 class GraphBuilder:
