@@ -177,7 +177,7 @@ def test_a_place_that_is_none_is_refused_and_changes_nothing():
     ({"batch_size": 2000}, "1438 samples"), ({"seed": -1}, "seed"), ({"seed": 2**64}, "seed"), ({"seed": "a"}, "seed"),
     ({"split": "valid"}, "valid"), ({"dtype": "int8"}, "int8"), ({"dtype": "bf16"}, "bf16"),
     ({"image_size": 0}, "image_size"),
-    ({"channels": 1.5}, "channels"), ({"classes": -3}, "classes"), ({"sequence_length": 4}, "sequence_length"),
+    ({"channels": 1.5}, "channels"), ({"classes": -3}, "classes"), ({"sequence_length": 4}, "images, not tokens"),
 ])  # fmt: skip
 def test_arguments_that_do_not_fit(options, culprit):
     refused(culprit, act=lambda: data.load("digits", **{"batch_size": 8, **options}))
@@ -344,7 +344,7 @@ def test_pydoc():
     assert 3 * len(rest) < len(text) < 5 * len(rest)
     refused("pydoc", "the network one of 100", act=lambda: data.load("pydoc", batch_size=8, classes=100))
     refused("too few for a window", act=lambda: data.load("pydoc", batch_size=8, sequence_length=10**6))
-    refused("image_size", act=lambda: data.load("pydoc", batch_size=8, image_size=4))
+    refused("tokens, not images", act=lambda: data.load("pydoc", batch_size=8, image_size=4))
 
 
 # ---- names and missing files

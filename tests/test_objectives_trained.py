@@ -98,6 +98,23 @@ def test_a_batch_in_parts_is_the_mean_of_their_losses(files: Any, name: str) -> 
         np.testing.assert_allclose(whole.losses, parts.losses, rtol=1e-9)
 
 
+# ------------------------------------------------------------------------------------------------------- without --data
+@pytest.mark.parametrize(("model", "name", "objective"), [
+    ("mlp", "digits", "classification"), ("gpt", "pydoc", "next_token"), ("bert", "pydoc", "masked_token"),
+    ("rnn", "pydoc", "next_token")])
+def test_a_network_has_embedded_data_that_suit_it(model: str, name: str, objective: str) -> None:
+    recorded = Recorded(Job(model=model, model_args={"preset": "tiny"}, batch_size=4))
+    assert (recorded.train_data.name, recorded.objective.name) == (name, objective)
+
+
+@pytest.mark.parametrize(("model", "data", "line"), [
+    ("gpt", "digits", "digits has images, not tokens; use pydoc, synthetic, or files of text"),
+    ("mlp", "pydoc", "pydoc has tokens, not images; use digits, synthetic, or files of images")])
+def test_data_that_do_not_suit_a_network_are_refused_in_one_line(capsys: Any, model: str, data: str, line: str) -> None:
+    assert main(["train", "--model", model, "--model-arg", "preset=tiny", "--data", data, "--steps", "1"]) == 2
+    assert capsys.readouterr().err == f"minidl: {line}\n"
+
+
 # ----------------------------------------------------------------------------------------------------- mixed precision
 QUICK = {("masked_token", "bf16"), ("translation", "fp16"), ("regression", "bf16")}
 

@@ -202,8 +202,9 @@ FLAGS: dict[str, dict[str, Flag]] = {
         "--model-arg": _flag("info:* " + NETWORK, ("a network; name it with --model", lambda a: a.model), type=pair,
                              action="append", default=[], metavar="K=V",
                              help="an argument of the network, such as classes=10, width=64, preset=tiny"),
-        "--data": _flag(NETWORK, type=path, default="digits",
-                        help="a data set's name or a path (default: the embedded digits)"),
+        "--data": _flag(NETWORK, type=path,
+                        help="a data set's name or a path (default: the embedded digits; for a network that takes "
+                             "tokens, the embedded text)"),
         "--root": _flag(NETWORK, ("data sets that are found by name", lambda a: a.data in STORED), type=path,
                         help="the folder with the files of named data sets (default: ./data)"),
         "--strict": _flag(NETWORK, ("data sets that are found by name", lambda a: a.data in STORED),

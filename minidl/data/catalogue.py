@@ -173,13 +173,13 @@ def _synthetic(wanted: Wanted) -> Dataset:
 
 def _of_text(name: str, make: Callable[[], Dataset], wanted: Wanted) -> Dataset:
     if wanted.image_size or wanted.channels:
-        raise DataError(f"{name}: image_size and channels are for images, not for tokens")
+        raise DataError(f"{name} has tokens, not images; use digits, synthetic, or files of images")
     return make()
 
 
 def _of_images(name: str, make: Callable[[], Any], wanted: Wanted) -> Dataset:
     if wanted.sequence_length is not None:
-        raise DataError(f"{name}: sequence_length is for tokens, not for images")
+        raise DataError(f"{name} has images, not tokens; use pydoc, synthetic, or files of text")
     images: Images = make()
     return images.dataset(wanted.image_size, wanted.channels, wanted.dtype, wanted.note)
 
@@ -217,7 +217,7 @@ def _glue(glue: sentences.Glue) -> Kind:
 
 def _load_pictures(folder: Path, wanted: Wanted) -> Dataset:
     if wanted.sequence_length is not None:
-        raise DataError(f"{folder}: sequence_length is for tokens, not for images")
+        raise DataError(f"{folder} has images, not tokens; use pydoc, synthetic, or files of text")
     return pictures.load_pictures(folder, wanted.split, wanted.image_size, wanted.channels, wanted.classes,
                                   wanted.dtype, wanted.workers)
 

@@ -49,7 +49,7 @@ class Job:
 
     model: str = "mlp"
     model_args: Mapping[str, Any] = field(default_factory=dict)
-    data: str = "digits"
+    data: str | None = None  #: None: the embedded digits; for a network that takes tokens, the embedded text
     root: str | None = None
     strict: bool = False
     tokenizer: str = "bytes"  #: of text, see data/tokens.py
@@ -215,7 +215,8 @@ class Recorded:
         job, shape = self.job, self.model.input_shape
         sizes: dict[str, Any] = ({"sequence_length": shape[0]} if self.model.input_dtype == "int64" else
                                  {"image_size": shape[0], "channels": shape[2]} if len(shape) == 3 else {})
-        found = data.load(job.data, batch_size=job.batch_size, root=job.root, split=split, seed=job.seed,
+        name = job.data or ("pydoc" if self.model.input_dtype == "int64" else "digits")
+        found = data.load(name, batch_size=job.batch_size, root=job.root, split=split, seed=job.seed,
                           strict=job.strict, classes=classes, dtype=self.dtype, tokenizer=job.tokenizer,
                           workers=job.workers, **sizes)
         self.objective = objectives.chosen(self.model.objective, found.dataset)
