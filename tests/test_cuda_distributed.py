@@ -30,6 +30,7 @@ from minidl.runtime.executors import DistributedExecutor, SequentialExecutor
 from minidl.schedulers.data_parallel import POLICIES
 from minidl.tasks import Kind
 from minidl.training import rank_trainer
+from minidl.training.agreement import Disagreement
 
 SHARE, STEPS = 4, 5  # captured from the third step on
 
@@ -450,7 +451,7 @@ def test_a_transport_that_cannot_be_had_is_one_line_everywhere(gpus, stub):
     devices, seen = gpus(2, 0), []
 
     def work(communicator):
-        with pytest.raises(rank_trainer.Disagreement) as found:
+        with pytest.raises(Disagreement) as found:
             rank_trainer.transport("nccl", communicator, devices[communicator.rank])
         seen.append(str(found.value))
 

@@ -21,6 +21,7 @@ from minidl.runtime.cuda import device as devices
 from minidl.runtime.version_log import Replay
 from minidl.schedulers import pipeline
 from minidl.training.pipeline_trainer import PipelineTrainer
+from minidl.training.rank_trainer import RankTrainer
 from minidl.training.trainer import Job, Recorded, Trainer, params_sha256
 
 WORDS = ("one", "two", "three", "four", "five", "six", "seven")
@@ -81,21 +82,65 @@ def parameters(trainer: Trainer) -> list[Any]:
 
 
 # ------------------------------------------------------------------------------------------------------------ in parts
+def same(parameters: list[Any], others: list[Any]) -> bool:
+    return all(np.allclose(a, b, rtol=1e-9, atol=1e-12) for a, b in zip(parameters, others, strict=True))
+
+
+EXACT = {"dtype": "float64", "optimizer": "sgd", "lr": 0.05, "momentum": 0.9}
+
+
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_a_batch_in_parts_is_the_mean_of_their_losses(files: Any, name: str) -> None:
-    """So it is the loss of the whole batch where each part has as many predictions: not of translations."""
-    told = settings(name, files) | {"dtype": "float64", "optimizer": "sgd", "lr": 0.05}
+def test_a_batch_in_parts_is_the_whole_batch(files: Any, name: str) -> None:
+    """Also of translations, whose parts have different numbers of predictions."""
+    told = settings(name, files) | EXACT
     whole, parts = (trained(4, **told, micro_batches=m, clip=1.0) for m in (1, 4))
     assert whole.recorded.objective.name == name
-    same = [np.allclose(a, b, rtol=1e-9, atol=1e-12)
-            for a, b in zip(parameters(whole), parameters(parts), strict=True)]
-    if name == "translation":
-        y = next(whole.recorded.train_data)[1].reshape(4, -1)
-        assert len({*(y != -100).sum(axis=1)}) > 1
-        assert not all(same)
-    else:
-        assert all(same)
-        np.testing.assert_allclose(whole.losses, parts.losses, rtol=1e-9)
+    assert same(parameters(whole), parameters(parts))
+    np.testing.assert_allclose(whole.losses, parts.losses, rtol=1e-9)
+    y = next(whole.recorded.train_data)[1].reshape(4, -1)
+    assert (len({*(y != -100).sum(axis=1)}) > 1) == parts.recorded.weighs == (name == "translation")
+
+
+def test_updates_within_a_step_weigh_their_own_micro_batches(files: Any) -> None:
+    """Two updates of two micro-batches each are two steps of half the batch."""
+    told = settings("translation", files) | EXACT
+    halves = trained(6, **told | {"batch_size": 8})
+    parts = trained(3, **told, micro_batches=4, update_every=2)
+    assert same(parameters(halves), parameters(parts))
+    np.testing.assert_allclose(np.mean(np.reshape(halves.losses, (3, 2)), axis=1), parts.losses, rtol=1e-9)
+
+
+@pytest.mark.parametrize(("parallel", "schedulers", "ranks", "replicas"), [
+    ("data", ("barrier", "priority", "reverse_first_k"), 1, 2), ("pipeline", ("gpipe", "zb_h1"), 2, 1),
+    ("pipeline", ("one_f_one_b", "fast_forward"), 2, 2)])
+def test_ranks_that_share_a_batch_of_translations_make_its_step(files: Any, parallel: str, schedulers: tuple[str, ...],
+                                                               ranks: int, replicas: int) -> None:
+    """Each rank weighs as many predictions as it makes, under every scheduler with the same bits."""
+    told = settings("translation", files) | EXACT
+    whole = trained(3, **told)
+
+    def run(scheduler: str) -> Any:
+        job = Job(**told, micro_batches=2, parallel=parallel, scheduler=scheduler)
+        own = [Recorded(job, rank // ranks, replicas) for rank in range(ranks * replicas)]
+
+        def work(communicator: Any) -> Any:
+            recorded = own[communicator.rank]
+            trainer = (RankTrainer(recorded, COST, communicator, (1.0, 1e-3)) if parallel == "data" else
+                       PipelineTrainer(recorded, COST, communicator, Link(50.0, 1e3)))
+            for _ in range(3):
+                trainer.step()
+            trainer.finish()
+            return trainer.losses, parameters(trainer), params_sha256(recorded.model)
+
+        with deadline():
+            found = run_ranks(ranks * replicas, work)
+        assert own[0].weighs
+        for losses, values, _ in found:
+            np.testing.assert_allclose(losses, whole.losses, rtol=1e-9)
+            assert same(values, parameters(whole))
+        return {sha for *_, sha in found}
+
+    assert len(set.union(*map(run, schedulers))) == 1
 
 
 # ------------------------------------------------------------------------------------------------------- without --data

@@ -294,6 +294,30 @@ def test_training_data_that_cannot_be_read_lose_no_step(capsys, tmp_path):
     assert resumed["params_sha256"] == whole["params_sha256"]
 
 
+@pytest.mark.parametrize(("ranks", "where"), [
+    (["--parallel", "data", "--ranks", "2", "--scheduler", "priority"], "rank 1: "),
+    (["--parallel", "pipeline", "--ranks", "2", "--micro-batches", "4", "--scheduler", "gpipe"], ""),
+    (["--parallel", "pipeline", "--ranks", "2", "--micro-batches", "4", "--scheduler", "pipedream"], "")],
+    ids=["data", "pipeline", "stale"])
+def test_training_data_that_a_rank_cannot_read_lose_no_step(capsys, tmp_path, ranks, where):
+    """Of data-parallel ranks only one reads the sample; all ranks of a pipeline do."""
+    (tmp_path / "own.py").write_text(FRAGILE)
+    flags = ["--model-arg", "features=64", "--data", f"{tmp_path / 'own.py'}:points", "--batch-size", 4, *ranks]
+    last = data.load(flags[3], batch_size=4).indices(36)[-1]  # in the tenth batch, and on the last rank
+    saves, save_at_all = [*flags, "--log-every", 3, "--checkpoint", tmp_path / "c"], ["--checkpoint-every", 100]
+    (tmp_path / "bad_train").write_text(str(last))
+    _, err = train(capsys, *flags, "--steps", 20, code=2)  # without a checkpoint
+    assert err.endswith(f"minidl: {where}sample {last} of train is damaged\n")
+    _, err = train(capsys, *saves, *save_at_all, "--steps", 20, code=2)
+    assert err.splitlines()[-2:] == [f"saved {tmp_path / 'c'} before the end; continue with --resume",
+                                     f"minidl: {where}sample {last} of train is damaged"]
+    assert checkpoint.peek(tmp_path / "c").step == 9
+    (tmp_path / "bad_train").unlink()
+    resumed, _ = train(capsys, *saves, *save_at_all, "--resume", "--steps", 20)
+    if "pipedream" not in ranks:  # which drains where it saves
+        assert resumed["params_sha256"] == train(capsys, *flags, "--steps", 20)[0]["params_sha256"]
+
+
 def test_test_data_that_do_not_fit_are_told_before_the_first_step(capsys, tmp_path):
     (tmp_path / "own.py").write_text(FRAGILE)
     (tmp_path / "more").touch()
@@ -310,11 +334,19 @@ def test_a_full_disk_costs_no_step_and_no_result(capsys, tmp_path):
     _, err = train(capsys, *flags, "--log", "/dev/full", "--checkpoint", tmp_path / "c", code=2)
     assert err.splitlines()[-1] == "minidl: /dev/full: No space left on device"
     assert checkpoint.peek(tmp_path / "c").step == 4
+    ranks = ["--parallel", "data", "--ranks", 2, "--scheduler", "priority"]
+    for steps, least in ((100_000, 4), (4, 4)):  # until ranks look at each other; in the last step
+        folder = tmp_path / f"ranks{steps}"
+        _, err = train(capsys, *ranks, "--log-every", 4, "--steps", steps, "--log", "/dev/full", "--checkpoint", folder,
+                       code=2)
+        assert err.splitlines()[-2:] == [f"saved {folder} before the end; continue with --resume",
+                                         "minidl: /dev/full: No space left on device"]
+        assert least <= checkpoint.peek(folder).step < 10_000
     for flag, name in (("--html", "page.html"), ("--trace", "trace.json")):
         (tmp_path / name).symlink_to("/dev/full")
         record, err = train(capsys, "--steps", 2, flag, tmp_path / name, code=2)
         assert record["steps"] == 2
-        assert err == f"minidl: {tmp_path / name}: No space left on device\n"
+        assert err.splitlines()[-1] == f"minidl: {tmp_path / name}: No space left on device"
 
 
 def test_two_runs_do_not_write_to_one_log(capsys, tmp_path):

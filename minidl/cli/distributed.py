@@ -14,8 +14,9 @@ from ..pricing.cost import Link
 from ..rank_grid import RankGrid
 from ..runtime.comm.loopback import run_ranks
 from ..runtime.version_log import as_lines
+from ..training.agreement import Disagreement, agree
 from ..training.pipeline_trainer import PipelineTrainer, measure_messages
-from ..training.rank_trainer import Disagreement, RankTrainer, agree, device_of, identity, measure_link, transport
+from ..training.rank_trainer import RankTrainer, device_of, identity, measure_link, transport
 from ..training.trainer import Recorded
 from ..views.page import Shown
 from . import data_parallel_plans as data_parallel
@@ -96,7 +97,12 @@ def _train(read: Callable[[], Any], communicator: Any, held: ExitStack) -> int:
         return _dry_run(arguments, trainer, first)
     if first and saved is not None:
         show.note(f"resumed from {arguments.checkpoint} after step {saved.step}")
-    metrics = trained(arguments, trainer, f"training {arguments.model} on {communicator.size} ranks", saved)
+    try:
+        metrics = trained(arguments, trainer, f"training {arguments.model} on {communicator.size} ranks", saved)
+    except Disagreement:  # on all ranks, between two steps
+        trainer.share()
+        trainer.run.close()
+        raise
     trainer.finish()
     timeline = trainer.run.timeline_of_all() if arguments.trace or arguments.html else None
     if first:

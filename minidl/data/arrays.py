@@ -211,7 +211,8 @@ def load_own(name: str, split: str, seed: int, **sizes: Any) -> Dataset:
     if isinstance(made[-1], Dataset):
         if sizes.get("classes") and made[-1].classes > sizes["classes"]:
             raise LabelError(f"{name}: has {made[-1].classes} classes, the network {sizes['classes']}")
-        return replace(made[-1], slow=True)  # nobody knows how long its rows take
+        tokens = {"next_token", "translation"} & {*made[-1].serves}
+        return replace(made[-1], slow=True, uneven=bool(tokens))  # nobody knows how long its rows take, and what y has
     arrays = [_arrays(name, part) for part in made]
     short = name.rpartition("/")[2]
     if "split" not in takes:

@@ -45,7 +45,8 @@ class Dataset:
     bytes a token stands for, in the mean; `mask`, the token that hides another one. `vocabulary`: how many different
     tokens x may have; 0 where x has none. `tokenizer`: what makes the tokenizer of running text again, see
     data/tokens.py. `slow`: reading a batch takes long, so the next ones are read ahead; `faster`: what makes it faster,
-    for the report.
+    for the report. `uneven`: samples have different numbers of predictions, positions of y that are not IGNORED; micro-
+    batches and ranks then weigh as many as they make.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Dataset:
     serves: tuple[str, ...] = ("classification",)
     random: bool = False
     slow: bool = False
+    uneven: bool = False
     faster: str = ""
     tokenizer: str = ""
     vocabulary: int = 0

@@ -236,4 +236,4 @@ def load_parallel(folder: Path, split: str, length: int, classes: int | None, ki
         return x, y
 
     return Dataset(folder.name, len(pairs), (length,), check_vocabulary(coder.vocabulary, classes, folder.name), rows,
-                   ("translation",), slow=True, vocabulary=coder.vocabulary)
+                   ("translation",), slow=True, uneven=True, vocabulary=coder.vocabulary)

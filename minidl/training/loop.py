@@ -5,14 +5,16 @@ On ranks every rank runs it with the same settings, and all come to each exchang
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from time import monotonic, perf_counter
-from typing import Any
+from typing import Any, NoReturn
 
 from ..data import DataError
 from ..files import FileError
 from ..optim.rates import Rate
+from .agreement import Disagreement
 from .keeper import Keeper
 from .trainer import Trainer
 
@@ -41,38 +43,22 @@ class Course:
 
 
 def run(trainer: Trainer, course: Course, done_before: int = 0) -> None:
-    """Trains from step `done_before` + 1 on. Raises Stopped, TrainingError, CheckpointError; and DataError or FileError
-    where nothing can be saved: without a keeper, before the first step, or on ranks that do not know of the error."""
-    place = _Place(done_before)
-    try:
-        _steps(trainer, course, place)
-    except (DataError, FileError) as error:
-        alone = trainer.communicator is None
-        if course.keeper is None or place.done == done_before or not (alone or place.shared == place.done):
-            raise
-        if alone:
-            trainer.share()
-        course.keeper.save(trainer, place.done)
-        raise Stopped from error
-
-
-@dataclass
-class _Place:
-    """The last step that is done, and the last after which rank 0 had the whole model."""
-
-    done: int
-    shared: int = -1
-
-
-def _steps(trainer: Trainer, course: Course, place: _Place) -> None:
+    """Trains from step `done_before` + 1 on. Raises Stopped, TrainingError, CheckpointError. Data that cannot be read
+    and a log that cannot be written end the run as `stopping` does, and are the cause of Stopped; without a keeper, or
+    before the first step, they are raised: DataError, FileError, and on ranks Disagreement."""
     data, keeper = trainer.recorded.train_data, course.keeper
-    speed, looks, record = _Speed(trainer, course.steps, place.done), _Looks(trainer, course), dict[str, Any]()
+    speed, looks, record = _Speed(trainer, course.steps, done_before), _Looks(trainer, course), dict[str, Any]()
     first = trainer.communicator is None or trainer.communicator.rank == 0
-    for step in range(place.done + 1, course.steps + 1):
+    trouble = _Trouble(keeper is not None)
+    for step in range(done_before + 1, course.steps + 1):
         if course.rate is not None:
             trainer.recorded.optimizer.lr = course.rate(step - 1)
-        trainer.step()
-        place.done = step
+        try:
+            trainer.step()
+        except (DataError, Disagreement) as error:  # all ranks have it
+            if keeper is None or step == done_before + 1:
+                raise
+            _stop(trainer, keeper, step - 1, None, error)
         if ended := data.ended:  # whether it is judged and saved or not, so that neither changes a stale run
             trainer.settle()
         told = bool(course.log_every) and step % course.log_every == 0
@@ -81,26 +67,55 @@ def _steps(trainer: Trainer, course: Course, place: _Place) -> None:
             if first:
                 record = speed.record(step, loss)
         if told and first:
-            course.log(record)
+            with trouble.held():
+                course.log(record)
         test = None
         if ended and step < course.steps:
             trainer.share()
-            place.shared = step
             if first:
-                test = trainer.evaluate()
-                course.log(judged(trainer, step, test))
+                with trouble.held():
+                    test = trainer.evaluate()
+                    course.log(judged(trainer, step, test))
             speed.pause()
-        stop = looks.told(step)
-        if keeper is not None and (stop or (step < course.steps and keeper.due(trainer, step, ended))):
-            trainer.share()
-            if first:
-                keeper.save(trainer, step, test)
-            speed.pause()
-        if stop:
-            if trainer.communicator is not None:
-                trainer.communicator.gather(None)  # none ends before the checkpoint is whole
-            raise Stopped
+        stop, why = looks.told(step, trouble.first, now=ended or step == course.steps)
+        if keeper is not None:
+            if stop:
+                _stop(trainer, keeper, step, test, why)
+            if step < course.steps and keeper.due(trainer, step, ended):
+                trainer.share()
+                if first:
+                    keeper.save(trainer, step, test)
+                speed.pause()
         course.progress(step, record)
+
+
+def _stop(trainer: Trainer, keeper: Keeper, step: int, test: Mapping[str, float] | None,
+          why: Exception | None) -> NoReturn:
+    """Saves the state after this step, on all ranks together, and raises Stopped."""
+    trainer.share()
+    if trainer.communicator is None or trainer.communicator.rank == 0:
+        keeper.save(trainer, step, test)
+    if trainer.communicator is not None:
+        trainer.communicator.gather(None)  # none ends before the checkpoint is whole
+    raise Stopped from why
+
+
+class _Trouble:
+    """The `first` error of this rank that ends the run when ranks look at each other next, where a checkpoint can be
+    saved; others are raised at once."""
+
+    def __init__(self, holds: bool) -> None:
+        self.first: Exception | None = None
+        self._holds = holds
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        try:
+            yield
+        except (DataError, FileError) as error:
+            if not self._holds:
+                raise
+            self.first = self.first or error
 
 
 def judged(trainer: Trainer, step: int, test: Mapping[str, float]) -> dict[str, Any]:
@@ -137,19 +152,22 @@ class _Speed:
 
 
 class _Looks:
-    """Whether the run was told to stop. Ranks ask each other, at steps that all of them know, twice a second."""
+    """Whether the run shall stop, and why. Ranks ask each other, at steps that all of them know, twice a second."""
 
     def __init__(self, trainer: Trainer, course: Course) -> None:
         self.communicator, self.course = trainer.communicator, course
         self.next, self.last, self.at = 1, 0, monotonic()
 
-    def told(self, step: int) -> bool:
+    def told(self, step: int, trouble: Exception | None, now: bool) -> tuple[bool, Exception | None]:
+        """`trouble`: why this rank cannot go on. `now`: whether all ranks ask at this step."""
         if self.course.keeper is None or self.communicator is None:
-            return self.course.keeper is not None and self.course.stopping()
-        if step < self.next:
-            return False
-        now = monotonic()
-        seen = self.communicator.gather((self.course.stopping(), (now - self.at) / (step - self.last)))
-        slowest = max(seconds for _, seconds in seen)
-        self.next, self.last, self.at = step + max(1, int(LOOKS / max(slowest, 1e-6))), step, now
-        return any(stop for stop, _ in seen)
+            return self.course.keeper is not None and (trouble is not None or self.course.stopping()), trouble
+        if step < self.next and not now:
+            return False, None
+        moment = monotonic()
+        seen = self.communicator.gather((self.course.stopping(), trouble and str(trouble),
+                                         (moment - self.at) / max(1, step - self.last)))
+        slowest = max(seconds for _, _, seconds in seen)
+        self.next, self.last, self.at = step + max(1, int(LOOKS / max(slowest, 1e-6))), step, moment
+        why = next((line for _, line, _ in seen if line), None)
+        return why is not None or any(stop for stop, _, _ in seen), Disagreement(why) if why else None

@@ -114,7 +114,7 @@ def _masked(data: Dataset) -> Dataset:
         x = np.where(at & (chance < 0.8), mask, np.where(at & (chance < 0.9), any_token, tokens))
         return x, np.where(at, tokens, IGNORED)
 
-    return replace(data, rows=rows, random=True, bytes_per_token=None)
+    return replace(data, rows=rows, random=True, uneven=False, bytes_per_token=None)
 
 
 # -------------------------------------------------------------------------------------------------------------- values

@@ -1,9 +1,8 @@
-"""A training run on several ranks that is described by names and numbers: the check that ranks agree, the cost of the
+"""A training run on several ranks that is described by names and numbers: what ranks must agree on, the cost of the
 link, and the run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from contextlib import suppress
 from time import perf_counter
 from typing import Any
@@ -20,39 +19,12 @@ from ..runtime.comm.handover import handover
 from ..runtime.executors import DistributedExecutor
 from ..runtime.memory import MemoryLimitError
 from ..tasks import Kind
+from .agreement import agree
 from .trainer import Recorded, Trainer, TrainingError, params_sha256
 
 TRIAL_STEPS = 6  #: steps for each k when measurement confirms k
 #: transports for gradients of a CUDA device; MPI reads the CPU's directly
 TRANSPORTS = ("staged", "cuda-aware", "nccl")
-
-
-class Disagreement(ValueError):
-    """Ranks have different settings, or a rank could not start. The message is one line, the same on every rank."""
-
-
-def agree(communicator: Communicator, prepare: Callable[[], tuple[Any, Mapping[str, Any]]]) -> Any:
-    """Runs `prepare` on every rank, and returns its first result if its second, the settings, is equal on all ranks.
-
-    Raises Disagreement on every rank with the first difference, or with the error of the first rank that failed.
-    """
-    made: Any = None
-    try:
-        made, mine = prepare()
-        report: Any = dict(mine)
-    except Exception as error:
-        report = str(error) or type(error).__name__
-    reports = communicator.gather(report)
-    broken = [r for r in range(communicator.size) if isinstance(reports[r], str)]
-    if broken:
-        everywhere = len({str(r) for r in reports}) == 1
-        raise Disagreement(reports[broken[0]] if everywhere else f"rank {broken[0]}: {reports[broken[0]]}")
-    for what in reports[0]:
-        for rank, other in enumerate(reports):
-            if other.get(what) != reports[0][what]:
-                raise Disagreement(f"{what} is {other.get(what)!r} on rank {rank} but {reports[0][what]!r} on rank "
-                                   f"0; start every rank with the same command")
-    return made
 
 
 def identity(recorded: Recorded) -> dict[str, Any]:

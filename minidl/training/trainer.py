@@ -31,6 +31,7 @@ from ..runtime.comm import Communicator
 from ..runtime.executors import SequentialExecutor, executor
 from ..schedule import Schedule
 from . import objectives
+from .agreement import Disagreement, together
 
 OPTIMIZERS: dict[str, Callable[..., optim.Optimizer]] = {"sgd": optim.SGD, "adam": optim.Adam, "adamw": optim.AdamW,
                                                          "rmsprop": optim.RMSprop}
@@ -227,21 +228,45 @@ class Recorded:
         self.train_data.restore({"position": 0})
         return x, y
 
-    def _split(self, x: Any, y: Any) -> list[Any]:
-        """x and y of each micro-batch in turn."""
+    @property
+    def weighs(self) -> bool:
+        """Whether parts of a batch weigh as many predictions as they make: those of micro-batches and ranks are
+        unequal."""
+        return self.train_data.dataset.uneven and self.ranks * self.every > 1
+
+    @property
+    def every(self) -> int:
+        """The number of micro-batches of an update."""
+        return self.job.update_every or self.job.micro_batches
+
+    def predictions(self, y: Any) -> Any:
+        """How many predictions this rank makes for each update of a step, (updates,)."""
+        return np.array([np.sum(part != data.IGNORED) for part in np.split(y, self.job.micro_batches // self.every)])
+
+    def _split(self, x: Any, y: Any, predictions: Any = None) -> list[Any]:
+        """The inputs of a step: x and y of each micro-batch in turn, and where they weigh, its share in the predictions
+        of its update, times the number of ranks, since gradients are means over ranks. `predictions`: of all ranks for
+        each update; by default as if all made as many as this one."""
         n = self.job.micro_batches
-        return [part for pair in zip(np.split(x, n), np.split(y, n), strict=True) for part in pair]
+        columns = [np.split(x, n), np.split(y, n)]
+        if self.weighs:
+            whole = self.predictions(y) * self.ranks if predictions is None else predictions
+            own = np.array([np.sum(part != data.IGNORED) for part in columns[1]])
+            shares = (own * self.ranks / np.repeat(whole, self.every)).astype(self.dtype)
+            columns.append([np.asarray(share) for share in shares])
+        return [part for row in zip(*columns, strict=True) for part in row]
 
     def _step(self, *parts: Any) -> Any:
         n, scaler = self.job.micro_batches, self.optimizer.scaler
-        every, groups = self.job.update_every or n, self.job.groups
+        every, groups, rows = self.every, self.job.groups, len(parts) // self.job.micro_batches
         totals: list[Any] = [None] * groups
         for i in range(n):
             group = i * groups // n
             with micro_batch(i, self.rank * self.share + i * self.share // n, group):
-                loss = self.objective.loss(self.model(parts[2 * i]), parts[2 * i + 1])
-                if every > 1:
-                    loss = loss * (1 / every)
+                x, y, *weight = parts[rows * i : rows * (i + 1)]
+                loss = self.objective.loss(self.model(x), y)
+                if every > 1 or weight:
+                    loss = loss * (weight[0] if weight else 1 / every)
                 loss.backward(scaler.scale if scaler else None)
                 part = loss.detach() if every == n else loss.detach() * (every / n)
                 totals[group] = part if totals[group] is None else ops.add(totals[group], part)
@@ -316,9 +341,10 @@ class Trainer:
         self.recorded.device.not_finite()  # forget what earlier runs have reported
 
     def step(self) -> None:
-        """Runs one step on the next batch. Raises TrainingError as `collect` does, on CUDA for an earlier step."""
+        """Runs one step on the next batch. Raises TrainingError as `collect` does, on CUDA for an earlier step; before
+        anything has changed, DataError for data that cannot be read, or on ranks Disagreement on all of them."""
         asked = perf_counter()
-        parts = self.recorded._split(*next(self.recorded.train_data))
+        parts = self._inputs()
         begin = perf_counter()
         device = self.recorded.device
         loss = self.run(*parts)
@@ -328,6 +354,26 @@ class Trainer:
         self.ended = perf_counter()
         self.seconds.append(self.ended - begin)
         self.waits.append(begin - asked)
+
+    def _inputs(self) -> list[Any]:
+        """The inputs of the next step. Where data are read while training, ranks go on only after all have theirs."""
+        recorded, batches = self.recorded, self.recorded.train_data
+        if self.communicator is None or not (batches.dataset.slow or recorded.weighs):
+            return recorded._split(*next(batches))
+        place, own = batches.state(), list[Any]()
+
+        def read() -> Any:
+            own.extend(next(batches))
+            return recorded.predictions(own[1]) if recorded.weighs else None
+
+        try:
+            found = together(self.communicator, read, data.DataError)
+        except Disagreement:
+            batches.restore(place)
+            raise
+        # all ranks of a pipeline read the same rows
+        whole = sum(found) // (self.communicator.size // recorded.ranks) if recorded.weighs else None
+        return recorded._split(own[0], own[1], whole)
 
     def collect(self, rest: int = 0) -> None:
         """Waits for losses until those of `rest` steps are outstanding. Raises TrainingError for a loss that is not
