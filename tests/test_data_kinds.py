@@ -9,6 +9,7 @@ import lzma
 import pickle
 import tarfile
 import threading
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -34,12 +35,18 @@ def everything(loader):
     return [np.concatenate(column) for column in zip(*loader, strict=True)]
 
 
-def archive(path, members, mode="w"):
-    with tarfile.open(path, mode) as opened:
+def tar(members):
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as opened:
         for name, content in members.items():
             info = tarfile.TarInfo(name)
             info.size = len(content)
             opened.addfile(info, io.BytesIO(content))
+    return packed.getvalue()
+
+
+def archive(path, members):
+    path.write_bytes(tar(members))
 
 
 def train(*argv):
@@ -79,14 +86,7 @@ def test_openwebtext_as_it_is_published(tmp_path):
     parts = [prose(i) for i in range(4)]
     inner = []
     for i in (0, 2):
-        packed = io.BytesIO()
-        archive_of = {f"{i}.txt": parts[i].encode(), f"{i + 1}.txt": parts[i + 1].encode()}
-        with tarfile.open(fileobj=packed, mode="w") as opened:
-            for name, content in archive_of.items():
-                info = tarfile.TarInfo(name)
-                info.size = len(content)
-                opened.addfile(info, io.BytesIO(content))
-        inner.append(lzma.compress(packed.getvalue()))
+        inner.append(lzma.compress(tar({f"{n}.txt": parts[n].encode() for n in (i, i + 1)})))
     folder = tmp_path / "openwebtext"
     folder.mkdir()
     archive(folder / "openwebtext.tar", {f"openwebtext/urlsf_subset0{i}.xz": x for i, x in enumerate(inner)})
@@ -131,10 +131,56 @@ def test_text_that_cannot_be_read(tmp_path):
     content = (tmp_path / "whole.tar").read_bytes()
     (tmp_path / "cut.tar").write_bytes(content[:3000])
     refused("cut.tar", "truncated", act=lambda: data.load(tmp_path / "cut.tar", batch_size=1, sequence_length=4))
+    (tmp_path / "no.tar").write_bytes(b"not an archive" * 99)
+    refused("no.tar: not an archive", act=lambda: data.load(tmp_path / "no.tar", batch_size=1, sequence_length=4))
+    archive(tmp_path / "none.tar", {})
+    refused("none.tar: the archive has no files", act=lambda: data.load(tmp_path / "none.tar", batch_size=1))
     (tmp_path / "latin.txt").write_bytes("grün".encode("latin-1") * 100)
     refused("latin.txt", "byte 2", act=lambda: data.load(tmp_path / "latin.txt", batch_size=1, sequence_length=4))
     (tmp_path / "empty.txt").write_text("")
     refused("empty.txt", "too few", act=lambda: data.load(tmp_path / "empty.txt", batch_size=1, sequence_length=4))
+
+
+def xz(content):
+    return lzma.compress(content, preset=0)  # which needs little memory itself
+
+
+BOMBS = {
+    "a.xz": xz, "a.gz": gzip.compress, "a.tar": lambda zeros: tar({"b.xz": xz(zeros)}),
+    "b.tar": lambda zeros: tar({"b.xz": xz(tar({"c.txt": zeros[1::2], "d.txt": zeros[::2]}))}),
+    "c.tar": lambda zeros: tar({f"{i}.xz": xz(zeros[::32]) for i in range(5)}),
+    "sparse.tar": lambda zeros: sparse(len(zeros)),
+}
+
+
+def sparse(size):
+    """An archive with a file of `size` bytes of which none is stored, in GNU's form."""
+    info = tarfile.TarInfo("a.txt")
+    info.type = tarfile.GNUTYPE_SPARSE
+    head = bytearray(info.tobuf(tarfile.GNU_FORMAT))
+    head[483:495] = b"%011o\0" % size
+    head[148:156] = b"%06o\0 " % sum(head[:148] + b" " * 8 + head[156:512])
+    return bytes(head) + bytes(1024)
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_what_inflates_without_end_is_refused_before_it_fills_the_memory(tmp_path, monkeypatch, name):
+    """A file of some hundred bytes that holds more than it may."""
+    monkeypatch.setattr(text, "SMALL", 1 << 20)
+    (tmp_path / name).write_bytes(BOMBS[name](bytes(16 << 20)))
+    tracemalloc.start()
+    refused(name, "holds more text", act=lambda: data.load(tmp_path / name, batch_size=1, sequence_length=4))
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 12 << 20
+
+
+def test_files_that_are_packed_in_one_another_without_end_are_refused(tmp_path):
+    packed = b"text"
+    for _ in range(5):
+        packed = gzip.compress(packed)
+    (tmp_path / "deep.gz").write_bytes(packed)
+    refused("deep.gz", "more than 4 packed", act=lambda: data.load(tmp_path / "deep.gz", batch_size=1))
 
 
 # ---- tokenizers

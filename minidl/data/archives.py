@@ -1,11 +1,21 @@
-"""The files of tar archives. An archive that ends too early is noticed, which Python's reader does not always do."""
+"""Archives and compressed files: the files of tar archives, and what is packed in one another. An archive that ends too
+early is noticed, which Python's reader does not always do, and nothing is inflated without a limit."""
 
 from __future__ import annotations
 
+import gzip
+import io
+import lzma
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import IO, Any
 
 from .dataset import DataError
+
+PIECE = 1 << 20  #: how many bytes are read at a time
+DEPTH = 4  #: how often packed files may be in one another: OpenWebText is texts in a .tar in an .xz in a .tar
+#: what compressed files begin with -> how they are opened
+READERS: dict[bytes, Callable[..., Any]] = {b"\xfd7zXZ\0": lzma.open, b"\x1f\x8b": gzip.open}
 
 
 def files(archive: tarfile.TarFile, where: object) -> Iterator[tarfile.TarInfo]:
@@ -17,3 +27,71 @@ def files(archive: tarfile.TarFile, where: object) -> Iterator[tarfile.TarInfo]:
     archive.fileobj.seek(archive.offset)
     if archive.fileobj.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
         raise DataError(f"{where}: damaged or truncated: the archive has no end")
+
+
+def unpacked(stream: IO[bytes], where: str, room: int, *, tar: bool = False, depth: int = 0
+             ) -> Iterator[tuple[str, bytes]]:
+    """(name, content) of the files in a file: of itself, or where it is packed with tar, xz or gzip, of those in it, as
+    deep as they are. `room`: the most bytes of all contents, and of whatever is inflated. `tar`: whether it must be an
+    archive. Raises DataError for more, and what the readers of damaged files raise."""
+    opened = io.BufferedReader(_Limited(stream, where, room))
+    start = opened.peek(tarfile.BLOCKSIZE)[: tarfile.BLOCKSIZE]
+    reader = next((found for magic, found in READERS.items() if start.startswith(magic)), None)
+    archive = reader is None and (tar or start[257:262] == b"ustar")
+    if depth == DEPTH and (archive or reader is not None):
+        raise DataError(f"{where}: more than {DEPTH} packed files in one another")
+    if reader is not None:
+        with reader(opened) as inner:
+            yield from unpacked(inner, where, room, tar=tar, depth=depth + 1)
+    elif archive:
+        yield from _members(opened, where, room, depth)
+    else:
+        yield where, _content(opened)
+
+
+def _members(opened: IO[bytes], where: str, room: int, depth: int) -> Iterator[tuple[str, bytes]]:
+    seen = None
+    with tarfile.open(fileobj=opened, mode="r:") as archive:
+        for member in files(archive, where):
+            content, seen = archive.extractfile(member), seen or 0
+            assert content is not None
+            for name, text in unpacked(content, f"{where}, {member.name}", room - seen, depth=depth + 1):
+                seen += len(text)
+                yield name, text
+    if seen is None:
+        raise DataError(f"{where}: the archive has no files")
+
+
+def _content(stream: IO[bytes]) -> bytes:
+    """All bytes, read in pieces, so that the limit is noticed before there is memory for more."""
+    parts = list[bytes]()
+    while part := stream.read(PIECE):
+        parts.append(part)
+    return b"".join(parts)
+
+
+class _Limited(io.RawIOBase):
+    """A stream that ends with an error where it has more than `room` bytes."""
+
+    def __init__(self, stream: IO[bytes], where: str, room: int) -> None:
+        self._stream, self._where, self._room = stream, where, room
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def readinto(self, into: Any) -> int:
+        part = self._stream.read(len(into))
+        if self._stream.tell() > self._room:
+            raise DataError(f"{self._where}: holds more text than is read from a file of this size; unpack it, or save "
+                            f"its tokens as uint16 in train.bin and val.bin")
+        into[: len(part)] = part
+        return len(part)
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        return self._stream.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._stream.tell()

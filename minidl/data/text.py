@@ -7,26 +7,25 @@ A folder whose files say train and val, valid, dev or test is split so; of other
 from __future__ import annotations
 
 import functools
-import gzip
 import importlib
-import io
 import lzma
 import tarfile
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from . import tokens
-from .archives import files as members
+from .archives import unpacked
 from .dataset import Array, DataError, Dataset, check_vocabulary
 from .tokens import Tokenizer
 
 TEXT = ("next_token", "masked_token")  #: what running text can be used for
 LARGEST = 4 << 30  #: the most bytes of text that are read; more is for a file of tokens
+SMALL = 64 << 20  #: bytes of text that any file may hold
+INFLATED = 200  #: how many times the size of its file more text may have
 PLAIN = (".txt", ".md", ".rst", ".py", ".text")
 PACKED = (".xz", ".tar", ".gz")
 TOKENS = (".bin",)
@@ -135,62 +134,25 @@ def _joined(files: Iterable[Path], where: Path) -> bytes:
 
 
 def _documents(file: Path) -> Iterator[bytes]:
-    """The texts of a file: itself, or what an archive of texts holds. Raises DataError for bytes that are not UTF-8."""
+    """The texts of a file: itself, or what an archive of texts holds. Raises DataError for bytes that are not UTF-8,
+    and for more text than there can be in a file of this size."""
+    room = min(LARGEST, max(SMALL, INFLATED * file.stat().st_size))
     try:
-        if file.suffix in PACKED:
-            yield from _unpacked(file)
-            return
-        yield _checked(file, file.name, file.read_bytes())
+        with open(file, "rb") as opened:
+            for where, text in unpacked(opened, str(file), room, tar=file.suffix == ".tar"):
+                yield _checked(where, text)
+    except tarfile.ReadError as error:
+        if file.suffix == ".tar" and "unexpected" not in str(error):
+            raise DataError(f"{file}: not an archive") from None
+        raise DataError(f"{file}: damaged or truncated ({' '.join(str(error).split())[:200]})") from error
     except (OSError, EOFError, lzma.LZMAError, zlib.error, tarfile.TarError) as error:
         raise DataError(f"{file}: damaged or truncated ({' '.join(str(error).split())[:200]})") from error
 
 
-def _unpacked(file: Path) -> Iterator[bytes]:
-    try:
-        with tarfile.open(file, "r:*") as archive:
-            seen = 0
-            for member in members(archive, file):
-                content: IO[bytes] | None = archive.extractfile(member)
-                assert content is not None
-                yield from _of_member(file, member.name, content.read(LARGEST + 1))
-                seen += 1
-            if not seen:
-                raise DataError(f"{file}: the archive has no files")
-        return
-    except tarfile.ReadError as error:
-        if "not a" not in str(error) and "could not be opened" not in str(error):
-            raise
-    yield _checked(file, file.name, _inflated(file))
-
-
-def _of_member(file: Path, name: str, content: bytes) -> Iterator[bytes]:
-    """The text of a member; OpenWebText's members are compressed archives of texts themselves."""
-    if not name.endswith(".xz"):
-        yield _checked(file, name, content)
-        return
-    inner = lzma.decompress(content)
-    if inner[257:262] == b"ustar":
-        with tarfile.open(fileobj=io.BytesIO(inner)) as archive:
-            for member in members(archive, f"{file}, {name}"):
-                text = archive.extractfile(member)
-                assert text is not None
-                yield _checked(file, member.name, text.read())
-    else:
-        yield _checked(file, name, inner)
-
-
-def _inflated(file: Path) -> bytes:
-    if file.suffix == ".tar":
-        raise DataError(f"{file}: not an archive")
-    with (lzma.open(file) if file.suffix == ".xz" else gzip.open(file)) as stream:
-        return bytes(stream.read(LARGEST + 1))
-
-
-def _checked(file: Path, name: str, text: bytes) -> bytes:
+def _checked(where: str, text: bytes) -> bytes:
     try:
         text.decode()
     except UnicodeDecodeError as error:
-        where = f"{file}" if name == file.name else f"{file}, {name}"
         raise DataError(f"{where}: not a text in UTF-8 (byte {error.start})") from None
     return text.replace(b"\r\n", b"\n")
 
