@@ -28,8 +28,16 @@ def function_of(name: str) -> Callable[..., Any]:
         raise ValueError(f"{where}: {type(error).__name__}: {error}") from error
     found = getattr(module, function, None)
     if not callable(found):
-        raise ValueError(f"{where} has no function {function}")
+        own = [key for key, value in vars(module).items()
+               if callable(value) and getattr(value, "__module__", "") == module.__name__ and not key.startswith("_")]
+        raise ValueError(f"{where} has no function {function}; it has {', '.join(own) or 'none'}")
     return found
+
+
+def needs_function(name: str) -> None:
+    """Raises ValueError for a file of Python without the name of a function in it."""
+    if name.endswith(".py"):
+        raise ValueError(f"{name}: name its function too: {name}:FUNCTION")
 
 
 def _of_file(path: str) -> Any:

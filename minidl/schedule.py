@@ -126,7 +126,8 @@ class Schedule:
         if missing.size:
             name = task_name(self.keys[missing[0]])
             lane = self.lanes[int(self.lane_of_each()[missing[0]])]
-            raise self.error(f"unknown task {name} on lane {lane}: the graph ({len(graph)} tasks) has no such task",
+            raise self.error(f"unknown task {name} on lane {lane}: the graph ({len(graph)} tasks) has no such task; is "
+                             f"it the plan of another network, or of another number of micro-batches?",
                              [int(self.keys[missing[0]])])
         return ids
 

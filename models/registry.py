@@ -17,7 +17,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from .. import nn
-from ..loading import function_of
+from ..loading import function_of, needs_function
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,11 @@ def names() -> list[str]:
 
 def arguments(name: str) -> dict[str, Any]:
     """The arguments that a network takes, with their defaults. Raises ValueError for an unknown name."""
-    return {key: p.default for key, p in inspect.signature(_entry(name).build).parameters.items()}
+    parameters = inspect.signature(_entry(name).build).parameters
+    for key, p in parameters.items():
+        if p.default is p.empty:
+            raise ValueError(f"model {name}: its argument {key} has no default; give it one, as in {key}=64")
+    return {key: p.default for key, p in parameters.items()}
 
 
 def learning_rate(name: str, optimizer: str) -> float:
@@ -90,7 +94,24 @@ def create(name: str, *, preset: str | None = None, **given: Any) -> nn.Module:
         elif type(value) is not wanted or (wanted is int and value < 1):
             expected = _KINDS.get(wanted, f"of type {wanted.__name__}")
             raise ValueError(f"model {name}: {key} must be {expected}, not {repr(value)[:40]}")
-    return _entry(name).build(**{**base, **given})
+    return _built(name, {**base, **given})
+
+
+def _built(name: str, given: dict[str, Any]) -> nn.Module:
+    """The network. Raises ValueError where a function of one's own fails, or returns no network."""
+    try:
+        made = _entry(name).build(**given)
+    except Exception as error:
+        if ":" not in name or isinstance(error, ValueError):  # its message is clear
+            raise
+        raise ValueError(f"model {name} failed: {type(error).__name__}: {error}") from error
+    if not isinstance(made, nn.Module):
+        raise ValueError(f"model {name} is a {type(made).__name__}; its function must return an nn.Module")
+    if not made.input_shape or not made.classes:
+        missing = " and ".join(key for key in ("input_shape", "classes") if not getattr(made, key))
+        raise ValueError(f"model {name} lacks {missing}; set on its class: input_shape = (28, 28, 1), the shape of one "
+                         f"sample, and classes = 10")
+    return made
 
 
 _KINDS = {int: "an integer of at least 1", bool: "True or False", float: "a number"}
@@ -99,6 +120,7 @@ _KINDS = {int: "an integer of at least 1", bool: "True or False", float: "a numb
 def _entry(name: str) -> _Entry:
     if ":" in name:
         return _Entry(function_of(name))
+    needs_function(name)
     if name not in _MODELS:
         near = get_close_matches(name, _MODELS, n=3, cutoff=0.4)
         hint = f"similar names: {', '.join(near)}" if near else f"known: {', '.join(_MODELS)}"

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..graph import TaskGraph
-from ..loading import function_of
+from ..loading import function_of, needs_function
 from ..plans import Machine, Plan
 from ..pricing.cost import CostModel
 from ..schedule import Schedule, ScheduleError
@@ -104,6 +104,7 @@ def find(name: str, parallel: str | None = None) -> Scheduler:
         return Scheduler(name, parallel or "none", function_of(name))
     if name.endswith(".csv"):
         return Scheduler(name, parallel or "none", _of_file(name, parallel))
+    needs_function(name)
     found = SCHEDULERS.get(name)
     if found is None:
         known = names(parallel) if parallel else list(SCHEDULERS)
@@ -176,8 +177,14 @@ def _name(function: Function) -> str:
 def _called(chosen: Scheduler, graph: TaskGraph, cost: CostModel, machine: Machine, options: Mapping[str, Any]) -> Any:
     """The result of the policy. An error inside a user's policy becomes a ValueError that names the policy."""
     try:
+        inspect.signature(chosen.function).bind(graph, cost, machine, **options)
+    except TypeError as error:
+        raise ValueError(f"scheduler {chosen.name}: {error}; a scheduler is a function of (graph, cost, machine)"
+                         ) from None
+    try:
         return chosen.function(graph, cost, machine, **options)
     except Exception as error:
-        if chosen.name in SCHEDULERS or isinstance(error, ValueError):  # its message is clear
+        known = chosen.name in SCHEDULERS or chosen.name.endswith(".csv")
+        if known or isinstance(error, ValueError):  # its message is clear
             raise
         raise ValueError(f"scheduler {chosen.name} failed: {type(error).__name__}: {error}") from error

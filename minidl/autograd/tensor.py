@@ -155,8 +155,8 @@ class Tensor:
         if tapes.unsettled and self.storage.role.persistent:
             tapes.settle()
         if self.storage.data is None:
-            raise RuntimeError(f"{self.storage.name} has no value while a step is recorded; "
-                               f"return it from the step instead")
+            raise RuntimeError(f"{self.storage.name} has no value while a step is recorded, for item(), numpy() or `if`"
+                               f": return it from the step instead, or choose with where(mask, a, b)")
         device = devices.of(self.storage.data)
         return device, device.array(self.storage.data, self.view_of(0))
 

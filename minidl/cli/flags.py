@@ -27,8 +27,8 @@ class UsageError(ValueError):
 
 
 def nearest(word: str, known: Sequence[str]) -> str:
-    """`similar names: a, b`; without any, all known names."""
-    near = difflib.get_close_matches(word, known, 3, 0.4)
+    """`similar names: a, b`; without any, or where there are few, all known names."""
+    near = difflib.get_close_matches(word, known, 3, 0.4) if len(known) > 4 else []
     return f"similar names: {', '.join(near)}" if near else f"known: {', '.join(known)}"
 
 
@@ -81,6 +81,14 @@ def number(least: float) -> Callable[[str], float]:
         return value
 
     return read
+
+
+def real(text: str) -> float:
+    """A number."""
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} must be a number") from None
 
 
 def path(text: str) -> str:
@@ -220,7 +228,7 @@ FLAGS: dict[str, dict[str, Flag]] = {
                                  type=whole(1, 1 << 20), default=1, metavar="M",
                                  help="cut each batch into M parts, whose gradients are added"),
         "--optimizer": _flag(NETWORK, default="sgd", choices=list(OPTIMIZERS), help="the optimizer (default sgd)"),
-        "--lr": _flag(RUN, type=float, metavar="X",
+        "--lr": _flag(RUN, type=real, metavar="X",
                       help="learning rate (default: that of the network for the optimizer, mostly 0.05 for sgd, 0.003 "
                            "for the others)"),
         "--lr-schedule": _flag("train:src", default="constant", choices=["constant", "cosine"],
@@ -477,7 +485,9 @@ def _lr(arguments: Any) -> float:
 def job(arguments: argparse.Namespace, under: str | None = None) -> Job:
     """The job that the flags describe. Raises UsageError without a model."""
     if not arguments.model:
-        raise UsageError("the network is missing; give --model NAME (see `minidl models`)")
+        given_times = ("; or --ranks P for a pipeline on given times"
+                       if arguments.command in ("plan", "check", "explain", "simulate") else "")
+        raise UsageError(f"the network is missing; give --model NAME (see `minidl models`){given_times}")
     every = (pipelines.update_every(arguments.scheduler, arguments.micro_batches,
                                     dict(arguments.scheduler_arg).get("mini_batches", 1)) if arguments.subject == "c"
              and _stale(arguments) else arguments.update_every)

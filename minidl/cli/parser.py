@@ -27,6 +27,8 @@ class _Parser(argparse.ArgumentParser):
             known = [o for action in self._actions for o in action.option_strings]
             near = difflib.get_close_matches(unknown[1], known, 1)
             message += f"; did you mean {near[0]}?" if near else ""
+        elif message.startswith("unrecognized arguments: ") and "--model" in self.format_usage():
+            message += "; a network is named with --model"
         choice = re.match(r"argument (\S+): invalid choice: '(.*?)' \(choose from (.*)\)", message)
         if choice:
             known = [c.strip("' ") for c in choice[3].split(",")]

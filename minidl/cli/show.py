@@ -37,6 +37,8 @@ def note(line: str) -> None:
 
 def reason(error: BaseException) -> str:
     """The message of an error, for one line of output."""
+    if isinstance(error, FileExistsError | NotADirectoryError) and error.filename:
+        return f"{error.filename}: a folder is needed, and this is a file"
     if isinstance(error, OSError) and error.filename:
         return f"{error.filename}: {error.strerror}"
     if isinstance(error, MemoryError):

@@ -111,6 +111,8 @@ def compare(arguments: Any) -> int:
     _with_network(arguments)
     check_outputs(arguments)
     names = named(arguments)
+    if not all(names):
+        raise UsageError(f"--schedulers {arguments.schedulers}: a name between the commas is empty")
     chosen = {name: scheduler_of(arguments, name) for name in names}
     if len(names) < 2 or len(set(names)) < len(names):
         raise UsageError(f"--schedulers {arguments.schedulers}: give at least two different ones, separated by commas")

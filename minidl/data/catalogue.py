@@ -127,6 +127,8 @@ def _named(name: str | os.PathLike[str], root: Path, strict: bool, wanted: Wante
     if name not in STORED:
         if isinstance(name, str) and ":" in name and not Path(name).exists():
             return arrays.load_own(name, wanted.split, wanted.seed, **wanted.sizes)
+        if str(name).endswith(".py"):
+            raise DataError(f"{name}: name its function too: {name}:FUNCTION")
         return _from_path(_path(name), wanted)
     assert isinstance(name, str)
     for kind in KINDS:

@@ -183,7 +183,8 @@ def claim(path: str | Path) -> Iterator[None]:
             if error.errno == errno.EBUSY:
                 raise CheckpointError(
                     f"another run saves to {path}; wait until it ends, or use another folder") from None
-            raise CheckpointError(f"cannot save to {path}: {error.strerror}") from None
+            why = "it is a file, and a folder is needed" if isinstance(error, FileExistsError) else error.strerror
+            raise CheckpointError(f"cannot save to {path}: {why}") from None
         yield
 
 

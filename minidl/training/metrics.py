@@ -47,7 +47,8 @@ class _Events:
         try:
             Path(folder).mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise FileError(error.errno, error.strerror, folder) from None
+            why = "a folder is needed, and this is a file" if isinstance(error, FileExistsError) else error.strerror
+            raise FileError(error.errno, why, folder) from None
         name = f"events.out.tfevents.{time():.6f}.{gethostname()}.{os.getpid()}"
         self._file = Growing(str(Path(folder) / name), anew=True)
         self._records = RecordWriter(self._file)

@@ -200,8 +200,9 @@ class Recorded:
         if args != self.job.model_args:
             self.model = self._create(args)
         if self.objective.name == "regression" and self.model.classes != train.classes:
-            raise data.DataError(f"{found.name} has {train.classes} numbers to predict, and {self.job.model} gives "
-                                 f"{self.model.classes}")
+            raise data.DataError(f"{found.name} has {train.classes} number{'s' * (train.classes > 1)} to predict for "
+                                 f"each sample, and {self.job.model} gives {self.model.classes}; if y are classes, "
+                                 f"make them whole numbers")
         if found.shape != self.model.input_shape:
             raise data.DataError(f"{found.name} has samples of {found.shape}, and {self.job.model} takes "
                                  f"{self.model.input_shape}")
@@ -264,7 +265,9 @@ class Recorded:
             group = i * groups // n
             with micro_batch(i, self.rank * self.share + i * self.share // n, group):
                 x, y, *weight = parts[rows * i : rows * (i + 1)]
-                loss = self.objective.loss(self.model(x), y)
+                output = self.model(x)
+                self._check(output, y.shape[0])
+                loss = self.objective.loss(output, y)
                 if every > 1 or weight:
                     loss = loss * (weight[0] if weight else 1 / every)
                 loss.backward(scaler.scale if scaler else None)
@@ -277,6 +280,13 @@ class Recorded:
         if every == n:
             self.optimizer.step()
         return total
+
+    def _check(self, output: Any, samples: int) -> None:
+        """Raises ValueError where a network of classes or numbers does not give as many as it says."""
+        wanted = (samples, self.model.classes)
+        if self.objective.name in ("classification", "regression") and output.shape != wanted:
+            raise ValueError(f"{self.job.model} gives {output.shape} for a batch of {samples}; expected {wanted}, "
+                             f"since its classes are {wanted[1]}")
 
     def plan(self, cost: CostModel, machine: Machine | None = None, *, schedule: Schedule | None = None,
              **options: Any) -> Plan:

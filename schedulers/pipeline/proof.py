@@ -151,7 +151,8 @@ def _once(schedule: Schedule, ranks: int, stages: int, micro_batches: int, graph
              f"does not belong here: the tasks of one iteration are {names}, none late or in parts"),
             (rank >= ranks, f"stands on a rank that does not exist: ranks are 0..{ranks - 1}"),
             (unit >= stages, f"is out of range: stages are 0..{stages - 1}"),
-            (~update & (micro_batch >= micro_batches), f"is out of range: micro-batches are 0..{micro_batches - 1}")):
+            (~update & (micro_batch >= micro_batches),
+             f"is out of range: micro-batches are 0..{micro_batches - 1} (--micro-batches)")):
         if bad.any():
             key = int(schedule.keys[np.argmax(bad)])
             raise schedule.error(f"task {task_name(key)} {what}", [key])
