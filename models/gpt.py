@@ -21,11 +21,13 @@ class _Attention(nn.Module):
         self.c_proj = Linear(width, width, deviation, transposed=True)
         self.resid_dropout = nn.Dropout(dropout)
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: Any, past: Any = None) -> Any:
         n, t, width = x.shape
         qkv = self.c_attn(x).reshape(n, t, 3, self.heads, width // self.heads).transpose(2, 0, 3, 1, 4)
-        rate = self.resid_dropout.rate if self.training else 0.0
-        y = ops.attention(qkv[0], qkv[1], qkv[2], causal=True, dropout=rate).transpose(0, 2, 1, 3)
+        rate, k, v = self.resid_dropout.rate if self.training else 0.0, qkv[1], qkv[2]
+        if past is not None:
+            k, v = past.join(self, k, v)
+        y = ops.attention(qkv[0], k, v, causal=True, dropout=rate, offset=k.shape[2] - t).transpose(0, 2, 1, 3)
         return self.resid_dropout(self.c_proj(y.reshape(n, t, width)))
 
 
@@ -46,8 +48,8 @@ class _Block(nn.Module):
         self.ln_1, self.attn = nn.LayerNorm(width), _Attention(width, heads, dropout, deviation)
         self.ln_2, self.mlp = nn.LayerNorm(width), _MLP(width, dropout, deviation)
 
-    def forward(self, x: Any) -> Any:
-        x = x + self.attn(self.ln_1(x))
+    def forward(self, x: Any, past: Any = None) -> Any:
+        x = x + self.attn(self.ln_1(x), past)
         return x + self.mlp(self.ln_2(x))
 
 
@@ -59,25 +61,29 @@ class _Transformer(nn.Module):
         self.h = nn.Sequential(*(_Block(width, heads, dropout, deviation) for _ in range(layers)))
         self.ln_f = nn.LayerNorm(width)
 
-    def forward(self, ids: Any) -> Any:
-        check_length("gpt", ids, self.wpe)
-        x = self.wte(ids) + self.wpe(np.arange(ids.shape[1]))
-        return self.ln_f(self.h(self.drop(x)))
+    def forward(self, ids: Any, past: Any = None) -> Any:
+        begin = past.tokens if past is not None else 0
+        check_length("gpt", ids, self.wpe, begin)
+        end = begin + ids.shape[1]
+        x = self.wte(ids) + self.wpe(np.arange(begin, end))
+        if past is not None:
+            past.tokens = end
+        return self.ln_f(self.h(self.drop(x), past))
 
 
 class GPT(nn.Module):
     """ids (n, t) int64 -> the logits of the token that follows each (n, t, vocabulary). The logits' weights are those
-    of the embedding."""
+    of the embedding. With `past`, an `nn.Past`, ids are the slice that follows those which it has read."""
 
-    input_dtype, objective = "int64", "next_token"
+    input_dtype, objective, sliceable = "int64", "next_token", True
 
     def __init__(self, vocabulary: int, length: int, width: int, layers: int, heads: int, dropout: float) -> None:
         check_heads("gpt", width, heads)
         self.input_shape, self.classes = (length,), vocabulary
         self.transformer = _Transformer(vocabulary, length, width, layers, heads, dropout)
 
-    def forward(self, ids: Any) -> Any:
-        return ops.linear(self.transformer(ids), self.transformer.wte.weight)
+    def forward(self, ids: Any, past: Any = None) -> Any:
+        return ops.linear(self.transformer(ids, past), self.transformer.wte.weight)
 
 
 TINY = {"vocabulary": 256, "length": 16, "width": 32, "layers": 2, "heads": 2}

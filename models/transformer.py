@@ -36,8 +36,8 @@ def check_heads(name: str, width: int, heads: int) -> None:
         raise ValueError(f"{name}: {heads} heads do not divide the width {width}")
 
 
-def check_length(name: str, ids: Any, positions: nn.Embedding) -> None:
-    """Raises ValueError where ids are not (n, t) with t at most the number of positions."""
-    longest = positions.weight.shape[0]
+def check_length(name: str, ids: Any, positions: nn.Embedding, begin: int = 0) -> None:
+    """Raises ValueError where ids are not (n, t) with t at most the number of positions from `begin` on."""
+    longest = positions.weight.shape[0] - begin
     if ids.ndim != 2 or not 1 <= ids.shape[1] <= longest:
         raise ValueError(f"{name}: tokens {ids.shape}; expected (n, t) with t from 1 to {longest}")

@@ -65,7 +65,7 @@ class Op:
         out.requires_grad = tracked
         out.weight = tracked and all(t.weight for t in inputs)
         if tracked:
-            out.node = Node(self, unit, inputs, out, tape.place.micro_batch)
+            out.node = Node(self, unit, inputs, out, tape.place.micro_batch if tape.place.inner else None)
         return out
 
     # ----------------------------------------------------------------------------------------------- for subclasses

@@ -102,11 +102,13 @@ class _Place:
 
 @dataclass
 class _Round:
-    """The micro-batches of one batch, each at most once. All count units and dropouts from the same numbers on."""
+    """The micro-batches of one batch, each at most once. All count units and dropouts from the same numbers on; but one
+    that follows another counts dropouts from `drawn` on, where the other has ended."""
 
     units: int
     draws: int
     numbers: set[int] = field(default_factory=set)
+    drawn: int = 0
 
 
 class Tape:
@@ -163,15 +165,25 @@ class Tape:
         self.draws = max(self.draws, self.place.draws)
         return number
 
-    def enter(self, micro_batch: int, first_sample: int, group: int) -> None:
+    def enter(self, micro_batch: int, first_sample: int, group: int, follows: bool) -> _Place:
         """Begins a micro-batch: the next tasks are part of it. Units and dropouts start from the same numbers as in the
-        other micro-batches of the batch."""
+        other micro-batches of the batch; dropouts of one that `follows` another, after those of the other. Returns the
+        place before."""
         if self._round is None or micro_batch in self._round.numbers:
             self._round = _Round(self.place.units, self.place.draws)
         self._round.numbers.add(micro_batch)
-        self.place = _Place(micro_batch, units=self._round.units, draws=self._round.draws,
-                            sample=self.place.sample + first_sample, group=group, labels=self.place.labels,
-                            inner=True)
+        before, draws = self.place, self._round.drawn if follows else self._round.draws
+        self.place = _Place(micro_batch, units=self._round.units, draws=draws, sample=before.sample + first_sample,
+                            group=group, labels=before.labels, inner=True)
+        return before
+
+    def leave(self, before: _Place) -> None:
+        """Ends a micro-batch; the next tasks are at the place before."""
+        assert self._round is not None
+        self._round.drawn = self.place.draws
+        before.units = max(before.units, self.place.units)
+        before.draws = max(before.draws, self.place.draws)
+        self.place = before
 
     def end_step(self) -> None:
         """Counts units from 0 again. After an update within a micro-batch, the other micro-batches of the batch still
@@ -198,6 +210,17 @@ class Tape:
         storage = Storage(name, shape, dtype, role)
         storage.data = self.device.allocate(max(storage.bytes, 1))
         return storage
+
+    @contextmanager
+    def within(self, micro_batch: int | None) -> Iterator[None]:
+        """Makes the tasks inside part of another micro-batch, if one is given: the backward pass of slices goes back
+        through several."""
+        before = self.place.micro_batch
+        self.place.micro_batch = before if micro_batch is None else micro_batch
+        try:
+            yield
+        finally:
+            self.place.micro_batch = before
 
     @contextmanager
     def task(self, unit: int, kind: Kind) -> Iterator[None]:
@@ -421,24 +444,23 @@ def use(tape: Tape) -> Iterator[Tape]:
 
 
 @contextmanager
-def micro_batch(number: int, first_sample: int = 0, group: int = 0) -> Iterator[None]:
+def micro_batch(number: int, first_sample: int = 0, group: int = 0, follows: bool = False) -> Iterator[None]:
     """Makes tasks emitted inside part of this micro-batch: `4W0` becomes `4W1`. Gradients add up until the next update.
 
     `first_sample`: the position of its first sample in the whole batch, so that dropout is that of the whole batch.
-    `group`: gradients add up within their group first, then the groups in the order of their numbers.
+    `group`: gradients add up within their group first, then the groups in the order of their numbers. `follows`:
+    whether it has the same samples as the micro-batch before, as the next slice of their sequences: then it has other
+    dropouts. A backward pass through several micro-batches has tasks in each of them.
     Raises ValueError within another micro-batch.
     """
     tape = current()
-    before = tape.place
-    if before.inner:
+    if tape.place.inner:
         raise ValueError("a micro-batch cannot begin within another micro-batch")
-    tape.enter(number, first_sample, group)
+    before = tape.enter(number, first_sample, group, follows)
     try:
         yield
     finally:
-        before.units = max(before.units, tape.place.units)
-        before.draws = max(before.draws, tape.place.draws)
-        tape.place = before
+        tape.leave(before)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ business. The order in which several gradients of one tensor are added is fixed 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -35,12 +36,14 @@ class ShapeError(ValueError):
 
 class Node:
     """One use of an op, with what the backward walk needs. Uses and backward walks are numbered in their order.
-    `walked`: whether a backward walk has used it, and no other may."""
+    `walked`: whether a backward walk has used it, and no other may. `micro_batch`: within which it is, so that its
+    backward tasks are too; None: they are where the walk begins."""
 
     __slots__ = ("inputs", "micro_batch", "number", "op", "out", "unit", "walked")
     latest = 0
 
-    def __init__(self, op: Op, unit: int, inputs: Sequence[Tensor], out: Tensor, micro_batch: int) -> None:
+    def __init__(self, op: Op, unit: int, inputs: Sequence[Tensor], out: Tensor,
+                 micro_batch: int | None) -> None:
         Node.latest += 1
         self.walked = False
         self.op, self.unit, self.inputs, self.out, self.number, self.micro_batch = (op, unit, inputs, out,
@@ -336,11 +339,11 @@ def backward(root: Tensor, gradient: Tensor | None = None, retain_graph: bool = 
                                f"pass retain_graph=True to the earlier one")
         node.walked = not retain_graph
     gradients = {id(root): array(np.ones((), root.dtype), name="one") if gradient is None else gradient}
-    count: dict[int, int] = {}  # of each parameter how many of its uses are still to come
+    count: Counter[tuple[int, int | None]] = Counter()  # of each parameter the uses in a micro-batch still to come
     for node in nodes:
         for t in node.inputs:
             if t.requires_grad and t.node is None:
-                count[id(t)] = count.get(id(t), 0) + 1
+                count[id(t), node.micro_batch] += 1
                 tape.remember(t)
     owned: set[int] = set()  # tensors whose gradient nothing else reads, so it may be added to in place
 
@@ -348,9 +351,10 @@ def backward(root: Tensor, gradient: Tensor | None = None, retain_graph: bool = 
         dy = gradients.pop(id(node.out), None)
         use = {}  # of each input that is a parameter: the number of this use, and the group of micro-batches
         for i in reversed(range(len(node.inputs))):
-            if id(node.inputs[i]) in count:
-                count[id(node.inputs[i])] -= 1
-                use[i] = count[id(node.inputs[i])], tape.place.group
+            here = id(node.inputs[i]), node.micro_batch
+            if here in count:
+                count[here] -= 1
+                use[i] = count[here], tape.place.group
         if dy is None:
             continue
         wanted = [i for i, t in enumerate(node.inputs) if t.requires_grad]
@@ -359,7 +363,7 @@ def backward(root: Tensor, gradient: Tensor | None = None, retain_graph: bool = 
         for kind, mine in tasks[::-1] if node.op.output_first else tasks:
             if not mine:
                 continue
-            with tape.task(node.unit, kind):
+            with tape.within(node.micro_batch), tape.task(node.unit, kind):
                 mine = [i for i in mine if not (id(node.inputs[i]) in owned
                                                 and node.op.add_grad(i, dy, gradients[id(node.inputs[i])]))]
                 results = (node.op.weight_grad if kind == Kind.W else node.op.output_grad)(dy, mine) if mine else {}

@@ -354,6 +354,11 @@ FLAGS: dict[str, dict[str, Flag]] = {
                                  lambda a: ":" in a.scheduler), type=whole(1), metavar="A",
                                 help="update weights after every A micro-batches, for a scheduler of your own that "
                                      "trains on older weights (default: at the end of a step)"),
+        "--slices": _flag("train:c plan:c check:c explain:c simulate:c",
+                          ("a scheduler of your own, file.py:function or a plan's CSV; seq1f1b has its --scheduler-arg "
+                           "slices=Q", lambda a: ":" in a.scheduler or a.scheduler.endswith(".csv")), type=whole(1),
+                          metavar="Q", help="cut the sequences of each micro-batch into Q slices, for a scheduler of "
+                                            "your own that orders them as seq1f1b does (default 1)"),
         "--activation-cap": _flag("train:c plan:cp check:cp explain:cp simulate:cp", type=number(0), metavar="K",
                                   help="the most live activations on a rank, in units of its whole part of the model"),
         "--table": _flag("simulate:p", action="store_true", help="price all pipeline policies, and mark the best"),
@@ -492,13 +497,15 @@ def job(arguments: argparse.Namespace, under: str | None = None) -> Job:
                                     dict(arguments.scheduler_arg).get("mini_batches", 1)) if arguments.subject == "c"
              and _stale(arguments) else arguments.update_every)
     groups = pipelines.groups(under or arguments.scheduler) if arguments.subject == "c" else 1
+    slices = arguments.slices or (pipelines.slices_of(arguments.scheduler, dict(arguments.scheduler_arg).get("slices"))
+                                  if arguments.subject == "c" else 1)
     return Job(model=arguments.model, model_args=dict(arguments.model_arg), data=arguments.data, root=arguments.root,
                strict=arguments.strict, tokenizer=arguments.tokenizer, workers=arguments.workers,
                device=arguments.device, tf32=arguments.tf32,
                deterministic=not arguments.nondeterministic, dtype=arguments.dtype, batch_size=arguments.batch_size,
-               micro_batches=arguments.micro_batches, update_every=every, groups=groups, optimizer=arguments.optimizer,
-               lr=_lr(arguments), momentum=arguments.momentum, weight_decay=arguments.weight_decay,
-               clip=arguments.clip, seed=arguments.seed, init=arguments.init,
+               micro_batches=arguments.micro_batches, update_every=every, slices=slices, groups=groups,
+               optimizer=arguments.optimizer, lr=_lr(arguments), momentum=arguments.momentum,
+               weight_decay=arguments.weight_decay, clip=arguments.clip, seed=arguments.seed, init=arguments.init,
                scheduler=under or arguments.scheduler,
                parallel={"r": "data", "c": "pipeline"}.get(arguments.subject, "none"),
                scheduler_args=dict(arguments.scheduler_arg), streams=arguments.streams,

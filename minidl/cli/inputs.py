@@ -13,13 +13,15 @@ from .flags import UsageError
 
 def scheduler_of(arguments: Any, name: str | None = None) -> schedulers.Scheduler:
     """The scheduler of the flags, or the one called `name`. Raises UsageError if none is given where there is no usual
-    one, and for one of another --parallel."""
+    one, for one of another --parallel, and for an argument of a wrong type."""
     parallel = {"r": "data", "l": "data", "c": "pipeline", "p": "pipeline"}.get(arguments.subject, "none")
     if parallel != "none" and name is None and "--scheduler" not in arguments.given:
         known = ", ".join(schedulers.names(parallel))
         raise UsageError(f"the policy is missing; give --scheduler NAME, one of: {known}")
     try:
-        return schedulers.find(name or arguments.scheduler, parallel)
+        found = schedulers.find(name or arguments.scheduler, parallel)
+        found.check({option: value for option, value in arguments.scheduler_arg if option in found.options})
+        return found
     except ValueError as error:
         raise UsageError(str(error)) from None
 

@@ -48,8 +48,9 @@ def plan(arguments: Any) -> int:
     show.notes(made.remarks)
     if arguments.save:
         made.schedule.save(arguments.save)
-        if made.versions is not None:
-            show.note(f"check it with --scheduler {made.scheduler}, which gives the weight versions")
+        if made.versions is not None or made.slices > 1:
+            what = "slices" if made.versions is None else "weight versions"
+            show.note(f"check it with --scheduler {made.scheduler}, which gives the {what}")
     record, text = {**made.as_json(), "remarks": [*made.remarks]}, _text
     if made.placement is not None:
         record, text = record | price(made).as_json() | pipeline.said(made), pipeline.text

@@ -64,6 +64,7 @@ from .sequence import (
     Embedding,
     LayerNorm,
     MultiheadAttention,
+    Past,
     RMSNorm,
     TransformerEncoderLayer,
 )
@@ -146,6 +147,7 @@ __all__ = [
     "NLLLoss",
     "PReLU",
     "Parameter",
+    "Past",
     "PixelShuffle",
     "RMSNorm",
     "RNNCell",

@@ -34,6 +34,7 @@ class Module:
     classes: int = 0  #: of a network: the number of classes; of tokens, the size of the vocabulary
     vocabulary: int = 0  #: of a network that reads tokens and tells classes apart: how many tokens it knows
     objective: str = "classification"  #: of a network: what it is trained for, see training/objectives.py
+    sliceable = False  #: of a network: whether forward(x, past) reads sequences slice by slice, see nn/sequence.py
     others: Mapping[str, str] = {}  #: of a network: another objective -> the argument that makes it the objective
     _name = ""
 
@@ -193,9 +194,10 @@ class Sequential(Module):
         layers = list(self)[index]
         return Sequential(*layers) if isinstance(layers, list) else layers
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: Any, *others: Any) -> Any:
+        """Each layer reads the result of the one before; `others` go to every layer."""
         for layer in self:
-            x = layer(x)
+            x = layer(x, *others)
         return x
 
 

@@ -72,6 +72,24 @@ class RMSNorm(Module):
         return ops.rms_norm(x, getattr(self, "weight", None), axes=len(self.shape), eps=self.eps)
 
 
+class Past:
+    """Keys and values of the slices of sequences that a causal network has read: to read (n, length) tokens slice by
+    slice, give one `Past` to every call, as in `model(tokens[:, :4], past)`, `model(tokens[:, 4:], past)`. `tokens`:
+    how many it has read, which the network counts."""
+
+    def __init__(self, length: int) -> None:
+        self.length, self.tokens = length, 0
+        self._kept: dict[Module, list[Tensor]] = {}
+
+    def join(self, layer: Module, *new: Tensor) -> list[Tensor]:
+        """A layer's keys and values of a slice, (n, heads, t, width) each, behind those of the earlier slices: (n,
+        heads, tokens + t, width)."""
+        before = self._kept.get(layer)
+        self._kept[layer] = [ops.concat([t] if before is None else [before[i], t], 2, room=self.length)
+                             for i, t in enumerate(new)]
+        return self._kept[layer]
+
+
 class MultiheadAttention(Module):
     """x (n, t, width), memory (n, s, width) or None for x itself, mask (n, s) int64 with 0 for padding, or None ->
     (n, t, width). Parameters as torch's: in_proj_weight holds query, key and value one below the other. `dropout`: the

@@ -41,6 +41,7 @@ def identity(recorded: Recorded) -> dict[str, Any]:
             "the data set": data.name, "the number of samples": data.dataset.samples,
             "the number of classes": data.classes, "the batch size": job.batch_size,
             "the share of a batch": recorded.share, "the number of micro-batches": job.micro_batches,
+            "the number of slices": job.slices,
             "the number of micro-batches of an update": job.update_every,
             "the optimizer": job.optimizer, "the learning rate": job.lr,
             "the momentum": job.momentum, "the weight decay": job.weight_decay, "the norm to clip at": job.clip,

@@ -62,6 +62,7 @@ class Job:
     batch_size: int = 64
     micro_batches: int = 1
     update_every: int | None = None  #: an update after this many micro-batches; None: after all of a step
+    slices: int = 1  #: of each micro-batch along its sequences: they go through the network one after the other
     groups: int = 1  #: groups of micro-batches, whose gradients are summed separately and then added
     optimizer: str = "sgd"
     lr: float = 0.1
@@ -81,6 +82,8 @@ class Job:
     def __post_init__(self) -> None:
         if self.batch_size < 1 or self.micro_batches < 1:
             raise ValueError(f"batch size {self.batch_size} and micro-batches {self.micro_batches} must be at least 1")
+        if self.slices < 1:
+            raise ValueError(f"{self.scheduler}: {self.slices} slices; a micro-batch has at least 1")
         if self.batch_size % self.micro_batches:
             raise ValueError(f"a batch of {self.batch_size} does not divide into {self.micro_batches} micro-batches")
         if self.update_every is not None and (self.update_every < 1 or self.micro_batches % self.update_every):
@@ -131,6 +134,7 @@ class Recorded:
         self.tape.random = random.State()  # other runs in this process, and other ranks, have their own
         with use(self.tape):
             self.model, train = self._fitted()
+            self._check_slices()
             self.remarks = () if job.init is None else weights.load(job.init, self.model).said(job.init)
             self.optimizer = self._optimizer()
             self.optimizer.max_norm = job.clip
@@ -208,6 +212,17 @@ class Recorded:
                                  f"{self.model.input_shape}")
         return self.model.astype(self.dtype), train
 
+    def _check_slices(self) -> None:
+        """Raises ValueError where the network cannot read its sequences in the job's slices."""
+        q, model, length = self.job.slices, self.job.model, self.model.input_shape[0]
+        if q == 1:
+            return
+        if not self.model.sliceable:
+            raise ValueError(f"{model} cannot read its input in slices, one after the other; use gpt, which can, or "
+                             f"another scheduler than {self.job.scheduler}")
+        if length % q:
+            raise ValueError(f"the {length} tokens of {model} do not divide into {q} slices")
+
     @functools.cached_property
     def test_data(self) -> data.Loader:
         return self._load("test", self.model.classes)
@@ -231,9 +246,9 @@ class Recorded:
 
     @property
     def weighs(self) -> bool:
-        """Whether parts of a batch weigh as many predictions as they make: those of micro-batches and ranks are
+        """Whether parts of a batch weigh as many predictions as they make: those of micro-batches, slices and ranks are
         unequal."""
-        return self.train_data.dataset.uneven and self.ranks * self.every > 1
+        return self.train_data.dataset.uneven and self.ranks * self.every * self.job.slices > 1
 
     @property
     def every(self) -> int:
@@ -245,31 +260,39 @@ class Recorded:
         return np.array([np.sum(part != data.IGNORED) for part in np.split(y, self.job.micro_batches // self.every)])
 
     def _split(self, x: Any, y: Any, predictions: Any = None) -> list[Any]:
-        """The inputs of a step: x and y of each micro-batch in turn, and where they weigh, its share in the predictions
-        of its update, times the number of ranks, since gradients are means over ranks. `predictions`: of all ranks for
-        each update; by default as if all made as many as this one."""
-        n = self.job.micro_batches
-        columns = [np.split(x, n), np.split(y, n)]
+        """The inputs of a step: x and y of each micro-batch in turn, or of each of its slices; and where they weigh,
+        the share in the predictions of the update, times the number of ranks, since gradients are means over ranks.
+        `predictions`: of all ranks for each update; by default as if all made as many as this one."""
+        n, q = self.job.micro_batches, self.job.slices
+        columns = [np.split(a, n) if q == 1 else [s for part in np.split(a, n) for s in np.split(part, q, axis=1)]
+                   for a in (x, y)]
         if self.weighs:
             whole = self.predictions(y) * self.ranks if predictions is None else predictions
             own = np.array([np.sum(part != data.IGNORED) for part in columns[1]])
-            shares = (own * self.ranks / np.repeat(whole, self.every)).astype(self.dtype)
+            shares = (own * self.ranks / np.repeat(whole, self.every * q)).astype(self.dtype)
             columns.append([np.asarray(share) for share in shares])
         return [part for row in zip(*columns, strict=True) for part in row]
 
     def _step(self, *parts: Any) -> Any:
-        n, scaler = self.job.micro_batches, self.optimizer.scaler
-        every, groups, rows = self.every, self.job.groups, len(parts) // self.job.micro_batches
+        n, q, scaler = self.job.micro_batches, self.job.slices, self.optimizer.scaler
+        every, groups, rows = self.every, self.job.groups, len(parts) // (n * q)
         totals: list[Any] = [None] * groups
-        for i in range(n):
+        loss: Any = None
+        for j in range(n * q):
+            i, first_slice = j // q, j % q == 0
             group = i * groups // n
-            with micro_batch(i, self.rank * self.share + i * self.share // n, group):
-                x, y, *weight = parts[rows * i : rows * (i + 1)]
-                output = self.model(x)
+            if first_slice:
+                past = () if q == 1 else (nn.Past(self.model.input_shape[0]),)
+            with micro_batch(j, self.rank * self.share + i * self.share // n, group, follows=not first_slice):
+                x, y, *weight = parts[rows * j : rows * (j + 1)]
+                output = self.model(x, *past)
                 self._check(output, y.shape[0])
-                loss = self.objective.loss(output, y)
-                if every > 1 or weight:
-                    loss = loss * (weight[0] if weight else 1 / every)
+                own = self.objective.loss(output, y)
+                if every * q > 1 or weight:
+                    own = own * (weight[0] if weight else 1 / (every * q))
+                loss = own if first_slice else loss + own
+                if (j + 1) % q:
+                    continue
                 loss.backward(scaler.scale if scaler else None)
                 part = loss.detach() if every == n else loss.detach() * (every / n)
                 totals[group] = part if totals[group] is None else ops.add(totals[group], part)

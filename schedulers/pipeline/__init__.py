@@ -14,7 +14,7 @@ from .network import of_network, plan_network, plan_schedule
 from .notation import from_torch, read_schedule, to_torch
 from .placement import PipelineError, Placement
 from .planner import plan
-from .policies import POLICIES, Policy, groups, names, place, policy, update_every
+from .policies import POLICIES, Policy, groups, names, place, policy, slices_of, update_every
 from .pricing import Price, price
 from .problem import Problem, costs
 from .proof import chunks_in, prove, read_plan
@@ -25,5 +25,5 @@ __all__ = [
     "POLICIES", "PipelineError", "Placement", "Plan", "Policy", "Price", "Problem", "Versions", "add_all_reduces",
     "add_communication", "balanced", "chunks_in", "costs", "cut", "from_torch", "fused_in", "grid", "groups",
     "names", "of_network", "place", "plan", "plan_network", "plan_schedule", "policy", "price", "prove",
-    "read_plan", "read_schedule", "stage_graph", "swap", "to_torch", "update_every",
+    "read_plan", "read_schedule", "slices_of", "stage_graph", "swap", "to_torch", "update_every",
     "with_followers"]

@@ -6,7 +6,7 @@ weights that stale stages keep) joins the order.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from inspect import Signature, getdoc, signature
 from typing import Any
@@ -31,6 +31,7 @@ from .pricing import chained
 from .problem import Problem, check_numbers
 from .proof import chunks_in, prove, read_plan
 from .replicas import add_all_reduces, add_sums_between_updates
+from .slices import slices_in
 from .stages import fused_in
 from .steady_state import steady_order, with_updates
 from .versions import updates, versions_of
@@ -56,9 +57,8 @@ def plan_network(graph: TaskGraph, policy_or_name: str | Policy, cost: CostModel
         raise PipelineError(f"{name}: {min(told)} is for several replicas of a pipeline; there is one")
     if told and chosen.stale:
         raise PipelineError(f"{name} sums gradients before each of its updates, so {min(told)} has no effect")
-    if chosen.sliced:
-        raise PipelineError(f"{name} orders slices of sequences, but this step was recorded with whole micro-batches; "
-                            f"`minidl simulate` without a model prices it")
+    slices = slices_in(graph)
+    _check_slices(name, chosen, slices, options)
     if chosen.arranges is not None:
         return _arranged(graph, name, chosen.arranges, cost, machine, placement, stage_of_unit,
                          {"all_reduces": all_reduces, "part_bytes": part_bytes, "barrier": barrier})
@@ -69,7 +69,7 @@ def plan_network(graph: TaskGraph, policy_or_name: str | Policy, cost: CostModel
     check_numbers(placement.stages, micro_batches, cap)
     stages = cut(graph, cost, placement.stages, stage_of_unit, placement.table)
     each = int(options.get("mini_batches", 1))  # policies with mini-batches order several of them
-    problem = _problem(stages.graph, stages.time, placement, micro_batches // each, cost, cap)
+    problem = _problem(stages.graph, stages.time, placement, micro_batches // (each * slices), cost, cap)
     best, tried = placed(name, chosen, problem, options)
     if best is not placement:
         placement, problem = best, replace(problem, placement=best)
@@ -84,9 +84,11 @@ def plan_network(graph: TaskGraph, policy_or_name: str | Policy, cost: CostModel
     elif chosen.stale:
         schedule, versions = steady_order(name, chosen, problem, options)
     else:
-        made = chosen.ordered(problem, options)
+        made = chosen.ordered(problem, options | ({"slices": slices} if chosen.sliced else {}))
         if isinstance(made, Plan):
-            raise PipelineError(f"{name} makes its own graph and cannot order a recorded graph")
+            if not chosen.sliced:
+                raise PipelineError(f"{name} makes its own graph and cannot order a recorded graph")
+            made = made.schedule, dict(made.notes)
         schedule, notes = with_notes(made, tried)
     joint = fused_in(schedule, placement.stages, micro_batches)
     merged = fuse(stages.graph, np.broadcast_to(joint, (placement.stages, micro_batches)))
@@ -108,7 +110,18 @@ def plan_network(graph: TaskGraph, policy_or_name: str | Policy, cost: CostModel
         merged, ordered, cost = _validated(merged, ordered, cost, must=barrier is not None)
     return Plan(name, merged, ordered, cost, machine.size, machine.memory_limit,
                 options | told | notes, remarks, placement=placement, micro_batches=micro_batches, cap=cap,
-                kept=options.get("kept", 1.0), versions=versions)
+                kept=options.get("kept", 1.0), slices=slices, versions=versions)
+
+
+def _check_slices(name: str, chosen: Policy, slices: int, options: Mapping[str, Any]) -> None:
+    """Raises PipelineError where the policy orders another number of slices than those of the step."""
+    asked = options.get("slices", slices)
+    if chosen.sliced and asked != slices:
+        raise PipelineError(f"{name}: {asked} slices are asked for, but this step was recorded with {slices} of each "
+                            f"micro-batch")
+    if slices > 1 and not chosen.sliced:
+        raise PipelineError(f"{name} orders whole micro-batches, but this step was recorded with {slices} slices of "
+                            f"each; use seq1f1b")
 
 
 def _arranged(graph: TaskGraph, name: str, arranges: Callable[[Problem], list[Arrangement]], cost: CostModel,

@@ -47,7 +47,7 @@ class Policy:
     per rank; `chunks_fixed`: no other number is possible. `needs(ranks, micro_batches, chunks)` returns what is wrong,
     or None. A stale policy has `versions(problem, schedule)`: the weight version that each entry reads, and the number
     of micro-batches per update; and `steady(problem)`: its time per mini-batch in steady state. A `sliced` policy makes
-    a plan of slices of micro-batches. A policy that `arranges` layers chooses cut and policy too: it returns what it
+    a plan of `slices` of micro-batches. A policy that `arranges` layers chooses cut and policy too: it returns what it
     tried, the fastest first. `placements(problem)`: several placements by name, of which simulation chooses one.
     `validates`: in its source, updates do not wait for other stages, but are validated in the next step
     (`post_validation`). The other parameters of `order`, `versions` and `placements` are the policy's options.
@@ -190,6 +190,13 @@ def update_every(name: str, micro_batches: int, mini_batches: Any = 1) -> int:
                                 f"micro-batches (--micro-batches {micro_batches})")
         return micro_batches // mini_batches
     return 1 if policy(name).stale else micro_batches
+
+
+def slices_of(name: str, given: int | None = None) -> int:
+    """Into how many slices a run under this policy cuts each micro-batch. `given`: what its options say."""
+    if name not in POLICIES or not POLICIES[name].sliced:
+        return 1
+    return POLICIES[name].options["slices"].default if given is None else given
 
 
 def groups(name: str) -> int:

@@ -22,6 +22,7 @@ from ...tasks import COLLECTIVE, COMMUNICATION, RECEIVES, GraphError, Kind, pack
 from .peaks import COMPUTE, activations
 from .placement import PipelineError, Placement, bidirectional
 from .problem import check_numbers, costs
+from .slices import slices_in
 from .stages import fused_in, stage_graph
 
 
@@ -73,6 +74,7 @@ def read_plan(schedule: Schedule, ranks: int, micro_batches: int, chunks: int | 
         if value is not None and value < 1:
             raise PipelineError(f"the number of {what} is {value}; it must be at least 1")
     asked, chunks = chunks, chunks or chunks_in(schedule, ranks)
+    slices = like.slices if like is not None else 1 if graph is None else slices_in(graph)
     check_numbers(ranks * chunks, micro_batches, cap)
     if like is not None and like.placement.parts is not None:
         return prove(replace(like, schedule=schedule, cap=cap, limit=limit))
@@ -106,10 +108,9 @@ def read_plan(schedule: Schedule, ranks: int, micro_batches: int, chunks: int | 
     if talks(schedule):
         graph, _ = add_communication(graph, schedule.only(graph).validate(graph))
     plan = Plan("plan", graph, schedule, costs(placement, 1.0, 1.0, 1.0), ranks * replicas, limit, placement=placement,
-                micro_batches=micro_batches, cap=cap)
+                micro_batches=micro_batches, cap=cap, slices=slices)
     if like is not None:
-        plan = replace(plan, scheduler=like.scheduler, kept=like.kept, slices=like.slices,
-                       steady=like.steady,
+        plan = replace(plan, scheduler=like.scheduler, kept=like.kept, steady=like.steady,
                        versions=_versions_of(schedule, like))
     return prove(plan)
 

@@ -2,7 +2,7 @@
 
 Attention looks back: the forward of a slice needs the earlier slices of its micro-batch on the same stage, its backward
 the later ones. So forwards run in the order of slices and backwards in reverse. With q slices, slice j of micro-batch i
-is micro-batch i q + j of the plan, and each takes its share of the micro-batch's time.
+is micro-batch i q + j of the plan, of a synthetic pipeline as of a recorded network.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ def seq1f1b(problem: Problem, slices: int = 2) -> Plan:
     """1F1B over q slices of each micro-batch, for sequences (Seq1F1B, Sun et al., 2024): min(p-s-2+q, mq) forwards on
     rank s, then one forward and one backward in turn. Peak (p+q-1)/q on rank 0, bubble (p-1)(F+O+W)/q.
 
-    Slices take equal times, so they must be cut by their FLOPs, not by their lengths. Raises PipelineError for
-    fewer than one slice.
+    The closed forms are for slices of equal times. Those of a network (one that can read slices one after the other, as
+    gpt) have equal lengths, and later ones attend to more keys; its tasks are priced one by one. Raises PipelineError
+    for fewer than one slice.
     """
     p, m, q = problem.ranks, problem.micro_batches, slices
     if q < 1:
@@ -57,3 +58,18 @@ def sliced_graph(stages: int, micro_batches: int, slices: int) -> TaskGraph:
                         own.micro_batch // slices))
     return replace(graph, reads=Rows.from_pairs(rows, ids, len(graph)).sorted(),
                    name_of_graph=f"{s} stages, {micro_batches} micro-batches in {slices} slices").take(order)
+
+
+def slices_in(graph: TaskGraph) -> int:
+    """Into how many slices a step, with O and W apart, cuts each micro-batch: without slices, no output gradient needs
+    that of a later micro-batch. Raises PipelineError where micro-batches have different numbers of slices."""
+    task, needed = graph.preds.row_of_each(), graph.preds.ids
+    later = graph.micro_batch[needed] > graph.micro_batch[task]
+    waiting = np.unique(graph.micro_batch[task[later & (graph.kind[task] == Kind.O) & (graph.kind[needed] == Kind.O)]])
+    total = int(graph.micro_batch[graph.kind == Kind.F].max(initial=0)) + 1
+    slices = total // max(total - len(waiting), 1)
+    each = np.arange(total)
+    if not np.array_equal(waiting, each[each % slices < slices - 1]):
+        raise PipelineError(f"{len(waiting)} of {total} micro-batches need output gradients of later ones, as slices "
+                            f"do; but then each sequence must have the same number of slices")
+    return slices
