@@ -18,9 +18,10 @@ from helpers import PATIENCE
 
 from minidl import checkpoint, data, models
 from minidl.cli import main, runs
+from minidl.data import tokens
 from minidl.files import Growing
 from minidl.pricing.cost import CostModel
-from minidl.training import loop
+from minidl.training import loop, sampling
 from minidl.training.sampling import Writer
 from minidl.training.trainer import OPTIMIZERS, Job, Recorded, Trainer, TrainingError
 
@@ -473,3 +474,47 @@ def test_only_language_models_write(capsys, tmp_path):
     assert "has no tokenizer; only a network" in capsys.readouterr().err
     assert main(["sample", str(tmp_path / "none")]) == 2
     assert "there is no checkpoint" in capsys.readouterr().err
+
+
+def test_a_network_writes_only_with_the_tokens_that_it_knows(capsys, tmp_path, written):
+    pytest.importorskip("tokenizers")
+    about = dict(checkpoint.peek(written).about)
+    about["tokenizer"] = tokens.tokenizer("270", lambda: [b"many kinds of words to be merged into one, or two"]).saved
+    checkpoint.save(tmp_path / "c", Writer.load(written).model, about=about)
+    assert main(["sample", str(tmp_path / "c")]) == 2
+    assert capsys.readouterr().err == (f"minidl: {tmp_path / 'c'}: its tokenizer has 270 tokens, and its network knows "
+                                       f"256\n")
+
+
+@pytest.mark.parametrize("ranks", [[], ["--parallel", "data", "--ranks", "2", "--scheduler", "barrier"]],
+                         ids=["alone", "ranks"])
+def test_a_run_goes_on_only_with_its_own_tokenizer(capsys, tmp_path, ranks):
+    """A vocabulary that is trained on other text has as many tokens, which mean something else."""
+    pytest.importorskip("tokenizers")
+    file, folder = tmp_path / "a.txt", tmp_path / "c"
+    file.write_text("the quick brown fox jumps over a lazy dog\n" * 99)
+    flags = ["train", "--model", "gpt", "--model-arg", "preset=tiny", "--model-arg", "layers=1", "--data", str(file),
+             "--tokenizer", "270", "--batch-size", "4", "--costs", "analytic", "--checkpoint", str(folder), *ranks]
+    assert main([*flags, "--steps", "2"]) == 0
+    assert main([*flags, "--steps", "4", "--resume"]) == 0
+    file.write_text("how vexingly quick daft zebras jump, said he\n" * 99)
+    capsys.readouterr()
+    assert main([*flags, "--steps", "6", "--resume"]) == 2
+    assert capsys.readouterr().err == (
+        f"minidl: {folder} was made with another tokenizer, whose tokens mean other text; give the --tokenizer and the "
+        f"training text that it was made with\n")
+    assert checkpoint.peek(folder).step == 4
+
+
+def test_a_network_for_translations_translates_until_the_end(capsys, tmp_path, monkeypatch):
+    for language in ("de", "en"):
+        for part in ("train", "test"):
+            (tmp_path / f"{part}.{language}").write_text("ein haus\nzwei\n" * 8)
+    assert main(["train", "--model", "rnn", "--model-arg", "preset=tiny", "--data", str(tmp_path), "--batch-size", "4",
+                 "--steps", "2", "--costs", "analytic", "--checkpoint", str(tmp_path / "c")]) == 0
+    capsys.readouterr()
+    writer = Writer.load(tmp_path / "c")
+    end, written = writer.tokenizer.special["end"], iter(b"abc")
+    monkeypatch.setattr(sampling, "_drawn", lambda *given: next(written, end))
+    assert main(["sample", str(tmp_path / "c"), "--prompt", "ein haus", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"prompt": "ein haus", "tokens": 3, "text": "abc"}

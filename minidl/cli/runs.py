@@ -79,6 +79,10 @@ def resumed(arguments: Any, recorded: Recorded) -> checkpoint.Checkpoint:
     if (done := checkpoint.peek(arguments.checkpoint).step) >= steps:
         raise UsageError(f"{arguments.checkpoint} already has {done} steps, and --steps {steps} counts from the start "
                          f"of the run; give more steps")
+    there = checkpoint.peek(arguments.checkpoint).about.get("tokenizer", "")
+    if there != recorded.train_data.dataset.tokenizer:
+        raise UsageError(f"{arguments.checkpoint} was made with another tokenizer, whose tokens mean other text; give "
+                         f"the --tokenizer and the training text that it was made with")
     before = _job_of(checkpoint.peek(arguments.checkpoint), arguments.checkpoint)
     for name in REPEATED:
         flag = f"--{name.replace('_', '-')}"
@@ -177,7 +181,7 @@ def keeper_of(arguments: Any, recorded: Recorded) -> Keeper | None:
     job = {key: value for key, value in asdict(recorded.job).items()
            if isinstance(value, str | int | float | dict | None) and key not in ("root", "device", "workers")}
     about = {"job": json.dumps(job | {"model_args": recorded.model_args, "lr_schedule": arguments.lr_schedule,
-                                      "warmup": arguments.warmup}),
+                                      "warmup": arguments.warmup, "objective": recorded.objective.name}),
              "tokenizer": recorded.train_data.dataset.tokenizer}
     return Keeper(arguments.checkpoint, last=arguments.keep, **every, schedules=arguments.parallel == "none",
                   about={name: text for name, text in about.items() if text})

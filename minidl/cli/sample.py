@@ -9,7 +9,7 @@ from . import show
 
 
 def sample(arguments: Any) -> int:
-    """Prints the prompt and what the network writes after it."""
+    """Prints the prompt and what the network writes after it, or its translation."""
     writer = Writer.load(arguments.path)
     found = []
     with show.progress("writing", arguments.length) as done:
@@ -17,6 +17,7 @@ def sample(arguments: Any) -> int:
                                    top=arguments.top, seed=arguments.seed):
             found.append(token)
             done(len(found))
-    text = arguments.prompt + writer.tokenizer.decode(found)
+    text = writer.tokenizer.decode(found)
+    text = text if writer.translates else arguments.prompt + text
     show.emit(arguments, {"prompt": arguments.prompt, "tokens": len(found), "text": text}, text)
     return 0

@@ -112,7 +112,7 @@ def load(
         raise DataError(f"{name_or_path}: does not fit in memory") from error
     if workers is not None and not dataset.faster:
         raise DataError(f"--workers has no effect on {dataset.name}: it is for pictures, which are decoded")
-    if tokenizer != "bytes" and not dataset.tokenized:
+    if tokenizer != "bytes" and not dataset.tokenizer:
         raise DataError(f"--tokenizer has no effect on {dataset.name}: it is for text")
     return Loader(dataset, batch_size, seed=seed, training=split == "train")
 

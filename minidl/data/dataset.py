@@ -43,10 +43,10 @@ class Dataset:
     `serves`: the objectives that a network can be trained for with it. `random`: rows are made by random choices, and
     `rows(indices, draws)` takes a random number for each sample, uint64 (B,), too. Of text: `bytes_per_token`, how many
     bytes a token stands for, in the mean; `mask`, the token that hides another one. `vocabulary`: how many different
-    tokens x may have; 0 where x has none. `tokenizer`: what makes the tokenizer of running text again, see
-    data/tokens.py. `slow`: reading a batch takes long, so the next ones are read ahead; `faster`: what makes it faster,
-    for the report. `uneven`: samples have different numbers of predictions, positions of y that are not IGNORED; micro-
-    batches and ranks then weigh as many as they make.
+    tokens x may have; 0 where x has none. `tokenizer`: what makes the tokenizer of its text again, see data/tokens.py;
+    empty where tokens come from no text. `slow`: reading a batch takes long, so the next ones are read ahead; `faster`:
+    what makes it faster, for the report. `uneven`: samples have different numbers of predictions, positions of y that
+    are not IGNORED; micro-batches and ranks then weigh as many as they make.
     """
 
     name: str
@@ -63,11 +63,6 @@ class Dataset:
     vocabulary: int = 0
     bytes_per_token: float | None = None
     mask: int | None = None
-
-    @property
-    def tokenized(self) -> bool:
-        """Whether a tokenizer makes the tokens: not those of a file of tokens, and not generated ones."""
-        return bool(self.tokenizer or (self.vocabulary and "next_token" not in self.serves))
 
 
 @dataclass(frozen=True)

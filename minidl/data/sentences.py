@@ -149,7 +149,7 @@ def load_glue(glue: Glue, folder: Path, split: str, length: int, classes: int | 
         return x, labels[indices]
 
     return Dataset(glue.name, len(pairs), (length,), classes or len(glue.labels), rows, vocabulary=coder.vocabulary,
-                   slow=True)
+                   slow=True, tokenizer=coder.saved)
 
 
 def _as_text(pairs: Sequence[Pair]) -> bytes:
@@ -236,4 +236,5 @@ def load_parallel(folder: Path, split: str, length: int, classes: int | None, ki
         return x, y
 
     return Dataset(folder.name, len(pairs), (length,), check_vocabulary(coder.vocabulary, classes, folder.name), rows,
-                   ("translation",), slow=True, uneven=True, vocabulary=coder.vocabulary)
+                   ("translation",), slow=True, uneven=True, vocabulary=coder.vocabulary,
+                   tokenizer=coder.saved)

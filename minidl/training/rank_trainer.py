@@ -4,6 +4,7 @@ link, and the run."""
 from __future__ import annotations
 
 from contextlib import suppress
+from hashlib import sha256
 from time import perf_counter
 from typing import Any
 
@@ -39,8 +40,10 @@ def identity(recorded: Recorded) -> dict[str, Any]:
             "the model's arguments": dict(job.model_args), "the objective": recorded.objective.name,
             "the type": job.dtype, "the seed": job.seed,
             "the data set": data.name, "the number of samples": data.dataset.samples,
-            "the number of classes": data.classes, "the batch size": job.batch_size,
-            "the share of a batch": recorded.share, "the number of micro-batches": job.micro_batches,
+            "the number of classes": data.classes,
+            "the tokenizer's hash": sha256(data.dataset.tokenizer.encode()).hexdigest()[:16],
+            "the batch size": job.batch_size, "the share of a batch": recorded.share,
+            "the number of micro-batches": job.micro_batches,
             "the number of slices": job.slices,
             "the number of micro-batches of an update": job.update_every,
             "the optimizer": job.optimizer, "the learning rate": job.lr,
