@@ -346,7 +346,8 @@ FLAGS: dict[str, dict[str, Flag]] = {
                                help="time of a weight gradient, as --forward"),
         "--latency": _flag("plan:rcp check:r explain:rcp simulate:rcp", PRICING, type=number(0), default=0.0,
                            metavar="C",
-                           help="the latency of a link between two ranks"),
+                           help="the latency of a link between two ranks: with a network in microseconds, else in the "
+                                "unit of the given times"),
         "--bandwidth": _flag("plan:rc check:r explain:rc simulate:rc", PRICING, type=size, metavar="BYTES",
                              help="the bandwidth of a link, per second, such as 1.25GB (default: unlimited)"),
         "--update-every": _flag("train:c plan:c check:c explain:c simulate:c",

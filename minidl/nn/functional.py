@@ -4,11 +4,13 @@ as F`."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from .. import ops
 from ..autograd.tensor import ShapeError, Tensor, array
+from ..hints import missing
 from ..ops import (
     adaptive_avg_pool1d,
     adaptive_avg_pool2d,
@@ -176,3 +178,12 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, *, i
                                  scale: float | None = None) -> Tensor:
     """softmax(query key^T scale) value for (n, heads, t, d); for masks see `nn.attention`."""
     return ops.attention(query, key, value, causal=is_causal, scale=scale)
+
+
+if not TYPE_CHECKING:  # a checker shall still know which names there are
+    __getattr__ = missing(__name__, __all__, {
+        "batch_norm": "nn.BatchNorm2d, which keeps its statistics", "instance_norm": "group_norm",
+        "dropout2d": "nn.Dropout2d", "multi_head_attention_forward": "nn.MultiheadAttention",
+        "adaptive_max_pool2d": "max_pool2d, or x.amax((1, 2)) for one window",
+        "cosine_embedding_loss": "cosine_similarity",
+        "unfold": "conv2d, whose weight may be constant", "softmin": "softmax of -x"})
