@@ -54,7 +54,7 @@ class Back(nn.Module):
 
 class Network(nn.Module):
     def __init__(self, *blocks: nn.Module) -> None:
-        self.input_shape, self.classes = (8, 8, 1), 10
+        self.input_shape, self.classes = (8, 8, 1), 64
         self.blocks = nn.ModuleList(blocks)
 
     def forward(self, x):
