@@ -23,6 +23,7 @@ from common import RESULTS
 from ladder_record import FIRST_RUN, GRAPHS, SCHEDULER, TUNED, median
 from ladder_table import said
 from launches import CHAINS
+from learning import rows as learning
 from single_device import TORCH
 from stale import accuracies
 
@@ -272,6 +273,10 @@ Simulated, from costs of single tasks that were measured on a busy machine: 4 ra
 1 GB/s. BERT and GPT have 12 layers of 128, the RNN 16 cells of 128, the FFNN 12 layers of 1024. Modulo allocation cuts
 a network into 12 stages; the FFNN's 13 blocks do not divide evenly into them, so it loses there.""",
             {"network_plans": network_plans}),
+    Section("What networks learn", """\
+The command line's own runs on one core, judged on data that they have not seen; each entry of the record has its
+command. The text is Python's manual, whose bytes differ between Python versions.""",
+            {"learning": lambda record: iter(learning(record))}),
     Section("Stale pipelines", """\
 Accuracy on the embedded digits beside one process that updates as often, on the newest weights; how many updates late
 the weights are, and how far the versions of two micro-batches in flight can drift apart.""", {"stale": stale}),

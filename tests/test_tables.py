@@ -13,11 +13,14 @@ import pytest
 from helpers import need
 from test_ladder import network
 
+from minidl.cli import main
+
 BENCH = Path(__file__).parent.parent / "bench"
 sys.path.insert(0, str(BENCH))
 
 import ladder_record  # noqa: E402
 import launches_cuda  # noqa: E402
+import learning  # noqa: E402
 import plots  # noqa: E402
 import tables  # noqa: E402
 
@@ -43,7 +46,10 @@ def made_up() -> dict[str, dict[str, Any]]:
                                    "test_cuda_c": {"left_out": "no time was left", "passed": False}}},
              "mpi": {"machine": MACHINE, "steps": {"mlp": {"exit": 0, "timed_out": False, "passed": True}}},
              "sanitizer": {"left_out": "not here"}}
-    return {"ladder": {"machine": {**MACHINE, "commit": None}, "networks": networks,
+    learned = {"data": "pydoc", "metric": "bits_per_byte", "target": 2.7, "seconds": 431.2, "seconds_target": 600,
+               "steps": 1600, "test": {"loss": 1.6, "bits_per_byte": 2.3062}}
+    return {"learning": {"machine": MACHINE, "networks": {"gpt": learned}},
+            "ladder": {"machine": {**MACHINE, "commit": None}, "networks": networks,
                        "targets": {p: ladder_record.targets(found, 1) for p, found in networks.items()}},
             "launch_overhead_cuda": {"machine": MACHINE, "rows": rows}, "gpu_proof": {"parts": parts}}
 
@@ -79,11 +85,32 @@ def test_a_gpus_records_get_rows(results):
                  "| on a GPU: two ranks leave the bits of one process | 1 of 1 runs | all pass |",
                  "[ladder](../bench/results/ladder.json): a GPU, a CPU, 2 cores, sources 5ca1ab1e, 2026-01-01; "
                  "1 of 2 runs of other sources, 2025-12-31",
+                 "| gpt on pydoc: bits per byte of test data | 2.306 after 1600 steps, 431 s | < 2.7 in 600 s |",
                  "[gpu_proof](../bench/results/gpu_proof.json): a GPU, a CPU, 2 cores, commit c0ffee1, 2026-01-01"):
         assert line in text.splitlines(), line
     assert "RawKernel" not in text
     assert "sanitizer" not in text
     assert write() == text, "written once more it is the same"
+
+
+def test_a_run_that_learns_is_recorded_and_one_that_misses_its_target_fails(tmp_path, monkeypatch, capsys):
+    flags = "--model mlp --model-arg hidden=8 --data digits"
+    monkeypatch.setattr(learning, "CASES", {
+        "easy": learning.Case(flags, "--epochs 1", "accuracy", 0.0, 600),
+        "hard": learning.Case(flags, "--epochs 1", "accuracy", 1.0, 600)})
+    for only, code in (("easy", 0), ("hard", 1)):
+        monkeypatch.setattr(sys, "argv", ["learning.py", "--only", only, "--steps", "2", "--out",
+                                          str(tmp_path / f"{only}.json")])
+        assert learning.main() == code
+        (entry,) = json.loads((tmp_path / f"{only}.json").read_text())["networks"].values()
+        assert (entry["steps"], entry["reached"]) == (2, not code)
+        assert entry["command"] == f"minidl train {flags} --steps 2 --costs analytic"
+        assert 0 <= entry["test"]["accuracy"] < 1
+
+
+def test_the_runs_that_are_recorded_are_understood():
+    for case in learning.CASES.values():
+        assert main([*case.command(), "--dry-run", "--json"]) == 0
 
 
 def test_without_records_there_are_no_rows(results):
