@@ -20,11 +20,12 @@ from minidl.models.registry import model
 from minidl.pricing.cost import CostModel, Link
 from minidl.runtime.comm.loopback import run_ranks
 from minidl.runtime.executors import DistributedExecutor, SequentialExecutor
+from minidl.runtime.version_log import Replay
 from minidl.schedulers import pipeline
-from minidl.tasks import RECEIVES, SENDS, Kind
+from minidl.tasks import RECEIVES, SENDS, Kind, unpack
 from minidl.training import checkpoint
 from minidl.training.pipeline_trainer import PipelineTrainer
-from minidl.training.trainer import Job, Recorded, Trainer
+from minidl.training.trainer import Job, Recorded, Trainer, params_sha256
 
 MPIEXEC = shutil.which("mpiexec") or shutil.which("mpiexec", path=str(Path(sys.executable).parent))
 STEPS, MICRO_BATCHES = 3, 4
@@ -178,8 +179,40 @@ def test_both_ends_of_a_v_share_the_weight_itself():
         assert uses_of_weights(trainer.run.program.graph) == set()
 
 
-def test_a_stale_policy_is_refused():
-    recorded = Recorded(job("tied", "pipedream", update_every=1))
+STALE = {"pipedream": 1, "pipedream_2bw": 4, "paci": 2, "layerpipe": 1, "layerpipe2": 1}  # micro-batches of an update
+
+
+def replayed(recorded: Recorded, trainer: PipelineTrainer) -> str:
+    """What one process leaves that does what a run's log says."""
+    replay = Replay(recorded.graph, pipeline.balanced(recorded.graph, CostModel.analytic(), trainer.grid.ranks))
+    for i in range(STEPS):
+        replay(tuple(recorded._split(*next(recorded.train_data))), [e for e in trainer.log if e.step == i])
+    return params_sha256(recorded.model)
+
+
+def stale(name: str, scheduler: str) -> Job:
+    told = {"mini_batches": 2} if scheduler == "paci" else {}
+    return job(name, scheduler, optimizer="adam", lr=0.01, update_every=STALE[scheduler], scheduler_args=told)
+
+
+@pytest.mark.parametrize("scheduler", STALE)
+def test_under_a_stale_policy_both_uses_read_one_version(scheduler):
+    """That of the first stage's forward, of the same micro-batch; and the bits are those of the log, replayed."""
+    own = [Recorded(stale("tied", scheduler)) for _ in range(3)]
+    with deadline():
+        _, trainer = run_ranks(2, lambda communicator: on_a_rank(communicator, own[communicator.rank]))[0]
+    read = {(e.step, unpack(e.key).micro_batch, unpack(e.key).unit): e.version for e in trainer.log
+            if e.stage == 0 and unpack(e.key).kind == Kind.F}
+    uses = {(step, i) for step, i, stage in read if stage}
+    assert len(uses) == STEPS * MICRO_BATCHES
+    for step, i in uses:
+        assert {read[key] for key in read if key[:2] == (step, i)} == {read[step, i, 0]}
+    assert max(read.values()) > min(read.values())
+    assert replayed(own[2], trainer) == trainer.params_sha256()
+
+
+def test_a_policy_of_ones_own_with_several_updates_and_fresh_weights_is_refused():
+    recorded = Recorded(job("tied", "one_f_one_b", update_every=1))
     with pytest.raises(ValueError, match="weight is used by stages on several ranks, and the step updates it 4 times"):
         recorded.plan(CostModel.analytic(), ml.Machine(2))
 
@@ -261,6 +294,11 @@ for scheduler in ("one_f_one_b", "zb_h1"):
     if comm.rank == 0:
         assert found == t.alone("tied", **options), scheduler
         print(scheduler, "equal", flush=True)
+for scheduler in ("pipedream", "layerpipe"):
+    found, trainer = t.on_a_rank(comm, t.Recorded(t.stale("tied", scheduler)))
+    if comm.rank == 0:
+        assert t.replayed(t.Recorded(t.stale("tied", scheduler)), trainer) == found.parameters, scheduler
+        print(scheduler, "equal", flush=True)
 comm.gather(None)
 comm.close()
 """
@@ -271,4 +309,5 @@ comm.close()
 def test_ranks_of_mpi_leave_the_same_bits():
     done = subprocess.run([str(MPIEXEC), "-n", "2", sys.executable, "-c", UNDER_MPI], capture_output=True, text=True,
                           timeout=PATIENCE, cwd=Path(__file__).parent.parent)
-    assert (done.returncode, done.stdout) == (0, "one_f_one_b equal\nzb_h1 equal\n"), done.stderr
+    names = ("one_f_one_b", "zb_h1", "pipedream", "layerpipe")
+    assert (done.returncode, done.stdout) == (0, "".join(f"{name} equal\n" for name in names)), done.stderr

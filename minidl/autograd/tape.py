@@ -135,15 +135,18 @@ class Tape:
     # -------------------------------------------------------------------------------------------------------- places
     def new_unit(self, label: str = "") -> int:
         """The number of a new unit, one use of one layer."""
+        name = "/".join([*self.place.labels, label] if label else self.place.labels)
+        while not self.name_unit(self.place.units, name):
+            self.place.units += 1
         self.place.unit = self.place.units
         self.place.units += 1
         if self._round and not self.place.inner:
             self._round.numbers.add(self.place.micro_batch)
-        self.name_unit(self.place.unit, "/".join([*self.place.labels, label]) if label else "/".join(self.place.labels))
         return self.place.unit
 
-    def name_unit(self, unit: int, name: str) -> None:
-        """Does nothing: eager tasks need no names."""
+    def name_unit(self, unit: int, name: str) -> bool:
+        """Whether the unit can have this name; eager tasks need no names."""
+        return True
 
     def draw(self, counter: Tensor) -> tuple[Tensor, int]:
         """The number of the next dropout, as a buffer (1,) uint64 and what to add to it modulo 2^64. Call it within the
@@ -304,8 +307,9 @@ class Recorder(Tape):
             parameter.uses, parameter.total, parameter.used, parameter.grad_unit = uses, total, used, unit
             parameter.storage.changed = changed
 
-    def name_unit(self, unit: int, name: str) -> None:
-        self._builder.unit_names.setdefault(unit, name)
+    def name_unit(self, unit: int, name: str) -> bool:
+        """Names the unit; or says that another micro-batch has used its number for another layer or update."""
+        return self._builder.unit_names.setdefault(unit, name) == name
 
     def draw(self, counter: Tensor) -> tuple[Tensor, int]:
         """As in `Tape`; a recorded step increases the counter only at its end, so no copy is needed."""

@@ -190,11 +190,12 @@ def check(arguments: Any) -> int:
         cost = costs(arguments, recorded) if "--costs" in arguments.given else CostModel.analytic()
         where = None if like is None else like.placement.table
         parts = None if like is None else like.placement.parts
+        stale = like is not None and like.versions is not None
         stages = pipelines.cut(recorded.graph, cost, count,
                                pipelines.balanced(recorded.graph, _cut_by(arguments), count),
-                               where if parts is None else parts[Kind.U, 0])
-        if like is not None and parts is not None:
-            stages = pipelines.with_followers(stages, like.placement)
+                               where if parts is None else parts[Kind.U, 0], stale)
+        if like is not None and stale:
+            stages, _ = pipelines.with_followers(stages, like.placement)
     try:
         proved = pipelines.read_plan(schedule, arguments.ranks, arguments.micro_batches, chunks,
                                      arguments.activation_cap, graph=stages.graph if stages else None,

@@ -88,13 +88,15 @@ def _updates_of(graph: TaskGraph) -> Ints:
     to the same micro-batch. Sums over gradients, which the updates of all stages wait for, get the number after the
     last micro-batch."""
     update = graph.kind == Kind.U
-    after = np.where(sums(graph), int(graph.micro_batch.max(initial=-1)) + 1, 0)
+    count = int(graph.micro_batch[graph.kind == Kind.F].max(initial=-1)) + 1
+    after = np.where(sums(graph), count, 0)
     changes = np.zeros(len(graph), bool)
     changes[graph.writes.row_of_each()[graph.buffer_role[graph.writes.ids] == ROLES.index(Role.PARAMETER)]] = True
     if len(np.unique(graph.micro_batch[update & changes])) < 2:
         return after
-    found: Ints = np.maximum.accumulate(np.where(update, graph.micro_batch, 0))
-    return found
+    further = graph.micro_batch >= count  # numbered after the last micro-batch already
+    found: Ints = np.maximum.accumulate(np.where(update & ~further, graph.micro_batch, 0))
+    return np.where(further, graph.micro_batch, found)
 
 
 def sums(graph: TaskGraph) -> NDArray[np.bool_]:

@@ -123,7 +123,9 @@ def add_communication(graph: TaskGraph, schedule: Schedule) -> tuple[TaskGraph, 
     new_weights = (made.kind == Kind.U) & ~sums(graph)[sender]
     count = int(graph.micro_batch[graph.kind == Kind.F].max(initial=-1)) + 1
     micro_batch = made.micro_batch + count * new_weights
-    after, late = _receives(own, messages)
+    place = np.empty(len(graph), np.int64)
+    place[schedule.ids(graph)] = np.arange(len(graph))
+    after, late = _receives(graph, own, messages, rank, place)
     send, receive = (pack(made.unit, np.where((made.kind == Kind.F) | new_weights, *kinds), micro_batch,
                           destination=messages.to, late=when, iteration=made.iteration)
                      for kinds, when in ((SENDS, made.late), (RECEIVES, late)))
@@ -135,23 +137,70 @@ def add_communication(graph: TaskGraph, schedule: Schedule) -> tuple[TaskGraph, 
         travel.followed_by(arrive).take(both + np.tile([0, k], k)), arrive.take(both), size[both])
     if graph.late.any():
         talking = outliving(talking)
-    return talking, _with_lanes(graph, schedule, send, receive, rank, messages)
+    return talking, _with_lanes(schedule, send, receive, rank, place, messages)
 
 
-def _receives(graph: TaskGraph, messages: Messages) -> tuple[Ints, Ints]:
+def _receives(graph: TaskGraph, own: TaskGraph, messages: Messages, rank: Ints, place: Ints) -> tuple[Ints, Ints]:
     """Of each receive the task after which it comes, and whether it is late: if only late tasks read it. If its send is
-    not late then, the message is of the iteration before, and the receive comes before its first reader."""
-    sender = messages.sender
+    not late then, the message is of the iteration before, and the receive comes before its first reader. `own`: the
+    graph in which tasks read copies.
+
+    Other messages arrive in their own iteration, even if only late tasks read them: where ranks would wait for each
+    other's next iteration, those to a rank that begins its iterations later than the sender; and, since the messages
+    between two ranks arrive in the order in which they are sent (`place`), those that are sent before such a one."""
+    sender, to = messages.sender, messages.to
     if not graph.late.any():
         return sender, np.zeros(len(messages), np.int64)
-    message_of = np.full(len(graph.buffer_bytes), -1, np.int64)
+    message_of = np.full(len(own.buffer_bytes), -1, np.int64)
     message_of[messages.copy] = messages.message
-    message, reader = message_of[graph.reads.ids], graph.reads.row_of_each().astype(np.int64)
+    message, reader = message_of[own.reads.ids], own.reads.row_of_each().astype(np.int64)
     message, reader = message[message >= 0], reader[message >= 0]
-    order = np.lexsort((reader, graph.late[reader], message))
+    order = np.lexsort((reader, own.late[reader], message))
     first = reader[order[np.unique(message[order], return_index=True)[1]]]
-    late = graph.late[first].astype(np.int64)
+    late, source = own.late[first].astype(np.int64), rank[sender]
+    waits = late > graph.late[sender]
+    if _in_circle(source[waits], to[waits]):
+        begin = _begins(graph, rank, sender[waits], first[waits])
+        late[waits & (begin[source] <= begin[to])] = 0
+    last: dict[tuple[int, int], int] = {}  # the last message between two ranks that is received in its own iteration
+    for i in np.flatnonzero(late <= graph.late[sender]).tolist():
+        link = int(source[i]), int(to[i])
+        last[link] = max(last.get(link, -1), int(place[sender[i]]))
+    overtaken = [place[sender[i]] < last.get((source[i], to[i]), -1) for i in range(len(messages))]
+    late = np.where(overtaken, graph.late[sender], late)
     return np.where(late > graph.late[sender], first - 1, sender), late
+
+
+def _in_circle(source: Ints, target: Ints) -> bool:
+    """Whether these edges have a circle."""
+    left = {*zip(source.tolist(), target.tolist(), strict=True)}
+    while left:
+        sources = {a for a, _ in left}
+        ends = {edge for edge in left if edge[1] not in sources}
+        if not ends:
+            return True
+        left -= ends
+    return False
+
+
+def _begins(graph: TaskGraph, rank: Ints, made: Ints, read: Ints) -> Ints:
+    """When each rank begins an iteration in the steady state, if every task but updates takes a unit of time. Tasks
+    `read` read what tasks `made` have made in the iteration before."""
+    ranks = int(rank.max(initial=0)) + 1
+    preds = [graph.preds[t].tolist() for t in range(len(graph))]
+    before: dict[int, list[int]] = {}
+    for p, t in zip(made.tolist(), read.tolist(), strict=True):
+        before.setdefault(t, []).append(p)
+    free, end, begin = (np.zeros(count, np.int64) for count in (ranks, len(graph), ranks))
+    for _ in range(ranks + 2):
+        begin[:] = -1
+        last = end.copy()
+        for t in range(len(graph)):
+            r = rank[t]
+            start = max([free[r], *end[preds[t]], *last[before.get(t, [])]])
+            begin[r] = start if begin[r] < 0 else begin[r]
+            free[r] = end[t] = start + int(graph.kind[t] != Kind.U)
+    return begin
 
 
 def meetings(graph: TaskGraph) -> tuple[Ints, Ints]:
@@ -164,12 +213,10 @@ def meetings(graph: TaskGraph) -> tuple[Ints, Ints]:
     return found[:, 0], found[:, 1]
 
 
-def _with_lanes(graph: TaskGraph, schedule: Schedule, send: Ints, receive: Ints, rank: Ints,
+def _with_lanes(schedule: Schedule, send: Ints, receive: Ints, rank: Ints, place: Ints,
                 messages: Messages) -> Schedule:
     """The schedule with lanes `send->peer` and `recv<-peer`, in the order in which their senders run. `send`,
-    `receive`: the keys of each message's two tasks."""
-    place = np.empty(len(graph), np.int64)
-    place[schedule.ids(graph)] = np.arange(len(graph))
+    `receive`: the keys of each message's two tasks; `place` of each task in the schedule."""
     early = unpack(receive).late > unpack(send).late  # received before everything that is sent in the same step
     made = np.argsort(place[messages.sender], kind="stable")
     source, to, send, receive = rank[messages.sender[made]], messages.to[made], send[made], receive[made]

@@ -27,13 +27,16 @@ Calls = Callable[[int, Any], list[Thunk]]
 
 @dataclass(frozen=True)
 class VersionRead:
-    """In step `step` (from 0), the task with this key read this version of its weights; an update made it. `average`:
-    the number of updates of the moving average that replaced the version, or 0."""
+    """In step `step` (from 0), the task with this key read this version of the weights of stage `stage`; an update made
+    it. The stage is the task's own, or another one whose weights it uses too. `average`: the number of updates of the
+    moving average that replaced the version, or 0; it has moved towards all versions before `until`."""
 
     step: int
     key: int
     version: int
+    stage: int
     average: int = 0
+    until: int = 0
 
 
 class VersionLog:
@@ -44,13 +47,16 @@ class VersionLog:
         self.entries: list[VersionRead] = []
         self._step = -1
         self._late = -1  #: the step of late tasks
-        # the version in each storage, and the average that replaces it
-        self._tag = {s: (0, 0) for s, spec in enumerate(graph.storages) if spec.role == Role.PARAMETER}
+        # the version in each storage, the average that replaces it, and until which version this has moved
+        self._tag = {s: (0, 0, 0) for s, spec in enumerate(graph.storages) if spec.role == Role.PARAMETER}
+        self._stage: dict[int, int] = {}  # of the weights in each storage
         source = {id(graph.storages[s].live): s for s in self._tag}
         self._filled = {s: source[id(spec.filled)] for s, spec in enumerate(graph.storages) if spec.filled is not None}
-        self._tag |= dict.fromkeys(self._filled, (-1, 0))
+        self._tag |= dict.fromkeys(self._filled, (-1, 0, 0))
         for t in np.flatnonzero(graph.kind == Kind.U).tolist():
-            self._tag |= {launch.writes[0].storage: (-1, 0) for launch in graph.launches[t]
+            self._stage |= dict.fromkeys([v.storage for launch in graph.launches[t] for v in launch.writes],
+                                         int(graph.unit[t]))
+            self._tag |= {launch.writes[0].storage: (-1, 0, 0) for launch in graph.launches[t]
                           if launch.kernel == "copy" and launch.reads[0].storage in self._tag}
 
     def begin(self, fills: bool) -> None:
@@ -76,15 +82,20 @@ class VersionLog:
 
         return logged
 
-    def _append(self, key: int, version: int, average: int = 0) -> None:
+    def _append(self, key: int, version: int, stage: int, average: int = 0, until: int = 0) -> None:
         self.entries.append(VersionRead(self._late if unpack(key).late else self._step, int(as_recorded(key)), version,
-                                        average))
+                                        stage, average, until))
 
     def _read(self, key: int, storages: set[int]) -> None:
-        found = {self._tag[s] for s in storages}
-        if len(found) > 1:
-            raise RuntimeError(f"{task_name(key)} reads versions {sorted(v for v, _ in found)} of its weights at once")
-        self._append(key, *found.pop())
+        found: dict[int, set[tuple[int, int, int]]] = {}
+        for s in storages:
+            found.setdefault(self._stage.get(s, int(unpack(key).unit)), set()).add(self._tag[s])
+        for stage, tags in sorted(found.items()):
+            if len(tags) > 1:
+                raise RuntimeError(f"{task_name(key)} reads versions {sorted(v for v, *_ in tags)} of stage {stage}'s "
+                                   f"weights at once")
+            version, average, until = tags.pop()
+            self._append(key, version, stage, average, until)
 
     def _update(self, key: int, launches: list[Launch]) -> None:
         """A copy gets its source's version. An average stands for the version that is as many updates old as it
@@ -97,45 +108,46 @@ class VersionLog:
                 self._tag[target] = self._tag[launch.reads[0].storage]
             elif launch.kernel == "lerp":
                 age, newest = round(1 / dict(launch.constants)["weight"]), self._tag[launch.reads[1].storage][0]
-                self._tag[target] = (max(self._tag[target][0], newest + 1 - age), age)
+                self._tag[target] = (max(self._tag[target][0], newest + 1 - age), age, newest + 1)
             else:
                 changed |= {v.storage for v in launch.writes} & self._tag.keys()
         version = max(self._tag[s][0] for s in changed) + 1
-        self._tag.update(dict.fromkeys(changed, (version, 0)))
-        self._append(key, version)
+        self._tag.update(dict.fromkeys(changed, (version, 0, 0)))
+        self._append(key, version, int(unpack(key).unit))
 
 
 def staleness(entries: Iterable[VersionRead]) -> dict[int, Ints]:
-    """Stage -> for every forward, the number of updates between reading the weights and changing them."""
+    """Stage -> for every forward, the number of updates between reading the weights and changing them; also of weights
+    of other stages that it uses."""
     made: dict[tuple[int, int], set[int]] = {}
-    read: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    read: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
     for e in entries:
         task = unpack(e.key)
         if task.kind == Kind.U:
             made.setdefault((e.step, task.unit), set()).add(e.version - 1)
         elif task.kind == Kind.F:
-            read.setdefault((e.step, task.unit), []).append((task.micro_batch, e.version))
+            read.setdefault((e.step, task.unit, e.stage), []).append((task.micro_batch, e.version))
     found: dict[int, list[int]] = {}
-    for mine, forwards in sorted(read.items()):
-        before = sorted(made[mine])  # the version that each update of the step changes
-        found.setdefault(mine[1], []).extend(before[i * len(before) // len(forwards)] - version
+    for (step, unit, stage), forwards in sorted(read.items()):
+        before = sorted(made[step, stage])  # the version that each update of the step changes
+        found.setdefault(unit, []).extend(before[i * len(before) // len(forwards)] - version
                                              for i, version in forwards)
     return {unit: np.array(late) for unit, late in found.items()}
 
 
 def drift(entries: Iterable[VersionRead]) -> dict[int, Ints]:
     """Stage -> for every task of a backward that reads weights, how many updates newer they are than its forward's."""
-    forward: dict[tuple[int, int, int], int] = {}
+    forward: dict[tuple[int, int, int, int], int] = {}
     found: dict[int, list[int]] = {}
     entries = sorted(entries, key=lambda e: unpack(e.key).kind != Kind.F)
     for e in entries:
         task = unpack(e.key)
-        mine = (e.step, task.unit, task.micro_batch)
+        mine = (e.step, task.unit, task.micro_batch, e.stage)
         if task.kind == Kind.F:
             forward[mine] = e.version
         elif task.kind != Kind.U:
             found.setdefault(task.unit, []).append(e.version - forward[mine])
-    return {unit: np.array(found.get(unit, [0])) for _, unit, _ in forward}
+    return {unit: np.array(found.get(unit, [0])) for _, unit, *_ in forward}
 
 
 class Replay:
@@ -147,10 +159,16 @@ class Replay:
         self.graph, self._stage = graph, np.asarray(stage_of_unit)[graph.unit].tolist()
         self._bound = Bound(graph, None, device)
         own: dict[int, set[int]] = {}
+        first: dict[int, int] = {}  # storage -> the first stage that uses it, which updates it
+        for t in np.flatnonzero(graph.kind == Kind.F).tolist():
+            for b in graph.reads[t].tolist():
+                storage = int(graph.buffer_storage[b])
+                first[storage] = min(self._stage[t], first.get(storage, self._stage[t]))
         self._changes: set[int] = set()
         for t in np.flatnonzero(graph.kind == Kind.U).tolist():
             found = {v.storage for launch in graph.launches[t]
                      for v in launch.writes if graph.storages[v.storage].role == Role.PARAMETER}
+            self._stage[t] = min((first[s] for s in found if s in first), default=self._stage[t])
             own.setdefault(self._stage[t], set()).update(found)
             self._changes.update([t] if found else [])
         spent = gradients(graph)
@@ -159,7 +177,8 @@ class Replay:
         self._own = {stage: [self._array(s) for s in sorted(storages)] for stage, storages in own.items()}
         # by stage and version
         self._kept = {stage: {0: [np.array(a) for a in arrays]} for stage, arrays in self._own.items()}
-        self._averages: dict[int, dict[int, list[Any]]] = {stage: {} for stage in self._own}
+        # (stage that reads, stage of the weights) -> until which version the average has moved, and the average
+        self._averages: dict[tuple[int, int], tuple[int, list[Any]]] = {}
         self._newest = dict.fromkeys(self._own, 0)
 
     def _array(self, storage: int) -> Any:
@@ -177,30 +196,27 @@ class Replay:
 
     def steps(self, inputs: tuple[Any, ...], entries: Iterable[VersionRead]) -> Iterator[list[Any]]:
         """The same, which stops before each update for its gradients."""
-        read: dict[tuple[int, bool, int], VersionRead] = {}
+        read: dict[tuple[int, bool, int], dict[int, VersionRead]] = {}  # by the stage of the weights
         made: dict[tuple[int, int], int] = {}
-        average: dict[int, int] = {}
         for e in entries:
             task = unpack(e.key)
             if task.kind == Kind.U:
                 made[task.unit, task.micro_batch] = e.version
             else:
-                read[task.unit, task.kind == Kind.F, task.micro_batch] = e
-                average |= {task.unit: e.average} if e.average else {}
+                read.setdefault((task.unit, task.kind == Kind.F, task.micro_batch), {})[e.stage] = e
         before = dict(self._newest)
-        for stage, newest in before.items():
-            forward = read.get((stage, True, 0))
-            if forward is not None and forward.version == newest:  # a loop begins, and its average with the weights
-                self._averages[stage] = {newest: self._kept[stage][newest]}
+        for (reader, is_forward, micro_batch), mine in read.items():
+            for stage, e in mine.items():  # a loop begins, and its average with the weights
+                if is_forward and micro_batch == 0 and e.version == before[stage]:
+                    self._averages[reader, stage] = e.version, self._kept[stage][e.version]
         self._bound.load(inputs)
         for t in range(len(self.graph)):
             stage, micro_batch = self._stage[t], int(self.graph.micro_batch[t])
             if t in self._changes:
                 self._take(stage, self._kept[stage][self._newest[stage]])
-                if stage in average and self._newest[stage] < made[stage, micro_batch]:  # its first layer's update
-                    self._move(stage, average[stage])
-            elif (entry := read.get((stage, bool(self.graph.kind[t] == Kind.F), micro_batch))) is not None:
-                self._take(stage, (self._averages if entry.average else self._kept).get(stage, {}).get(entry.version))
+            else:
+                for home, e in read.get((stage, bool(self.graph.kind[t] == Kind.F), micro_batch), {}).items():
+                    self._take(home, self._average(stage, e) if e.average else self._kept.get(home, {}).get(e.version))
             if t in self._changes:
                 yield self._spent.get(t, [])
             for call in self._bound.thunks(t):
@@ -210,21 +226,21 @@ class Replay:
                 self._kept[stage][made[stage, micro_batch]] = [np.array(a) for a in self._own[stage]]
         for stage, newest in self._newest.items():
             self._take(stage, self._kept[stage][newest])
-            for versions in (self._kept[stage], self._averages[stage]):  # the next step reads none from before this one
-                for old in [v for v in versions if v < before[stage]]:
-                    del versions[old]
+            for old in [v for v in self._kept[stage] if v < before[stage]]:
+                del self._kept[stage][old]  # the next step reads none from before this one
 
     def _take(self, stage: int, weights: list[Any] | None) -> None:
         for array, kept in zip(self._own.get(stage, []), weights or [], strict=True):
             np.copyto(array, kept)
 
-    def _move(self, stage: int, updates: int) -> None:
-        """Moves the moving average over `updates` updates, before the next update."""
-        newest, averages = self._newest[stage], self._averages[stage]
-        now = max(averages)
-        averages[max(now, newest + 1 - updates)] = [KERNELS["lerp"].reference(np, a, w, weight=1 / updates)
-                                                    for a, w in zip(averages[now], self._kept[stage][newest],
-                                                                    strict=True)]
+    def _average(self, reader: int, e: VersionRead) -> list[Any]:
+        """The moving average that a stage reads."""
+        until, found = self._averages[reader, e.stage]
+        for version in range(until, e.until):
+            found = [KERNELS["lerp"].reference(np, a, w, weight=1 / e.average)
+                     for a, w in zip(found, self._kept[e.stage][version], strict=True)]
+        self._averages[reader, e.stage] = max(until, e.until), found
+        return found
 
 
 def replay_together(replicas: Sequence[Replay], inputs: Sequence[tuple[Any, ...]],
@@ -242,7 +258,9 @@ def replay_together(replicas: Sequence[Replay], inputs: Sequence[tuple[Any, ...]
 
 
 def as_lines(entries: Iterable[VersionRead]) -> list[str]:
-    """The lines of a log file, one JSON object per task: the version that it read or, for an update, made. `average`:
-    the number of updates of the moving average that replaced the version."""
+    """The lines of a log file, one JSON object per task: the version that it read or, for an update, made. `stage`: the
+    other stage whose weights these are, if they are not its own. `average`: the number of updates of the moving average
+    that replaced the version; it has moved towards all versions before `until`."""
     return [json.dumps({"step": e.step + 1, "task": task_name(e.key), "version": e.version}
-                       | ({"average": e.average} if e.average else {})) for e in entries]
+                       | ({"stage": e.stage} if e.stage != unpack(e.key).unit else {})
+                       | ({"average": e.average, "until": e.until} if e.average else {})) for e in entries]

@@ -46,8 +46,8 @@ def layerpipe(problem: Problem, method: str = "inter") -> Plan:
 
 
 def layerpipe_on_network(problem: Problem, method: str = "intra") -> tuple[Schedule, Placement, Versions]:
-    """The same for a recorded network that is cut into as many stages. Other ranks that read the weights have copies:
-    `0U3/1` brings the result of 0U3 to the first of them, one tick after it (`follow.py`).
+    """The same for a recorded network that is cut into as many stages. Other ranks that read the weights have copies,
+    which `follow.py` adds.
 
     The kernels of a recorded O cannot be cut in two, so it stays whole: `method` is "intra", or "inter" if that cuts
     no O. Raises PipelineError for a method that does.
@@ -59,14 +59,10 @@ def layerpipe_on_network(problem: Problem, method: str = "intra") -> tuple[Sched
     if halves:
         raise PipelineError(f"method {method} cuts {halves[0].layer}O0 in two, but a task of a recorded network cannot "
                             f"be cut; use --scheduler-arg method=intra")
-    homes = np.zeros((Kind.U + 1, 3, problem.stages), np.int64)
-    homes[: Kind.B, :2] = ticks.homes()
-    homes[Kind.U] = homes[Kind.W, 0]
-    follow = [(int(rank), layer, n) for layer in range(problem.stages) for n, rank in enumerate(
-        np.setdiff1d(homes[: Kind.W, 0, layer], homes[Kind.W, 0, layer]), 1)]
-    for rank, layer, n in follow:
-        homes[Kind.U, n, layer] = rank
-    schedule = schedule_of(ticks.orders(problem.ranks, problem.micro_batches, follow))
+    homes = np.zeros((Kind.U + 1, 1, problem.stages), np.int64)
+    homes[: Kind.B] = ticks.homes()[:, :1]
+    homes[Kind.U] = homes[Kind.W]
+    schedule = schedule_of(ticks.orders(problem.ranks, problem.micro_batches))
     own = unpack(schedule.keys)
     return (schedule, replace(problem.placement, parts=homes),
             Versions(np.maximum(0, own.micro_batch - np.array(ticks.delays)[own.unit])))
@@ -162,19 +158,14 @@ class Ticks:
         last = max(self.at) + batches
         return [(i, t - self.at[i]) for t in range(last) for i in self.sequence if 0 <= t - self.at[i] < batches]
 
-    def orders(self, ranks: int, batches: int, follow: Sequence[tuple[int, int, int]] = ()) -> list[RankOrder]:
-        """The order of each rank. `follow`: (rank, layer, n) of the ranks that receive the new weights of a layer, as
-        `0U3/n`: at the start of the tick after the weight gradient's."""
-        mine: list[list[tuple[int, Kind, int, int, int]]] = [[] for _ in range(ranks)]  # tick, kind, layer, batch, part
-        for rank, layer, n in follow:
-            after = self.at[self.of[layer, Kind.W][0]] + 1
-            mine[rank] += [(b + after, Kind.U, layer, b, n) for b in range(batches)]
+    def orders(self, ranks: int, batches: int) -> list[RankOrder]:
+        """The order of each rank."""
+        mine: list[list[tuple[Kind, int, int, int]]] = [[] for _ in range(ranks)]  # kind, layer, batch, part
         for i, batch in self.runs(batches):
             part = self.parts[i]
-            mine[part.processor].append((batch + self.at[i], part.kind, part.layer, batch, self.part(i)))
-        columns = [[*zip(*sorted(own, key=lambda entry: (entry[0], entry[1] != Kind.U)), strict=True)] or [()] * 5
-                   for own in mine]
-        return [RankOrder(kind, layer, batch, part=part) for _, kind, layer, batch, part in columns]
+            mine[part.processor].append((part.kind, part.layer, batch, self.part(i)))
+        columns = [[*zip(*own, strict=True)] or [()] * 4 for own in mine]
+        return [RankOrder(kind, layer, batch, part=part) for kind, layer, batch, part in columns]
 
     def graph(self, batches: int) -> TaskGraph:
         """The tasks in the order of ticks. Version v of a layer's weights is in slot v mod ring."""

@@ -38,11 +38,12 @@ class Stages:
 
 
 def cut(graph: TaskGraph, cost: CostModel, stages: int, stage_of_unit: Ints | None = None,
-        rank_of_stage: Ints | None = None) -> Stages:
+        rank_of_stage: Ints | None = None, stale: bool = False) -> Stages:
     """The step in stages, balanced by `cost` or given by `stage_of_unit`.
 
     `rank_of_stage`: by default each stage has its own rank; two rows for the two directions of a pipeline that holds
-    every stage twice. Raises PipelineError or GraphError where the step cannot be cut in this way.
+    every stage twice. `stale`: as for `with_copies`. Raises PipelineError or GraphError where the step cannot be cut in
+    this way.
     """
     stage_of = balanced(graph, cost, stages) if stage_of_unit is None else np.asarray(stage_of_unit)
     time = cost.durations(graph) + cost.launch
@@ -55,8 +56,8 @@ def cut(graph: TaskGraph, cost: CostModel, stages: int, stage_of_unit: Ints | No
             time = np.append(time, np.zeros(len(graph) - len(time)))
         stage_of = at_home(graph, stage_of)
         graph, stage_of, time = unscaled_by_each(graph, stage_of, time)
-        graph, stage_of, tied = with_copies(graph, with_their_gradients(graph, stage_of), ranks)
-        graph, stage_of, origin = counted_by_each(graph, stage_of, ranks)
+        graph, stage_of, tied = with_copies(graph, with_their_gradients(graph, stage_of), ranks, stale)
+        graph, stage_of, origin = counted_by_each(graph, stage_of, ranks, stale)
         time = np.append(time, 0.0)[tied[origin]]  # new tasks take almost no time
     coarse, group = coarsen(graph, stage_of.tolist())
     time = np.bincount(group, time, len(coarse)).astype(np.float64)
@@ -74,14 +75,15 @@ def with_their_gradients(graph: TaskGraph, stage_of_unit: Ints) -> Ints:
     return stage_of
 
 
-def counted_by_each(graph: TaskGraph, stage_of_unit: Ints,
-                    rank_of_stage: Ints | None = None) -> tuple[TaskGraph, Ints, Ints]:
+def counted_by_each(graph: TaskGraph, stage_of_unit: Ints, rank_of_stage: Ints | None = None,
+                    stale: bool = False) -> tuple[TaskGraph, Ints, Ints]:
     """(the graph, the stage of each unit, the original of each task) in which every rank that needs a step's scalars
     computes them itself, on the first of its stages that needs them (by default each stage has its own rank), so that
     no rank waits for another's count. The scalars: the number of dropouts, Adam's powers, the clip factor (from the
     sums of squares of all stages), and the loss scale (from their flags).
 
-    Copies have units and buffers of their own, but the same storage: each rank has its own memory for it.
+    Copies have units and buffers of their own, but the same storage: each rank has its own memory for it. `stale`: in a
+    step of a pipeline that never drains the last stage that needs them computes them, since its updates come first.
     """
     scalar = graph.buffer_role == ROLES.index(Role.SCALAR)
     lasting = np.isin(graph.buffer_role, [i for i, role in enumerate(ROLES) if role.persistent]) & ~scalar
@@ -94,10 +96,10 @@ def counted_by_each(graph: TaskGraph, stage_of_unit: Ints,
             counts.append(t)
             known[made] = True
     stage_of_unit, readers = stage_of_unit.copy(), graph.reads.transposed(len(graph.buffer_bytes))
-    for t in reversed(counts):  # on the first stage that needs it: updates may wait only for earlier stages
+    for t in reversed(counts):  # on the first stage that needs it: updates may wait only for stages in one direction
         needing = [u for b in graph.writes[t].tolist() for u in readers[b].tolist() if u != t]
         if needing and np.count_nonzero(graph.unit == graph.unit[t]) == 1:
-            stage_of_unit[graph.unit[t]] = stage_of_unit[graph.unit[needing]].min()
+            stage_of_unit[graph.unit[t]] = (max if stale else min)(stage_of_unit[graph.unit[needing]])
     counted = {b for t in counts for b in graph.writes[t].tolist()}
     stage = stage_of_unit[graph.unit].tolist()
     users: dict[int, set[int]] = {b: set() for b in counted}
@@ -109,7 +111,7 @@ def counted_by_each(graph: TaskGraph, stage_of_unit: Ints,
     home: dict[tuple[int, int], int] = {}  # (task, a stage that needs its count) -> the stage that counts for it
     for t in counts:
         needing = sorted(set[int]().union(*(users[b] for b in graph.writes[t].tolist())))
-        first = {rank[s]: s for s in reversed(needing)} | {rank[stage[t]]: stage[t]}
+        first = {rank[s]: s for s in needing[:: 1 if stale else -1]} | {rank[stage[t]]: stage[t]}
         home |= {(t, s): first[rank[s]] for s in needing}
     copies = sorted({(t, s) for (t, _), s in home.items()} - {(t, stage[t]) for t in counts})
     if not copies:

@@ -67,7 +67,7 @@ def plan_network(graph: TaskGraph, policy_or_name: str | Policy, cost: CostModel
                             f"cannot clip by the global norm")
     micro_batches = int(graph.micro_batch.max(initial=0)) + 1
     check_numbers(placement.stages, micro_batches, cap)
-    stages = cut(graph, cost, placement.stages, stage_of_unit, placement.table)
+    stages = cut(graph, cost, placement.stages, stage_of_unit, placement.table, chosen.stale)
     each = int(options.get("mini_batches", 1))  # policies with mini-batches order several of them
     problem = _problem(stages.graph, stages.time, placement, micro_batches // (each * slices), cost, cap)
     best, tried = placed(name, chosen, problem, options)
@@ -76,13 +76,11 @@ def plan_network(graph: TaskGraph, policy_or_name: str | Policy, cost: CostModel
         stages = cut(graph, cost, placement.stages, stage_of_unit, placement.table)
     notes: dict[str, Any] = {}
     versions: Versions | None = None
-    if chosen.on_network is not None:
-        schedule, placement, versions = chosen.parted(problem, options)
-        assert placement.parts is not None
-        stages = cut(graph, cost, placement.stages, stage_of_unit, placement.parts[Kind.U, 0])
-        stages = with_followers(stages, placement)
-    elif chosen.stale:
-        schedule, versions = steady_order(name, chosen, problem, options)
+    if chosen.stale:
+        schedule, placement, versions = steady_order(name, chosen, problem, options)
+        if placement.parts is not None:
+            stages = cut(graph, cost, placement.stages, stage_of_unit, placement.parts[Kind.U, 0], stale=True)
+        stages, placement = with_followers(stages, placement)
     else:
         made = chosen.ordered(problem, options | ({"slices": slices} if chosen.sliced else {}))
         if isinstance(made, Plan):
@@ -93,14 +91,11 @@ def plan_network(graph: TaskGraph, policy_or_name: str | Policy, cost: CostModel
     joint = fused_in(schedule, placement.stages, micro_batches)
     merged = fuse(stages.graph, np.broadcast_to(joint, (placement.stages, micro_batches)))
     cost = stages.cost(merged, cost)
-    remarks: tuple[str, ...] = ()
     if versions is None:
         ordered = _completed(merged, schedule, placement)
     else:
         _check_updates(name, merged, versions)
         merged, ordered, versions = with_updates(name, merged, schedule, placement, versions)
-        if not merged.late.any() and machine.ranks > 1:
-            remarks = (f"{name}: this step drains the pipeline at its end",)
     if machine.replicas > 1 and versions is not None:
         merged, together, cost = add_sums_between_updates(merged, ordered, cost, machine)
         ordered, versions = together, versions_of(ordered, versions, together)
@@ -109,7 +104,7 @@ def plan_network(graph: TaskGraph, policy_or_name: str | Policy, cost: CostModel
     if _may_validate(chosen, merged, barrier):
         merged, ordered, cost = _validated(merged, ordered, cost, must=barrier is not None)
     return Plan(name, merged, ordered, cost, machine.size, machine.memory_limit,
-                options | told | notes, remarks, placement=placement, micro_batches=micro_batches, cap=cap,
+                options | told | notes, placement=placement, micro_batches=micro_batches, cap=cap,
                 kept=options.get("kept", 1.0), slices=slices, versions=versions)
 
 
@@ -190,7 +185,8 @@ def _validated(graph: TaskGraph, schedule: Schedule, cost: CostModel,
 
 def _check_updates(name: str, graph: TaskGraph, versions: Versions) -> None:
     """Raises PipelineError for a step whose updates come at other times than the policy's."""
-    after, count = {int(i) for i in graph.micro_batch[updates(graph)]}, int(graph.micro_batch.max()) + 1
+    after = {int(i) for i in graph.micro_batch[updates(graph)]}
+    count = int(graph.micro_batch[graph.kind == Kind.F].max()) + 1
     if after != (set(range(versions.every - 1, count, versions.every)) if versions.every < count else {0}):
         raise PipelineError(f"{name} updates after every {versions.every} of {count} micro-batches; this step was "
                             f"recorded with other updates (a scheduler of your own needs --update-every "

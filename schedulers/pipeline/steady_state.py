@@ -25,14 +25,15 @@ from ...tasks import Kind, as_recorded, repack, unpack
 from .placement import PipelineError, Placement
 from .policies import Policy
 from .problem import Problem
-from .versions import updates, versions_of, whole, with_versions
+from .versions import updates, versions_of, wanted, whole, with_versions
 
 STEPS = 4  #: steps that a policy orders; the third one is the body
 
 
-def steady_order(name: str, chosen: Policy, problem: Problem, options: Mapping[str, Any]) -> tuple[Schedule, Versions]:
-    """The order of a body, where a policy's tasks of the step before are late, and the weight versions that they read,
-    counted from the start of their own step: version -1 is one update before it.
+def steady_order(name: str, chosen: Policy, problem: Problem,
+                 options: Mapping[str, Any]) -> tuple[Schedule, Placement, Versions]:
+    """The order of a body, where a policy's tasks of the step before are late, their placement, and the weight versions
+    that they read, counted from the start of their own step: version -1 is one update before it.
 
     Raises PipelineError for a policy whose order or versions differ from step to step, or which works on micro-batches
     of more than two steps at a time.
@@ -43,12 +44,7 @@ def steady_order(name: str, chosen: Policy, problem: Problem, options: Mapping[s
         options = {**options, "mini_batches": several * STEPS}
     else:
         problem = replace(problem, micro_batches=count * STEPS)
-    made = chosen.ordered(problem, options)
-    if isinstance(made, Plan):
-        raise PipelineError(f"{name} makes its own graph and cannot order a recorded graph")
-    schedule = made if isinstance(made, Schedule) else made[0]
-    versions = chosen.read(problem, schedule, options)
-    assert versions is not None
+    schedule, placement, versions = _several(name, chosen, problem, options)
     keys, read = [], []
     for i, lane in enumerate(schedule.lanes):
         own = unpack(schedule.order(i))
@@ -65,15 +61,30 @@ def steady_order(name: str, chosen: Policy, problem: Problem, options: Mapping[s
                 and np.array_equal(np.maximum(since[:first], 0), np.maximum(read[-1][late == 0], 0))):
             raise PipelineError(f"{name} does not repeat on rank {lane.rank}: its first step differs from the later "
                                 f"ones by more than what is left of the step before")
-    return (Schedule(schedule.lanes, np.cumsum([0, *map(len, keys)]), np.concatenate(keys)),
+    return (Schedule(schedule.lanes, np.cumsum([0, *map(len, keys)]), np.concatenate(keys)), placement,
             replace(versions, read=np.concatenate(read)))
+
+
+def _several(name: str, chosen: Policy, problem: Problem,
+             options: Mapping[str, Any]) -> tuple[Schedule, Placement, Versions]:
+    """What the policy orders: several steps in a row."""
+    if chosen.on_network is not None:
+        return chosen.parted(problem, options)
+    made = chosen.ordered(problem, options)
+    if isinstance(made, Plan):
+        raise PipelineError(f"{name} makes its own graph and cannot order a recorded graph")
+    schedule = made if isinstance(made, Schedule) else made[0]
+    versions = chosen.read(problem, schedule, options)
+    assert versions is not None
+    return schedule, problem.placement, versions
 
 
 def with_updates(name: str, graph: TaskGraph, schedule: Schedule, placement: Placement,
                    versions: Versions) -> tuple[TaskGraph, Schedule, Versions]:
     """The body of a recorded step in stages: its graph, the schedule with updates and the graph's other tasks, and the
     version that each entry reads. Raises PipelineError where a task would read another value than in one process."""
-    ordered = _joined(graph, schedule, placement)
+    schedule, versions = _later(name, graph, schedule, versions)
+    ordered = _joined(graph, schedule, placement, versions)
     versions = versions_of(schedule, versions, ordered)
     body = graph.take(*_order(name, graph, ordered))
     set_once = _set_once(body)
@@ -82,9 +93,40 @@ def with_updates(name: str, graph: TaskGraph, schedule: Schedule, placement: Pla
     return outliving(with_versions(name, body, ordered, versions)), ordered, versions
 
 
-def _joined(graph: TaskGraph, schedule: Schedule, placement: Placement) -> Schedule:
+def _later(name: str, graph: TaskGraph, schedule: Schedule, versions: Versions) -> tuple[Schedule, Versions]:
+    """The body with more late tasks: a task is late if one that it needs on another rank is. So the body of a rank that
+    has no forwards may begin before its first task of a step."""
+    lane_of, late = np.full((2, len(graph)), -1)
+    ids = graph.find(as_recorded(schedule.keys))
+    lanes, read = [], []
+    for i in range(len(schedule.lanes)):
+        own = slice(schedule.ptr[i], schedule.ptr[i + 1])
+        mine = ids[own]
+        lanes.append(mine.tolist())
+        read.append(versions.read[own].tolist())
+        lane_of[mine[mine >= 0]] = i
+        late[mine[mine >= 0]] = unpack(schedule.keys[own]).late[mine >= 0]
+    pairs = [(p, t) for t in range(len(graph)) for p in graph.preds[t].tolist()
+             if min(lane_of[p], lane_of[t]) >= 0 and lane_of[p] != lane_of[t]]
+    keys = [schedule.order(i).tolist() for i in range(len(lanes))]
+    while behind := [t for p, t in pairs if late[p] > late[t]]:
+        i = int(lane_of[behind[0]])
+        at = lanes[i].index(behind[0])
+        moved = [t for t in lanes[i][at:] if t >= 0]
+        if late[moved].any() or at == 0:
+            raise PipelineError(f"{name} works on micro-batches of more than two steps at a time on rank "
+                                f"{schedule.lanes[i].rank}; take more micro-batches")
+        late[moved] = 1
+        keys[i][at:] = repack(np.array(keys[i][at:]), late=1).tolist()
+        lanes[i], read[i], keys[i] = ([*column[at:], *column[:at]] for column in (lanes[i], read[i], keys[i]))
+    return (replace(schedule, keys=np.concatenate([np.array(k, np.int64) for k in keys])),
+            replace(versions, read=np.concatenate([np.array(r, np.int64) for r in read])))
+
+
+def _joined(graph: TaskGraph, schedule: Schedule, placement: Placement, versions: Versions) -> Schedule:
     """The order of forwards and backwards with the graph's other tasks, each as soon as the tasks it needs on its rank
-    have run; late if one of them is."""
+    have run; late if one of them is. What brings a version of a weight to another rank stands before the first task
+    that reads it."""
     home = placement.home(graph.keys, int(graph.micro_batch.max(initial=0)) + 1)
     lanes: list[list[tuple[int, int]]] = []  # (task, late)
     for i in range(len(schedule.lanes)):
@@ -93,11 +135,22 @@ def _joined(graph: TaskGraph, schedule: Schedule, placement: Placement) -> Sched
         lanes.append([(t, late) for t, late in zip(found, unpack(keys).late.tolist(), strict=True) if t >= 0])
     stands = {t for tasks in lanes for t, _ in tasks}
     main = {lane.rank: tasks for lane, tasks in zip(schedule.lanes, lanes, strict=True)}
-    for t in range(len(graph)):
+    follows = (unpack(graph.keys).part > 0) & (graph.kind == Kind.U)
+    for t in np.flatnonzero(~follows).tolist():
         if t not in stands:
             tasks, needed = main[int(home[t])], set(graph.preds[t].tolist())
             late, at = max(((late, i) for i, (other, late) in enumerate(tasks) if other in needed), default=(0, -1))
             tasks.insert(at + 1, (t, late))
+    reads = wanted(graph, schedule, versions)
+    for t in np.flatnonzero(follows).tolist():
+        tasks, copies = main[int(home[t])], set(graph.writes[t].tolist())
+        stage = int(graph.unit[t])
+        count = int((graph.unit[updates(graph)] == stage)[~follows[updates(graph)]].sum())
+        makes = 1 + int(graph.micro_batch[t]) // versions.every
+        first = [(i, when, reads(other, stage) - late * count) for i, (other, late) in enumerate(tasks)
+                 for when in (0, 1) if copies & set(graph.reads[other].tolist())]
+        late, at = min(((when, i) for i, when, version in first if version >= makes - when * count), default=(-1, -1))
+        tasks.insert(*((at, (t, late)) if at >= 0 else (len(tasks), (t, 1))))  # it may be read two steps later
     ids, when = np.array([entry for tasks in lanes for entry in tasks], np.int64).reshape(-1, 2).T
     return Schedule(schedule.lanes, np.cumsum([0, *map(len, lanes)]), repack(graph.keys[ids], late=when))
 

@@ -6,6 +6,9 @@ one process: so the bits are equal. The home counts the sum in the norm, updates
 is two messages per copy and step, for any number of micro-batches. Sending back the summed gradient would take as many,
 and would need the optimizer's states on every rank. The first stage is the home since its backward pass ends last: sums
 travel to it meanwhile, and later stages need the new weights latest.
+
+Where a step updates several times, or its pipeline never drains, this holds for each update, and the copies follow the
+home as `follow.py` says.
 """
 
 from __future__ import annotations
@@ -51,13 +54,17 @@ def at_home(graph: TaskGraph, stage_of_unit: Ints) -> Ints:
     return stage_of
 
 
-def with_copies(graph: TaskGraph, stage_of_unit: Ints, rank_of_stage: Ints) -> tuple[TaskGraph, Ints, Ints]:
+def with_copies(graph: TaskGraph, stage_of_unit: Ints, rank_of_stage: Ints,
+                stale: bool = False) -> tuple[TaskGraph, Ints, Ints]:
     """The graph in which each rank uses its own copy of parameters that another rank updates; also the stage of each
     unit, and for each task the task that it comes from, or -1.
 
     The new tasks are of kind U: some mark a gradient as complete, so that it may be sent, and launch nothing; others
     copy the received weights. The sums of uses become U, since they wait for all micro-batches. Stages must be
     `at_home`. Raises PipelineError if the step updates such a parameter several times.
+
+    `stale`: the step is one of a pipeline that never drains. A sum of uses then belongs to the weight gradient of the
+    last micro-batch before its update, and ranks have no copies yet.
     """
     rank = np.asarray(rank_of_stage)[stage_of_unit[graph.unit]]
     sums = np.flatnonzero(sums_of_uses(graph))
@@ -65,12 +72,23 @@ def with_copies(graph: TaskGraph, stage_of_unit: Ints, rank_of_stage: Ints) -> t
     grown = _Grown(graph, [*stage_of_unit.tolist()], list(range(units, units + len(sums))))
     grown.stage += [int(stage_of_unit[graph.unit[t]]) for t in sums.tolist()]
     unit, kind, micro_batch = graph.unit.copy(), graph.kind.copy(), graph.micro_batch.copy()
-    unit[sums], kind[sums], micro_batch[sums] = grown.sums, Kind.U, 0
+    count = int(graph.micro_batch[graph.kind == Kind.F].max(initial=-1)) + 1
+    if not stale:
+        unit[sums], kind[sums], micro_batch[sums] = grown.sums, Kind.U, 0
     for t in sums.tolist():
         for b in graph.reads[t].tolist():
             makers = graph.writes.row_of_each()[graph.writes.ids == b]
+            makers = makers[makers < t]
+            if stale:
+                micro_batch[t] = max(micro_batch[t], graph.micro_batch[makers[-1]])
             if rank[makers[0]] != rank[t]:
-                grown.hand_over(t, b, int(stage_of_unit[graph.unit[makers[0]]]))
+                stage = int(stage_of_unit[graph.unit[makers[0]]])
+                if stale:  # the next backward may come before the message has gone
+                    grown.copy_over(t, b, stage, count + int(graph.micro_batch[makers[-1]]))
+                else:
+                    grown.hand_over(t, b, stage)
+    if stale:
+        return grown.graph(repack(graph.keys, unit=unit, kind=kind, micro_batch=micro_batch))
     writer, users_of = graph.writes.row_of_each(), _users(graph)
     changes = (graph.kind[writer] == Kind.U) & (graph.buffer_role[graph.writes.ids] == _PARAMETER)
     updates_of = Rows.from_pairs(graph.writes.ids[changes], writer[changes], len(graph.buffer_bytes))
@@ -104,14 +122,23 @@ class _Grown:
         self.specs: list[int] = []
         self.reads = {t: {b: b for b in graph.reads[t].tolist()} for t in range(len(graph))}
         self.moves: dict[int, dict[int, int]] = {}
-        #: (the task before it, stage, the buffers it reads, the buffers it writes, launches)
-        self.tasks: list[tuple[int, int, int, int, tuple[Launch, ...]]] = []
+        #: (the task before it, stage, micro-batch, the buffers it reads, the buffers it writes, launches)
+        self.tasks: list[tuple[int, int, int, int, int, tuple[Launch, ...]]] = []
 
     def hand_over(self, task: int, gradient: int, stage: int) -> None:
         """A new task of the stage marks the gradient as complete; `task` reads its result."""
         given = self._buffer(gradient, int(self.old.buffer_storage[gradient]), f"stage {stage}'s")
         self.reads[task][gradient] = given
-        self.tasks.append((task - 1, stage, gradient, given, ()))
+        self.tasks.append((task - 1, stage, 0, gradient, given, ()))
+
+    def copy_over(self, task: int, gradient: int, stage: int, micro_batch: int) -> None:
+        """A new task of the stage copies the gradient, which is complete; `task` reads the copy."""
+        source, target = int(self.old.buffer_storage[gradient]), len(self.old.storages) + len(self.specs)
+        self.specs.append(source)
+        given = self._buffer(gradient, target, f"stage {stage}'s")
+        self.reads[task][gradient] = given
+        self.moves.setdefault(task, {})[source] = target
+        self.tasks.append((task - 1, stage, micro_batch, gradient, given, self._copied(source, target)))
 
     def copy(self, parameter: int, users: Ints, stage: int) -> None:
         """The users read a copy of the parameter, which a new task of the stage updates at the end."""
@@ -121,9 +148,13 @@ class _Grown:
         for t in users.tolist():
             self.reads[t][parameter] = given
             self.moves.setdefault(t, {})[source] = target
+        self.tasks.append((len(self.old) - 1, stage, 0, parameter, given, self._copied(source, target)))
+
+    def _copied(self, source: int, target: int) -> tuple[Launch, ...]:
+        """The launch that copies a storage to one like it."""
         spec = self.old.storages[source]
         whole = [View(s, (spec.bytes // np.dtype(spec.dtype).itemsize,), (1,), 0, spec.dtype) for s in (source, target)]
-        self.tasks.append((len(self.old) - 1, stage, parameter, given, (Launch("copy", (whole[0],), (whole[1],)),)))
+        return (Launch("copy", (whole[0],), (whole[1],)),)
 
     def _buffer(self, like: int, storage: int, whose: str) -> int:
         self.like.append(like)
@@ -145,11 +176,12 @@ class _Grown:
         first = len(self.stage)
         if not new and not self.sums:
             return old, np.array(self.stage), np.arange(len(old))
-        after, stages, read, write, launches = zip(*self.tasks, strict=True) if new else ((),) * 5
+        after, stages, number, read, write, launches = zip(*self.tasks, strict=True) if new else ((),) * 6
         unit = first + np.arange(new)
         after_each = np.array(after, np.int64)
-        made = moved.insert(after_each, pack(unit, np.full(new, Kind.U)), Rows.of([[b] for b in read]),
-                            Rows.of([[b] for b in write]), np.zeros(new, np.int64), list(launches))
+        made = moved.insert(after_each, pack(unit, np.full(new, Kind.U), np.array(number, np.int64)),
+                            Rows.of([[b] for b in read]), Rows.of([[b] for b in write]), np.zeros(new, np.int64),
+                            list(launches))
         order = np.argsort(np.concatenate([np.arange(len(old)), after_each]), kind="stable")
         origin = np.where(order < len(old), order, -1)
         names = old.unit_names + ("",) * (first + new - len(old.unit_names))

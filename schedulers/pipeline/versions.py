@@ -8,6 +8,7 @@ a copy takes the place of one that is read no more.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +16,7 @@ import numpy as np
 from ...graph import ROLES, Ints, Launch, Role, Rows, TaskGraph, View
 from ...plans import Versions
 from ...schedule import Schedule
-from ...tasks import Kind, unpack
+from ...tasks import Kind, as_recorded, unpack
 from .placement import PipelineError
 
 
@@ -35,6 +36,22 @@ def versions_of(schedule: Schedule, versions: Versions, ordered: Schedule) -> Ve
                                             zip(ordered.keys.tolist(), of_its_time.tolist(), strict=True)], np.int64))
 
 
+def wanted(graph: TaskGraph, schedule: Schedule, versions: Versions) -> Callable[[int, int], int]:
+    """A function from a task and a stage to the version that the task reads of the stage's weights. Tasks of other
+    stages read the version that the stage's own forward reads (see `follow.py`)."""
+    ids, own = graph.find(as_recorded(schedule.keys)), unpack(schedule.keys)
+    if graph.late.any():
+        ids = graph.find(schedule.keys)
+    read = dict(zip(ids.tolist(), versions.read.tolist(), strict=True))
+    forward = {(unit, micro_batch): version for unit, micro_batch, version in zip(
+        *(column[own.kind == Kind.F].tolist() for column in (own.unit, own.micro_batch, versions.read)), strict=True)}
+
+    def version(task: int, stage: int) -> int:
+        return int(read[task] if graph.unit[task] == stage else forward[stage, int(graph.micro_batch[task])])
+
+    return version
+
+
 def with_versions(name: str, body: TaskGraph, schedule: Schedule, versions: Versions) -> TaskGraph:
     """The body of a loop whose tasks read the versions of their stage's weights that `versions` gives for the schedule.
 
@@ -46,8 +63,7 @@ def with_versions(name: str, body: TaskGraph, schedule: Schedule, versions: Vers
     Raises PipelineError for a version that does not exist in time, or no longer, or for different ages under an
     average.
     """
-    version = np.empty(len(body), np.int64)
-    version[schedule.ids(body)] = versions.read
+    version = wanted(body, schedule, versions)
     parameter = ROLES.index(Role.PARAMETER)
     changing = updates(body)
     reads, writes = ([set(rows[t].tolist()) for t in range(len(body))] for rows in (body.reads, body.writes))
@@ -57,16 +73,17 @@ def with_versions(name: str, body: TaskGraph, schedule: Schedule, versions: Vers
     for stage, copy in sorted({(int(body.unit[t]), int(part[t])) for t in changing}):
         mine = changing[(body.unit[changing] == stage) & (part[changing] == copy)]
         own = sorted({b for t in mine.tolist() for b in writes[t] if body.buffer_role[b] == parameter})
-        users = [t for t in range(len(body)) if body.unit[t] == stage and body.kind[t] != Kind.U
-                 and reads[t] & set(own)]
+        users = [t for t in range(len(body)) if body.kind[t] != Kind.U and reads[t] & set(own)]
         late = int(body.late[mine].sum())  # updates of the step before: version 0 comes after them
         newest = dict(zip(users, (np.searchsorted(mine, users) - late).tolist(), strict=True))
-        wanted = {t: int(version[t]) - len(mine) * int(body.late[t]) for t in users}
+        old = {}
         for t in users:
-            if wanted[t] > newest[t]:
-                raise PipelineError(f"{name}: {body.name(t)} reads version {version[t]} of its weights before it "
-                                    f"exists")
-        old = {t: wanted[t] for t in users if wanted[t] < newest[t]}
+            found = version(t, stage) - len(mine) * int(body.late[t])
+            if found > newest[t]:
+                raise PipelineError(f"{name}: {body.name(t)} reads version {version(t, stage)} of its weights before "
+                                    f"it exists")
+            if found < newest[t] and (versions.history != "none" or body.unit[t] == stage):
+                old[t] = found
         if average:
             age = _age(body, {t: newest[t] - v for t, v in old.items()})
             slots, lasting = dict.fromkeys(old, 0), {0} if old else set()
