@@ -46,7 +46,8 @@ class Dataset:
     tokens x may have; 0 where x has none. `tokenizer`: what makes the tokenizer of its text again, see data/tokens.py;
     empty where tokens come from no text. `slow`: reading a batch takes long, so the next ones are read ahead; `faster`:
     what makes it faster, for the report. `uneven`: samples have different numbers of predictions, positions of y that
-    are not IGNORED; micro-batches and ranks then weigh as many as they make.
+    are not IGNORED; micro-batches and ranks then weigh as many as they make. `references`: of translations, the text of
+    each sample's.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Dataset:
     random: bool = False
     slow: bool = False
     uneven: bool = False
+    references: tuple[str, ...] = ()
     faster: str = ""
     tokenizer: str = ""
     vocabulary: int = 0

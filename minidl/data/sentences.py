@@ -237,4 +237,4 @@ def load_parallel(folder: Path, split: str, length: int, classes: int | None, ki
 
     return Dataset(folder.name, len(pairs), (length,), check_vocabulary(coder.vocabulary, classes, folder.name), rows,
                    ("translation",), slow=True, uneven=True, vocabulary=coder.vocabulary,
-                   tokenizer=coder.saved)
+                   tokenizer=coder.saved, references=tuple(b for _, b in pairs))

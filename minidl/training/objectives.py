@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import nn
-from ..data import IGNORED, DataError, Dataset, draws
+from ..data import IGNORED, DataError, Dataset, Loader, draws
+from .translation import bleu
 
 Array = NDArray[Any]
 Sums = NDArray[np.float64]
@@ -29,6 +30,10 @@ def _as_it_is(data: Dataset) -> Dataset:
     return data
 
 
+def _no_more(run: Callable[[Array], Array], test: Loader) -> dict[str, float]:
+    return {}
+
+
 @dataclass(frozen=True)
 class Objective:
     """`loss(output, y)`: a scalar, the mean over the batch. `inputs(data)`: the data set that yields (x, y) of a step.
@@ -36,6 +41,7 @@ class Objective:
     `score(output, y)`: sums over test samples, NumPy arrays in and float64 out, which may be added over batches; the
     first is how many predictions were made. `judge(sums, data)`: from their totals the metrics by name, of which `loss`
     is one. `metric`: the name of the one that matters; `largest`: whether more of it is better.
+    `more(run, test)`: metrics for which the network runs again, `run(x)` gives its output for a batch of test data.
     `tokens`: whether the network's classes are the tokens of a vocabulary.
     """
 
@@ -47,6 +53,7 @@ class Objective:
     largest: bool = False
     tokens: bool = False
     inputs: Callable[[Dataset], Dataset] = _as_it_is
+    more: Callable[[Callable[[Array], Array], Loader], dict[str, float]] = _no_more
 
     def better(self, new: Mapping[str, float], old: Mapping[str, float] | None) -> bool:
         """Whether these metrics are better than the old ones."""
@@ -131,7 +138,7 @@ OBJECTIVES = {objective.name: objective for objective in (
     Objective("classification", nn.cross_entropy, _of_rows, _classes, "accuracy", largest=True),
     Objective("next_token", _token_loss, _token_score, _perplexity, "perplexity", tokens=True),
     Objective("masked_token", _token_loss, _token_score, _perplexity, "perplexity", tokens=True, inputs=_masked),
-    Objective("translation", _token_loss, _token_score, _perplexity, "perplexity", tokens=True),
+    Objective("translation", _token_loss, _token_score, _perplexity, "perplexity", tokens=True, more=bleu),
     Objective("regression", nn.mse, _value_score, _error, "error"),
 )}  # fmt: skip
 

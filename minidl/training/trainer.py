@@ -459,9 +459,10 @@ class Trainer:
                     with use(recorded.tape), no_grad(), self.job.autocast:
                         runs[len(x)] = SequentialExecutor(record(model, x, name="eval"), recorded.device)
                 sums = sums + recorded.objective.score(runs[len(x)](x).numpy(), y)
+            found = recorded.objective.judge(sums, test.dataset)
+            found |= recorded.objective.more(lambda x: runs[len(x)](x).numpy(), test)
         finally:
             model.train()
-        found = recorded.objective.judge(sums, test.dataset)
         for name, value in found.items():
             if not np.isfinite(value):
                 raise self._failed(f"the {name} on test data is {value}", len(self.seconds))
