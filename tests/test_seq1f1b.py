@@ -184,6 +184,8 @@ def test_plan_check_explain_and_runs_of_a_saved_plan(tmp_path, capsys):
     assert "needs       0F0, 0B1" in capsys.readouterr().out
     assert main(["simulate", *mine, "--scheduler", "seq1f1b", "--scheduler-arg", "slices=4"]) == 0
     assert "1.250  live full stages" in capsys.readouterr().out
+    assert main(["train", *mine, "--parallel", "pipeline", "--steps", "1", "--scheduler", file]) == 2
+    assert "task 0F2 is out of range: micro-batches are 0..1 (--micro-batches); slices" in capsys.readouterr().err
     shas = []
     for scheduler in (["seq1f1b"], [file, "--slices", "2"]):
         run = [*mine, "--parallel", "pipeline", "--steps", "1", "--json"]

@@ -147,13 +147,15 @@ def _once(schedule: Schedule, ranks: int, stages: int, micro_batches: int, graph
     update = np.zeros(len(schedule), bool) if graph is None else (
         ((kind == Kind.U) | (own.late > 0)) & (graph.find(schedule.keys) >= 0))
     names = ", ".join(k.name for k in COMPUTE) + ("" if graph is None else ", and U as the network has them")
+    beyond = (f"is out of range: micro-batches are 0..{micro_batches - 1} (--micro-batches); slices count as such "
+              f"(--slices)")
     for bad, what in (
+            ((kind == Kind.F) & (micro_batch >= micro_batches), beyond),
             (~update & (~np.isin(kind, COMPUTE) | (schedule.keys != pack(unit, kind, micro_batch))),
              f"does not belong here: the tasks of one iteration are {names}, none late or in parts"),
             (rank >= ranks, f"stands on a rank that does not exist: ranks are 0..{ranks - 1}"),
             (unit >= stages, f"is out of range: stages are 0..{stages - 1}"),
-            (~update & (micro_batch >= micro_batches),
-             f"is out of range: micro-batches are 0..{micro_batches - 1} (--micro-batches)")):
+            (~update & (micro_batch >= micro_batches), beyond)):
         if bad.any():
             key = int(schedule.keys[np.argmax(bad)])
             raise schedule.error(f"task {task_name(key)} {what}", [key])
