@@ -440,6 +440,13 @@ def broken():
 
 def number():
     return 3
+
+def rows(split):
+    def rows(i):
+        if 9 in i:
+            raise KeyError("a sample\\nis missing")
+        return np.zeros((len(i), 2 + (8 in i)), np.float32), np.arange(len(i) + (7 in i)) % 2
+    return data.Dataset("rows", 10, (2,), 2, rows)
 '''
 
 
@@ -454,6 +461,11 @@ def test_functions_of_ones_own(tmp_path, capsys):
     assert (lazy.name, lazy.dataset.slow) == ("squares", True)  # its rows are read ahead
     refused("broken", "batch 1", "RuntimeError: no more", act=lambda: data.load(f"{file}:broken", batch_size=1))
     refused("number", "returned int", act=lambda: data.load(f"{file}:number", batch_size=1))
+    for sample, says in ((9, "KeyError: 'a sample"), (8, "are x (1, 3) and y (1,); x must be (1, 2)"),
+                         (7, "are x (1, 2) and y (2,)")):
+        loader = data.load(f"{file}:rows", batch_size=1, split="test")
+        loader.restore({"position": sample})
+        refused("own.py:rows: ", says, act=lambda read=loader: next(read))
     refused("no function none", act=lambda: data.load(f"{file}:none", batch_size=1))
     refused("no such file", act=lambda: data.load("nothere.py:f", batch_size=1))
     assert train("--model", "mlp", "--data", f"{file}:batches", "--batch-size", "8") == 0

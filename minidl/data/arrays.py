@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..loading import function_of
-from .dataset import Array, DataError, Dataset, Images, LabelError, Note, check_labels, check_scaled, statistics
+from .dataset import Array, DataError, Dataset, Images, LabelError, Note, Rows, check_labels, check_scaled, statistics
 from .loader import fifth
 
 LARGEST = 4 << 30  #: the most bytes of arrays
@@ -212,7 +212,8 @@ def load_own(name: str, split: str, seed: int, **sizes: Any) -> Dataset:
         if sizes.get("classes") and made[-1].classes > sizes["classes"]:
             raise LabelError(f"{name}: has {made[-1].classes} classes, the network {sizes['classes']}")
         tokens = {"next_token", "translation"} & {*made[-1].serves}
-        return replace(made[-1], slow=True, uneven=bool(tokens))  # nobody knows how long its rows take, and what y has
+        # nobody knows how long its rows take, and what y has
+        return replace(made[-1], rows=_checked(name, made[-1]), slow=True, uneven=bool(tokens))
     arrays = [_arrays(name, part) for part in made]
     short = name.rpartition("/")[2]
     if "split" not in takes:
@@ -220,10 +221,23 @@ def load_own(name: str, split: str, seed: int, **sizes: Any) -> Dataset:
     return from_arrays(short, *arrays[0], split, test=arrays[-1], **sizes)
 
 
+def _checked(name: str, made: Dataset) -> Rows:
+    """The rows of a Dataset of the user's own, which raise DataError where they fail or are of other shapes."""
+
+    def rows(indices: NDArray[np.int64], *numbers: Any) -> tuple[Array, Array]:
+        x, y = _called(name, lambda: tuple(map(np.asarray, made.rows(indices, *numbers))), {})
+        if x.shape != (len(indices), *made.shape) or len(y) != len(indices):
+            raise DataError(f"{name}: its rows of {len(indices)} samples are x {x.shape} and y {y.shape}; x must be "
+                            f"{(len(indices), *made.shape)}, as its shape says, and y have {len(indices)} rows")
+        return x, y
+
+    return rows
+
+
 def _called(name: str, function: Callable[..., Any], told: dict[str, Any]) -> Any:
     try:
         return function(**told)
-    except DataError:
+    except (DataError, MemoryError):
         raise
     except Exception as error:
         raise DataError(f"{name}: {type(error).__name__}: {' '.join(str(error).split())[:300]}") from error
