@@ -27,7 +27,7 @@ from minidl.schedule import Lane, Schedule, ScheduleError
 from minidl.schedulers import pipeline
 from minidl.schedulers.pipeline import PipelineError
 from minidl.schedulers.pipeline.replicas import fifo, priority
-from minidl.tasks import COLLECTIVE, RECEIVES, SENDS, GraphError, Kind, parse_task
+from minidl.tasks import COLLECTIVE, RECEIVES, SENDS, Kind, parse_task
 from minidl.training.pipeline_trainer import PipelineTrainer
 from minidl.training.rank_trainer import RankTrainer
 from minidl.training.trainer import Job, Recorded, TrainingError
@@ -472,14 +472,27 @@ def tied():
     return Tied()
 
 
-def test_parameters_of_several_stages_are_summed_over_replicas_once():
-    both_ways(f"{__file__}:tied", "zb_h1")
+@pytest.mark.parametrize(("scheduler", "clip"), [("zb_h1", None), ("zb_h1", 0.05), ("zb_v", 0.05)])
+def test_parameters_of_several_stages_are_summed_over_replicas_once(scheduler, clip):
+    """Between the sum over uses and its norm, where there is a clip."""
+    both_ways(f"{__file__}:tied", scheduler, clip=clip)
 
 
-def test_a_norm_of_gradients_that_several_stages_add_up_is_refused():
-    with pytest.raises(GraphError, match="adds up the gradients of parameters that several stages use, and takes their "
-                                         "norm; ranks would have to sum them in between"):
-        on_ranks(GRID, lambda trainer: None, scheduler="chimera", groups=2, clip=1.0)
+@pytest.mark.parametrize("scheduler", ["chimera", "dualpipe"])
+def test_replicas_of_a_bidirectional_pipeline_clip_what_all_have_summed(scheduler):
+    both_ways("mlp", scheduler, groups=2, micro_batches=4, clip=0.05)
+
+
+def test_a_saved_plan_of_replicas_that_clip_shared_weights_is_checked(tmp_path, capsys):
+    path = tmp_path / "plan.csv"
+    flags = ["--model", f"{__file__}:tied", "--ranks", "2", "--replicas", "2", "--micro-batches", "4", "--clip", "1",
+             "--scheduler", "zb_h1", "--scheduler-arg", "barrier=True", "--costs", "analytic"]
+    planned, checked = (run_json(capsys, *verb, *flags)[1] for verb in (("plan", "--save", str(path)),
+                                                                         ("check", str(path))))
+    assert checked["valid"]
+    assert "0U5" in path.read_text()
+    for key in ("tasks", "waits", "peak_bytes", "predicted_step_ms"):
+        assert checked[key] == planned[key], key
 
 
 def test_replicas_that_drift_apart_are_noticed():

@@ -177,12 +177,13 @@ def test_steps_that_are_not_finite_are_skipped(name, ranks, optimizer, clip):
         assert set(check(name, ranks, large, bad, optimizer=optimizer, clip=clip, scaled=True)) >= {*bad}
 
 
-@pytest.mark.parametrize(("name", "ranks", "optimizer"), [("zb_h1", 2, "adamw"), ("zb_v", 2, "sgd")])
-def test_replicas_have_one_verdict(name, ranks, optimizer):
+@pytest.mark.parametrize(("name", "ranks", "optimizer", "tied"), [
+    ("zb_h1", 2, "adamw", False), ("zb_v", 2, "sgd", False), ("zb_h1", 2, "adam", True), ("zb_v", 2, "adamw", True)])
+def test_replicas_have_one_verdict(name, ranks, optimizer, tied):
     """Each replica judges what all have summed, so it has the bits of the barrier; also where the gradients of only one
     are not finite."""
     for large, bad in (((1, 2), ()), ((0, 3), (2,))):
-        options = {"optimizer": optimizer, "scaled": bool(bad)}
+        options = {"optimizer": optimizer, "scaled": bool(bad), "tied": tied}
         data = batches(large, bad), batches(large)[::-1]
         found = {}
         for barrier in (True, False):

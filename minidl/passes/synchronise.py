@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from ..graph import ROLES, Ints, Launch, Role, Rows, TaskGraph, View
-from ..tasks import COLLECTIVE, GraphError, Kind, pack
+from ..tasks import COLLECTIVE, GraphError, Kind, pack, repack
+from .rewrite import sums
 
 CALLS = {Kind.A: "all_reduce", Kind.AS: "reduce_scatter", Kind.AG: "all_gather"}  #: the launch of each kind
 
@@ -58,6 +59,37 @@ def _sums_of_uses(graph: TaskGraph, update: int) -> Any:
                      for b in graph.reads[update].tolist()], bool)
 
 
+def norms_apart(graph: TaskGraph) -> TaskGraph:
+    """The graph in which tasks that add up the gradients of several uses take no norms: ranks sum in between. The norms
+    of `0U4` are `0U5` then."""
+    spent = {b for buffers in gradients(graph).values() for b in buffers.tolist()}
+    reads, writes = ([rows[t].tolist() for t in range(len(graph))] for rows in (graph.reads, graph.writes))
+    launches = list(graph.launches)
+    after, keys, taken, given, later = [], [], [], [], []
+    for t in np.flatnonzero(sums(graph)).tolist() if launches else []:
+        added = {int(graph.buffer_storage[b]) for b in writes[t] if b in spent}
+        adds = tuple(launch for launch in launches[t] if {view.storage for view in launch.writes} <= added)
+        norms = tuple(launch for launch in launches[t] if launch not in adds)
+        if not added or not norms:
+            continue
+        after.append(t)
+        keys.append(int(repack(graph.keys[t : t + 1], micro_batch=graph.micro_batch[t] + 1)[0]))
+        own = {view.storage for launch in norms for view in launch.views}
+        taken.append(sorted({b for b in (*reads[t], *writes[t]) if graph.buffer_storage[b] in own
+                             and (b in reads[t] or graph.buffer_storage[b] in added)}))
+        given.append([b for b in writes[t] if graph.buffer_storage[b] not in added])
+        later.append(norms)
+        own = {view.storage for launch in adds for view in launch.views}
+        reads[t] = [b for b in reads[t] if graph.buffer_storage[b] in own]
+        writes[t] = [b for b in writes[t] if graph.buffer_storage[b] in added]
+        launches[t] = adds
+    if not keys:
+        return graph
+    found = replace(graph, reads=Rows.of(reads), writes=Rows.of(writes), launches=tuple(launches))
+    return found.insert(np.array(after), np.array(keys), Rows.of(taken), Rows.of(given),
+                        np.zeros(len(keys), np.int64), later)
+
+
 def reverse_buckets(graph: TaskGraph, nbytes: int) -> list[list[int]]:
     """Groups of updates whose gradients fill `nbytes`, from the last layer on, as gradients become ready."""
     groups: list[list[int]] = []
@@ -83,6 +115,7 @@ def synchronise(graph: TaskGraph, groups: Sequence[Sequence[int]] | None = None,
     """
     if np.isin(graph.kind, COLLECTIVE).any():
         raise GraphError("the graph is synchronised already")
+    graph = norms_apart(graph)
     spent = gradients(graph)
     if not spent:
         raise GraphError("the step updates nothing, so there is nothing to synchronise")
@@ -137,14 +170,8 @@ def _assemble(graph: TaskGraph, updates: Ints, groups: Sequence[Sequence[int]], 
     cut, buffer_of = _in_pieces(graph, pieces)
     # the gradients of a batch norm are sums that an output gradient reads: it must read this rank's own sums first
     touched = {b: t for t in range(int(updates[0])) for b in (*graph.reads[t].tolist(), *graph.writes[t].tolist())}
-    own = {p.buffer for p in pieces}
     for u in updates.tolist():  # which may add up the gradients of several uses
-        added = {b for b in graph.writes[u].tolist() if b not in touched}
-        if added & own and not added <= own:
-            raise GraphError(f"task {graph.name(u)} adds up the gradients of parameters that several stages use, and "
-                             f"takes their norm; ranks would have to sum them in between, so leave out the clip, or "
-                             f"the replicas")
-        touched |= dict.fromkeys(added, u)
+        touched |= dict.fromkeys([b for b in graph.writes[u].tolist() if b not in touched], u)
     transfers: list[tuple[int, int, int, list[int]]] = []  # (the task that it follows, unit, part, pieces)
     for g, group in enumerate(groups):
         lowest = min(int(graph.unit[u]) for u in group)

@@ -15,7 +15,7 @@ from ...graph import ROLES, Ints, Role, TaskGraph
 from ...passes.messages import check_rendezvous
 from ...passes.rewrite import fuse
 from ...passes.send_receive import add_communication, check_messages, talks
-from ...passes.synchronise import synchronise
+from ...passes.synchronise import norms_apart, synchronise
 from ...plans import Plan, Versions
 from ...schedule import Schedule, ScheduleError
 from ...tasks import COLLECTIVE, COMMUNICATION, RECEIVES, GraphError, Kind, pack, task_name, unpack
@@ -81,6 +81,8 @@ def read_plan(schedule: Schedule, ranks: int, micro_batches: int, chunks: int | 
     micro_batches = micro_batches if like is None else like.micro_batches
     compute = _without_communication(schedule)
     stale = like is not None and like.versions is not None and like.graph.launches
+    if graph is not None and replicas > 1 and not stale:
+        graph = norms_apart(graph)
     _once(compute, ranks, ranks * chunks, micro_batches, like.graph if like is not None and stale else graph)
     placement = (_placement(compute, ranks, micro_batches, chunks, asked, graph is None) if like is None
                  else like.placement)

@@ -15,12 +15,12 @@ import numpy as np
 
 from ...graph import Ints, Launch, Rows, TaskGraph
 from ...passes.send_receive import ranks_of
-from ...passes.synchronise import gradients, synchronise, view_of
+from ...passes.synchronise import gradients, norms_apart, synchronise, view_of
 from ...plans import Machine
 from ...pricing.cost import CostModel
 from ...pricing.simulation import times
 from ...schedule import Lane, Schedule
-from ...tasks import COLLECTIVE, Kind, as_recorded, pack, task_name, unpack
+from ...tasks import COLLECTIVE, Kind, as_recorded, pack, repack, task_name, unpack
 from ..layer_times import with_communication
 from .placement import PipelineError
 from .versions import updates
@@ -112,6 +112,7 @@ def add_all_reduces(graph: TaskGraph, schedule: Schedule, cost: CostModel, machi
     if order not in ORDERS:
         raise PipelineError(f"all_reduces is {order!r}; within a pipeline it must be fifo, priority or "
                             f"reverse_first_k")
+    graph, schedule, cost = _with_norms_apart(graph, schedule, cost)
     summed = synchronise(graph, part_bytes=part_bytes)
     if machine.collective is not None:
         cost = with_communication(summed, cost, machine.collective)
@@ -122,6 +123,25 @@ def add_all_reduces(graph: TaskGraph, schedule: Schedule, cost: CostModel, machi
              for k in range(largest + 1)]
     best = min(found, key=lambda each: float(times(summed, each, cost).end.max(initial=0.0)))  # of equal ones the first
     return summed, best, cost
+
+
+def _with_norms_apart(graph: TaskGraph, schedule: Schedule,
+                      cost: CostModel) -> tuple[TaskGraph, Schedule, CostModel]:
+    """The graph, schedule and costs in which tasks that add up gradients of several uses take no norms; these follow,
+    and take no time of their own."""
+    found = norms_apart(graph)
+    keys = schedule.keys
+    times = dict(cost.tasks)
+    for key in np.setdiff1d(found.keys, graph.keys):
+        before = repack(key, micro_batch=unpack(key).micro_batch - 1)
+        at = int(np.flatnonzero(keys == before)[0])
+        lane = int(schedule.lane_of_each()[at])
+        times[task_name(int(key))] = 0.0
+        keys = np.insert(keys, at + 1, key)
+        schedule = replace(schedule, keys=keys, ptr=schedule.ptr + (np.arange(len(schedule.ptr)) > lane), slots=None,
+                           joined=None if schedule.joined is None else np.insert(
+                               np.asarray(schedule.joined, bool), at + 1, False))
+    return found, schedule, replace(cost, tasks=times)
 
 
 def _beside(graph: TaskGraph, summed: TaskGraph, schedule: Schedule, cost: CostModel, order: str) -> Schedule:
