@@ -115,7 +115,7 @@ def test_layer_norm_embedding_gelu_are_torchs() -> None:
     x = random_array((3, 2, 4))
     parity(nn.LayerNorm(4), torch.nn.LayerNorm(4), x)
     parity(nn.LayerNorm((2, 4), 0.1), torch.nn.LayerNorm((2, 4), 0.1), x)
-    parity(nn.LayerNorm(4, affine=False), torch.nn.LayerNorm(4, elementwise_affine=False), x)
+    parity(nn.LayerNorm(4, elementwise_affine=False), torch.nn.LayerNorm(4, elementwise_affine=False), x)
     parity(nn.LayerNorm(4, bias=False), torch.nn.LayerNorm(4, bias=False), x)
     for form in ("none", "tanh"):
         parity(nn.GELU(form), torch.nn.GELU(form), x * 3)
@@ -164,7 +164,7 @@ def test_attention_is_torchs(causal: bool, masked: bool, cross: bool) -> None:
 
     for bias in (True, False):
         inputs = [random_array((2, 4 if cross else 5, 6)), *([random_array((2, 5, 6), 1)] if cross else [])]
-        parity(Mine(6, 3, bias, causal), Theirs(6, 3, bias=bias, batch_first=True), *inputs)
+        parity(Mine(6, 3, bias=bias, causal=causal), Theirs(6, 3, bias=bias, batch_first=True), *inputs)
 
 
 def test_causal_attention_with_earlier_keys_is_torchs() -> None:
@@ -341,7 +341,7 @@ def test_labels_and_tokens_out_of_range_are_refused() -> None:
 
 
 @pytest.mark.parametrize("make", [
-    lambda: nn.LSTM(0, 3), lambda: nn.RNN(2, 3, nonlinearity="sin"), lambda: nn.GRU(2, 3, layers=0),
+    lambda: nn.LSTM(0, 3), lambda: nn.RNN(2, 3, nonlinearity="sin"), lambda: nn.GRU(2, 3, num_layers=0),
     lambda: nn.LSTM(2, 3, dropout=1),
     lambda: nn.LSTM(2, 3)(ml.array(np.ones((2, 3)))), lambda: nn.LSTM(2, 3)(ml.array(np.ones((0, 1, 2)))),
     lambda: nn.GRU(2, 3)(ml.array(np.ones((1, 1, 2), np.float32)), ml.array(np.ones((1, 1, 4), np.float32))),

@@ -216,8 +216,35 @@ def test_usual_names_of_arguments_are_torchs():
                          (nn.AdaptiveAvgPool2d(output_size=(1, 2)), (2, 1, 2, 3))):
         assert layer(image).shape == shape
     assert nn.Conv1d(3, 4, kernel_size=3)(image[0]).shape == (6, 4, 4)
+    for name, own in (("Linear", {"in_features": 3, "out_features": 2}),
+                      ("Conv2d", {"in_channels": 3, "out_channels": 2, "kernel_size": 1}),
+                      ("Conv1d", {"in_channels": 3, "out_channels": 2, "kernel_size": 1}),
+                      ("ConvTranspose1d", {"in_channels": 3, "out_channels": 2, "kernel_size": 1}),
+                      ("BatchNorm2d", {"num_features": 3}), ("BatchNorm1d", {"num_features": 3}),
+                      ("GroupNorm", {"num_groups": 1, "num_channels": 3}), ("InstanceNorm2d", {"num_features": 3}),
+                      ("LayerNorm", {"normalized_shape": 3, "elementwise_affine": False}),
+                      ("Embedding", {"num_embeddings": 5, "embedding_dim": 3, "padding_idx": 1}),
+                      ("LSTM", {"input_size": 3, "hidden_size": 2, "num_layers": 2}),
+                      ("MultiheadAttention", {"embed_dim": 4, "num_heads": 2, "dropout": 0.1})):
+        theirs = torch_or_skip().nn
+        mine, other = getattr(nn, name)(**own), getattr(theirs, name)(**own)
+        assert {k: tuple(v.shape) for k, v in other.state_dict().items()} == {
+            k: v.shape for k, v in mine.state_dict().items()}, name
+    assert nn.MultiheadAttention(4, 2, 0.25).dropout == 0.25, "the third one, as in torch"
     assert nn.Dropout(p=0.1).rate == 0.1
     assert nn.LeakyReLU(negative_slope=0.5)(np.array([-1.0, 1.0])).tolist() == [-0.5, 1]
+
+
+def test_other_habits_say_what_to_write():
+    x, whole = ml.ones(2, 3), ml.array([1, 2])
+    for act, message in ((lambda: ml.max(x, x), r"x.max\(y\) is minidl.maximum"),
+                         (lambda: whole + 1.5, "not int64; whole numbers and masks have no arithmetic: x.float"),
+                         (lambda: x.device, "use minidl.set_default_device"),
+                         (lambda: ml.optim.SGD(nn.Linear(1, 1).parameters(), 0.1).state_dict(), "use minidl.check"),
+                         (lambda: ml.Tensor([1.0]), r"minidl.array\(values\) makes a tensor")):
+        with pytest.raises((TypeError, ValueError, AttributeError), match=message) as caught:
+            act()
+        assert "\n" not in str(caught.value)
 
 
 def test_modules_take_arguments_by_name():

@@ -118,7 +118,8 @@ def check_float(op: Op, dtype: str) -> None:
     if dtype in HALVES:
         precision.usable(dtype, tapes.current().device)
     elif dtype not in FLOATS:
-        raise op.error(f"needs float32 or float64, not {dtype}")
+        hint = "; whole numbers and masks have no arithmetic: x.float() has" if dtype in ("int64", "bool") else ""
+        raise op.error(f"needs float32 or float64, not {dtype}{hint}")
 
 
 def statistics_dtype(op: Op, x: Tensor, *parameters: Tensor) -> str:

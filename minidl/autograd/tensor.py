@@ -64,6 +64,9 @@ class Tensor:
 
     def __init__(self, storage: Storage, shape: Sequence[int] | None = None, strides: Sequence[int] | None = None,
                  offset: int = 0, *, parts: tuple[StoragePart, ...] | None = None, requires_grad: bool = False) -> None:
+        if isinstance(storage, list | tuple | float | int | np.ndarray):
+            raise TypeError(f"a Tensor is a view on memory; minidl.array(values) makes a tensor of a "
+                            f"{type(storage).__name__}")
         self.storage = storage
         self.shape = storage.shape if shape is None else tuple(shape)
         self.strides = strides_of(self.shape) if strides is None else tuple(strides)

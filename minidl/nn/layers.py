@@ -16,13 +16,13 @@ from .module import Module
 class Linear(Module):
     """x (..., inputs) -> (..., outputs); weight (outputs, inputs), uniform in +-1/sqrt(inputs) as in torch."""
 
-    def __init__(self, inputs: int, outputs: int, bias: bool = True, dtype: str = "float32") -> None:
-        if inputs < 1 or outputs < 1:
-            raise ValueError(f"Linear({inputs}, {outputs}): both sizes must be at least 1")
-        bound = 1 / math.sqrt(inputs)
-        self.weight = Parameter(random.uniform(bound, (outputs, inputs), dtype))
+    def __init__(self, in_features: int, out_features: int, bias: bool = True, dtype: str = "float32") -> None:
+        if in_features < 1 or out_features < 1:
+            raise ValueError(f"Linear({in_features}, {out_features}): both sizes must be at least 1")
+        bound = 1 / math.sqrt(in_features)
+        self.weight = Parameter(random.uniform(bound, (out_features, in_features), dtype))
         if bias:
-            self.bias = Parameter(random.uniform(bound, outputs, dtype))
+            self.bias = Parameter(random.uniform(bound, out_features, dtype))
 
     def forward(self, x: Tensor) -> Tensor:
         return ops.linear(x, self.weight, getattr(self, "bias", None))

@@ -68,19 +68,19 @@ class _Layers(_Weights):
     """x (T, n, inputs), or (n, T, inputs) with `batch_first`; state (layers * directions, n, hidden), a pair of them
     for LSTM, zeros if not given -> (outputs (T, n, directions * hidden), last state). `dropout` is between layers."""
 
-    def __init__(self, inputs: int, hidden: int, layers: int = 1, bias: bool = True, batch_first: bool = False,
-                 dropout: float = 0.0, bidirectional: bool = False, nonlinearity: str = "tanh",
-                 dtype: str = "float32") -> None:
-        self._start(inputs, hidden, nonlinearity)
-        if layers < 1:
-            raise ValueError(f"{type(self).__name__}: {layers} layers; at least 1 is needed")
+    def __init__(self, input_size: int, hidden_size: int, num_layers: int = 1, bias: bool = True,
+                 batch_first: bool = False, dropout: float = 0.0, bidirectional: bool = False,
+                 nonlinearity: str = "tanh", dtype: str = "float32") -> None:
+        self._start(input_size, hidden_size, nonlinearity)
+        if num_layers < 1:
+            raise ValueError(f"{type(self).__name__}: {num_layers} layers; at least 1 is needed")
         if not 0 <= dropout < 1:
             raise ValueError(f"the dropout rate is {dropout}; it must be at least 0 and below 1")
-        self.layers, self.batch_first, self.dropout = layers, batch_first, dropout
+        self.layers, self.batch_first, self.dropout = num_layers, batch_first, dropout
         self.directions = ("", "_reverse") if bidirectional else ("",)
-        for k in range(layers):
+        for k in range(num_layers):
             for suffix in self.directions:
-                self._add(hidden * len(self.directions) if k else inputs, bias, f"_l{k}{suffix}", dtype)
+                self._add(hidden_size * len(self.directions) if k else input_size, bias, f"_l{k}{suffix}", dtype)
 
     def forward(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
         if x.ndim != 3 or x.shape[-1] != self.inputs or not x.shape[1 if self.batch_first else 0]:
@@ -127,10 +127,10 @@ class LSTM(_Layers):
 class RNNCell(_Weights):
     """One step: x (n, inputs), h (n, hidden) or None for zeros -> h'."""
 
-    def __init__(self, inputs: int, hidden: int, bias: bool = True, nonlinearity: str = "tanh",
+    def __init__(self, input_size: int, hidden_size: int, bias: bool = True, nonlinearity: str = "tanh",
                  dtype: str = "float32") -> None:
-        self._start(inputs, hidden, nonlinearity)
-        self._add(inputs, bias, "", dtype)
+        self._start(input_size, hidden_size, nonlinearity)
+        self._add(input_size, bias, "", dtype)
 
     def forward(self, x: Tensor, state: Any = None) -> Any:
         if x.ndim != 2 or x.shape[1] != self.inputs:

@@ -21,14 +21,16 @@ class Embedding(Module):
 
     padding_idx: int | None = None
 
-    def __init__(self, rows: int, width: int, dtype: str = "float32", padding_idx: int | None = None) -> None:
-        if rows < 1 or width < 1:
-            raise ValueError(f"Embedding({rows}, {width}): both sizes must be at least 1")
-        if padding_idx is not None and not 0 <= padding_idx < rows:
-            raise ValueError(f"Embedding({rows}, {width}): the padding index {padding_idx} is out of range")
-        self.padding_idx, values = padding_idx, random.normal(1, (rows, width), dtype)
+    def __init__(self, num_embeddings: int, embedding_dim: int, padding_idx: int | None = None,
+                 dtype: str = "float32") -> None:
+        if num_embeddings < 1 or embedding_dim < 1:
+            raise ValueError(f"Embedding({num_embeddings}, {embedding_dim}): both sizes must be at least 1")
+        if padding_idx is not None and not 0 <= padding_idx < num_embeddings:
+            raise ValueError(f"Embedding({num_embeddings}, {embedding_dim}): the padding index {padding_idx} is out of "
+                             f"range")
+        self.padding_idx, values = padding_idx, random.normal(1, (num_embeddings, embedding_dim), dtype)
         if padding_idx is not None:
-            values = np.where(np.arange(rows)[:, None] == padding_idx, np.zeros((), dtype), values)
+            values = np.where(np.arange(num_embeddings)[:, None] == padding_idx, np.zeros((), dtype), values)
         self.weight = Parameter(values)
 
     def forward(self, index: Tensor) -> Tensor:
@@ -36,14 +38,16 @@ class Embedding(Module):
 
 
 class LayerNorm(Module):
-    """Over the last axes, whose lengths are `shape`; `affine` scales and (with `bias`) shifts the result."""
+    """Over the last axes, whose lengths are `normalized_shape`; `elementwise_affine` scales and (with `bias`) shifts
+    the result."""
 
-    def __init__(self, shape: int | Sequence[int], eps: float = 1e-5, affine: bool = True, bias: bool = True,
-                 dtype: str = "float32") -> None:
-        self.shape, self.eps = (shape,) if isinstance(shape, int) else tuple(shape), eps
+    def __init__(self, normalized_shape: int | Sequence[int], eps: float = 1e-5, elementwise_affine: bool = True,
+                 bias: bool = True, dtype: str = "float32") -> None:
+        self.shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+        self.eps = eps
         if not self.shape or any(n < 1 for n in self.shape):
-            raise ValueError(f"LayerNorm({shape}): each length must be at least 1")
-        if affine:
+            raise ValueError(f"LayerNorm({normalized_shape}): each length must be at least 1")
+        if elementwise_affine:
             self.weight = Parameter(np.ones(self.shape, dtype))
             if bias:
                 self.bias = Parameter(np.zeros(self.shape, dtype))
@@ -56,14 +60,16 @@ class LayerNorm(Module):
 
 
 class RMSNorm(Module):
-    """Divides by the root mean square over the last axes, whose lengths are `shape`; `affine` scales the result."""
+    """Divides by the root mean square over the last axes, whose lengths are `normalized_shape`;
+    `elementwise_affine` scales the result."""
 
-    def __init__(self, shape: int | Sequence[int], eps: float | None = None, affine: bool = True,
+    def __init__(self, normalized_shape: int | Sequence[int], eps: float | None = None, elementwise_affine: bool = True,
                  dtype: str = "float32") -> None:
-        self.shape, self.eps = (shape,) if isinstance(shape, int) else tuple(shape), eps
+        self.shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+        self.eps = eps
         if not self.shape or any(n < 1 for n in self.shape):
-            raise ValueError(f"RMSNorm({shape}): each length must be at least 1")
-        if affine:
+            raise ValueError(f"RMSNorm({normalized_shape}): each length must be at least 1")
+        if elementwise_affine:
             self.weight = Parameter(np.ones(self.shape, dtype))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -95,19 +101,19 @@ class MultiheadAttention(Module):
     (n, t, width). Parameters as torch's: in_proj_weight holds query, key and value one below the other. `dropout`: the
     rate at which probabilities are dropped while training."""
 
-    def __init__(self, width: int, heads: int, bias: bool = True, causal: bool = False, dtype: str = "float32",
-                 dropout: float = 0.0) -> None:
-        if heads < 1 or width < 1 or width % heads:
-            raise ValueError(f"MultiheadAttention({width}, {heads}): the heads must divide the width")
+    def __init__(self, embed_dim: int, num_heads: int, dropout: float = 0.0, bias: bool = True, *, causal: bool = False,
+                 dtype: str = "float32") -> None:
+        if num_heads < 1 or embed_dim < 1 or embed_dim % num_heads:
+            raise ValueError(f"MultiheadAttention({embed_dim}, {num_heads}): the heads must divide the width")
         check_rate(dropout)
-        self.width, self.heads, self.causal, self.dropout = width, heads, causal, dropout
-        bound = math.sqrt(6 / (4 * width))
-        self.in_proj_weight = Parameter(random.uniform(bound, (3 * width, width), dtype))
+        self.width, self.heads, self.causal, self.dropout = embed_dim, num_heads, causal, dropout
+        bound = math.sqrt(6 / (4 * embed_dim))
+        self.in_proj_weight = Parameter(random.uniform(bound, (3 * embed_dim, embed_dim), dtype))
         if bias:
-            self.in_proj_bias = Parameter(np.zeros(3 * width, dtype))
-        self.out_proj = Linear(width, width, bias, dtype)
+            self.in_proj_bias = Parameter(np.zeros(3 * embed_dim, dtype))
+        self.out_proj = Linear(embed_dim, embed_dim, bias, dtype)
         if bias:
-            self.out_proj.bias = Parameter(np.zeros(width, dtype))
+            self.out_proj.bias = Parameter(np.zeros(embed_dim, dtype))
 
     def _project(self, x: Tensor, begin: int, count: int) -> list[Tensor]:
         """`count` of query, key, value from `begin` on, each (n, heads, t, width / heads), views of one product."""
@@ -140,7 +146,7 @@ class TransformerEncoderLayer(Module):
             raise ValueError("TransformerEncoderLayer: inputs are (n, steps, width) here; say so with batch_first=True")
         if activation not in ("relu", "gelu"):
             raise ValueError(f"TransformerEncoderLayer: the activation is {activation!r}; it must be relu or gelu")
-        self.self_attn = MultiheadAttention(d_model, nhead, bias, causal, dtype, dropout)
+        self.self_attn = MultiheadAttention(d_model, nhead, dropout, bias, causal=causal, dtype=dtype)
         self.linear1 = Linear(d_model, dim_feedforward, bias, dtype)
         self.linear2 = Linear(dim_feedforward, d_model, bias, dtype)
         self.norm1 = LayerNorm(d_model, layer_norm_eps, bias=bias, dtype=dtype)

@@ -19,19 +19,20 @@ class Conv2d(Module):
     """x (n, h, w, inputs) -> (n, oh, ow, outputs). The weight is (outputs, kh, kw, inputs / groups) in memory and
     (outputs, inputs / groups, kh, kw) in a state dict; uniform in +-1/sqrt(taps * inputs / groups), as in torch."""
 
-    def __init__(self, inputs: int, outputs: int, kernel_size: int | Sequence[int], stride: int | Sequence[int] = 1,
-                 padding: int | Sequence[int] = 0, dilation: int | Sequence[int] = 1, groups: int = 1,
-                 bias: bool = True, dtype: str = "float32") -> None:
-        if inputs < 1 or outputs < 1 or groups < 1 or inputs % groups or outputs % groups:
-            raise ValueError(f"Conv2d({inputs}, {outputs}, groups={groups}): both must be multiples of the groups")
+    def __init__(self, in_channels: int, out_channels: int, kernel_size: int | Sequence[int],
+                 stride: int | Sequence[int] = 1, padding: int | Sequence[int] = 0, dilation: int | Sequence[int] = 1,
+                 groups: int = 1, bias: bool = True, dtype: str = "float32") -> None:
+        if in_channels < 1 or out_channels < 1 or groups < 1 or in_channels % groups or out_channels % groups:
+            raise ValueError(f"Conv2d({in_channels}, {out_channels}, groups={groups}): both must be multiples of the "
+                             f"groups")
         self.stride, self.padding, self.groups = pair(stride, "stride"), pair(padding, "padding", 0), groups
         self.dilation = pair(dilation, "dilation")
         taps = pair(kernel_size, "kernel_size")
-        bound = 1 / math.sqrt(inputs // groups * taps[0] * taps[1])
-        shape = (outputs, *taps, inputs // groups)
+        bound = 1 / math.sqrt(in_channels // groups * taps[0] * taps[1])
+        shape = (out_channels, *taps, in_channels // groups)
         self.weight = Parameter(random.uniform(bound, shape, dtype), axes=(0, 3, 1, 2))
         if bias:
-            self.bias = Parameter(random.uniform(bound, outputs, dtype))
+            self.bias = Parameter(random.uniform(bound, out_channels, dtype))
 
     def forward(self, x: Tensor) -> Tensor:
         return ops.conv2d(x, self.weight, getattr(self, "bias", None), self.stride, self.padding, self.dilation,
@@ -43,14 +44,14 @@ class _BatchNorm(Module):
 
     axes: tuple[int, ...] = ()
 
-    def __init__(self, channels: int, eps: float = 1e-5, momentum: float = 0.1, dtype: str = "float32") -> None:
-        if channels < 1:
-            raise ValueError(f"{type(self).__name__}({channels}): at least one channel is needed")
+    def __init__(self, num_features: int, eps: float = 1e-5, momentum: float = 0.1, dtype: str = "float32") -> None:
+        if num_features < 1:
+            raise ValueError(f"{type(self).__name__}({num_features}): at least one channel is needed")
         self.eps, self.momentum = eps, momentum
-        self.weight = Parameter(np.ones(channels, dtype))
-        self.bias = Parameter(np.zeros(channels, dtype))
-        self.running_mean = state(np.zeros(channels, dtype), "running_mean")
-        self.running_var = state(np.ones(channels, dtype), "running_var")
+        self.weight = Parameter(np.ones(num_features, dtype))
+        self.bias = Parameter(np.zeros(num_features, dtype))
+        self.running_mean = state(np.zeros(num_features, dtype), "running_mean")
+        self.running_var = state(np.ones(num_features, dtype), "running_var")
         self.num_batches_tracked = state(np.zeros((), np.int64), "num_batches_tracked")
 
     def forward(self, x: Tensor) -> Tensor:
@@ -136,16 +137,17 @@ class Conv1d(Module):
     """x (n, length, inputs) -> (n, out, outputs). The weight is (outputs, k, inputs / groups) in memory and
     (outputs, inputs / groups, k) in a state dict."""
 
-    def __init__(self, inputs: int, outputs: int, kernel_size: int, stride: int = 1, padding: int = 0,
+    def __init__(self, in_channels: int, out_channels: int, kernel_size: int, stride: int = 1, padding: int = 0,
                  dilation: int = 1, groups: int = 1, bias: bool = True, dtype: str = "float32") -> None:
-        if inputs < 1 or outputs < 1 or groups < 1 or inputs % groups or outputs % groups or kernel_size < 1:
-            raise ValueError(f"Conv1d({inputs}, {outputs}, {kernel_size}, groups={groups}): the kernel must be at "
-                             f"least 1, the others multiples of the groups")
+        if min(in_channels, out_channels, groups, kernel_size) < 1 or in_channels % groups or out_channels % groups:
+            raise ValueError(f"Conv1d({in_channels}, {out_channels}, {kernel_size}, groups={groups}): the kernel must "
+                             f"be at least 1, the others multiples of the groups")
         self.stride, self.padding, self.dilation, self.groups = stride, padding, dilation, groups
-        bound = 1 / math.sqrt(inputs // groups * kernel_size)
-        self.weight = Parameter(random.uniform(bound, (outputs, kernel_size, inputs // groups), dtype), axes=(0, 2, 1))
+        bound = 1 / math.sqrt(in_channels // groups * kernel_size)
+        shape = (out_channels, kernel_size, in_channels // groups)
+        self.weight = Parameter(random.uniform(bound, shape, dtype), axes=(0, 2, 1))
         if bias:
-            self.bias = Parameter(random.uniform(bound, outputs, dtype))
+            self.bias = Parameter(random.uniform(bound, out_channels, dtype))
 
     def forward(self, x: Tensor) -> Tensor:
         return ops.conv1d(x, self.weight, getattr(self, "bias", None), self.stride, self.padding, self.dilation,
@@ -156,18 +158,20 @@ class ConvTranspose2d(Module):
     """x (n, h, w, inputs) -> (n, oh, ow, outputs). The weight is (inputs, kh, kw, outputs / groups) in memory and
     (inputs, outputs / groups, kh, kw) in a state dict."""
 
-    def __init__(self, inputs: int, outputs: int, kernel_size: int | Sequence[int], stride: int | Sequence[int] = 1,
-                 padding: int | Sequence[int] = 0, output_padding: int | Sequence[int] = 0, groups: int = 1,
-                 bias: bool = True, dilation: int | Sequence[int] = 1, dtype: str = "float32") -> None:
-        if inputs < 1 or outputs < 1 or groups < 1 or inputs % groups or outputs % groups:
-            raise ValueError(f"ConvTranspose2d({inputs}, {outputs}, groups={groups}): both must be multiples of the "
-                             f"groups")
+    def __init__(self, in_channels: int, out_channels: int, kernel_size: int | Sequence[int],
+                 stride: int | Sequence[int] = 1, padding: int | Sequence[int] = 0,
+                 output_padding: int | Sequence[int] = 0, groups: int = 1, bias: bool = True,
+                 dilation: int | Sequence[int] = 1, dtype: str = "float32") -> None:
+        if in_channels < 1 or out_channels < 1 or groups < 1 or in_channels % groups or out_channels % groups:
+            raise ValueError(f"ConvTranspose2d({in_channels}, {out_channels}, groups={groups}): both must be multiples "
+                             f"of the groups")
         self.geometry = (stride, padding, output_padding, groups, dilation)
         taps = pair(kernel_size, "kernel_size")
-        bound = 1 / math.sqrt(outputs // groups * taps[0] * taps[1])
-        self.weight = Parameter(random.uniform(bound, (inputs, *taps, outputs // groups), dtype), axes=(0, 3, 1, 2))
+        bound = 1 / math.sqrt(out_channels // groups * taps[0] * taps[1])
+        shape = (in_channels, *taps, out_channels // groups)
+        self.weight = Parameter(random.uniform(bound, shape, dtype), axes=(0, 3, 1, 2))
         if bias:
-            self.bias = Parameter(random.uniform(bound, outputs, dtype))
+            self.bias = Parameter(random.uniform(bound, out_channels, dtype))
 
     def forward(self, x: Tensor) -> Tensor:
         return ops.conv_transpose2d(x, self.weight, getattr(self, "bias", None), *self.geometry)
@@ -176,14 +180,14 @@ class ConvTranspose2d(Module):
 class GroupNorm(Module):
     """x (n, ..., channels): each sample's channels in equal groups, each normalised over its places and channels."""
 
-    def __init__(self, groups: int, channels: int, eps: float = 1e-5, affine: bool = True,
+    def __init__(self, num_groups: int, num_channels: int, eps: float = 1e-5, affine: bool = True,
                  dtype: str = "float32") -> None:
-        if groups < 1 or channels < 1 or channels % groups:
-            raise ValueError(f"GroupNorm({groups}, {channels}): the groups must divide the channels")
-        self.groups, self.channels, self.eps = groups, channels, eps
+        if num_groups < 1 or num_channels < 1 or num_channels % num_groups:
+            raise ValueError(f"GroupNorm({num_groups}, {num_channels}): the groups must divide the channels")
+        self.groups, self.channels, self.eps = num_groups, num_channels, eps
         if affine:
-            self.weight = Parameter(np.ones(channels, dtype))
-            self.bias = Parameter(np.zeros(channels, dtype))
+            self.weight = Parameter(np.ones(num_channels, dtype))
+            self.bias = Parameter(np.zeros(num_channels, dtype))
 
     def forward(self, x: Tensor) -> Tensor:
         if not x.ndim or x.shape[-1] != self.channels:
@@ -217,17 +221,18 @@ class ConvTranspose1d(Module):
     """x (n, length, inputs) -> (n, out, outputs). The weight is (inputs, k, outputs / groups) in memory and
     (inputs, outputs / groups, k) in a state dict."""
 
-    def __init__(self, inputs: int, outputs: int, kernel_size: int, stride: int = 1, padding: int = 0,
+    def __init__(self, in_channels: int, out_channels: int, kernel_size: int, stride: int = 1, padding: int = 0,
                  output_padding: int = 0, groups: int = 1, bias: bool = True, dilation: int = 1,
                  dtype: str = "float32") -> None:
-        if inputs < 1 or outputs < 1 or groups < 1 or inputs % groups or outputs % groups or kernel_size < 1:
-            raise ValueError(f"ConvTranspose1d({inputs}, {outputs}, {kernel_size}, groups={groups}): the kernel must "
-                             f"be at least 1, the others multiples of the groups")
+        if min(in_channels, out_channels, groups, kernel_size) < 1 or in_channels % groups or out_channels % groups:
+            raise ValueError(f"ConvTranspose1d({in_channels}, {out_channels}, {kernel_size}, groups={groups}): the "
+                             f"kernel must be at least 1, the others multiples of the groups")
         self.geometry = (stride, padding, output_padding, groups, dilation)
-        bound = 1 / math.sqrt(outputs // groups * kernel_size)
-        self.weight = Parameter(random.uniform(bound, (inputs, kernel_size, outputs // groups), dtype), axes=(0, 2, 1))
+        bound = 1 / math.sqrt(out_channels // groups * kernel_size)
+        shape = (in_channels, kernel_size, out_channels // groups)
+        self.weight = Parameter(random.uniform(bound, shape, dtype), axes=(0, 2, 1))
         if bias:
-            self.bias = Parameter(random.uniform(bound, outputs, dtype))
+            self.bias = Parameter(random.uniform(bound, out_channels, dtype))
 
     def forward(self, x: Tensor) -> Tensor:
         return ops.conv_transpose1d(x, self.weight, getattr(self, "bias", None), *self.geometry)
@@ -268,8 +273,8 @@ class AdaptiveAvgPool1d(Module):
 class InstanceNorm2d(GroupNorm):
     """x (n, h, w, channels): each channel of each sample normalised over its places; no running statistics."""
 
-    def __init__(self, channels: int, eps: float = 1e-5, *, affine: bool = False, dtype: str = "float32") -> None:
-        super().__init__(channels, channels, eps, affine, dtype)
+    def __init__(self, num_features: int, eps: float = 1e-5, *, affine: bool = False, dtype: str = "float32") -> None:
+        super().__init__(num_features, num_features, eps, affine, dtype)
 
 
 class ZeroPad2d(Module):

@@ -28,7 +28,8 @@ from .shape import axis_of, flatten, reshape, squeeze, swap_axes, transpose, uns
 #: a name of torch -> what to use here
 INSTEAD = {
     "to": "astype(dtype) for a type; minidl.set_default_device(name) before tensors are made for a device",
-    "cpu": "numpy() for the values", "cuda": "minidl.set_default_device('cuda') before tensors are made",
+    "cpu": "numpy() for the values", "device": "minidl.set_default_device(name) before tensors are made",
+    "cuda": "minidl.set_default_device('cuda') before tensors are made",
     "data": "assign(values) to change a tensor, numpy() to read it", "type": "astype(dtype)",
     "clone": "the tensor itself: no op changes its input",
     "repeat": "tile, or repeat_interleave: NumPy and torch mean different things by repeat",
@@ -99,6 +100,8 @@ def _flatten(t: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
 def _extreme(name: str, plain: Any, indexed: Any) -> Any:
     """NumPy's max(axis=) and torch's max(dim=), which return other things."""
     def method(t: Tensor, *position: Any, **named: Any) -> Any:
+        if position and isinstance(position[0], Tensor):
+            raise TypeError(f"x.{name}(y) is minidl.{name}imum(x, y)")
         if position:
             raise TypeError(f"x.{name}({', '.join(map(str, position))}) means one thing in NumPy and another in torch: "
                             f"write x.{name}(axis=...) for the values alone, x.{name}(dim=...) for (values, indices)")

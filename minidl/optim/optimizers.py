@@ -7,7 +7,7 @@ Values that vary from step to step are read from buffers: `lr`, the loss scale, 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -146,6 +146,13 @@ class Optimizer:
         if not groups:
             raise RuntimeError("no parameter has a gradient; call backward first")
         yield from groups.items()
+
+    if not TYPE_CHECKING:  # a checker shall still know which names there are
+        def __getattr__(self, name: str) -> Any:
+            """Called for what an optimizer has not."""
+            instead = {"state_dict": "minidl.checkpoint.save, for model and optimizer",
+                       "load_state_dict": "minidl.checkpoint.load, for model and optimizer"}.get(name)
+            raise AttributeError(f"an optimizer has no {name!r}" + (f"; use {instead}" if instead else ""))
 
     def step(self) -> None:
         """Updates every parameter that has a gradient."""
