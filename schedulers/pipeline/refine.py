@@ -11,9 +11,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from ...graph import Floats, TaskGraph
+from ...graph import Floats, Ints, TaskGraph
 from ...loops import run_loop
 from ...schedule import Schedule
+from ...tasks import Kind
 
 EFFORT = 4_000_000  #: about how many tasks are timed in all
 REACH = 4  #: the most places by which a task moves
@@ -37,7 +38,17 @@ def refine(graph: TaskGraph, schedule: Schedule, duration: Floats, latency: floa
         rank, graph.preds.ptr, graph.preds.ids, duration, ids.copy(), np.zeros(n, np.int64), np.zeros(n),
         np.zeros(n, np.int64), np.zeros(n, np.int64), np.zeros(ranks, np.int64), np.zeros(ranks), np.zeros(2))
     makespan, span = after.best.tolist()
-    return makespan, span, replace(schedule, keys=graph.keys[after.order], slots=None)
+    return makespan, span, replace(schedule, keys=graph.keys[_renumbered(graph, after.order)], slots=None)
+
+
+def _renumbered(graph: TaskGraph, order: Ints) -> Ints:
+    """The same order with the micro-batches of each stage and kind numbered as they come, since networks add gradients
+    up in the order of the micro-batches. All micro-batches take the same times, so no task starts later: where each
+    task of a micro-batch ends before another one starts, so do the i-th ones of all to end and to start."""
+    group = graph.unit[order].astype(np.int64) * len(Kind) + graph.kind[order]
+    found = order.copy()
+    found[np.argsort(group, kind="stable")] = order[np.lexsort((graph.micro_batch[order], group))]
+    return found
 
 
 def _refine(n, tries, cap, latency, eps, kind, rank, pred_ptr, preds, duration, order,  # type: ignore[no-untyped-def]
