@@ -173,6 +173,9 @@ CASES = ([(name, ranks, {}) for name in POLICIES for ranks in (1, 2, 3, 4)]
             for name in POLICIES]
          + [("layerpipe", ranks, {"network": heavy}) for ranks in (2, 3, 4)]
          + [("layerpipe", 2 + seed % 3, {"network": Drawn(seed)}) for seed in range(6)]
+         # two stages of one rank update at different times, each with powers of its own
+         + [("layerpipe", 3, {"network": Drawn(11), "optimizer": "adamw"}),
+            ("layerpipe", 3, {"network": everywhere, "optimizer": "adamw"})]
          + [(name, ranks, {"network": Tied, "optimizer": "adamw"}) for name, ranks in [
              *((name, 4) for name in POLICIES), ("pipedream", 2), ("layerpipe", 2)]]
          + [(name, 1 + (i + 1) % 4, {"network": everywhere}) for i, name in enumerate(POLICIES)])

@@ -51,7 +51,8 @@ class VersionLog:
         self._tag = {s: (0, 0, 0) for s, spec in enumerate(graph.storages) if spec.role == Role.PARAMETER}
         self._stage: dict[int, int] = {}  # of the weights in each storage
         source = {id(graph.storages[s].live): s for s in self._tag}
-        self._filled = {s: source[id(spec.filled)] for s, spec in enumerate(graph.storages) if spec.filled is not None}
+        self._filled = {s: source[id(spec.filled)] for s, spec in enumerate(graph.storages)
+                        if id(spec.filled) in source}
         self._tag |= dict.fromkeys(self._filled, (-1, 0, 0))
         for t in np.flatnonzero(graph.kind == Kind.U).tolist():
             self._stage |= dict.fromkeys([v.storage for launch in graph.launches[t] for v in launch.writes],

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ...graph import ROLES, Floats, Ints, Role, TaskGraph
+from ...graph import ROLES, Floats, Ints, Role, StorageSpec, TaskGraph
 from ...passes.boundary import Mask
 from ...passes.rewrite import coarsen, sums
 from ...pricing.cost import CostModel
@@ -85,7 +85,9 @@ def counted_by_each(graph: TaskGraph, stage_of_unit: Ints, rank_of_stage: Ints |
     sums of squares of all stages), and the loss scale (from their flags).
 
     Copies have units and buffers of their own, but the same storage: each rank has its own memory for it. `stale`: in a
-    step of a pipeline that never drains the last stage that needs them computes them, since its updates come first.
+    step of a pipeline that never drains the last stage that needs them computes them, since its updates come first; but
+    what only updates read, such as Adam's powers, each stage computes in memory of its own, since stages of one rank do
+    not update at the same time.
     """
     scalar = graph.buffer_role == ROLES.index(Role.SCALAR)
     lasting = np.isin(graph.buffer_role, [i for i, role in enumerate(ROLES) if role.persistent]) & ~scalar
@@ -110,11 +112,16 @@ def counted_by_each(graph: TaskGraph, stage_of_unit: Ints, rank_of_stage: Ints |
             users[b].add(stage[t])
     stages = int(stage_of_unit.max(initial=0)) + 1
     rank = list(range(stages)) if rank_of_stage is None else np.asarray(rank_of_stage).tolist()
+    forward = np.zeros(len(graph.buffer_bytes), bool)
+    forward[graph.reads.take(np.flatnonzero(graph.kind == Kind.F)).ids] = True
+    apart = set[tuple[int, int]]()  # (buffer, a stage that has it in memory of its own)
     home: dict[tuple[int, int], int] = {}  # (task, a stage that needs its count) -> the stage that counts for it
     for t in counts:
         needing = sorted(set[int]().union(*(users[b] for b in graph.writes[t].tolist())))
         first = {rank[s]: s for s in needing[:: 1 if stale else -1]} | {rank[stage[t]]: stage[t]}
-        home |= {(t, s): first[rank[s]] for s in needing}
+        lone = stale and not forward[graph.writes[t]].any()
+        apart |= {(b, s) for b in graph.writes[t].tolist() for s in needing if lone and s != first[rank[s]]}
+        home |= {(t, s): s if lone else first[rank[s]] for s in needing}
     copies = sorted({(t, s) for (t, _), s in home.items()} - {(t, stage[t]) for t in counts})
     if not copies:
         return graph, stage_of_unit, np.arange(len(graph))
@@ -131,9 +138,23 @@ def counted_by_each(graph: TaskGraph, stage_of_unit: Ints, rank_of_stage: Ints |
     names = (graph.unit_names + ("",) * (units - len(graph.unit_names))
              + tuple(graph.unit_names[graph.unit[t]] for t, _ in copies))
     copied = [f"{graph.buffer_names[b]} of stage {s}" for b, s in own] if graph.buffer_names else ()
-    grown = graph.take(task, repack(graph.keys[task], unit=unit)).with_buffers(old, graph.buffer_storage[old], copied)
+    storage, specs = graph.buffer_storage[old].copy(), list[StorageSpec]()
+    moves: list[dict[int, int]] = [{} for _ in range(stages)]
+    for i, (b, s) in enumerate(own):
+        if (b, s) in apart:
+            source = int(graph.buffer_storage[b])
+            if source not in moves[s]:
+                moves[s][source] = len(graph.storages) + len(specs)
+                spec = graph.storages[source]
+                specs.append(replace(spec, name=f"{spec.name} of stage {s}", role=Role.STATE, live=None,
+                                     filled=spec.live))
+            storage[i] = moves[s][source]
+    grown = graph.take(task, repack(graph.keys[task], unit=unit)).with_buffers(old, storage, copied, storages=specs)
+    roles = grown.buffer_role.copy()
+    roles[len(graph.buffer_bytes) :][[pair in apart for pair in own]] = ROLES.index(Role.STATE)
+    grown = replace(grown, buffer_role=roles)
     reads, writes = (number[rows.ids, where[rows.row_of_each()]] for rows in (grown.reads, grown.writes))
-    moved = grown.remap(reads, writes, [{}], np.zeros(len(grown), np.int64))
+    moved = grown.remap(reads, writes, moves, where)
     return replace(moved, unit_names=names), np.append(stage_of_unit, [s for _, s in copies]), task
 
 
