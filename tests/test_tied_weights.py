@@ -16,6 +16,7 @@ from helpers import PATIENCE, deadline
 
 import minidl as ml
 from minidl import nn, ops
+from minidl.autograd.tape import Tape, use
 from minidl.models.registry import model
 from minidl.pricing.cost import CostModel, Link
 from minidl.runtime.comm.loopback import run_ranks
@@ -25,6 +26,7 @@ from minidl.schedulers import pipeline
 from minidl.tasks import RECEIVES, SENDS, Kind, unpack
 from minidl.training import checkpoint
 from minidl.training.pipeline_trainer import PipelineTrainer
+from minidl.training.rank_trainer import RankTrainer
 from minidl.training.trainer import Job, Recorded, Trainer, params_sha256
 
 MPIEXEC = shutil.which("mpiexec") or shutil.which("mpiexec", path=str(Path(sys.executable).parent))
@@ -279,6 +281,37 @@ def test_a_checkpoint_goes_on_on_another_number_of_ranks(tmp_path):
     with deadline():
         for found, _ in run_ranks(2, lambda communicator: on_a_rank(communicator, own[communicator.rank])):
             assert found.parameters == whole.params_sha256()
+
+
+def test_data_parallel_ranks_add_up_the_uses_before_they_sum():
+    """So the bits are those of one process that adds what each share has added up over the uses; one that accumulates
+    micro-batches adds up each use over these first."""
+    flat = {"model": "tied", "batch_size": 16, "lr": 0.05}
+    own = [Recorded(Job(**flat, scheduler="no_overlap", parallel="data"), rank, 2) for rank in range(2)]
+
+    def work(communicator):
+        trainer = RankTrainer(own[communicator.rank], CostModel.analytic(), communicator, (1.0, 1e-3))
+        for _ in range(STEPS):
+            trainer.step()
+        trainer.finish()
+        return trainer.params_sha256()
+
+    with deadline():
+        found, _ = run_ranks(2, work)
+    alone = Recorded(Job(**flat))
+    parameters = list(alone.model.parameters())
+    with use(Tape()):
+        for _ in range(STEPS):
+            gradients = []
+            for x, y in zip(*(np.split(part, 2) for part in next(alone.train_data)), strict=True):
+                for p in parameters:
+                    p.grad = None
+                alone.objective.loss(alone.model(x), y).backward()
+                gradients.append([p.grad.numpy().copy() for p in parameters])
+            for p, first, second in zip(parameters, *gradients, strict=True):
+                p.grad.assign((first + second) * np.float32(0.5))
+            alone.optimizer.step()
+    assert params_sha256(alone.model) == found
 
 
 UNDER_MPI = """
