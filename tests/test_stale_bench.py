@@ -27,7 +27,7 @@ def test_a_run_beside_one_on_the_newest_weights():
         found = stale.trained(Job(**base, scheduler="pipedream", parallel="pipeline"), 2, 1)
         alone = stale.trained(Job(**base), 1, 1)
     assert (found["most"], found["most_of_stages"], found["drift"]) == (1, [1, 0], 0)
-    assert found["mean"] == pytest.approx(19 / 40), "the first micro-batch of an epoch reads the newest weights"
+    assert found["mean"] == round(23 / 48, 4), "six steps; the first micro-batch of an epoch reads the newest weights"
     assert 0 <= alone["accuracy"] <= 1
     assert stale.accuracies({"accuracy": [0.5, 0.7], "synchronous": [0.9, None]}) == "60.0 % / diverges"
 
