@@ -176,7 +176,7 @@ class CELU(Module):
 
 
 class Softsign(Module):
-    """x / (1 + |x|)."""
+    """x / (1 + abs(x))."""
 
     def forward(self, x: Tensor) -> Tensor:
         return ops.softsign(x)

@@ -93,7 +93,7 @@ def selu(x: Tensor) -> Tensor:
 
 
 def softsign(x: Tensor) -> Tensor:
-    """x / (1 + |x|)."""
+    """x / (1 + abs(x))."""
     return x / (absolute(x) + 1.0)
 
 
