@@ -115,18 +115,11 @@ def search(graph: TaskGraph, cost: CostModel | None = None, memory_limit: int | 
         notes.append("nothing crosses the iteration boundary: an update waits for the weight gradients of several "
                      "layers, as clipping by global norm does")
     crossing = crossing and not graph.iteration.any()
-    early, late = _starts(step, cut, crossing)
-    places = improve(step, cut, early, crossing=False)
-    prompt = step.order(places)
-    if crossing:
-        better = late if step.makespan(late) < step.makespan(early) * (1 - LEAST) else early  # late items need memory
-        places = improve(step, cut, better)
-    if len(graph) <= SMALL:  # cheap enough to try more
-        starts = [assign(step, cut, crossing), early_filled(step, crossing), places, {},
-                  {i: step.place(SUB, step.bounds({}, i, crossing)[1]) for i in range(len(step.items))}]
-        places = min((improve(step, cut, start, crossing, pairs=True) for start in starts), key=step.makespan)
-        step, places = step.with_separate_updates(places)
-        places = improve(step, cut, places, crossing, pairs=True)
+    prompt = None
+    if crossing and step.cost.source == "measured":  # late tasks must then save more than a margin
+        whole, now = _found(step, cut, crossing=False)
+        prompt = whole.order(now)
+    step, places = _found(step, cut, crossing)
     trials = _trials(step, places, prompt, crossing)
     fastest = _best(trials, lambda trial: True)
     chosen = _best(trials, lambda trial: memory_limit is None or trial.fits(memory_limit))
@@ -144,6 +137,20 @@ def search(graph: TaskGraph, cost: CostModel | None = None, memory_limit: int | 
         notes.append(f"the plan is {chosen.name}, which is as fast")
     return RegionPlan(step, cut, places, chosen.priced, tuple(notes),
                       tuple(t.priced for t in (trials if curve else [chosen])))
+
+
+def _found(step: Step, cut: list[Region], crossing: bool) -> tuple[Step, Places]:
+    """The best places, and the step with the items that these place."""
+    early, late = _starts(step, cut, crossing)
+    better = late if step.makespan(late) < step.makespan(early) * (1 - LEAST) else early  # late items need memory
+    places = improve(step, cut, better, crossing)
+    if len(step.graph) <= SMALL:  # cheap enough to try more
+        starts = [assign(step, cut, crossing), early_filled(step, crossing), places, {},
+                  {i: step.place(SUB, step.bounds({}, i, crossing)[1]) for i in range(len(step.items))}]
+        places = min((improve(step, cut, start, crossing, pairs=True) for start in starts), key=step.makespan)
+        step, places = step.with_separate_updates(places)
+        places = improve(step, cut, places, crossing, pairs=True)
+    return step, places
 
 
 def _check(memory_limit: object, crossing: object, streams: int) -> None:
@@ -194,8 +201,8 @@ class Trial:
     def rated(self) -> float:
         """The makespan, by which plans are compared. Tasks that run one step late find nothing of theirs in a cache any
         more, which measured costs do not show: a plan that has some must be better by MARGIN."""
-        measured = self.step.cost.source == "measured"
-        return self.makespan * (1 + MARGIN if measured and self.order.delayed else 1)
+        late = self.step.cost.source == "measured" and self.order.delayed
+        return self.makespan * (1 + MARGIN if late else 1)
 
     @property
     def streams(self) -> int:
@@ -205,11 +212,11 @@ class Trial:
         return self.live <= limit and self.priced.peak_bytes <= limit
 
 
-def _trials(step: Step, places: Places, prompt: Order, crossing: bool) -> list[Trial]:
-    """`prompt`: an order in which nothing is late."""
+def _trials(step: Step, places: Places, prompt: Order | None, crossing: bool) -> list[Trial]:
+    """`prompt`: another order, in which nothing is late."""
     graph = step.graph
     orders = {"multi_region": step.order(places)}
-    if prompt not in orders.values():
+    if prompt is not None and prompt not in orders.values():
         orders["multi_region, nothing late"] = prompt
     if len(graph) <= SMALL and (found := searched(step, places, crossing)):
         orders["multi_region, by branch and bound"] = found
@@ -224,8 +231,8 @@ def _trials(step: Step, places: Places, prompt: Order, crossing: bool) -> list[T
 
 
 def _best(trials: Iterable[Trial], fits: Callable[[Trial], bool]) -> Trial | None:
-    """The fastest plan that fits; or one that needs less memory and is at most LEAST slower, but not slower than any of
-    the OTHERS."""
+    """The fastest plan that fits, as plans are rated; or one that needs less memory and is at most LEAST slower, but
+    not slower than any of the OTHERS."""
     left = sorted(trials, key=lambda t: t.rated)
     while left:
         bar = min(left[0].rated * (1 + LEAST), *(t.rated for t in left if t.name in OTHERS), float("inf"))
