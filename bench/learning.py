@@ -3,8 +3,8 @@ trains them, judged on data that they have not seen.
 
     python bench/learning.py [--only mobilenet] [--steps N] [--out FILE.json]
 
-It takes about 12 minutes on one core. `--steps` tries it with few steps, and writes a record only with `--out`. Ends
-with 1 where a target is missed. Seconds are of the whole command, from start to end, beside whatever else runs.
+It takes about six minutes on a free core. `--steps` tries it with few steps, and writes a record only with `--out`.
+Ends with 1 where a target is missed. Seconds are of the whole command, from start to end, beside whatever else runs.
 """
 
 from __future__ import annotations
